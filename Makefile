@@ -1,0 +1,78 @@
+# rayrec: `make train` and `make test` set up all they need, once, in .venv. `make help` lists the rest.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The build of fbgemm_gpu: cuda where a GPU answers, else cpu. They fill the same folder, so only ever one is installed.
+EXTRA ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
+OTHER_BUILD = $(if $(filter cuda,$(EXTRA)),fbgemm-gpu-cpu,fbgemm-gpu)
+READY = $(VENV)/.ready-$(EXTRA)
+DATA := data/movielens
+# Extra arguments: make train ARGS="--set trainer.num_workers=4", make test PYTEST_ARGS="-k metrics"
+ARGS ?=
+PYTEST_ARGS ?=
+
+CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
+
+.PHONY: help setup data train test lint types unit format clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 14
+
+setup: $(READY)  ## the environment in .venv: rayrec, torch, fbgemm_gpu (CPU or CUDA build), Ray, test tools
+
+data: $(READY)  ## MovieLens-100K as Parquet in data/movielens/parquet
+	$(BIN)/python $(DATA)/prepare.py
+
+train: data  ## train a sharded DLRM on MovieLens with a local Ray of 2 workers
+	$(BIN)/rayrec train $(DATA)/train.yaml $(ARGS)
+
+test: lint types unit  ## lint, types and all tests
+
+lint: $(READY)  ## ruff: lint rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)  ## mypy on rayrec/
+	$(BIN)/mypy rayrec
+
+unit: data  ## all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+format: $(READY)  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove .venv and caches; runs/ and prepared data stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find rayrec tests jobs data -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@for python in $(PYTHON) python3 python3.12 python3.11; do \
+	    if "$$python" -c "$(CHECK_PYTHON)" 2>/dev/null; then found="$$python"; break; fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then \
+	    echo "rayrec needs Python 3.11 or 3.12; this machine's python3 is $$(python3 --version 2>&1)." >&2; \
+	    echo "Install one (apt-get install python3.11, uv python install 3.12, conda create python=3.12 …)" >&2; \
+	    echo "and name it: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; \
+	    exit 1; \
+	fi; \
+	echo "environment: $(VENV) with $$("$$found" --version), fbgemm_gpu for $(EXTRA)"; \
+	if "$$found" -m venv $(VENV) >/dev/null 2>&1; then exit 0; fi; \
+	rm -rf $(VENV); \
+	if "$$found" -m venv --without-pip $(VENV) && "$$found" -m pip --python $(BIN)/python install --quiet pip; then exit 0; fi; \
+	rm -rf $(VENV); \
+	echo "$$found can make no virtual environment: install its venv module (apt-get install python3-venv)" >&2; \
+	echo "or name another interpreter: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; \
+	exit 1
+
+$(READY): pyproject.toml | $(BIN)/python
+	@$(BIN)/python -c "$(CHECK_PYTHON)" || { \
+	    echo "$(VENV) does not run Python 3.11 or 3.12: make clean, then make $(MAKECMDGOALS)" >&2; exit 1; }
+	@rm -f $(VENV)/.ready-*
+	@$(BIN)/python -m pip uninstall --quiet --yes $(OTHER_BUILD) 2>/dev/null || true
+	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRA),dev]"
+	@touch $@
