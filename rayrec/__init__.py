@@ -1,0 +1,71 @@
+"""Training of recommendation models with sharded embedding tables: Parquet in, a trained model out, on Ray.
+
+The names here are loaded when first used, so that `import rayrec` stays cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rayrec._compat import check_pair
+
+check_pair()
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "JaggedTensor": "rayrec.sparse",
+    "KeyedJaggedTensor": "rayrec.sparse",
+    "KeyedTensor": "rayrec.sparse",
+    "DataType": "rayrec.modules",
+    "EmbeddingBagCollection": "rayrec.modules",
+    "EmbeddingBagConfig": "rayrec.modules",
+    "EmbeddingCollection": "rayrec.modules",
+    "EmbeddingConfig": "rayrec.modules",
+    "PoolingType": "rayrec.modules",
+    "Batch": "rayrec.models",
+    "Trainer": "rayrec.train",
+    "TrainConfig": "rayrec.train",
+}
+_PACKAGES = {"checkpoint", "data", "distributed", "metrics", "models", "modules", "optim", "sparse", "train"}
+
+if TYPE_CHECKING:
+    from rayrec.models import Batch
+    from rayrec.modules import (
+        DataType,
+        EmbeddingBagCollection,
+        EmbeddingBagConfig,
+        EmbeddingCollection,
+        EmbeddingConfig,
+        PoolingType,
+    )
+    from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+    from rayrec.train import TrainConfig, Trainer
+
+__all__ = [
+    "Batch",
+    "DataType",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingConfig",
+    "JaggedTensor",
+    "KeyedJaggedTensor",
+    "KeyedTensor",
+    "PoolingType",
+    "TrainConfig",
+    "Trainer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"rayrec.{name}")
+    raise AttributeError(f"module 'rayrec' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOMES, *_PACKAGES, "__version__"])

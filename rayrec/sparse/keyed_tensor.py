@@ -1,0 +1,134 @@
+"""Dense vectors by name, side by side in one tensor: the output of an embedding bag collection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+class KeyedTensor:
+    """Named blocks of a tensor `values [B, sum of lengths]` along `key_dim`.
+
+    Args:
+        keys: name of each block.
+        length_per_key: width of each block.
+        values: the blocks, joined along `key_dim`.
+        key_dim: dimension that holds the blocks; 1 for pooled embeddings.
+
+    Raises:
+        ValueError: widths that do not add up to the tensor's.
+    """
+
+    __slots__ = ("_key_dim", "_keys", "_length_per_key", "_offset_per_key", "_values")
+
+    def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: torch.Tensor, key_dim: int = 1) -> None:
+        self._keys = list(keys)
+        self._length_per_key = list(length_per_key)
+        self._values = values
+        self._key_dim = key_dim
+        self._offset_per_key: list[int] | None = None
+        if len(self._keys) != len(self._length_per_key) or values.shape[key_dim] != sum(self._length_per_key):
+            raise ValueError(
+                f"KeyedTensor: {len(self._keys)} keys with widths {self._length_per_key} do not fit a tensor of "
+                f"shape {list(values.shape)} along dimension {key_dim}"
+            )
+
+    @classmethod
+    def from_tensor_list(
+        cls, keys: Sequence[str], tensors: Sequence[torch.Tensor], key_dim: int = 1, cat_dim: int = 1
+    ) -> KeyedTensor:
+        """One key a tensor, joined along `cat_dim`."""
+        return cls(keys, [t.shape[key_dim] for t in tensors], torch.cat(list(tensors), dim=cat_dim), key_dim)
+
+    def keys(self) -> list[str]:
+        return self._keys
+
+    def values(self) -> torch.Tensor:
+        return self._values
+
+    def key_dim(self) -> int:
+        return self._key_dim
+
+    def length_per_key(self) -> list[int]:
+        return self._length_per_key
+
+    def offset_per_key(self) -> list[int]:
+        """Where each block starts, and the end."""
+        if self._offset_per_key is None:
+            self._offset_per_key = [0, *accumulate(self._length_per_key)]
+        return self._offset_per_key
+
+    def device(self) -> torch.device:
+        return self._values.device
+
+    def to_dict(self) -> dict[str, torch.Tensor]:
+        """Each key's block, as views."""
+        return dict(zip(self._keys, self._values.split(self._length_per_key, self._key_dim), strict=True))
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        if key not in self._keys:
+            raise KeyError(f"no key {key!r}; there are {self._keys}")
+        place = self._keys.index(key)
+        return self._values.narrow(self._key_dim, self.offset_per_key()[place], self._length_per_key[place])
+
+    @staticmethod
+    def regroup(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]) -> list[torch.Tensor]:
+        """For each group of keys, their blocks side by side. Of a key that several tensors have, the last one counts.
+
+        Raises:
+            KeyError: a group names a key that no tensor has.
+        """
+        blocks: dict[str, torch.Tensor] = {}
+        for keyed in keyed_tensors:
+            blocks.update(keyed.to_dict())
+        missing = [key for group in groups for key in group if key not in blocks]
+        if missing:
+            raise KeyError(f"regroup: no key {missing[0]!r}; there are {list(blocks)}")
+        dim = keyed_tensors[0].key_dim() if keyed_tensors else 1
+        return [torch.cat([blocks[key] for key in group], dim=dim) for group in groups]
+
+    @staticmethod
+    def regroup_as_dict(
+        keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]], keys: Sequence[str]
+    ) -> dict[str, torch.Tensor]:
+        """As `regroup`, with a name for each group.
+
+        Raises:
+            ValueError: not one name a group.
+        """
+        if len(keys) != len(groups):
+            raise ValueError(f"regroup_as_dict: {len(keys)} names for {len(groups)} groups")
+        return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
+        moved = self._values.to(device, non_blocking=non_blocking)
+        return KeyedTensor(self._keys, self._length_per_key, moved, self._key_dim)
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        if self._values.is_cuda:
+            self._values.record_stream(stream)
+
+    def __str__(self) -> str:
+        if not self._keys:
+            return "KeyedTensor()\n"
+        blocks = ",\n".join(f'    "{key}": {block.tolist()}' for key, block in self.to_dict().items())
+        return "KeyedTensor({\n" + blocks + "\n})\n"
+
+
+def _flatten(kt: KeyedTensor) -> tuple[list[Any], Any]:
+    return [kt._values], (kt._keys, kt._length_per_key, kt._key_dim)
+
+
+def _unflatten(parts: Any, context: Any) -> KeyedTensor:
+    keys, lengths, key_dim = context
+    out = KeyedTensor.__new__(KeyedTensor)  # tracing may hand in placeholders that have no shape to check
+    out._keys, out._length_per_key, out._key_dim, out._offset_per_key = keys, lengths, key_dim, None
+    (out._values,) = parts
+    return out
+
+
+pytree.register_pytree_node(KeyedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedTensor")

@@ -1,0 +1,74 @@
+"""The door to fbgemm's jagged-tensor operators. Shapes: F features (or segments), B examples, N values."""
+
+from __future__ import annotations
+
+import fbgemm_gpu  # noqa: F401  (registers torch.ops.fbgemm)
+import torch
+
+_ops = torch.ops.fbgemm
+
+
+def complete_cumsum(lengths: torch.Tensor) -> torch.Tensor:
+    """Offsets `[n + 1]` of lengths `[n]`, starting at 0, without a host synchronisation."""
+    return _ops.asynchronous_complete_cumsum(lengths)
+
+
+def permute_segments(
+    order: torch.Tensor,
+    lengths_FB: torch.Tensor,
+    values: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    num_values: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Rows of a jagged `[F, B]` in another order; rows may repeat or be left out.
+
+    Args:
+        order: int32 `[F']`, the row that comes at each place.
+        lengths_FB: lengths `[F, B]`.
+        values, weights: `[N]`, row after row.
+        num_values: how many values the result has, where known (spares a synchronisation on a GPU).
+
+    Returns:
+        lengths `[F', B]`, values, weights.
+    """
+    return _ops.permute_2D_sparse_data(order, lengths_FB, values, weights, num_values)
+
+
+def permute_chunks(order: torch.Tensor, sizes: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """Chunks of `data` with the given `sizes` in another order (int32); chunks may repeat or be left out."""
+    return _ops.permute_1D_sparse_data(order, sizes, data, None, None)[1]
+
+
+def bucketize_rows(
+    lengths: torch.Tensor,
+    values: torch.Tensor,
+    weights: torch.Tensor | None,
+    block_sizes: torch.Tensor,
+    num_buckets: int,
+    edges: list[torch.Tensor] | None,
+    with_positions: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Splits every feature's ids by the block of rows they fall in.
+
+    Args:
+        lengths: `[F * B]`, feature after feature.
+        block_sizes: `[F]`, rows of a block, same dtype as `values`.
+        num_buckets: K.
+        edges: for unequal blocks, each feature's `K + 1` row edges; else None.
+        with_positions: also return where each input value went.
+
+    Returns:
+        lengths `[K * F * B]` (bucket-major), ids counted from their block's first row, weights,
+        and for each input value its position in the output (None unless asked).
+    """
+    new_lengths, new_values, new_weights, _, positions = _ops.block_bucketize_sparse_features(
+        lengths,
+        values,
+        False,
+        with_positions,
+        block_sizes,
+        num_buckets,
+        weights,
+        block_bucketize_pos=edges,
+    )
+    return new_lengths, new_values, new_weights, positions
