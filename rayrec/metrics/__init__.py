@@ -1,0 +1,9 @@
+"""Streaming quality metrics of a click model, accumulated over batches and ranks.
+
+What is measured and how it is defined lives here; when it is measured, and who is told, is `rayrec.train`'s business.
+"""
+
+from rayrec.metrics.binary import BinaryMetrics
+from rayrec.metrics.histogram import LogitBins
+
+__all__ = ["BinaryMetrics", "LogitBins"]

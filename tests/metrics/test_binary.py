@@ -1,0 +1,168 @@
+"""BinaryMetrics against metrics computed exactly, sample by sample."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.metrics import BinaryMetrics, LogitBins
+
+
+def exact_auc(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Mann-Whitney: the share of (negative, positive) pairs in the right order, ties counting half."""
+    _, rank, count = np.unique(logits, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(count) - (count - 1) / 2
+    positives = int(labels.sum())
+    negatives = len(labels) - positives
+    return (mean_rank[rank][labels == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+def exact_metrics(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    p = np.exp(-np.logaddexp(0, -logits.astype(np.float64)))
+    logloss = np.mean(np.logaddexp(0, np.where(labels == 1, -1, 1) * logits.astype(np.float64)))
+    rate = labels.mean()
+    return {
+        "auc": exact_auc(logits, labels),
+        "ne": logloss / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)),
+        "logloss": logloss,
+        "calibration": p.sum() / labels.sum(),
+        "samples": len(labels),
+    }
+
+
+def clicks(rows: int, seed: int, spread: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of an ordinary model and labels drawn by them."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.randn(rows, generator=generator) - 1
+    labels = (torch.rand(rows, generator=generator) < torch.sigmoid(truth)).float()
+    return truth * spread + torch.randn(rows, generator=generator), labels
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 30.0])
+def test_equals_exact_metrics(spread: float) -> None:
+    logits, labels = clicks(200_000, seed=1, spread=spread)
+    metrics = BinaryMetrics()
+    for start in range(0, len(logits), 3_000):
+        metrics.update(logits[start : start + 3_000], labels[start : start + 3_000])
+    figures, exact = metrics.compute(), exact_metrics(logits.numpy(), labels.numpy())
+    assert figures.pop("auc") == pytest.approx(exact.pop("auc"), abs=1e-6)
+    assert figures == pytest.approx(exact, rel=1e-6)
+    bound = metrics.auc_error_bound()
+    assert bound is not None and bound < 1e-3
+
+
+logit_values = st.floats(-50, 50, width=32) | st.sampled_from([-1.0, 0.0, 0.25])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(logit_values, st.integers(0, 1)), min_size=2, max_size=60).filter(
+        lambda rows: len({label for _, label in rows}) == 2
+    ),
+    st.integers(2, 5000),
+)
+def test_auc_stays_within_its_bound(rows: list[tuple[float, int]], bins: int) -> None:
+    logits, labels = np.array([r[0] for r in rows], np.float32), np.array([r[1] for r in rows])
+    metrics = BinaryMetrics(bins=LogitBins(count=bins))
+    metrics.update(torch.from_numpy(logits), torch.from_numpy(labels).float())
+    auc, bound = metrics.compute()["auc"], metrics.auc_error_bound()
+    assert auc is not None and bound is not None
+    assert abs(auc - exact_auc(logits, labels)) <= bound + 1e-12
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(0, 1000))
+def test_batching_does_not_matter(sizes: list[int], seed: int) -> None:
+    logits, labels = clicks(sum(sizes), seed)
+    once, often = BinaryMetrics(), BinaryMetrics()
+    once.update(logits, labels)
+    for part_logits, part_labels in zip(logits.split(sizes), labels.split(sizes), strict=True):
+        often.update(part_logits, part_labels)
+    for name, figure in once.compute().items():
+        other = often.compute()[name]
+        assert other is figure is None or other == pytest.approx(figure, rel=1e-12), name
+
+
+def test_bins_ascend_and_hold_every_float() -> None:
+    bins = LogitBins()
+    values = torch.tensor([-math.inf, -3e38, -1e4, -20.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 20.0, 1e4, 3e38, math.inf])
+    index = bins.index(values)
+    assert index[0] == 0 and index[-1] == bins.count - 1
+    assert (index[2:11].diff() > 0).all() and (index.diff() >= 0).all()
+
+
+def test_nothing_seen() -> None:
+    metrics = BinaryMetrics()
+    nothing = {"auc": None, "ne": None, "logloss": None, "calibration": None, "samples": 0}
+    assert metrics.compute() == nothing
+    metrics.update(torch.empty(0), torch.empty(0))
+    assert metrics.compute() == nothing and metrics.auc_error_bound() is None
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_one_class(label: float) -> None:
+    metrics = BinaryMetrics()
+    metrics.update(torch.zeros(4), torch.full((4,), label))
+    figures = metrics.compute()
+    assert figures["auc"] is None and figures["ne"] is None
+    assert figures["logloss"] == pytest.approx(math.log(2))
+    assert figures["calibration"] == (0.5 if label else None)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_diverged_model_has_no_figures_but_valid_json(wrong: float) -> None:
+    metrics = BinaryMetrics()
+    metrics.update(torch.tensor([0.0, wrong, 1.0]), torch.tensor([0.0, 1.0, 1.0]))
+    figures = metrics.compute()
+    assert figures == {"auc": None, "ne": None, "logloss": None, "calibration": None, "samples": 3}
+    json.dumps(figures, allow_nan=False)
+
+
+def test_state_round_trip_and_reset() -> None:
+    logits, labels = clicks(500, seed=3)
+    first, second = BinaryMetrics(), BinaryMetrics()
+    first.update(logits[:200], labels[:200])
+    state = first.state()
+    first.update(logits[200:], labels[200:])
+    second.load_state(state)
+    second.update(logits[200:], labels[200:])
+    assert second.compute() == first.compute()
+    assert int(state["counts"].sum()) == 200, "a state must not change with later batches"
+    second.reset()
+    assert second.compute()["samples"] == 0
+
+
+def test_half_precision_logits_keep_no_graph() -> None:
+    logits = torch.zeros(8, dtype=torch.bfloat16, requires_grad=True)
+    metrics = BinaryMetrics()
+    metrics.update(logits, torch.tensor([0, 1] * 4))
+    assert metrics.compute()["logloss"] == pytest.approx(math.log(2))
+    assert not metrics.state()["totals"].requires_grad
+
+
+def test_refuses_what_does_not_fit() -> None:
+    metrics = BinaryMetrics()
+    with pytest.raises(ValueError, match=r"\[4, 1\].*squeeze"):
+        metrics.update(torch.zeros(4, 1), torch.zeros(4))
+    with pytest.raises(ValueError, match="same bins"):
+        metrics.load_state(BinaryMetrics(bins=LogitBins(count=16)).state())
+    with pytest.raises(ValueError, match="expected"):
+        metrics.load_state({})
+    with pytest.raises(ValueError, match="count"):
+        LogitBins(count=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_same_on_the_gpu() -> None:
+    logits, labels = clicks(100_000, seed=5)
+    here, there = BinaryMetrics(), BinaryMetrics("cuda")
+    here.update(logits, labels)
+    there.update(logits.cuda(), labels.cuda())
+    assert there.compute() == pytest.approx(here.compute(), rel=1e-9)
