@@ -1,0 +1,15 @@
+"""Complete models. A model is any module that takes a `Batch` and returns (loss, logits `[B]`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from rayrec.models.batch import Batch
+from rayrec.models.dlrm import DLRM
+
+# factory(tables, num_dense, device=..., **settings); the tables stay on the meta device until they are sharded
+MODELS: dict[str, Callable[..., nn.Module]] = {"dlrm": DLRM}
+
+__all__ = ["DLRM", "MODELS", "Batch"]

@@ -1,0 +1,84 @@
+"""DLRM: dense features and embeddings meet in pairwise dot products (Naumov et al. 2019, arXiv:1906.00091)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rayrec.models.batch import Batch
+from rayrec.modules import MLP, EmbeddingBagCollection, EmbeddingBagConfig
+
+
+class DotInteraction(nn.Module):
+    """Dot products of all pairs among F + 1 vectors (the dense one first), after the dense vector itself."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        rows, cols = torch.triu_indices(num_features + 1, num_features + 1, offset=1)
+        self.register_buffer("_rows", rows, persistent=False)
+        self.register_buffer("_cols", cols, persistent=False)
+
+    def forward(self, dense_BD: torch.Tensor, sparse_BFD: torch.Tensor) -> torch.Tensor:
+        """`[B, D + F (F + 1) / 2]`."""
+        vectors = torch.cat([dense_BD[:, None, :], sparse_BFD], dim=1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2))
+        return torch.cat([dense_BD, products[:, self._rows, self._cols]], dim=1)
+
+
+class DLRM(nn.Module):
+    """Click probability from dense features and embedding bags.
+
+    Args:
+        tables: embedding tables, all of one `embedding_dim` D.
+        num_dense: N, the number of dense features; 0 is allowed.
+        dense_arch: layer widths of the bottom MLP, the last of them D.
+        over_arch: layer widths of the top MLP, the last of them 1.
+        dropout: in both MLPs.
+        device: of the dense part; the tables lie on "meta" until they are sharded, unless `tables_device` says
+            otherwise.
+
+    Raises:
+        ValueError: widths that do not fit together, with the setting to change.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        num_dense: int,
+        dense_arch: Sequence[int],
+        over_arch: Sequence[int],
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        tables_device: torch.device | str | None = "meta",
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        dims = {table.name: table.embedding_dim for table in tables}
+        if len(set(dims.values())) != 1:
+            raise ValueError(f"dlrm: all tables need one embedding_dim; there are {dims}")
+        dim = next(iter(dims.values()))
+        if num_dense and (not dense_arch or dense_arch[-1] != dim):
+            raise ValueError(f"dlrm: dense_arch={list(dense_arch)} must end with the embedding_dim {dim}")
+        if not over_arch or over_arch[-1] != 1:
+            raise ValueError(f"dlrm: over_arch={list(over_arch)} must end with 1, the logit")
+        num_features = sum(len(table.feature_names) for table in tables)
+        self.num_features, self.dim = num_features, dim
+        self.embedding_bags = EmbeddingBagCollection(list(tables), device=tables_device, seed=seed)
+        self.dense_arch = MLP(num_dense, dense_arch, dropout=dropout, device=device) if num_dense else None
+        self.interaction = DotInteraction(num_features)
+        width = dim + num_features * (num_features + 1) // 2
+        self.over_arch = MLP(width, over_arch, dropout=dropout, last_linear=True, device=device)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """(mean binary cross-entropy, logits `[B]`)."""
+        pooled = self.embedding_bags(batch.sparse)
+        if self.dense_arch is not None:
+            dense_BD = self.dense_arch(batch.dense)
+        else:
+            dense_BD = batch.label.new_zeros(batch.rows, self.dim)
+        sparse_BFD = pooled.values().view(-1, self.num_features, self.dim)
+        logits = self.over_arch(self.interaction(dense_BD, sparse_BFD)).squeeze(1)
+        return F.binary_cross_entropy_with_logits(logits, batch.label), logits

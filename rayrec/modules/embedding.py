@@ -1,0 +1,218 @@
+"""Embedding collections on one process: the modules that users write, and the oracle of every sharding test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rayrec.modules import init
+from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+
+def output_names(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:
+    """For each table, the name of each of its features in the output: `feature`, or `feature@table` where several
+    tables read the feature."""
+    features = [f for table in tables for f in table.feature_names]
+    return [[f if features.count(f) == 1 else f"{f}@{t.name}" for f in t.feature_names] for t in tables]
+
+
+def feature_names(tables: Sequence[BaseEmbeddingConfig]) -> list[str]:
+    """The features that the tables read, each once, in order."""
+    return list(dict.fromkeys(f for table in tables for f in table.feature_names))
+
+
+def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
+    """Raises ValueError for a table without a name or features, or a name or feature that comes twice."""
+    names = [table.name for table in tables]
+    for table in tables:
+        if not table.name or names.count(table.name) > 1:
+            raise ValueError(f"table {table.name!r}: every table needs a name of its own; there are {names}")
+        if not table.feature_names:
+            raise ValueError(f"table {table.name!r}: feature_names is empty; name the features that read it")
+        if len(set(table.feature_names)) < len(table.feature_names):
+            raise ValueError(f"table {table.name!r}: a feature comes twice in {table.feature_names}")
+
+
+def check_features(kjt: KeyedJaggedTensor, wanted: Sequence[str]) -> None:
+    """Raises ValueError where the input lacks a feature that a table reads."""
+    missing = [name for name in wanted if name not in kjt.index_per_key()]
+    if missing:
+        raise ValueError(f"the input has no feature {missing[0]!r}, which a table reads; it has {kjt.keys()}")
+
+
+def draw_seed() -> int:
+    """A seed from torch's generator: `torch.manual_seed` decides it, and two collections get different ones."""
+    return int(torch.randint(1 << 62, (), dtype=torch.int64))
+
+
+class EmbeddingBagCollection(nn.Module):
+    """Tables of vectors, looked up by feature and pooled: a vector for every example and feature.
+
+    Args:
+        tables: the tables; each names the features that read it.
+        is_weighted: ids carry weights, which multiply their vectors before pooling. A weighted mean divides by the
+            number of ids, not by the sum of weights, whatever the sharding.
+        device: "meta" describes without allocating; sharding then fills each shard where it lies.
+        seed: of the initial weights; drawn from torch's generator by default.
+
+    Raises:
+        ValueError: a table without name or features, or a name that comes twice.
+    """
+
+    def __init__(
+        self,
+        tables: list[EmbeddingBagConfig],
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        check_tables(tables)
+        self._configs = tuple(tables)
+        self._is_weighted = is_weighted
+        self.seed = draw_seed() if seed is None else seed
+        self.embedding_bags = nn.ModuleDict()
+        for table in tables:
+            if table.pooling not in (PoolingType.SUM, PoolingType.MEAN):
+                raise ValueError(f"table {table.name!r}: pooling must be SUM or MEAN, not {table.pooling.name}")
+            self.embedding_bags[table.name] = nn.EmbeddingBag(
+                table.num_embeddings,
+                table.embedding_dim,
+                mode=table.pooling.value.lower(),
+                include_last_offset=True,
+                _weight=torch.empty(
+                    table.num_embeddings, table.embedding_dim, device=device, dtype=table.data_type.dtype
+                ),
+            )
+        self._output_names = output_names(tables)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Fills every table from the seed; does nothing on the meta device."""
+        for config in self._configs:
+            weight = self.embedding_bags[config.name].weight
+            if not weight.is_meta:
+                init.fill(weight, config, self.seed)
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        return list(self._configs)
+
+    def is_weighted(self) -> bool:
+        return self._is_weighted
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pooled vectors `[B, sum of dims]` in the order of tables and their features.
+
+        Args:
+            features: ids of every feature that a table reads (others are ignored).
+
+        Raises:
+            ValueError: a feature is missing, or weights are missing from a weighted collection.
+        """
+        check_features(features, feature_names(self._configs))
+        inverse = features.inverse_indices_or_none()
+        pooled, keys = [], []
+        for config, names in zip(self._configs, self._output_names, strict=True):
+            for feature, name in zip(config.feature_names, names, strict=True):
+                bags_BD = self._pool(config, features[feature]).float()
+                if inverse is not None:
+                    bags_BD = bags_BD[inverse[1][inverse[0].index(feature)]]
+                pooled.append(bags_BD)
+                keys.append(name)
+        return KeyedTensor(keys, [bags.shape[1] for bags in pooled], torch.cat(pooled, dim=1))
+
+    def _pool(self, config: EmbeddingBagConfig, ids: JaggedTensor) -> torch.Tensor:
+        table = self.embedding_bags[config.name]
+        values, offsets = ids.values(), ids.offsets().to(ids.values().dtype)
+        if not self._is_weighted:
+            return table(values, offsets)
+        weights = ids.weights().to(table.weight.dtype)
+        bags_BD = F.embedding_bag(
+            values, table.weight, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
+        )
+        if config.pooling is PoolingType.MEAN:
+            bags_BD = bags_BD / ids.lengths().clamp(min=1)[:, None]
+        return bags_BD
+
+
+class EmbeddingCollection(nn.Module):
+    """Tables of vectors, looked up by feature and returned one by one.
+
+    Args:
+        tables: the tables, all of one `embedding_dim`; each names the features that read it.
+        device, seed: as for `EmbeddingBagCollection`.
+        need_indices: the output's weights hold the ids that were looked up.
+
+    Raises:
+        ValueError: as for `EmbeddingBagCollection`, or tables of different widths.
+    """
+
+    def __init__(
+        self,
+        tables: list[EmbeddingConfig],
+        device: torch.device | str | None = None,
+        need_indices: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        check_tables(tables)
+        widths = {table.name: table.embedding_dim for table in tables}
+        if len(set(widths.values())) > 1:
+            raise ValueError(f"all tables of an EmbeddingCollection need one embedding_dim; there are {widths}")
+        self._configs = tuple(tables)
+        self._need_indices = need_indices
+        self.seed = draw_seed() if seed is None else seed
+        self.embeddings = nn.ModuleDict()
+        for table in tables:
+            weight = torch.empty(
+                table.num_embeddings, table.embedding_dim, device=device, dtype=table.data_type.dtype
+            )
+            self.embeddings[table.name] = nn.Embedding(table.num_embeddings, table.embedding_dim, _weight=weight)
+        self._output_names = output_names(tables)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Fills every table from the seed; does nothing on the meta device."""
+        for config in self._configs:
+            weight = self.embeddings[config.name].weight
+            if not weight.is_meta:
+                init.fill(weight, config, self.seed)
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        return list(self._configs)
+
+    def embedding_dim(self) -> int:
+        return self._configs[0].embedding_dim
+
+    def need_indices(self) -> bool:
+        return self._need_indices
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """For each feature the vectors of its ids, `values [N, D]` with the feature's lengths.
+
+        Raises:
+            ValueError: a feature is missing.
+        """
+        check_features(features, feature_names(self._configs))
+        out: dict[str, JaggedTensor] = {}
+        for config, names in zip(self._configs, self._output_names, strict=True):
+            for feature, name in zip(config.feature_names, names, strict=True):
+                ids = features[feature]
+                out[name] = JaggedTensor(
+                    values=self.embeddings[config.name](ids.values()).float(),
+                    weights=ids.values() if self._need_indices else None,
+                    lengths=ids.lengths(),
+                )
+        return out

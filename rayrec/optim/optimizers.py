@@ -1,0 +1,20 @@
+"""Which parameters are trained inside backward, and which are left to a dense optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch import nn
+
+# torch.distributed.optim's apply_optimizer_in_backward leaves these on a parameter; rayrec's sharded tables do too
+CLASSES = "_optimizer_classes"
+SETTINGS = "_optimizer_kwargs"
+
+
+def in_backward_optimizer_filter(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], include: bool = False
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters without an optimizer in backward; with `include`, those that have one."""
+    for name, parameter in named_parameters:
+        if hasattr(parameter, "_in_backward_optimizers") == include:
+            yield name, parameter
