@@ -1,0 +1,27 @@
+"""The one door to torch.distributed's collectives."""
+
+from rayrec.distributed.comm.collectives import (
+    Group,
+    Wait,
+    all_gather,
+    all_gather_object,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    broadcast_object,
+    count_collectives,
+)
+
+__all__ = [
+    "Group",
+    "Wait",
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "count_collectives",
+]

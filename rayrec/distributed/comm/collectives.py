@@ -1,0 +1,121 @@
+"""Every collective that rayrec issues, one thin function each, and a way to count them.
+
+`count_collectives` is how tests show that a step costs the same number of collectives whatever the plan.
+A group of None, or of one rank, costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+Group = dist.ProcessGroup | None
+Wait = Callable[[], None]
+
+_counters: list[Counter[str]] = []
+
+
+@contextmanager
+def count_collectives() -> Iterator[Counter[str]]:
+    """Counts the collectives of this process, by name, while the context is open."""
+    counter: Counter[str] = Counter()
+    _counters.append(counter)
+    try:
+        yield counter
+    finally:
+        _counters.remove(counter)
+
+
+def _count(name: str) -> None:
+    for counter in _counters:
+        counter[name] += 1
+
+
+def _alone(group: Group) -> bool:
+    return group is None or group.size() == 1
+
+
+def _done() -> None:
+    return None
+
+
+def all_to_all(
+    output: torch.Tensor,
+    inputs: torch.Tensor,
+    output_splits: Sequence[int] | None,
+    input_splits: Sequence[int] | None,
+    group: Group,
+) -> Wait:
+    """Sends `input_splits[r]` leading elements of `inputs` to each rank r, and receives likewise into `output`.
+
+    Returns at once with a function that waits until `output` may be read. None splits mean equal parts.
+    """
+    if _alone(group):
+        output.copy_(inputs)
+        return _done
+    _count("all_to_all")
+    outs = None if output_splits is None else list(output_splits)
+    ins = None if input_splits is None else list(input_splits)
+    work = dist.all_to_all_single(output, inputs, outs, ins, group=group, async_op=True)
+    return work.wait
+
+
+def all_gather(inputs: torch.Tensor, group: Group) -> torch.Tensor:
+    """`[W, *shape]` of every rank's tensor; all of one shape."""
+    if _alone(group):
+        return inputs[None]
+    assert group is not None
+    _count("all_gather")
+    output = inputs.new_empty((group.size(), *inputs.shape))
+    dist.all_gather_into_tensor(output.view(-1), inputs.reshape(-1), group=group)
+    return output
+
+
+def all_reduce(tensor: torch.Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
+    """Adds up (or otherwise reduces) the tensor over ranks, in place; returns it."""
+    if not _alone(group):
+        _count("all_reduce")
+        dist.all_reduce(tensor, op=op, group=group)
+    return tensor
+
+
+def broadcast(tensor: torch.Tensor, group: Group, src: int = 0) -> torch.Tensor:
+    """Group rank `src`'s numbers on every rank, in place; returns the tensor."""
+    if not _alone(group):
+        _count("broadcast")
+        dist.broadcast(tensor, group=group, group_src=src)
+    return tensor
+
+
+def broadcast_object(obj: T, group: Group, src: int = 0) -> T:
+    """Group rank `src`'s object on every rank."""
+    if _alone(group):
+        return obj
+    _count("broadcast_object")
+    box: list[Any] = [obj]
+    dist.broadcast_object_list(box, group=group, group_src=src)
+    return box[0]
+
+
+def all_gather_object(obj: T, group: Group) -> list[T]:
+    """Every rank's object, in rank order."""
+    if _alone(group):
+        return [obj]
+    assert group is not None
+    _count("all_gather_object")
+    objects: list[Any] = [None] * group.size()
+    dist.all_gather_object(objects, obj, group=group)
+    return objects
+
+
+def barrier(group: Group) -> None:
+    """Returns when every rank has come here."""
+    if not _alone(group):
+        _count("barrier")
+        dist.barrier(group=group)
