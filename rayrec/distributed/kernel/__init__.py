@@ -1,0 +1,20 @@
+"""Kernels that look up and train the shards of one rank, and the one door to fbgemm's embedding operators."""
+
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+from rayrec.distributed.kernel.fused import FusedKernel
+from rayrec.distributed.kernel.optimizer import FUSED_ON_CPU, OptimizerSpec
+from rayrec.distributed.kernel.rows import RowKernel, sum_duplicates
+from rayrec.distributed.kernel.tables import Kernel, LocalTable, Lookups
+
+__all__ = [
+    "FUSED_ON_CPU",
+    "EmbOptimType",
+    "FusedKernel",
+    "Kernel",
+    "LocalTable",
+    "Lookups",
+    "OptimizerSpec",
+    "RowKernel",
+    "sum_duplicates",
+]

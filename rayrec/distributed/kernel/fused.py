@@ -1,0 +1,108 @@
+"""Lookups by fbgemm's table-batched embedding (TBE): all tables of a group in one call, the update in backward."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+    WeightDecayMode,
+)
+
+from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+from rayrec.distributed.kernel.tables import LocalTable, Lookups
+
+logging.getLogger("fbgemm_gpu").setLevel(logging.WARNING)
+
+_LOCATIONS = {
+    EmbeddingComputeKernel.FUSED: EmbeddingLocation.DEVICE,
+    EmbeddingComputeKernel.FUSED_UVM: EmbeddingLocation.MANAGED,
+    EmbeddingComputeKernel.FUSED_UVM_CACHING: EmbeddingLocation.MANAGED_CACHING,
+}
+_PRECISION = {torch.float32: SparseType.FP32, torch.float16: SparseType.FP16, torch.bfloat16: SparseType.BF16}
+_STATE_NAMES: dict[EmbOptimType, tuple[str, ...]] = {
+    EmbOptimType.EXACT_SGD: (),
+    EmbOptimType.EXACT_ADAGRAD: ("momentum1",),
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: ("momentum1",),
+    EmbOptimType.LARS_SGD: ("momentum1",),
+    EmbOptimType.ADAM: ("momentum1", "exp_avg_sq"),
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: ("momentum1", "exp_avg_sq"),
+    EmbOptimType.LAMB: ("momentum1", "exp_avg_sq"),
+}
+
+
+class FusedKernel:
+    """A group of rectangles of one dtype and one optimizer, in one TBE.
+
+    Args:
+        tables: the rectangles.
+        table_of_lookup: for each lookup, the place of its table in `tables`.
+        device: "cpu" or a CUDA device.
+    """
+
+    def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
+        self.tables = list(tables)
+        first = self.tables[0]
+        spec = first.optimizer
+        on_cpu = device.type == "cpu"
+        self._tbe = SplitTableBatchedEmbeddingBagsCodegen(
+            embedding_specs=[
+                (
+                    table.rows.size,
+                    table.cols.size,
+                    EmbeddingLocation.HOST if on_cpu else _LOCATIONS[table.kernel],
+                    ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA,
+                )
+                for table in self.tables
+            ],
+            feature_table_map=list(table_of_lookup),
+            weights_precision=_PRECISION[first.config.data_type.dtype],
+            output_dtype=SparseType.FP32,
+            optimizer=spec.optimizer,
+            learning_rate=spec.learning_rate,
+            eps=spec.eps,
+            beta1=spec.beta1,
+            beta2=spec.beta2,
+            momentum=spec.momentum,
+            eta=spec.eta,
+            weight_decay=spec.weight_decay,
+            weight_decay_mode=WeightDecayMode.L2 if spec.weight_decay else WeightDecayMode.NONE,
+            stochastic_rounding=False,
+            pooling_mode=PoolingMode.SUM,
+            bounds_check_mode=BoundsCheckMode.NONE,  # ids were checked where they came in, with their names
+            device=device,
+        )
+
+    def pooled(self, lookups: Lookups) -> torch.Tensor:
+        return self._tbe(lookups.ids, lookups.offsets, lookups.weights)
+
+    def weights(self) -> list[torch.Tensor]:
+        self._tbe.flush()
+        return [weight.detach() for weight in self._tbe.split_embedding_weights()]
+
+    def states(self) -> list[dict[str, torch.Tensor]]:
+        names = _STATE_NAMES[self.tables[0].optimizer.optimizer]
+        if not names:
+            return [{} for _ in self.tables]
+        self._tbe.flush()
+        split = self._tbe.split_optimizer_states()
+        return [
+            {
+                name: state.detach() if state.numel() == table.rows.size else state.detach().view(table.rows.size, -1)
+                for name, state in zip(names, states, strict=True)
+            }
+            for table, states in zip(self.tables, split, strict=True)
+        ]
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self._tbe.get_learning_rate())
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._tbe.set_learning_rate(value)

@@ -1,0 +1,57 @@
+"""What a kernel is made of, and what every kernel offers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+from rayrec.distributed.kernel.optimizer import OptimizerSpec
+from rayrec.distributed.types import Span
+from rayrec.modules import BaseEmbeddingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTable:
+    """The rectangle of a table that this rank holds, and how it is looked up and trained."""
+
+    config: BaseEmbeddingConfig
+    rows: Span
+    cols: Span
+    kernel: EmbeddingComputeKernel
+    optimizer: OptimizerSpec
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """Ids for a kernel: L lookups of B bags, lookup after lookup.
+
+    Args:
+        ids: `[N]`, rows counted from the shard's first row.
+        offsets: `[L * B + 1]`.
+        weights: `[N]` or None.
+    """
+
+    ids: torch.Tensor
+    offsets: torch.Tensor
+    weights: torch.Tensor | None
+
+
+class Kernel(Protocol):
+    """Looks up bags in the tables of one group, and trains them inside backward."""
+
+    tables: Sequence[LocalTable]
+
+    def pooled(self, lookups: Lookups) -> torch.Tensor:
+        """Sums of the bags' vectors, `[B, sum of the lookups' widths]` float32, with a backward that updates."""
+
+    def weights(self) -> list[torch.Tensor]:
+        """Each table's rectangle `[rows, cols]`, as a view of what is trained."""
+
+    def states(self) -> list[dict[str, torch.Tensor]]:
+        """Each table's optimizer state by name, as views: `[rows]` for one number a row, else `[rows, cols]`."""
+
+    learning_rate: float
