@@ -51,11 +51,11 @@ clean:  ## remove .venv and caches; runs/ and prepared data stay
 	find rayrec tests jobs data -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
-	@for python in $(PYTHON) python3 python3.12 python3.11; do \
+	@for python in $(or $(PYTHON),python3 python3.12 python3.11); do \
 	    if "$$python" -c "$(CHECK_PYTHON)" 2>/dev/null; then found="$$python"; break; fi; \
 	done; \
 	if [ -z "$${found:-}" ]; then \
-	    echo "rayrec needs Python 3.11 or 3.12; this machine's python3 is $$(python3 --version 2>&1)." >&2; \
+	    echo "rayrec needs Python 3.11 or 3.12; $(or $(PYTHON),python3) is $$($(or $(PYTHON),python3) --version 2>&1)." >&2; \
 	    echo "Install one (apt-get install python3.11, uv python install 3.12, conda create python=3.12 …)" >&2; \
 	    echo "and name it: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; \
 	    exit 1; \

@@ -122,9 +122,10 @@ class BinaryMetrics:
         Raises:
             ValueError: it is not such a state, or was made with another number of bins.
         """
-        if set(state) != set(self._sums.metric_state):
-            raise ValueError(f"metrics state has {sorted(state)}; expected {sorted(self._sums.metric_state)}")
-        for name, current in self._sums.metric_state.items():
+        own = {"counts": self._sums.counts, "totals": self._sums.totals}
+        if set(state) != set(own):
+            raise ValueError(f"metrics state has {sorted(state)}; expected {sorted(own)}")
+        for name, current in own.items():
             if state[name].shape != current.shape:
                 raise ValueError(
                     f"metrics state {name!r} has shape {list(state[name].shape)}, this one {list(current.shape)}: "

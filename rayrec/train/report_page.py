@@ -1,0 +1,248 @@
+"""A run's record as one HTML page. Everything is inline: the page needs no network and can be mailed or archived."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from html import escape
+from importlib.resources import files
+
+from rayrec.train.report_charts import Chart, Mark, Points, svg_chart
+from rayrec.train.report_plan import memory_section, plan_section
+from rayrec.train.report_run import Line, RunRecord, history, number
+
+MOST_EVENTS = 200
+KEY = re.compile(r"^(\s*(?:- )*)([\w.\-]+)(?=:)", re.MULTILINE)
+
+
+def page(run: RunRecord, now: float) -> str:
+    """The whole HTML document; `now` (unix seconds) is the time of writing that it states."""
+    sections = [
+        _header(run),
+        _notices(run),
+        _cards(run),
+        _charts(run),
+        _section("Evaluations", _evaluations(run)),
+        _section("Sharding plan", plan_section(run.plan) if run.plan and run.plan.plan else ""),
+        _section("Memory by rank", memory_section(run.memory) if run.memory else ""),
+        _section("Events", _events(run)),
+        _section("Configuration", _config(run)),
+        f"<footer>rayrec · {escape(str(run.path))} · written {_clock(now)}</footer>",
+    ]
+    style, script = (files("rayrec.train").joinpath(name).read_text("utf-8") for name in ("report.css", "report.js"))
+    return (
+        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{escape(run.name)} · rayrec</title><link rel='icon' href='data:,'>\n<style>{style}</style></head>\n"
+        f"<body><main>{''.join(sections)}</main>\n<script>{script}</script></body></html>\n"
+    )
+
+
+def _header(run: RunRecord) -> str:
+    when = f"started {_clock(run.first_time)}" if run.first_time is not None else ""
+    return (
+        f"<header><h1>{escape(run.name)}</h1><span class='status {run.status}'>{run.status}</span>"
+        f"<span class='when'>{when}</span></header>"
+    )
+
+
+def _notices(run: RunRecord) -> str:
+    """What a reader must know before the figures: how it ended, what could not be read."""
+    notices = []
+    if run.status == "failed":
+        said = (run.result or {}).get("error") or next(
+            (line.get("message") for line in reversed(run.events) if line.get("event") in ("failed", "error")), None
+        )
+        notices.append(("failed", f"The run failed. {said or ''}"))
+    elif run.status == "unfinished" and run.last_time is not None:
+        notices.append(("", f"No result yet: still running, or ended early. Last entry {_clock(run.last_time)}."))
+    recovered = [line for line in run.events if line.get("event") == "recovered"]
+    if recovered:
+        times = "once" if len(recovered) == 1 else f"{len(recovered)} times"
+        notices.append(("recovered", f"Recovered {times}: {recovered[-1].get('message', '')}"))
+    notices += [("failed", f"Not shown: {problem}") for problem in run.problems]
+    return "".join(f"<p class='notice {kind}'>{escape(text)}</p>" for kind, text in notices)
+
+
+def _cards(run: RunRecord) -> str:
+    result = run.result or {}
+    evaluation = run.evals[-1] if run.evals else result.get("eval") or {}
+    rates = [rate for line in run.train if (rate := number(line, "samples_per_second"))]
+    rate = number(result, "samples_per_second") or (sorted(rates)[len(rates) // 2] if rates else None)
+    train = run.train[-1] if run.train else {}
+    epochs = number(result, "epochs") or number(train, "epoch")
+    world = number(result, "world_size") or (run.plan.min_world_size if run.plan else None)
+    checkpoint = str(result.get("checkpoint") or _last_checkpoint(run) or "")
+    samples = number(evaluation, "samples")
+    seconds = run.last_time - run.first_time if run.first_time is not None and run.last_time is not None else None
+    attempts = max((int(number(line, "attempt") or 0) for line in run.lines), default=0)
+    cards = [
+        ("AUC", _figure(evaluation, "auc"), _best(run.evals, "auc", max) or _training(train, "auc"), "lead"),
+        (
+            "Normalized entropy",
+            _figure(evaluation, "ne"),
+            _best(run.evals, "ne", min) or _training(train, "ne"),
+            "lead",
+        ),
+        ("Log loss", _figure(evaluation, "logloss"), f"evaluated on {samples:,.0f} rows" if samples else "", "lead"),
+        ("Calibration", _figure(evaluation, "calibration"), "predicted / observed positives", "lead"),
+        ("Throughput", f"{rate:,.0f}" if rate else "–", "samples / s", ""),
+        ("Workers", f"{world:.0f}" if world else "–", f"attempt {attempts + 1}" if attempts else "", ""),
+        ("Steps", f"{run.steps:,}", f"{epochs:g} epochs, {_duration(seconds)}" if epochs else _duration(seconds), ""),
+        ("Checkpoint", checkpoint.rstrip("/").rsplit("/", 1)[-1] or "–", checkpoint, ""),
+    ]
+    return "<div class='cards'>" + "".join(_card(*card) for card in cards) + "</div>"
+
+
+def _card(name: str, value: str, about: str, kind: str) -> str:
+    hint = escape(about, quote=True)
+    return (
+        f"<div class='card {kind}'><div class='name'>{escape(name)}</div><div class='value' title='{escape(value)}'>"
+        f"{escape(value)}</div><div class='about' title='{hint}'>{escape(about)}</div></div>"
+    )
+
+
+def _charts(run: RunRecord) -> str:
+    standing, undone = history(run.train)
+    evals, _ = history(run.evals)
+    marks = [_mark(line) for line in run.events if number(line, "step") is not None]
+
+    def curve(key: str, dots: str | None = None, **look: object) -> Chart:
+        return Chart(
+            curve=_points(standing, key),
+            undone=_points(undone, key),
+            dots=_points(evals, dots) if dots else (),
+            marks=marks,
+            **look,  # type: ignore[arg-type]
+        )
+
+    four = "{:.4f}".format
+    charts = [
+        curve("loss", "logloss", title="Log loss", unit=four, smooth=True),
+        curve("ne", "ne", title="Normalized entropy", unit=four, smooth=True, reference=(1.0, "base rate")),
+        curve("auc", "auc", title="AUC", unit=four, smooth=True, reference=(0.5, "chance")),
+        curve("calibration", "calibration", title="Calibration", unit=four, reference=(1.0, "calibrated")),
+        curve("samples_per_second", title="Samples / s", unit="{:,.0f}".format, low=0.0, colour="speed"),
+        curve("data_wait_fraction", title="Time waiting for data", unit="{:.1%}".format, low=0.0, colour="wait"),
+    ]
+    charts += [_rate_chart(standing, name, marks) for name in _moving_rates(standing)]
+    drawn = "".join(svg_chart(chart, run.steps) for chart in charts)
+    kinds = [kind for kind in ("checkpoint", "recovered", "resumed", "failed") if any(m.kind == kind for m in marks)]
+    keys = [("train", "training"), ("dot", "evaluation"), *((kind, kind) for kind in kinds)]
+    if undone:
+        keys.append(("undone", "done again after going back to a checkpoint"))
+    legend = "".join(f"<span class='key {kind}'>{text}</span>" for kind, text in keys)
+    return f"<h2>Over steps</h2><div class='charts'>{drawn}</div><div class='legend'>{legend}</div>"
+
+
+def _moving_rates(lines: Sequence[Line]) -> list[str]:
+    """Names of the learning rates that did not stay the same."""
+    seen: dict[str, set[float]] = {}
+    for line in lines:
+        rates = line.get("lr")
+        for name, rate in rates.items() if isinstance(rates, dict) else ():
+            seen.setdefault(str(name), set()).add(rate)
+    return [name for name, rates in seen.items() if len(rates) > 1]
+
+
+def _rate_chart(lines: Sequence[Line], name: str, marks: Sequence[Mark]) -> Chart:
+    rates = [{"step": line.get("step"), "lr": (line.get("lr") or {}).get(name)} for line in lines]
+    return Chart(title=f"Learning rate, {name}", curve=_points(rates, "lr"), marks=marks, unit="{:.3g}".format)
+
+
+def _mark(line: Line) -> Mark:
+    kind = str(line.get("event", "event"))
+    step = number(line, "step") or 0
+    return Mark(step=step, kind=kind, text=f"{kind} at step {step:,.0f}: {line.get('message', '')}".rstrip(": "))
+
+
+def _points(lines: Sequence[Line], key: str) -> Points:
+    pairs = ((number(line, "step"), number(line, key)) for line in lines)
+    return [(step, value) for step, value in pairs if step is not None and value is not None]
+
+
+def _evaluations(run: RunRecord) -> str:
+    lines, _ = history(run.evals)
+    if not lines:
+        return ""
+    best = max(lines, key=lambda line: number(line, "auc") or 0.0)
+    head = "".join(
+        f"<th class='num'>{name}</th>"
+        for name in ("epoch", "step", "AUC", "normalized entropy", "log loss", "calibration", "rows")
+    )
+    rows = "".join(
+        f"<tr{' class=best' if line is best and len(lines) > 1 else ''}>"
+        + "".join(f"<td class='num'>{_count(line, key)}</td>" for key in ("epoch", "step"))
+        + "".join(f"<td class='num'>{_figure(line, key)}</td>" for key in ("auc", "ne", "logloss", "calibration"))
+        + f"<td class='num'>{_count(line, 'samples')}</td></tr>"
+        for line in lines
+    )
+    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+
+
+def _events(run: RunRecord) -> str:
+    if not run.events:
+        return ""
+    rows = "".join(
+        f"<tr><td class='soft'>{_clock(number(line, 'time'))}</td><td class='num'>{_count(line, 'step')}</td>"
+        f"<td><span class='key {kind}'>{kind}</span></td>"
+        f"<td class='text'>{escape(str(line.get('message', '')))}</td></tr>"
+        for line in run.events[-MOST_EVENTS:]
+        for kind in [escape(str(line.get("event")), quote=True)]
+    )
+    head = "<th>time</th><th class='num'>step</th><th>event</th><th>what happened</th>"
+    left_out = len(run.events) - MOST_EVENTS
+    more = f"<p class='note'>{left_out:,} earlier events are in metrics.jsonl</p>" if left_out > 0 else ""
+    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{more}"
+
+
+def _config(run: RunRecord) -> str:
+    if run.config_text is None:
+        return ""
+    text = KEY.sub(r"\1<b>\2</b>", escape(run.config_text, quote=False))
+    return f"<details><summary>config.yaml, as resolved</summary><pre>{text}</pre></details>"
+
+
+def _section(title: str, body: str) -> str:
+    return f"<h2>{title}</h2><div class='panel'>{body}</div>" if body else ""
+
+
+def _figure(line: Line, key: str) -> str:
+    value = number(line, key)
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _count(line: Line, key: str) -> str:
+    value = number(line, key)
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _best(lines: Sequence[Line], key: str, choose: Callable[..., Line]) -> str:
+    """`best 0.7041 at step 300`, where there is more than one evaluation to choose from."""
+    defined = [line for line in lines if number(line, key) is not None]
+    if len(defined) < 2:
+        return ""
+    best = choose(defined, key=lambda line: number(line, key))
+    return f"best {_figure(best, key)} at step {_count(best, 'step')}"
+
+
+def _training(line: Line, key: str) -> str:
+    return f"in training {_figure(line, key)}" if number(line, key) is not None else ""
+
+
+def _last_checkpoint(run: RunRecord) -> str:
+    saved = [line for line in run.events if line.get("event") == "checkpoint" and number(line, "step") is not None]
+    return f"step {_count(saved[-1], 'step')}" if saved else ""
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _clock(unix_s: float | None) -> str:
+    return "" if unix_s is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix_s))

@@ -1,0 +1,193 @@
+"""A run folder as a frozen record: what `report` shows, read from files that may be missing, half written or damaged.
+
+Reading only; how it looks is the business of `report_page` and `report_charts`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rayrec.distributed.types import ShardingPlan
+
+Line = Mapping[str, Any]
+"""One line of metrics.jsonl, or one rank of plan.json's `memory`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """What is known of a run; pieces that are not there are None or empty.
+
+    `problems` says which files could not be read, and why.
+    """
+
+    path: Path
+    name: str
+    config_text: str | None
+    plan: ShardingPlan | None
+    memory: tuple[Line, ...]
+    train: tuple[Line, ...]
+    evals: tuple[Line, ...]
+    events: tuple[Line, ...]
+    result: Line | None
+    problems: tuple[str, ...]
+
+    @property
+    def lines(self) -> Iterator[Line]:
+        """All lines of metrics.jsonl, kind by kind."""
+        yield from self.train
+        yield from self.evals
+        yield from self.events
+
+    @property
+    def first_time(self) -> float | None:
+        """Unix seconds of the first thing recorded."""
+        return min((t for line in self.lines if (t := number(line, "time")) is not None), default=None)
+
+    @property
+    def last_time(self) -> float | None:
+        """Unix seconds of the last thing recorded."""
+        return max((t for line in self.lines if (t := number(line, "time")) is not None), default=None)
+
+    @property
+    def steps(self) -> int:
+        """The furthest step recorded."""
+        seen = [number(line, "step") or 0 for line in self.lines]
+        done = number(self.result or {}, "steps") or 0
+        return int(max([*seen, done], default=0))
+
+    @property
+    def status(self) -> str:
+        """`finished`, `failed`, or `unfinished` (still running, or ended without a word)."""
+        if self.result is not None:
+            return "failed" if self.result.get("error") else "finished"
+        last = max(self.events, key=lambda line: number(line, "time") or 0, default={})
+        return "failed" if last.get("event") in ("failed", "error") else "unfinished"
+
+
+def number(line: Line, key: str) -> float | None:
+    """A finite number of a line, or None."""
+    value = line.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def history(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
+    """Lines that stand, and lines that were undone because the run went back to an earlier checkpoint.
+
+    The run went back where a step is not beyond that of the line before it: what came at or after that step is undone.
+    """
+    standing: list[Line] = []
+    undone: list[Line] = []
+    for line in lines:
+        step = number(line, "step")
+        if step is None:
+            continue
+        while standing and (number(standing[-1], "step") or 0) >= step:
+            undone.append(standing.pop())
+        standing.append(line)
+    return standing, sorted(undone, key=lambda line: number(line, "time") or 0)
+
+
+def read_run(run_dir: Path) -> RunRecord:
+    """Reads a run folder.
+
+    Raises:
+        ValueError: it is not a folder, or holds nothing of a run.
+    """
+    if not run_dir.is_dir():
+        raise ValueError(f"run folder {run_dir}: not a folder; give <storage path>/<name> of a run")
+    problems: list[str] = []
+    config_text = _read(run_dir / "config.yaml", problems)
+    metrics_text = _read(run_dir / "metrics.jsonl", problems)
+    plan_text = _read(run_dir / "plan.json", problems)
+    result_text = _read(run_dir / "result.json", problems)
+    if config_text is metrics_text is plan_text is result_text is None:
+        raise ValueError(
+            f"run folder {run_dir}: holds no config.yaml, plan.json, metrics.jsonl or result.json; "
+            "give <storage path>/<name> of a run"
+        )
+    lines = _json_lines(metrics_text or "", problems)
+    plan, memory = _plan(_json(plan_text, "plan.json", problems), problems)
+    return RunRecord(
+        path=run_dir,
+        name=_name(config_text, run_dir, problems),
+        config_text=config_text,
+        plan=plan,
+        memory=memory,
+        train=tuple(line for line in lines if line.get("kind") == "train"),
+        evals=tuple(line for line in lines if line.get("kind") == "eval"),
+        events=tuple(line for line in lines if line.get("kind") == "event"),
+        result=_json(result_text, "result.json", problems),
+        problems=tuple(problems),
+    )
+
+
+def _read(path: Path, problems: list[str]) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        problems.append(f"{path.name}: {error.strerror}")
+        return None
+
+
+def _json(text: str | None, name: str, problems: list[str]) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        problems.append(f"{name}: not JSON ({error})")
+        return None
+    if not isinstance(data, dict):
+        problems.append(f"{name}: not a JSON object")
+        return None
+    return data
+
+
+def _json_lines(text: str, problems: list[str]) -> list[dict[str, Any]]:
+    lines, bad = [], 0
+    rows = text.splitlines()
+    for row in rows:
+        try:
+            line = json.loads(row)
+        except json.JSONDecodeError:
+            line = None
+        if isinstance(line, dict):
+            lines.append(line)
+        elif row.strip():
+            bad += 1
+    if bad:
+        problems.append(f"metrics.jsonl: {bad} of {len(rows)} lines could not be read and were left out")
+    return lines
+
+
+def _plan(data: dict[str, Any] | None, problems: list[str]) -> tuple[ShardingPlan | None, tuple[Line, ...]]:
+    if data is None:
+        return None, ()
+    memory = data.get("memory")
+    ranks = tuple(rank for rank in memory if isinstance(rank, dict)) if isinstance(memory, list) else ()
+    try:
+        return ShardingPlan.from_dict(data), ranks
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        problems.append(f"plan.json: {error}")
+        return None, ranks
+
+
+def _name(config_text: str | None, run_dir: Path, problems: list[str]) -> str:
+    try:
+        config = yaml.safe_load(config_text or "")
+    except yaml.YAMLError as error:
+        problems.append(f"config.yaml: not YAML ({error})")
+        config = None
+    name = config.get("name") if isinstance(config, dict) else None
+    return str(name or run_dir.resolve().name)
