@@ -1,0 +1,91 @@
+"""From a packing to the plan: rectangles by `CUTS`, caches grown into the memory that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rayrec.distributed.planner.options import Option, Scope
+from rayrec.distributed.planner.packing import Packing
+from rayrec.distributed.planner.problem import Problem
+from rayrec.distributed.planner.types import TableKey
+from rayrec.distributed.sharding.cuts import CUTS
+from rayrec.distributed.types import ModuleSharding, ParameterSharding, Shard, ShardingPlan, ShardingType
+
+
+def build_plan(problem: Problem, packing: Packing, order: Sequence[TableKey]) -> ShardingPlan:
+    """The plan of a packing, with tables in the given order."""
+    number_of = {table.key: i for i, table in enumerate(problem.tables)}
+    places: dict[int, list[int]] = {}
+    for u in np.lexsort((packing.unit_U, packing.table_U)):
+        places.setdefault(int(packing.table_U[u]), []).append(int(packing.place_U[u]))
+    plan: dict[str, ModuleSharding] = {}
+    for path, name in order:
+        number = number_of[path, name]
+        option = packing.chosen[number]
+        plan.setdefault(path, {})[name] = ParameterSharding(
+            sharding_type=option.sharding_type,
+            compute_kernel=option.kernel,
+            shards=_shards(problem, option, places.get(number, []), packing.hosts_of.get(number, [])),
+            device=problem.topology.compute_device,
+        )
+    return ShardingPlan(plan)
+
+
+def _shards(problem: Problem, option: Option, ranks: list[int], hosts: list[int]) -> tuple[Shard, ...]:
+    table = problem.tables[option.table]
+    kind = ShardingType(option.sharding_type)
+    cut = CUTS[kind]
+    on_hosts = [list(problem.topology.hosts[host].ranks) for host in hosts]
+    match option.units[0].scope:
+        case Scope.WORLD:
+            return cut(table.name, table.rows, table.dim, list(table.ranks))
+        case Scope.HOST if kind is ShardingType.TABLE_ROW_WISE:
+            return cut(table.name, table.rows, table.dim, on_hosts[0])
+        case Scope.HOST:
+            return cut(table.name, table.rows, table.dim, on_hosts)
+        case _:
+            return cut(table.name, table.rows, table.dim, ranks)
+
+
+def grown_caches(problem: Problem, packing: Packing) -> dict[TableKey, float]:
+    """For each UVM-cached table the share to keep on the device, grown evenly into what its ranks have left."""
+    cached = [o for o in packing.chosen if o.kernel == "fused_uvm_caching"]
+    if not cached:
+        return {}
+    wanted_R = np.zeros(problem.world_size)  # bytes that would take all cached tables whole
+    ranks_of: dict[int, list[tuple[int, float]]] = {}
+    for option in cached:
+        ranks_of[option.table] = _places(problem, packing, option)
+        for rank, whole_bytes in ranks_of[option.table]:
+            wanted_R[rank] += whole_bytes
+    left_R = np.maximum(0.0, problem.room_R - packing.device_R)
+    more_R = np.divide(left_R, wanted_R, out=np.zeros_like(left_R), where=wanted_R > 0)
+    grown = {}
+    for option in cached:
+        table = problem.tables[option.table]
+        more = min(float(more_R[rank]) for rank, _ in ranks_of[option.table])
+        grow = 0.0 if table.cache_load_factor is not None else more
+        grown[table.key] = min(1.0, option.cache_load_factor + grow)
+    return grown
+
+
+def _places(problem: Problem, packing: Packing, option: Option) -> list[tuple[int, float]]:
+    """(rank, bytes held there beside the device) of every shard."""
+    table = problem.tables[option.table]
+    match option.units[0].scope:
+        case Scope.WORLD:
+            return [(rank, option.units[0].host_bytes[problem.class_R[rank]]) for rank in table.ranks]
+        case Scope.HOST:
+            pairs = zip(packing.hosts_of[option.table], option.units, strict=False)
+            return [
+                (rank, unit.host_bytes[problem.class_R[rank]])
+                for host, unit in pairs
+                for rank in problem.topology.hosts[host].ranks
+            ]
+        case _:
+            return [
+                (int(packing.place_U[u]), float(packing.beside_UC[u, problem.class_R[packing.place_U[u]]]))
+                for u in np.flatnonzero(packing.table_U == option.table)
+            ]

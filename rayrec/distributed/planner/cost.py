@@ -1,0 +1,161 @@
+"""Seconds that one shard adds to its rank in one training step, term by term.
+
+The formulas count bytes and divide by bandwidths, after the roofline view of embedding bags in "Deep Learning
+Recommendation Model" (Naumov et al. 2019, arXiv:1906.00091) and the all-to-all analysis in "Software-Hardware
+Co-design for Fast and Scalable Training of DLRMs" (Mudigere et al. 2021, arXiv:2104.05158). All ranks are assumed to
+bring equally many examples, and ids to spread evenly over rows; behind a UVM cache they follow Zipf's law.
+Which shards there are is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rayrec.distributed.planner.presets import Device
+from rayrec.distributed.planner.topology import Topology
+from rayrec.distributed.planner.types import Cost, Table
+from rayrec.distributed.types import ShardingType
+
+ID_BYTES = 8
+WEIGHT_BYTES = 4
+LENGTH_BYTES = 8
+VECTOR_ELEMENT_BYTES = 4  # pooled vectors and their gradients travel as fp32
+ZIPF_EXPONENT = 0.75  # skew of ids seen by a cache; Criteo's large tables lie around it
+DEFAULT_CACHE_LOAD_FACTOR = 0.2
+HIERARCHICAL = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
+# collectives of a step: splits, ids, vectors, gradients; the host stage adds two; replicas gather rows and their ids
+COLLECTIVES = {"flat": 4, "hierarchical": 6, "replicated": 3}
+
+
+def executor_of(sharding_type: str) -> str:
+    """Which of the three executors runs a sharding type."""
+    if sharding_type == ShardingType.DATA_PARALLEL.value:
+        return "replicated"
+    return "hierarchical" if sharding_type in HIERARCHICAL else "flat"
+
+
+def fixed_seconds(executors: frozenset[str], topology: Topology) -> float:
+    """Seconds every rank spends on starting collectives: their number (constant for a plan) times one's latency."""
+    if topology.world_size == 1:
+        return 0.0
+    return topology.device.collective_s * sum(COLLECTIVES[name] for name in executors)
+
+
+def distinct(ids: float, rows: float) -> float:
+    """Expected number of different rows that `ids` uniform draws out of `rows` touch: rows * (1 - exp(-ids / rows))."""
+    return -rows * math.expm1(-ids / rows) if rows > 0 else 0.0
+
+
+def hit_rate(cache_load_factor: float) -> float:
+    """Share of lookups that a cache of the most used `cache_load_factor` of the rows answers.
+
+    Under Zipf's law with exponent s < 1 the first x of the rows draw x ** (1 - s) of the ids.
+    """
+    return min(1.0, cache_load_factor) ** (1.0 - ZIPF_EXPONENT)
+
+
+def row_bandwidth(kernel: str, device: Device, cache_load_factor: float) -> float:
+    """Bytes per second at which the kernel reads and writes rows of its table.
+
+    Behind a cache a miss moves the row over the bus and once more into the cache.
+    """
+    if device.kind == "cpu" or kernel in ("fused", "dense"):
+        return device.memory_bw
+    if kernel == "fused_uvm":
+        return device.host_to_device_bw
+    miss = 1.0 - hit_rate(cache_load_factor)
+    return 1.0 / (1.0 / device.memory_bw + miss * (1.0 / device.host_to_device_bw + 1.0 / device.memory_bw))
+
+
+def shard_cost(
+    table: Table,
+    sharding_type: str,
+    kernel: str,
+    shape: tuple[int, int],
+    local: int,
+    topology: Topology,
+    cache_load_factor: float = DEFAULT_CACHE_LOAD_FACTOR,
+) -> Cost:
+    """The cost of a shard of `shape` (rows, columns) on a rank whose host has `local` ranks.
+
+    With share = rows / table rows, ids = table ids * share, out = vectors * columns * 4 bytes:
+
+    - lookup: ids * (id_s + max(row bytes, sector) / row bandwidth) + out / memory bandwidth
+    - input: (ids * (8 [+ 4 weighted]) + bags * 8) over the links, in the shares that come from this and other hosts
+    - output and gradient: `out` over the links likewise; under hierarchical sharding first (local - 1) / local of it
+      inside the host, then 1 / local of it to the other hosts
+    - backward: reading `out` gradients, sorting ids (id_s each), and reading and writing each touched row and its
+      optimizer state
+    - host: a constant for each shard
+
+    A data-parallel shard looks up its own rank's ids only, and gathers the rows that the other ranks touched.
+    """
+    if shape[0] == 0 or shape[1] == 0:
+        return Cost()
+    if sharding_type == ShardingType.DATA_PARALLEL.value:
+        return _replicated(table, kernel, shape, local, topology, cache_load_factor)
+    device = topology.device
+    share = shape[0] / table.rows
+    ids = table.ids * share
+    vectors = table.bags if table.pooled else ids
+    out = vectors * shape[1] * VECTOR_ELEMENT_BYTES
+    into = ids * (ID_BYTES + WEIGHT_BYTES * table.weighted) + table.bags * LENGTH_BYTES
+    near, far = _links(local, topology)
+    if sharding_type in HIERARCHICAL and table.pooled:
+        out_near = out * (local - 1) / local / device.intra_host_bw
+        out_far = out / local * (topology.world_size - local) / topology.world_size / device.inter_host_bw
+    else:
+        out_near, out_far = out * near, out * far
+    rows_bw = row_bandwidth(kernel, device, cache_load_factor)
+    return Cost(
+        lookup=_read(table, kernel, ids, shape[1], rows_bw, device) + out / device.memory_bw,
+        input_intra=into * near,
+        input_inter=into * far,
+        output_intra=out_near,
+        output_inter=out_far,
+        backward=out / device.memory_bw + _update(table, kernel, ids, shape, rows_bw, device),
+        gradient_intra=out_near,
+        gradient_inter=out_far,
+        host=device.table_s,
+    )
+
+
+def _replicated(
+    table: Table, kernel: str, shape: tuple[int, int], local: int, topology: Topology, cache_load_factor: float
+) -> Cost:
+    device, world = topology.device, topology.world_size
+    ids, vectors = table.ids / world, (table.bags if table.pooled else table.ids) / world
+    out = vectors * shape[1] * VECTOR_ELEMENT_BYTES
+    rows_bw = row_bandwidth(kernel, device, cache_load_factor)
+    touched = distinct(ids, shape[0])
+    gathered = touched * world * (shape[1] * VECTOR_ELEMENT_BYTES + ID_BYTES)
+    near, far = _links(local, topology)
+    return Cost(
+        lookup=_read(table, kernel, ids, shape[1], rows_bw, device) + out / device.memory_bw,
+        backward=out / device.memory_bw
+        + gathered / device.memory_bw
+        + _update(table, kernel, touched * world, shape, rows_bw, device),
+        gradient_intra=gathered * near,
+        gradient_inter=gathered * far,
+        host=device.table_s,
+    )
+
+
+def _links(local: int, topology: Topology) -> tuple[float, float]:
+    """Seconds per byte, inside the host and between hosts, of bytes that go to (or come from) all ranks evenly."""
+    world, device = topology.world_size, topology.device
+    return (local - 1) / world / device.intra_host_bw, (world - local) / world / device.inter_host_bw
+
+
+def _read(table: Table, kernel: str, ids: float, cols: int, rows_bw: float, device: Device) -> float:
+    moved = max(cols * table.element_bytes, device.sector_bytes)
+    return ids * (device.id_s + moved / rows_bw)
+
+
+def _update(table: Table, kernel: str, ids: float, shape: tuple[int, int], rows_bw: float, device: Device) -> float:
+    cols = shape[1]
+    state = table.state_row_bytes + cols * table.state_element_bytes
+    row = max(cols * table.element_bytes, device.sector_bytes) + state
+    if kernel == "dense":  # the gradient is as large as the table; the optimizer reads and writes all of it
+        return shape[0] * (2 * row + 2 * cols * VECTOR_ELEMENT_BYTES) / device.memory_bw
+    return ids * device.id_s + 2 * distinct(ids, shape[0]) * row / rows_bw

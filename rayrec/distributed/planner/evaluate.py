@@ -1,0 +1,134 @@
+"""What any plan costs: seconds and bytes of every rank, whoever made the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.distributed.planner.cost import DEFAULT_CACHE_LOAD_FACTOR, executor_of, fixed_seconds, shard_cost
+from rayrec.distributed.planner.storage import shard_storage
+from rayrec.distributed.planner.topology import Topology
+from rayrec.distributed.planner.types import Cost, Storage, Table, TableKey
+from rayrec.distributed.types import ParameterSharding, ShardingPlan
+
+Floats = NDArray[np.float64]
+INPUT = [Cost._fields.index(name) for name in ("input_intra", "input_inter")]
+OUTPUT = [Cost._fields.index(name) for name in ("output_intra", "output_inter")]
+GRADIENT = [Cost._fields.index(name) for name in ("gradient_intra", "gradient_inter")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Predicted load of every rank.
+
+    Args:
+        cost_RT: seconds a step, ranks x terms of `Cost`.
+        storage_RT: bytes, ranks x terms of `Storage`.
+        fixed_s: seconds every rank spends besides (starting collectives).
+        reserve_R: bytes every rank keeps back.
+    """
+
+    cost_RT: Floats
+    storage_RT: Floats
+    fixed_s: float
+    reserve_R: Floats
+
+    @property
+    def seconds_R(self) -> Floats:
+        return np.asarray(self.cost_RT.sum(axis=1) + self.fixed_s)
+
+    @property
+    def lookup_R(self) -> Floats:
+        return np.asarray(self.cost_RT[:, Cost._fields.index("lookup")])
+
+    @property
+    def device_bytes_R(self) -> Floats:
+        return np.asarray(self.storage_RT[:, :-1].sum(axis=1) + self.reserve_R)
+
+    @property
+    def host_bytes_R(self) -> Floats:
+        return np.asarray(self.storage_RT[:, -1])
+
+    @property
+    def worst_s(self) -> float:
+        return float(self.seconds_R.max())
+
+    @property
+    def worst_rank(self) -> int:
+        return int(self.seconds_R.argmax())
+
+    @property
+    def lookup_ratio(self) -> float:
+        """Worst over mean lookup load; 1 is perfect balance."""
+        mean = float(self.lookup_R.mean())
+        return float(self.lookup_R.max()) / mean if mean > 0 else 1.0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the embedding part of a step when ranks wait for each other at every exchange."""
+        phases = [[0], INPUT, OUTPUT, GRADIENT, [Cost._fields.index("backward")], [Cost._fields.index("host")]]
+        return float(sum(self.cost_RT[:, terms].sum(axis=1).max() for terms in phases)) + self.fixed_s
+
+
+def evaluate(
+    plan: ShardingPlan,
+    tables: Sequence[Table],
+    topology: Topology,
+    reserve_R: Floats | None = None,
+    cache_load_factors: Mapping[TableKey, float] | None = None,
+) -> Estimate:
+    """Predict the load that `plan` puts on every rank of `topology`.
+
+    Raises:
+        ValueError: the plan names a table or a rank that is not there.
+    """
+    known = {table.key: table for table in tables}
+    local_R = np.zeros(topology.world_size, dtype=np.int64)
+    for host in topology.hosts:
+        local_R[host.ranks.start : host.ranks.stop] = host.num_ranks
+    cost_RT = np.zeros((topology.world_size, len(Cost._fields)))
+    storage_RT = np.zeros((topology.world_size, len(Storage._fields)))
+    executors = set()
+    for path, module in plan.plan.items():
+        for name, sharding in module.items():
+            if (path, name) not in known:
+                raise ValueError(f"plan names table {name!r} of module {path!r}, which the model does not have")
+            executors.add(executor_of(sharding.sharding_type))
+            factor = (cache_load_factors or {}).get((path, name), DEFAULT_CACHE_LOAD_FACTOR)
+            _add(known[path, name], sharding, factor, topology, local_R, cost_RT, storage_RT)
+    return Estimate(
+        cost_RT=cost_RT,
+        storage_RT=storage_RT,
+        fixed_s=fixed_seconds(frozenset(executors), topology),
+        reserve_R=np.zeros(topology.world_size) if reserve_R is None else reserve_R,
+    )
+
+
+def _add(
+    table: Table,
+    sharding: ParameterSharding,
+    factor: float,
+    topology: Topology,
+    local_R: NDArray[np.int64],
+    cost_RT: Floats,
+    storage_RT: Floats,
+) -> None:
+    """Add a table's shards to their ranks; equal shapes on equal hosts are computed once."""
+    ranks_of: dict[tuple[int, int, int], list[int]] = {}
+    for shard in sharding.shards:
+        if not 0 <= shard.rank < topology.world_size:
+            raise ValueError(
+                f"table {table.label!r}: the plan puts a shard on rank {shard.rank}, "
+                f"but the topology has ranks 0 .. {topology.world_size - 1}"
+            )
+        key = (shard.rows.stop - shard.rows.start, shard.cols.stop - shard.cols.start, int(local_R[shard.rank]))
+        ranks_of.setdefault(key, []).append(shard.rank)
+    kind, kernel = sharding.sharding_type, sharding.compute_kernel
+    for (rows, cols, local), ranks in ranks_of.items():
+        cost = shard_cost(table, kind, kernel, (rows, cols), local, topology, factor)
+        held = shard_storage(table, kind, kernel, (rows, cols), topology, factor)
+        np.add.at(cost_RT, ranks, np.array(cost))
+        np.add.at(storage_RT, ranks, np.array(held))

@@ -1,0 +1,224 @@
+"""Every way one table may be sharded, with what each way costs: sharding type x cut x kernel, before any placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from rayrec.distributed.planner.cost import DEFAULT_CACHE_LOAD_FACTOR, executor_of, shard_cost
+from rayrec.distributed.planner.storage import shard_storage
+from rayrec.distributed.planner.topology import Topology
+from rayrec.distributed.planner.types import Table
+from rayrec.distributed.sharding.cuts import COLUMN_UNIT, blocks, even_widths
+from rayrec.distributed.types import ShardingType, Span
+
+CACHE_LOAD_FACTORS = (0.02, 0.1, DEFAULT_CACHE_LOAD_FACTOR, 0.5)
+COLUMN_CUTS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
+
+
+class Scope(Enum):
+    """What a unit is placed on: one rank of the planner's choice, one host of its choice, or all its table's ranks."""
+
+    RANK = "rank"
+    HOST = "host"
+    WORLD = "world"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A part of a table that is placed as one.
+
+    Args:
+        cols: its columns.
+        seconds: cost on each of its ranks (the dearest one), for each host size of the topology.
+        lookup: the lookup term of that.
+        work: cost summed over its ranks, on the host size where that is least.
+        device_bytes, host_bytes: on each of its ranks (the fullest one), at the smallest host.
+        total_device_bytes: summed over its ranks.
+    """
+
+    scope: Scope
+    cols: Span
+    seconds: tuple[float, ...]
+    lookup: tuple[float, ...]
+    work: float
+    device_bytes: tuple[float, ...]
+    host_bytes: tuple[float, ...]
+    total_device_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to shard table number `table`; a plan takes one option of each table and places its units."""
+
+    table: int
+    sharding_type: str
+    kernel: str
+    cache_load_factor: float
+    units: tuple[Unit, ...]
+
+    @property
+    def executor(self) -> str:
+        return executor_of(self.sharding_type)
+
+    @property
+    def work(self) -> float:
+        return sum(unit.work for unit in self.units)
+
+    @property
+    def piece_s(self) -> float:
+        """The dearest cost that this option puts on one rank, wherever it is placed."""
+        return max(min(unit.seconds) for unit in self.units)
+
+    @property
+    def piece_bytes(self) -> float:
+        return max(min(unit.device_bytes) for unit in self.units)
+
+    @property
+    def device_bytes(self) -> float:
+        return sum(unit.total_device_bytes for unit in self.units)
+
+
+def host_sizes(topology: Topology) -> tuple[int, ...]:
+    """The different numbers of ranks that hosts have, ascending; the order of every per-host-size tuple."""
+    return tuple(sorted({host.num_ranks for host in topology.hosts}))
+
+
+def options(number: int, table: Table, topology: Topology, off_device: bool) -> list[Option]:
+    """All options of table `number`.
+
+    Args:
+        off_device: whether kernels that keep the table in host memory are wanted too.
+    """
+    found = []
+    for kind, kernels in table.kernels.items():
+        for kernel, factor in _kernels(table, kernels, off_device):
+            found += [
+                Option(table=number, sharding_type=kind, kernel=kernel, cache_load_factor=factor, units=units)
+                for units in _cuts(table, kind, kernel, factor, topology)
+            ]
+    return found
+
+
+def _kernels(table: Table, kernels: tuple[str, ...], off_device: bool) -> Iterator[tuple[str, float]]:
+    on_device = [kernel for kernel in kernels if not kernel.startswith("fused_uvm")]
+    for kernel in kernels if off_device or not on_device else on_device:
+        if kernel == "fused_uvm_caching":
+            factors = (table.cache_load_factor,) if table.cache_load_factor else CACHE_LOAD_FACTORS
+            for factor in factors:
+                yield kernel, factor
+        else:
+            yield kernel, 1.0
+
+
+def _cuts(table: Table, kind: str, kernel: str, factor: float, topology: Topology) -> Iterator[tuple[Unit, ...]]:
+    everything = Span(0, table.dim)
+    hosts = usable_hosts(table, topology)
+    match ShardingType(kind):
+        case ShardingType.TABLE_WISE:
+            yield (_rank_unit(table, kind, kernel, factor, everything, topology),)
+        case ShardingType.COLUMN_WISE:
+            for parts in _column_counts(table, len(table.ranks)):
+                yield _columns(table, kind, kernel, factor, parts, topology)
+        case ShardingType.TABLE_COLUMN_WISE:
+            most = max((topology.hosts[h].num_ranks for h in hosts), default=0)
+            for parts in _column_counts(table, most) if most else ():
+                yield _columns(table, kind, kernel, factor, parts, topology)
+        case ShardingType.ROW_WISE:
+            yield (_world_unit(table, kind, kernel, factor, topology, blocks(table.rows, len(table.ranks))),)
+        case ShardingType.DATA_PARALLEL:
+            copies = [Span(0, table.rows)] * topology.world_size
+            yield (_world_unit(table, kind, kernel, factor, topology, copies),)
+        case ShardingType.TABLE_ROW_WISE:
+            if hosts:
+                yield (_host_unit(table, kind, kernel, factor, everything, topology),)
+        case ShardingType.GRID_SHARD:
+            for parts in _column_counts(table, len(hosts)) if hosts else ():
+                spans = even_widths(table.dim, parts)
+                yield tuple(_host_unit(table, kind, kernel, factor, span, topology) for span in spans)
+
+
+def usable_hosts(table: Table, topology: Topology) -> list[int]:
+    """Numbers of the hosts whose ranks may all hold a part of the table."""
+    allowed = set(table.ranks)
+    return [i for i, host in enumerate(topology.hosts) if allowed.issuperset(host.ranks)]
+
+
+def _column_counts(table: Table, most: int) -> list[int]:
+    """Into how many columns a table may be cut; one where no real cut is possible."""
+    widest = min(most, table.dim // max(table.min_partition, COLUMN_UNIT))
+    return [parts for parts in COLUMN_CUTS if parts <= widest] or [1]
+
+
+def _columns(table: Table, kind: str, kernel: str, factor: float, parts: int, topology: Topology) -> tuple[Unit, ...]:
+    spans = even_widths(table.dim, parts)
+    made = {
+        width: _rank_unit(table, kind, kernel, factor, Span(0, width), topology)
+        for width in {span.size for span in spans}
+    }
+    return tuple(replace(made[span.size], cols=span) for span in spans)
+
+
+def _rank_unit(table: Table, kind: str, kernel: str, factor: float, cols: Span, topology: Topology) -> Unit:
+    shape = (table.rows, cols.size)
+    costs = [shard_cost(table, kind, kernel, shape, size, topology, factor) for size in host_sizes(topology)]
+    held = shard_storage(table, kind, kernel, shape, topology, factor)
+    return Unit(
+        scope=Scope.RANK,
+        cols=cols,
+        seconds=tuple(cost.total for cost in costs),
+        lookup=tuple(cost.lookup for cost in costs),
+        work=min(cost.total for cost in costs),
+        device_bytes=(held.device,) * len(costs),
+        host_bytes=(held.host,) * len(costs),
+        total_device_bytes=held.device,
+    )
+
+
+def _host_unit(table: Table, kind: str, kernel: str, factor: float, cols: Span, topology: Topology) -> Unit:
+    """Cut by rows over the ranks of one host; figures are of its first rank, which has a full block."""
+    costs, works, held, totals = [], [], [], []
+    for size in host_sizes(topology):
+        spans = blocks(table.rows, size)
+        each = {n: shard_cost(table, kind, kernel, (n, cols.size), size, topology, factor) for n in _sizes(spans)}
+        bytes_of = {n: shard_storage(table, kind, kernel, (n, cols.size), topology, factor) for n in each}
+        costs.append(each[spans[0].size])
+        held.append(bytes_of[spans[0].size])
+        works.append(sum(each[span.size].total for span in spans))
+        totals.append(sum(bytes_of[span.size].device for span in spans))
+    return Unit(
+        scope=Scope.HOST,
+        cols=cols,
+        seconds=tuple(cost.total for cost in costs),
+        lookup=tuple(cost.lookup for cost in costs),
+        work=min(works),
+        device_bytes=tuple(storage.device for storage in held),
+        host_bytes=tuple(storage.host for storage in held),
+        total_device_bytes=min(totals),
+    )
+
+
+def _world_unit(table: Table, kind: str, kernel: str, factor: float, topology: Topology, spans: list[Span]) -> Unit:
+    sizes = host_sizes(topology)
+    each = {
+        (n, size): shard_cost(table, kind, kernel, (n, table.dim), size, topology, factor)
+        for n in _sizes(spans)
+        for size in sizes
+    }
+    held = {n: shard_storage(table, kind, kernel, (n, table.dim), topology, factor) for n in _sizes(spans)}
+    first = spans[0].size
+    return Unit(
+        scope=Scope.WORLD,
+        cols=Span(0, table.dim),
+        seconds=tuple(each[first, size].total for size in sizes),
+        lookup=tuple(each[first, size].lookup for size in sizes),
+        work=sum(min(each[span.size, size].total for size in sizes) for span in spans),
+        device_bytes=(held[first].device,) * len(sizes),
+        host_bytes=(held[first].host,) * len(sizes),
+        total_device_bytes=sum(held[span.size].device for span in spans),
+    )
+
+
+def _sizes(spans: list[Span]) -> set[int]:
+    return {span.size for span in spans}

@@ -1,0 +1,208 @@
+"""Placing chosen units on ranks, longest first, each where the load is least and there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayrec.distributed.planner.options import Option, Scope, Unit, usable_hosts
+from rayrec.distributed.planner.problem import Floats, Ints, Problem
+from rayrec.distributed.sharding.cuts import blocks
+from rayrec.distributed.types import ShardingType
+
+ROOM_SLACK = 1.0 + 1e-12  # sums of floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stuck:
+    """No rank (or host) has room for a unit of table number `table`."""
+
+    table: int
+
+
+@dataclass(kw_only=True)
+class Packing:
+    """Chosen options, where their units lie, and the load of every rank. Working state of one search; never shared.
+
+    Unit arrays (U) hold rank units only; `place_U` is a unit's rank. `hosts_of` has the hosts of a table's host units.
+    """
+
+    chosen: list[Option]
+    hosts_of: dict[int, list[int]]
+    table_U: Ints
+    unit_U: Ints
+    place_U: Ints
+    pinned_U: Ints  # the host a unit must stay on, or -1
+    seconds_UC: Floats
+    lookup_UC: Floats
+    device_UC: Floats
+    beside_UC: Floats
+    seconds_R: Floats
+    lookup_R: Floats
+    device_R: Floats
+    beside_R: Floats
+
+    @property
+    def worst_s(self) -> float:
+        return float(self.seconds_R.max())
+
+
+def pack(problem: Problem, chosen: Sequence[Option], memory_weight: float = 0.0) -> Packing | Stuck:
+    """Place every unit of `chosen`.
+
+    Args:
+        memory_weight: how much a full memory counts against a rank, beside its load; 0 looks at the load alone.
+    """
+    packing = _empty(problem, list(chosen))
+    for option in chosen:
+        if option.units[0].scope is Scope.WORLD and not _place_world(problem, packing, option):
+            return Stuck(table=option.table)
+    on_hosts = sorted(
+        (
+            (-unit.seconds[0], option.table, number)
+            for option in chosen
+            for number, unit in enumerate(option.units)
+            if unit.scope is Scope.HOST
+        )
+    )
+    for _, table, number in on_hosts:
+        if not _place_on_host(
+            problem, packing, packing.chosen[table], packing.chosen[table].units[number], memory_weight
+        ):
+            return Stuck(table=table)
+    stuck = _place_on_ranks(problem, packing, memory_weight)
+    return packing if stuck is None else stuck
+
+
+def _empty(problem: Problem, chosen: list[Option]) -> Packing:
+    units = [(o.table, n, u) for o in chosen for n, u in enumerate(o.units) if u.scope is Scope.RANK]
+    classes = int(problem.class_R.max()) + 1
+
+    def column(name: str) -> Floats:
+        return np.array([getattr(unit, name) for _, _, unit in units], dtype=np.float64).reshape(-1, classes)
+
+    zeros = np.zeros(problem.world_size)
+    return Packing(
+        chosen=chosen,
+        hosts_of={},
+        table_U=np.array([table for table, _, _ in units], dtype=np.int64),
+        unit_U=np.array([number for _, number, _ in units], dtype=np.int64),
+        place_U=np.full(len(units), -1, dtype=np.int64),
+        pinned_U=np.full(len(units), -1, dtype=np.int64),
+        seconds_UC=column("seconds"),
+        lookup_UC=column("lookup"),
+        device_UC=column("device_bytes"),
+        beside_UC=column("host_bytes"),
+        seconds_R=zeros.copy(),
+        lookup_R=zeros.copy(),
+        device_R=zeros.copy(),
+        beside_R=zeros.copy(),
+    )
+
+
+def _place_world(problem: Problem, packing: Packing, option: Option) -> bool:
+    table, unit = problem.tables[option.table], option.units[0]
+    ranks = np.array(table.ranks)
+    if option.sharding_type == ShardingType.ROW_WISE.value:
+        ranks = ranks[: len(blocks(table.rows, len(ranks)))]
+    _add(problem, packing, unit, ranks)
+    return bool(
+        (packing.device_R[ranks] <= problem.room_R[ranks] * ROOM_SLACK).all()
+        and (packing.beside_R[ranks] <= problem.host_room_R[ranks] * ROOM_SLACK).all()
+    )
+
+
+def _add(problem: Problem, packing: Packing, unit: Unit, ranks: Ints) -> None:
+    kind = problem.class_R[ranks]
+    packing.seconds_R[ranks] += np.array(unit.seconds)[kind]
+    packing.lookup_R[ranks] += np.array(unit.lookup)[kind]
+    packing.device_R[ranks] += np.array(unit.device_bytes)[kind]
+    packing.beside_R[ranks] += np.array(unit.host_bytes)[kind]
+
+
+def _place_on_host(problem: Problem, packing: Packing, option: Option, unit: Unit, memory_weight: float) -> bool:
+    taken = packing.hosts_of.setdefault(option.table, [])
+    best, best_score = -1, np.inf
+    for number in usable_hosts(problem.tables[option.table], problem.topology):
+        if number in taken:
+            continue
+        ranks = np.arange(problem.topology.hosts[number].ranks.start, problem.topology.hosts[number].ranks.stop)
+        kind = problem.class_R[ranks[0]]
+        device = packing.device_R[ranks] + unit.device_bytes[kind]
+        beside = packing.beside_R[ranks] + unit.host_bytes[kind]
+        if (device > problem.room_R[ranks] * ROOM_SLACK).any() or (beside > problem.host_room_R[ranks]).any():
+            continue
+        full = float((device / np.maximum(problem.room_R[ranks], 1.0)).max())
+        score = float(packing.seconds_R[ranks].max() + unit.seconds[kind]) + memory_weight * full
+        if score < best_score:
+            best, best_score = number, score
+    if best < 0:
+        return False
+    host = problem.topology.hosts[best]
+    _add(problem, packing, unit, np.arange(host.ranks.start, host.ranks.stop))
+    taken.append(best)
+    return True
+
+
+def _place_on_ranks(problem: Problem, packing: Packing, memory_weight: float) -> Stuck | None:
+    room = max(1.0, float(problem.room_R.mean()))
+    size_U = packing.seconds_UC.min(axis=1) + memory_weight * packing.device_UC.min(axis=1) / room
+    order = np.lexsort((packing.unit_U, packing.table_U, -packing.device_UC.min(axis=1), -size_U))
+    everywhere = {len(t.ranks) == problem.world_size for t in problem.tables} == {True}
+    held: dict[int, list[int]] = {}
+    for u in order:
+        table = int(packing.table_U[u])
+        score = _scores(problem, packing, int(u), memory_weight)
+        if not everywhere:
+            score[~_mask(problem.tables[table].ranks, problem.world_size)] = np.inf
+        if packing.chosen[table].sharding_type == ShardingType.TABLE_COLUMN_WISE.value:
+            _pin(problem, packing, int(u), table, score)
+        mine = held.setdefault(table, [])
+        if mine and np.isfinite(np.delete(score, mine)).any():
+            score[mine] = np.inf  # two columns of a table on one rank would send its ids there twice
+        rank = int(score.argmin())
+        if not np.isfinite(score[rank]):
+            return Stuck(table=table)
+        kind = problem.class_R[rank]
+        packing.place_U[u] = rank
+        packing.seconds_R[rank] += packing.seconds_UC[u, kind]
+        packing.lookup_R[rank] += packing.lookup_UC[u, kind]
+        packing.device_R[rank] += packing.device_UC[u, kind]
+        packing.beside_R[rank] += packing.beside_UC[u, kind]
+        mine.append(rank)
+    return None
+
+
+def _scores(problem: Problem, packing: Packing, u: int, memory_weight: float) -> Floats:
+    kind = problem.class_R
+    device = packing.device_R + packing.device_UC[u, kind]
+    score = packing.seconds_R + packing.seconds_UC[u, kind]
+    if memory_weight:
+        score = score + memory_weight * device / np.maximum(problem.room_R, 1.0)
+    full = device > problem.room_R * ROOM_SLACK
+    full |= packing.beside_R + packing.beside_UC[u, kind] > problem.host_room_R * ROOM_SLACK
+    score[full] = np.inf
+    return score
+
+
+def _mask(ranks: tuple[int, ...], world_size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    mask = np.zeros(world_size, dtype=np.bool_)
+    mask[list(ranks)] = True
+    return mask
+
+
+def _pin(problem: Problem, packing: Packing, u: int, table: int, score: Floats) -> None:
+    """Keep all columns of a table on one host: the first one placed takes the host with the least load."""
+    pinned = packing.pinned_U[packing.table_U == table].max()
+    if pinned < 0:
+        parts = len(packing.chosen[table].units)
+        fits = {
+            host: np.sort(score[problem.host_R == host])[:parts].sum()
+            for host in usable_hosts(problem.tables[table], problem.topology)
+            if problem.topology.hosts[host].num_ranks >= parts
+        }
+        pinned = min(fits, key=lambda host: (fits[host], host)) if fits else 0
+        packing.pinned_U[packing.table_U == table] = pinned
+    score[problem.host_R != pinned] = np.inf

@@ -1,0 +1,142 @@
+"""The planner users call: from a model or table configs to a plan, alone or for a whole process group.
+
+Planning is pure: the model, the sharders and the planner are only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rayrec.distributed.planner.build import build_plan, grown_caches
+from rayrec.distributed.planner.evaluate import evaluate
+from rayrec.distributed.planner.problem import make_problem
+from rayrec.distributed.planner.refusal import refuse
+from rayrec.distributed.planner.search import Solution, search
+from rayrec.distributed.planner.storage import reserve_bytes
+from rayrec.distributed.planner.tables import Found, dense_bytes, find_tables, planner_tables
+from rayrec.distributed.planner.topology import Topology
+from rayrec.distributed.planner.types import ParameterConstraints, PlanResult, Table
+from rayrec.distributed.types import ModuleSharder, ShardingPlan
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch import nn
+
+DEFAULT_BATCH_SIZE = 512
+
+
+class EmbeddingShardingPlanner:
+    """Finds how to shard every table of a model.
+
+    Args:
+        topology: the machine planned for; default: this machine, as many ranks as the process group has (else one).
+        constraints: what may be done with which table, by table name.
+        batch_size: examples per rank and step.
+    """
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size} must be at least 1")
+        self._topology = topology
+        self._constraints = dict(constraints or {})
+        self._batch_size = batch_size
+
+    def plan(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> ShardingPlan:
+        """The plan for `module`.
+
+        Raises:
+            NoPlanError: nothing fits; says what is missing and what would fit.
+            ValueError: a constraint that cannot be met.
+        """
+        return self.result(module, sharders).plan
+
+    def result(
+        self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]], topology: Topology | None = None
+    ) -> PlanResult:
+        """The plan for `module` with its estimate and the lower bound. Raises as `plan` does."""
+        target = topology or self._topology or Topology.of_this_machine(1)
+        found = find_tables(module, sharders, target.compute_device)
+        return plan_found(found, target, self._constraints, self._batch_size, dense_bytes(module, sharders))
+
+    def collective_plan(
+        self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]], pg: dist.ProcessGroup | None = None
+    ) -> ShardingPlan:
+        """Rank 0's plan, on every rank of `pg` (default: all ranks). An error of rank 0 is raised on every rank.
+
+        Raises:
+            NoPlanError, ValueError: as `plan` does, and a topology whose world is not the group's.
+        """
+        import torch.distributed as dist
+
+        from rayrec.distributed.comm import broadcast_object
+
+        group = pg if pg is not None else dist.group.WORLD
+        assert group is not None, "no process group is initialized"
+        answer: ShardingPlan | Exception | None = None
+        if group.rank() == 0:
+            try:
+                answer = self._plan_for(group.size(), module, sharders)
+            except Exception as error:  # any error must reach the ranks that wait for the plan
+                answer = error
+        answer = broadcast_object(answer, group)
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, ShardingPlan)
+        return answer
+
+    def _plan_for(self, world_size: int, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> ShardingPlan:
+        topology = self._topology or Topology.of_this_machine(world_size)
+        if topology.world_size != world_size:
+            raise ValueError(f"the topology has {topology.world_size} ranks, but the process group has {world_size}")
+        return self.result(module, sharders, topology).plan
+
+
+def plan_found(
+    found: Sequence[Found],
+    topology: Topology,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    dense: int = 0,
+) -> PlanResult:
+    """Plan the tables that were found in a model. Raises as `EmbeddingShardingPlanner.plan` does."""
+    return solve(planner_tables(found, topology, constraints, batch_size), topology, dense)
+
+
+def solve(tables: Sequence[Table], topology: Topology, dense: int = 0) -> PlanResult:
+    """Plan tables that are checked already.
+
+    Args:
+        dense: bytes that the rest of the model takes on every rank.
+
+    Raises:
+        NoPlanError: nothing fits.
+    """
+    memory = [float(host.memory_bytes) for host in topology.hosts for _ in host.ranks]
+    held = {each: reserve_bytes(tables, dense, int(each), topology.world_size) for each in set(memory)}
+    reserve_R = np.array([held[each] for each in memory])
+    for off_device in (False, True):
+        problem = make_problem(tables, topology, reserve_R, off_device)
+        answer = search(problem)
+        if isinstance(answer, Solution):
+            break
+    if not isinstance(answer, Solution):
+        raise refuse(problem, answer, dense)
+    order = [table.key for table in tables]
+    plan = build_plan(problem, answer.packing, order)
+    caches = grown_caches(problem, answer.packing)
+    return PlanResult(
+        plan=plan,
+        estimate=evaluate(plan, tables, topology, reserve_R, caches),
+        bound_s=answer.bound_s,
+        tables=tuple(tables),
+        topology=topology,
+        cache_load_factors=caches,
+    )

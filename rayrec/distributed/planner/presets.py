@@ -1,0 +1,93 @@
+"""Known devices: memory, bandwidths and latencies from data sheets; `jobs/calibrate.py` measures the real ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What one rank has. Bandwidths are bytes per second in one direction.
+
+    Args:
+        memory_bytes: memory of the compute device (RAM per rank for "cpu").
+        host_bytes: RAM beside a GPU, per rank; 0 for "cpu".
+        memory_bw: reading embedding rows from the device's memory.
+        host_to_device_bw: reading rows of a UVM table over the bus.
+        intra_host_bw: to the other ranks of the host (NVLink; loopback for gloo).
+        inter_host_bw: to ranks of other hosts.
+        sector_bytes: the least that one row read moves.
+        id_s: seconds an id costs besides its bytes.
+        collective_s: seconds a collective costs besides its bytes.
+        table_s: host seconds that one shard adds to a step.
+    """
+
+    kind: str
+    memory_bytes: int
+    host_bytes: int
+    memory_bw: float
+    host_to_device_bw: float
+    intra_host_bw: float
+    inter_host_bw: float
+    sector_bytes: int
+    id_s: float
+    collective_s: float
+    table_s: float
+
+
+def _gpu(memory_gib: int, memory_tb_s: float, nvlink_gb_s: float, network_gb_s: float, bus_gb_s: float) -> Device:
+    return Device(
+        kind="cuda",
+        memory_bytes=memory_gib * GIB,
+        host_bytes=192 * GIB,
+        memory_bw=memory_tb_s * 1e12,
+        host_to_device_bw=bus_gb_s * 1e9,
+        intra_host_bw=nvlink_gb_s * 1e9,
+        inter_host_bw=network_gb_s * 1e9,
+        sector_bytes=64,
+        id_s=5e-11,
+        collective_s=3e-5,
+        table_s=1e-6,
+    )
+
+
+# NVIDIA data sheets: HBM size and peak, NVLink one way, one NIC a GPU (DGX A100 200 Gb/s, DGX H100/H200/B200 400 Gb/s),
+# PCIe 4 or 5 x16. Sustained figures are lower; only their ratios steer the search.
+DEVICES: dict[str, Device] = {
+    "a100_40": _gpu(40, 1.555, 300, 25, 24),
+    "a100_80": _gpu(80, 2.039, 300, 25, 24),
+    "h100": _gpu(80, 3.35, 450, 50, 50),
+    "h200": _gpu(139, 4.8, 450, 50, 50),
+    "b200": _gpu(178, 8.0, 900, 50, 50),
+    "cpu": Device(
+        kind="cpu",
+        memory_bytes=16 * GIB,
+        host_bytes=0,
+        memory_bw=5e9,
+        host_to_device_bw=5e9,
+        intra_host_bw=1.5e9,
+        inter_host_bw=1.0e9,
+        sector_bytes=64,
+        id_s=4e-8,
+        collective_s=2e-4,
+        table_s=5e-6,
+    ),
+}
+
+DEFAULT_GPU = "a100_40"
+
+
+def device(name: str) -> Device:
+    """The preset called `name` (case and dashes do not matter).
+
+    Raises:
+        ValueError: no such preset.
+    """
+    key = name.lower().replace("-", "_")
+    if key == "a100":
+        key = "a100_40"
+    if key not in DEVICES:
+        raise ValueError(f"device {name!r} is not known; known: {', '.join(DEVICES)}")
+    return DEVICES[key]

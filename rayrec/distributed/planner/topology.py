@@ -1,0 +1,216 @@
+"""The machine planned for: hosts, their ranks, memory and speed. A fact; nothing is probed unless asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from rayrec.distributed.planner.presets import DEFAULT_GPU, Device, device
+
+CALIBRATION_VERSION = 1
+_DEVICE_ARGS = {
+    "ddr_mem_bw": "memory_bw",
+    "hbm_mem_bw": "memory_bw",
+    "hbm_to_ddr_mem_bw": "host_to_device_bw",
+    "intra_host_bw": "intra_host_bw",
+    "inter_host_bw": "inter_host_bw",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine: its first rank, how many ranks it has, and the bytes that each of them may use."""
+
+    first_rank: int
+    num_ranks: int
+    memory_bytes: int
+    host_bytes: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.num_ranks)
+
+
+@dataclass(frozen=True, init=False)
+class Topology:
+    """`world_size` ranks on hosts of `local_world_size`, each with a device of one kind.
+
+    Args:
+        world_size: number of ranks.
+        compute_device: "cuda" or "cpu".
+        local_world_size: ranks of a host; default: all ranks on one host. A shorter last host is legal.
+        gpu: a preset of `presets.DEVICES` to start from, as "h100"; default "a100_40" for cuda, "cpu" for cpu.
+        hbm_cap: bytes of device memory a rank (cuda); a list gives one number a host.
+        ddr_cap: bytes of host memory a rank; with "cpu" this is where tables lie. A list gives one number a host.
+        hbm_mem_bw, ddr_mem_bw, hbm_to_ddr_mem_bw, intra_host_bw, inter_host_bw: bytes per second, one direction.
+        hosts: ranks of each host, for unlike hosts; replaces `local_world_size`.
+
+    Raises:
+        ValueError: a size that is not positive, hosts that do not add up, an unknown device.
+    """
+
+    world_size: int
+    compute_device: str
+    device: Device
+    hosts: tuple[Host, ...] = field(default=())
+
+    def __init__(
+        self,
+        world_size: int,
+        compute_device: str = "cuda",
+        *,
+        local_world_size: int | None = None,
+        gpu: str | None = None,
+        hbm_cap: int | Sequence[int] | None = None,
+        ddr_cap: int | Sequence[int] | None = None,
+        hbm_mem_bw: float | None = None,
+        ddr_mem_bw: float | None = None,
+        hbm_to_ddr_mem_bw: float | None = None,
+        intra_host_bw: float | None = None,
+        inter_host_bw: float | None = None,
+        hosts: Sequence[int] | None = None,
+    ) -> None:
+        if world_size < 1:
+            raise ValueError(f"world_size={world_size} must be at least 1")
+        if compute_device not in ("cpu", "cuda"):
+            raise ValueError(f"compute_device={compute_device!r} must be 'cpu' or 'cuda'")
+        base = device(gpu or ("cpu" if compute_device == "cpu" else DEFAULT_GPU))
+        if base.kind != compute_device:
+            raise ValueError(f"gpu={gpu!r} is a {base.kind} device, but compute_device={compute_device!r}")
+        sizes = _host_sizes(world_size, local_world_size, hosts)
+        unused = "hbm_mem_bw" if compute_device == "cpu" else "ddr_mem_bw"
+        given = {
+            "hbm_mem_bw": hbm_mem_bw,
+            "ddr_mem_bw": ddr_mem_bw,
+            "hbm_to_ddr_mem_bw": hbm_to_ddr_mem_bw,
+            "intra_host_bw": intra_host_bw,
+            "inter_host_bw": inter_host_bw,
+        }
+        rates = {_DEVICE_ARGS[k]: _positive(k, v) for k, v in given.items() if v is not None and k != unused}
+        own = replace(base, **rates)  # type: ignore[arg-type]
+        if compute_device == "cpu":
+            memory, beside = _per_host("ddr_cap", ddr_cap, base.memory_bytes, len(sizes)), [0] * len(sizes)
+        else:
+            memory = _per_host("hbm_cap", hbm_cap, base.memory_bytes, len(sizes))
+            beside = _per_host("ddr_cap", ddr_cap, base.host_bytes, len(sizes))
+        self._set(world_size, compute_device, own, sizes, memory, beside)
+
+    def _set(
+        self, world_size: int, kind: str, own: Device, sizes: list[int], memory: list[int], beside: list[int]
+    ) -> None:
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        built = tuple(Host(*facts) for facts in zip(starts, sizes, memory, beside, strict=True))
+        for name, value in (("world_size", world_size), ("compute_device", kind), ("device", own), ("hosts", built)):
+            object.__setattr__(self, name, value)  # the dataclass is frozen; this is its only writer
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks of the largest host."""
+        return max(host.num_ranks for host in self.hosts)
+
+    def host_of(self, rank: int) -> Host:
+        """The host that `rank` is on."""
+        return next(host for host in self.hosts if rank in host.ranks)
+
+    def with_device(self, own: Device) -> Topology:
+        """The same hosts with the speeds of another device."""
+        copy = object.__new__(Topology)
+        sizes = [h.num_ranks for h in self.hosts]
+        memory, beside = [h.memory_bytes for h in self.hosts], [h.host_bytes for h in self.hosts]
+        copy._set(self.world_size, self.compute_device, own, sizes, memory, beside)
+        return copy
+
+    def with_hosts(self, count: int) -> Topology:
+        """The same kind of machine with `count` hosts like the largest one."""
+        best = max(self.hosts, key=lambda host: host.num_ranks)
+        copy = object.__new__(Topology)
+        sizes, memory, beside = [best.num_ranks] * count, [best.memory_bytes] * count, [best.host_bytes] * count
+        copy._set(best.num_ranks * count, self.compute_device, self.device, sizes, memory, beside)
+        return copy
+
+    @classmethod
+    def from_world(
+        cls, text: str, gpu: str = "h100", hbm_cap: int | None = None, ddr_cap: int | None = None
+    ) -> Topology:
+        """The topology of `HOSTSxRANKS`, as "16x8": 16 hosts of 8 ranks; "8" alone is one host.
+
+        Raises:
+            ValueError: another form.
+        """
+        parts = text.lower().split("x")
+        if len(parts) not in (1, 2) or not all(part.isdigit() and int(part) for part in parts):
+            raise ValueError(f"world {text!r} must be HOSTSxRANKS, as 16x8, or a number of ranks on one host, as 8")
+        hosts, local = (1, int(parts[0])) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
+        kind = device(gpu).kind
+        return cls(hosts * local, kind, local_world_size=local, gpu=gpu, hbm_cap=hbm_cap, ddr_cap=ddr_cap)
+
+    @classmethod
+    def of_this_machine(cls, world_size: int, local_world_size: int | None = None) -> Topology:
+        """A topology whose memory is what this machine has: each GPU's, or RAM shared by the ranks of a host."""
+        local = local_world_size or world_size
+        ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if not torch.cuda.is_available():
+            return cls(world_size, "cpu", local_world_size=local, ddr_cap=ram // local)
+        facts = torch.cuda.get_device_properties(0)
+        known = next((g for g in ("a100", "h100", "h200", "b200") if g in facts.name.lower()), None)
+        return cls(
+            world_size,
+            "cuda",
+            local_world_size=local,
+            gpu=known,
+            hbm_cap=facts.total_memory,
+            ddr_cap=ram // local,
+        )
+
+    @classmethod
+    def from_calibration(cls, path: str | Path, world_size: int, **more: object) -> Topology:
+        """A topology with the speeds that `jobs/calibrate.py` measured and wrote to `path`.
+
+        Args:
+            path: the JSON file.
+            world_size: ranks to plan for; further arguments as for `Topology`.
+
+        Raises:
+            ValueError: not such a file, or of another version.
+        """
+        try:
+            data = json.loads(Path(path).read_text())
+            version, kind, measured = data["version"], data["compute_device"], data["measured"]
+        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: not a calibration file ({error}); write one with jobs/calibrate.py") from error
+        if version != CALIBRATION_VERSION:
+            raise ValueError(f"{path}: calibration version {version!r}; this rayrec reads {CALIBRATION_VERSION}")
+        plain = cls(world_size, kind, **more)  # type: ignore[arg-type]
+        fields = set(Device.__dataclass_fields__) - {"kind", "memory_bytes", "host_bytes"}
+        if unknown := set(measured) - fields:
+            raise ValueError(f"{path}: unknown figures {sorted(unknown)}; known: {sorted(fields)}")
+        return plain.with_device(replace(plain.device, **{k: _positive(k, v) for k, v in measured.items()}))  # type: ignore[arg-type]
+
+
+def _host_sizes(world_size: int, local_world_size: int | None, hosts: Sequence[int] | None) -> list[int]:
+    if hosts is not None:
+        if sum(hosts) != world_size or min(hosts) < 1:
+            raise ValueError(f"hosts={list(hosts)} have {sum(hosts)} ranks, but world_size={world_size}")
+        return list(hosts)
+    local = world_size if local_world_size is None else local_world_size
+    if local < 1:
+        raise ValueError(f"local_world_size={local} must be at least 1")
+    return [min(local, world_size - start) for start in range(0, world_size, local)]
+
+
+def _per_host(name: str, value: int | Sequence[int] | None, default: int, count: int) -> list[int]:
+    values = [default if value is None else value] * count if value is None or isinstance(value, int) else list(value)
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} numbers for {count} hosts")
+    return [int(_positive(name, each)) for each in values]
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise ValueError(f"{name}={value} must be positive")
+    return value
