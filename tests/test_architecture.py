@@ -1,0 +1,175 @@
+"""Holds the package order and the few doors to foreign APIs, by reading the sources."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# An import may only point to a package of a lower level.
+LEVELS = {
+    "sparse": 0,
+    "optim": 1,
+    "modules": 2,
+    "models": 3,
+    "distributed": 4,
+    "checkpoint": 5,
+    "data": 6,
+    "metrics": 6,
+    "train": 7,
+    "cli": 8,
+}
+
+FBGEMM_DOORS = ("rayrec/sparse/", "rayrec/distributed/kernel/", "rayrec/_compat.py")
+RAY_DOORS = ("rayrec/data/", "rayrec/train/")
+COLLECTIVE_DOORS = ("rayrec/distributed/comm/",)
+
+COLLECTIVES = (
+    r"torch\.distributed\.((all_|broadcast|barrier|monitored_barrier|gather|scatter|reduce|batch_).*|i?send|i?recv"
+    r"|nn\..*|_functional_collectives.*)"
+)
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def package_of(path: Path) -> str:
+    """`rayrec.train` for both `rayrec/train/__init__.py` and `rayrec/train/report.py`."""
+    return ".".join(path.relative_to(ROOT).parts[:-1])
+
+
+def imports(path: Path) -> Iterator[tuple[str, str, int]]:
+    """(name bound here, what it stands for, line) of every import in the file, also those inside functions."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.split(".")[0]
+                yield alias.asname or top, alias.name if alias.asname else top, node.lineno
+                yield "", alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package_of(path).split(".")
+                base = ".".join([*above[: len(above) - node.level + 1], *([base] if base else [])])
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{base}.{alias.name}", node.lineno
+
+
+def uses(path: Path) -> Iterator[tuple[str, int]]:
+    """Every dotted name that the file imports or spells out, its import aliases resolved, and its line."""
+    bound = {name: target for name, target, _ in imports(path) if name}
+    yield from ((target, line) for _, target, line in imports(path))
+    for node in ast.walk(tree_of(path)):
+        parts: list[str] = []
+        inner: ast.AST = node
+        while isinstance(inner, ast.Attribute):
+            parts.append(inner.attr)
+            inner = inner.value
+        if parts and isinstance(inner, ast.Name) and inner.id in bound:
+            yield ".".join([bound[inner.id], *reversed(parts)]), node.lineno
+
+
+def outside(doors: tuple[str, ...], forbidden: str, *folders: str) -> list[str]:
+    """Uses of names that match `forbidden` in files that are not behind `doors`."""
+    return [
+        f"{relative(path)}:{line} uses {name}"
+        for path in sources(*folders)
+        if not relative(path).startswith(doors)
+        for name, line in uses(path)
+        if re.fullmatch(forbidden, name)
+    ]
+
+
+def test_imports_point_down_the_package_order() -> None:
+    wrong = []
+    for path in sources("rayrec"):
+        own = path.relative_to(ROOT / "rayrec").parts[0]
+        if own not in LEVELS:
+            continue  # rayrec/__init__.py and other modules beside the packages
+        for name, line in uses(path):
+            parts = name.split(".")
+            other = parts[1] if parts[0] == "rayrec" and len(parts) > 1 else own
+            if other != own and other in LEVELS and LEVELS[other] >= LEVELS[own]:
+                wrong.append(f"{relative(path)}:{line} imports {name}: {own} must not know {other}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_package_has_a_level() -> None:
+    packages = {path.parent.name for path in (ROOT / "rayrec").glob("*/__init__.py")}
+    assert packages <= set(LEVELS), f"give {packages - set(LEVELS)} a place in LEVELS"
+
+
+def test_fbgemm_has_few_doors() -> None:
+    wrong = outside(FBGEMM_DOORS, r"(fbgemm_gpu|torch\.ops\.fbgemm)(\..*)?", "rayrec", "jobs", "data")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_ray_has_few_doors() -> None:
+    wrong = outside(RAY_DOORS, r"ray(\..*)?", "rayrec", "jobs", "data")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_collectives_have_one_door() -> None:
+    wrong = outside(COLLECTIVE_DOORS, COLLECTIVES, "rayrec", "jobs", "data")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_torchrec_is_not_used() -> None:
+    wrong = outside((), r"torchrec(\..*)?", "rayrec", "jobs", "data", "tests")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_library_does_not_import_jobs_or_tests() -> None:
+    wrong = outside((), r"(jobs|tests)\..*", "rayrec")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_file_says_what_lives_in_it() -> None:
+    silent = [relative(path) for path in sources("rayrec", "jobs", "data") if not ast.get_docstring(tree_of(path))]
+    assert not silent, f"module docstring missing: {silent}"
+
+
+@pytest.mark.parametrize("module", ["rayrec", "rayrec.distributed", "rayrec.checkpoint", "rayrec.metrics"])
+def test_importing_it_does_not_import_ray(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr or f"import {module} imports ray"
+
+
+def test_the_reader_sees_through_aliases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    file = tmp_path / "rayrec" / "train" / "x.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "import torch\nimport torch.distributed as dist\nfrom torch.distributed import barrier as b\n"
+        "from ..cli import main\nfrom . import report\n"
+        "def f():\n    import ray.data\n    dist.all_reduce(1)\n    torch.ops.fbgemm.x(1)\n"
+    )
+    names = {name for name, _ in uses(file)}
+    assert {
+        "torch.distributed.all_reduce",
+        "torch.distributed.barrier",
+        "rayrec.cli.main",
+        "rayrec.train.report",
+        "ray.data",
+        "torch.ops.fbgemm.x",
+    } <= names
+    assert sum(bool(re.fullmatch(COLLECTIVES, name)) for name in names) == 2
