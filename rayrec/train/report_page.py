@@ -24,7 +24,7 @@ def page(run: RunRecord, now: float) -> str:
         _cards(run),
         _charts(run),
         _section("Evaluations", _evaluations(run)),
-        _section("Sharding plan", plan_section(run.plan) if run.plan and run.plan.plan else ""),
+        _section("Sharding plan", plan_section(run.plan, run.table_bits) if run.plan and run.plan.plan else ""),
         _section("Memory by rank", memory_section(run.memory) if run.memory else ""),
         _section("Events", _events(run)),
         _section("Configuration", _config(run)),

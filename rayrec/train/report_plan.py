@@ -11,7 +11,6 @@ from rayrec.distributed.types import ParameterSharding, Shard, ShardingPlan
 
 MOST_TABLES = 60  # in picture and table; the smaller ones are only counted
 MOST_RANKS = 64  # in the picture
-BYTES_PER_WEIGHT = 4
 KINDS_OF_MEMORY = (  # key in plan.json, CSS class, name
     ("weights_bytes", "weights", "embedding weights"),
     ("optimizer_bytes", "optimizer", "optimizer state"),
@@ -24,16 +23,21 @@ class _Table:
     module: str
     name: str
     sharding: ParameterSharding
+    bits: int  # of one weight
 
     @property
     def bytes(self) -> int:
         rows, dim = self.sharding.shape
-        return rows * dim * BYTES_PER_WEIGHT
+        return rows * dim * self.bits // 8
 
 
-def plan_section(plan: ShardingPlan) -> str:
-    """The plan as a picture and as a table, its tables by size."""
-    tables = [_Table(module, name, sharding) for module, found in plan.plan.items() for name, sharding in found.items()]
+def plan_section(plan: ShardingPlan, table_bits: Mapping[str, int]) -> str:
+    """The plan as a picture and as a table, its tables by size; `table_bits` tells those that are not of float32."""
+    tables = [
+        _Table(module, name, sharding, table_bits.get(name, 32))
+        for module, found in plan.plan.items()
+        for name, sharding in found.items()
+    ]
     tables.sort(key=lambda table: (-table.bytes, table.name))
     shown = tables[:MOST_TABLES]
     left_out = _and_more(len(tables) - len(shown), "smaller tables")

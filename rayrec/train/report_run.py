@@ -29,6 +29,7 @@ class RunRecord:
 
     path: Path
     name: str
+    config: Line
     config_text: str | None
     plan: ShardingPlan | None
     memory: tuple[Line, ...]
@@ -61,6 +62,13 @@ class RunRecord:
         seen = [number(line, "step") or 0 for line in self.lines]
         done = number(self.result or {}, "steps") or 0
         return int(max([*seen, done], default=0))
+
+    @property
+    def table_bits(self) -> dict[str, int]:
+        """Bits of one weight, by table, of the tables that the config describes."""
+        tables = self.config.get("tables")
+        found = [table for table in tables if isinstance(table, dict)] if isinstance(tables, list) else []
+        return {str(t.get("name")): 16 if t.get("data_type") in ("fp16", "bf16") else 32 for t in found}
 
     @property
     def status(self) -> str:
@@ -115,10 +123,12 @@ def read_run(run_dir: Path) -> RunRecord:
             "give <storage path>/<name> of a run"
         )
     lines = _json_lines(metrics_text or "", problems)
+    config = _yaml(config_text, problems)
     plan, memory = _plan(_json(plan_text, "plan.json", problems), problems)
     return RunRecord(
         path=run_dir,
-        name=_name(config_text, run_dir, problems),
+        name=str(config.get("name") or run_dir.resolve().name),
+        config=config,
         config_text=config_text,
         plan=plan,
         memory=memory,
@@ -183,11 +193,10 @@ def _plan(data: dict[str, Any] | None, problems: list[str]) -> tuple[ShardingPla
         return None, ranks
 
 
-def _name(config_text: str | None, run_dir: Path, problems: list[str]) -> str:
+def _yaml(text: str | None, problems: list[str]) -> dict[str, Any]:
     try:
-        config = yaml.safe_load(config_text or "")
+        config = yaml.safe_load(text or "")
     except yaml.YAMLError as error:
         problems.append(f"config.yaml: not YAML ({error})")
         config = None
-    name = config.get("name") if isinstance(config, dict) else None
-    return str(name or run_dir.resolve().name)
+    return config if isinstance(config, dict) else {}

@@ -273,7 +273,7 @@ def test_long_curves_are_thinned_and_smoothed() -> None:
 
 def test_large_plans_are_cut_short() -> None:
     tables = {f"t{i}": sharding("row_wise", by_rows(f"t{i}", 10_000, 8, range(100))) for i in range(70)}
-    section = plan_section(ShardingPlan({"ebc": tables}))
+    section = plan_section(ShardingPlan({"ebc": tables}), {})
     Balanced(section)
     assert "and 10 smaller tables" in section and "and 36 more ranks" in section
     assert "and 6 more ranks" in memory_section([{"rank": r, "weights_bytes": r} for r in range(70)])
