@@ -6,11 +6,11 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from html import escape
-from importlib.resources import files
+from pathlib import Path
 
 from rayrec.train.report_charts import Chart, Mark, Points, svg_chart
 from rayrec.train.report_plan import memory_section, plan_section
-from rayrec.train.report_run import Line, RunRecord, history, number
+from rayrec.train.report_run import ENDS, Line, RunRecord, history, number
 
 MOST_EVENTS = 200
 KEY = re.compile(r"^(\s*(?:- )*)([\w.\-]+)(?=:)", re.MULTILINE)
@@ -30,7 +30,7 @@ def page(run: RunRecord, now: float) -> str:
         _section("Configuration", _config(run)),
         f"<footer>rayrec · {escape(str(run.path))} · written {_clock(now)}</footer>",
     ]
-    style, script = (files("rayrec.train").joinpath(name).read_text("utf-8") for name in ("report.css", "report.js"))
+    style, script = (Path(__file__).with_name(name).read_text("utf-8") for name in ("report.css", "report.js"))
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
@@ -50,11 +50,9 @@ def _header(run: RunRecord) -> str:
 def _notices(run: RunRecord) -> str:
     """What a reader must know before the figures: how it ended, what could not be read."""
     notices = []
-    if run.status == "failed":
-        said = (run.result or {}).get("error") or next(
-            (line.get("message") for line in reversed(run.events) if line.get("event") in ("failed", "error")), None
-        )
-        notices.append(("failed", f"The run failed. {said or ''}"))
+    if run.status in ENDS:
+        verb = "failed" if run.status == "failed" else "was interrupted"
+        notices.append(("failed", f"The run {verb}. {(run.end or {}).get('message', '')}"))
     elif run.status == "unfinished" and run.last_time is not None:
         notices.append(("", f"No result yet: still running, or ended early. Last entry {_clock(run.last_time)}."))
     recovered = [line for line in run.events if line.get("event") == "recovered"]
@@ -128,7 +126,7 @@ def _charts(run: RunRecord) -> str:
     ]
     charts += [_rate_chart(standing, name, marks) for name in _moving_rates(standing)]
     drawn = "".join(svg_chart(chart, run.steps) for chart in charts)
-    kinds = [kind for kind in ("checkpoint", "recovered", "resumed", "failed") if any(m.kind == kind for m in marks)]
+    kinds = [kind for kind in ("checkpoint", "recovered", "resumed", *ENDS) if any(m.kind == kind for m in marks)]
     keys = [("train", "training"), ("dot", "evaluation"), *((kind, kind) for kind in kinds)]
     if undone:
         keys.append(("undone", "done again after going back to a checkpoint"))

@@ -19,6 +19,8 @@ from rayrec.distributed.types import ShardingPlan
 Line = Mapping[str, Any]
 """One line of metrics.jsonl, or one rank of plan.json's `memory`."""
 
+ENDS = ("failed", "interrupted")  # events after which a run does not go on
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
@@ -72,11 +74,16 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """`finished`, `failed`, or `unfinished` (still running, or ended without a word)."""
+        """`finished`, `failed`, `interrupted`, or `unfinished` (still running, or ended without a word)."""
         if self.result is not None:
-            return "failed" if self.result.get("error") else "finished"
-        last = max(self.events, key=lambda line: number(line, "time") or 0, default={})
-        return "failed" if last.get("event") in ("failed", "error") else "unfinished"
+            return "finished"
+        end = str((self.end or {}).get("event"))
+        return end if end in ENDS else "unfinished"
+
+    @property
+    def end(self) -> Line | None:
+        """The last line of all, which says how a run ended that has no result."""
+        return max(self.lines, key=lambda line: (number(line, "time") or 0, line.get("kind") == "event"), default=None)
 
 
 def number(line: Line, key: str) -> float | None:

@@ -191,6 +191,12 @@ def test_a_failed_run_says_why(tmp_path: Path) -> None:
     assert "The run failed. ratings.parquet: row 7: label 3" in text
 
 
+def test_a_run_taken_up_again_is_not_failed_any_more(tmp_path: Path) -> None:
+    lines = [train_line(1), event_line(1, "interrupted", "stopped by the user"), train_line(2)]
+    assert read_run(write_run(tmp_path / "run", lines[:2])).status == "interrupted"
+    assert read_run(write_run(tmp_path / "run", lines)).status == "unfinished"
+
+
 def test_a_diverged_run(tmp_path: Path) -> None:
     lines = [train_line(step, loss=float("nan") if step > 5 else 0.7, ne=float("inf")) for step in range(1, 20)]
     page = write_report(write_run(tmp_path / "run", lines)).read_text()
