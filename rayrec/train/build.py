@@ -1,0 +1,206 @@
+"""From the config to objects: tables, model, sharder, planner constraints, dense optimizer."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.planner.types import ParameterConstraints
+from rayrec.distributed.types import ShardingPlan
+from rayrec.models import MODELS
+from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
+from rayrec.train.config import ConstraintConfig, TrainConfig
+from rayrec.train.config_checks import suggestion
+from rayrec.train.errors import TrainError
+
+Factory = Callable[..., nn.Module]
+
+DENSE_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad,
+}
+# Numbers of optimizer state for each parameter, and for each row of a table.
+STATE_PER_ELEMENT = {"sgd": 0, "adam": 2, "adamw": 2, "adagrad": 1, "rowwise_adagrad": 0}
+STATE_PER_ROW = {"rowwise_adagrad": 1}
+
+
+def tables(config: TrainConfig) -> list[EmbeddingBagConfig]:
+    """The embedding tables of the config."""
+    return [
+        EmbeddingBagConfig(
+            name=table.name,
+            num_embeddings=table.rows,
+            embedding_dim=table.dim,
+            feature_names=list(table.features),
+            pooling=PoolingType[table.pooling.upper()],
+            data_type=DataType[table.data_type.upper()],
+        )
+        for table in config.tables
+    ]
+
+
+def rows_of(config: TrainConfig) -> dict[str, int]:
+    """Feature → rows that its ids map to: those of the smallest table that reads it."""
+    rows: dict[str, int] = {}
+    for table in config.tables:
+        for feature in table.features:
+            rows[feature] = min(table.rows, rows.get(feature, table.rows))
+    return rows
+
+
+def model(config: TrainConfig, device: torch.device | str, factory: Factory | None = None) -> nn.Module:
+    """The model, its tables not materialized ("meta"); the rest on `device`, drawn from `trainer.seed`.
+
+    Raises:
+        TrainError: no such model, or arguments it does not take.
+    """
+    make = factory or _factory(config)
+    torch.manual_seed(config.trainer.seed)
+    where = f"model.factory={config.model.factory}" if config.model.factory else f"model.name={config.model.name}"
+    weighted = {"is_weighted": True} if config.data_schema.weighted else {}
+    try:
+        made = make(
+            tables=tables(config),
+            num_dense=config.data_schema.num_dense,
+            device=device,
+            **weighted,
+            **config.model.args,
+        )
+    except TypeError as error:
+        raise TrainError(f"model.args: {where} does not take them: {error}") from error
+    if not isinstance(made, nn.Module):
+        raise TrainError(f"{where} returned {type(made).__name__}; an nn.Module is needed")
+    return made
+
+
+def _factory(config: TrainConfig) -> Factory:
+    if config.model.factory is not None:
+        return import_factory(config.model.factory)
+    if config.model.name is None:
+        raise TrainError(f"model: give `name` (built in: {', '.join(MODELS)}) or `factory` (your own)")
+    if config.model.name not in MODELS:
+        names = ", ".join(MODELS)
+        raise TrainError(
+            f"model.name: there is no built-in model {config.model.name!r}{suggestion(config.model.name, MODELS)} "
+            f"(built in: {names}); for a model of your own set model.factory to package.module:function"
+        )
+    return MODELS[config.model.name]
+
+
+def import_factory(path: str) -> Factory:
+    """The function named `package.module:function`; modules in the working folder are found too.
+
+    Raises:
+        TrainError: there is no such module or function.
+    """
+    module_name, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise TrainError(
+            f"model.factory: {module_name!r} cannot be imported ({error}); it must be installed, or lie in the working "
+            f"folder {os.getcwd()}"
+        ) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise TrainError(f"model.factory: module {module_name!r} has no function {name!r}")
+    return found
+
+
+def constraints(config: TrainConfig) -> dict[str, ParameterConstraints]:
+    """What the planner may do, by table."""
+    features = {table.name: len(table.features) for table in config.tables}
+    return {name: _constraint(given, features[name]) for name, given in config.sharding.constraints.items()}
+
+
+def _constraint(given: ConstraintConfig, num_features: int) -> ParameterConstraints:
+    pooling = given.pooling_factor
+    return ParameterConstraints(
+        sharding_types=given.sharding_types,
+        compute_kernels=given.compute_kernels,
+        min_partition=given.min_partition,
+        pooling_factors=None if pooling is None else [pooling] * num_features,
+    )
+
+
+def fused_params(config: TrainConfig) -> dict[str, Any]:
+    """The embedding optimizer, as the sharder takes it."""
+    kinds = {
+        "sgd": EmbOptimType.EXACT_SGD,
+        "adagrad": EmbOptimType.EXACT_ADAGRAD,
+        "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    }
+    sparse = config.optimizers.sparse
+    return {"optimizer": kinds[sparse.kind], "learning_rate": sparse.lr, "eps": sparse.eps}
+
+
+def dense_optimizer(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer of everything that is not a table."""
+    dense = config.optimizers.dense
+    return DENSE_OPTIMIZERS[dense.kind](list(parameters), lr=dense.lr, weight_decay=dense.weight_decay)
+
+
+def given_plan(config: TrainConfig, world_size: int) -> ShardingPlan | None:
+    """The plan named by `sharding.plan`, if one is.
+
+    Raises:
+        TrainError: no such file, not a plan, for more ranks, or for other tables.
+    """
+    path = config.sharding.plan
+    if path is None:
+        return None
+    try:
+        plan = ShardingPlan.from_json(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TrainError(f"sharding.plan: {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise TrainError(f"sharding.plan: {path}: {error}") from None
+    if plan.min_world_size > max(1, world_size):
+        raise TrainError(
+            f"sharding.plan: {path} places shards on {plan.min_world_size} ranks, but trainer.num_workers is "
+            f"{world_size}; raise it, or make a plan for this many with `rayrec plan --world {world_size}`"
+        )
+    _check_plan_tables(plan, config, path)
+    return plan
+
+
+def _check_plan_tables(plan: ShardingPlan, config: TrainConfig, path: str) -> None:
+    shapes = {name: sharding.shape for sharded in plan.plan.values() for name, sharding in sharded.items()}
+    for table in config.tables:
+        wanted = (table.rows, table.dim)
+        if shapes.get(table.name) != wanted:
+            has = f"has it as {shapes[table.name]}" if table.name in shapes else "does not have it"
+            raise TrainError(
+                f"sharding.plan: table {table.name!r} is {wanted} (rows, dim) in the config, "
+                f"but {path} {has}; plan anew"
+            )
+
+
+def plan_memory(
+    plan: ShardingPlan, config: TrainConfig, world_size: int, dense_parameters: int
+) -> list[dict[str, int]]:
+    """Bytes of weights, optimizer state and dense part (with its optimizer and gradients) on each rank."""
+    sparse, dense = config.optimizers.sparse.kind, config.optimizers.dense.kind
+    bytes_of = {table.name: 4 if table.data_type == "fp32" else 2 for table in config.tables}
+    weights, state = [0] * world_size, [0] * world_size
+    for _, _, shard in plan.shards():
+        rows, cols = shard.shape
+        weights[shard.rank] += rows * cols * bytes_of[shard.table]
+        state[shard.rank] += 4 * rows * (cols * STATE_PER_ELEMENT[sparse] + STATE_PER_ROW.get(sparse, 0))
+    dense_bytes = 4 * dense_parameters * (2 + STATE_PER_ELEMENT[dense])
+    return [
+        {"rank": r, "weights_bytes": weights[r], "optimizer_bytes": state[r], "dense_bytes": dense_bytes}
+        for r in range(world_size)
+    ]

@@ -1,0 +1,211 @@
+"""What a training run is: one frozen, typed, documented description.
+
+Reading it from a file and overriding fields lives in `config_file.py`; checks that span sections in `config_checks.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from rayrec.data import ReadOptions, Schema
+from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+from rayrec.distributed.types import ShardingType
+from rayrec.train.config_checks import check_config
+
+SHARDING_TYPES = [kind.value for kind in ShardingType]
+KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
+
+
+class Section(BaseModel):
+    """A part of the config: unknown fields are refused, types are not coerced, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class DataConfig(Section):
+    """Where the examples are."""
+
+    train: str | list[str] = Field(
+        description="Parquet file, folder or glob with the training rows, or a list of them; relative to the folder "
+        "the command runs in"
+    )
+    eval: str | list[str] | None = Field(
+        default=None, description="the same for the evaluation rows; `null`: train without evaluation"
+    )
+    read: ReadOptions = Field(default=ReadOptions(), description="how the files are read")
+
+
+class TableConfig(Section):
+    """One embedding table."""
+
+    name: str = Field(min_length=1, description="unique name of the table")
+    rows: int = Field(ge=1, description="rows of the table; ids map to `[0, rows)`")
+    dim: int = Field(ge=4, description="width of a row, a multiple of 4")
+    features: list[str] = Field(min_length=1, description="sparse features of the schema that read this table")
+    pooling: Literal["sum", "mean"] = Field(default="sum", description="how the vectors of a list of ids become one")
+    data_type: Literal["fp32", "fp16", "bf16"] = Field(default="fp32", description="number format of the weights")
+
+    @field_validator("dim")
+    @classmethod
+    def _dim_is_aligned(cls, dim: int) -> int:
+        if dim % 4:
+            raise ValueError(f"{dim} is not a multiple of 4; try {-(-dim // 4) * 4}")
+        return dim
+
+
+class ModelConfig(Section):
+    """The model: a built-in one by name, or a user's own by import path."""
+
+    name: str | None = Field(
+        default=None, description="a built-in model, e.g. `dlrm`; leave out when `factory` is given"
+    )
+    factory: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="`package.module:function` that is called as `function(tables=…, num_dense=…, device=…, **args)` "
+        "and returns an `nn.Module` with `loss, logits = model(batch)`",
+    )
+    args: dict[str, Any] = Field(
+        default={}, description="further arguments of the model, e.g. `dense_arch`, `over_arch`"
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelConfig:
+        if self.name is not None and self.factory is not None:
+            raise ValueError("give `name` (a built-in model) or `factory` (your own), not both")
+        return self
+
+
+class DenseOptimizerConfig(Section):
+    """Trains everything that is not an embedding table."""
+
+    kind: Literal["sgd", "adam", "adamw", "adagrad"] = Field(default="adam", description="the optimizer")
+    lr: float = Field(default=0.001, gt=0, description="learning rate")
+    weight_decay: float = Field(default=0.0, ge=0, description="weight decay")
+
+
+class SparseOptimizerConfig(Section):
+    """Trains the embedding tables, inside the backward pass."""
+
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad"] = Field(default="rowwise_adagrad", description="the optimizer")
+    lr: float = Field(default=0.05, gt=0, description="learning rate")
+    eps: float = Field(default=1e-8, gt=0, description="added to the root of the squared gradients (not read by sgd)")
+
+
+class OptimizersConfig(Section):
+    """How parameters change."""
+
+    dense: DenseOptimizerConfig = Field(default=DenseOptimizerConfig(), description="optimizer of the dense parameters")
+    sparse: SparseOptimizerConfig = Field(
+        default=SparseOptimizerConfig(), description="optimizer of the embedding tables"
+    )
+
+
+class ConstraintConfig(Section):
+    """What the planner may do with one table; what is left out is free."""
+
+    sharding_types: list[str] | None = Field(
+        default=None, min_length=1, description=f"any of {', '.join(SHARDING_TYPES)}"
+    )
+    compute_kernels: list[str] | None = Field(default=None, min_length=1, description=f"any of {', '.join(KERNELS)}")
+    min_partition: Annotated[int, Field(ge=4)] | None = Field(
+        default=None, description="narrowest column cut, for column-wise sharding"
+    )
+    pooling_factor: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="mean number of ids in a bag, for the planner's estimates"
+    )
+
+    @field_validator("sharding_types")
+    @classmethod
+    def _known_types(cls, given: list[str] | None) -> list[str] | None:
+        return _only(given, SHARDING_TYPES, "sharding type")
+
+    @field_validator("compute_kernels")
+    @classmethod
+    def _known_kernels(cls, given: list[str] | None) -> list[str] | None:
+        return _only(given, KERNELS, "compute kernel")
+
+
+class ShardingConfig(Section):
+    """How tables are spread over the workers."""
+
+    constraints: dict[str, ConstraintConfig] = Field(
+        default={}, description="table name → what the planner may do with it"
+    )
+    plan: str | None = Field(default=None, description="path of a `plan.json` to use as it is; `null`: plan at start")
+
+
+class TrainerConfig(Section):
+    """How the run goes."""
+
+    num_workers: int = Field(
+        default=2, ge=0, description="workers, one a GPU; 0 trains in this process, without Ray Train"
+    )
+    batch_size: int = Field(default=1024, ge=1, description="rows of a step, over all workers together")
+    epochs: int = Field(default=1, ge=1, description="passes over the training rows")
+    seed: int = Field(default=0, ge=0, description="seed of weights and of the order of rows")
+    log_every: int = Field(default=20, ge=1, description="steps between two lines of `metrics.jsonl`")
+    checkpoint_every: int = Field(
+        default=100, ge=1, description="steps between two checkpoints; one more is made at the end"
+    )
+    use_gpu: bool | Literal["auto"] = Field(default="auto", description="`auto`: GPUs if there is one for each worker")
+    cpus_per_worker: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        default="auto",
+        description="CPUs a worker reserves in Ray; `auto`: up to 1, leaving half of the CPUs for reading",
+    )
+    threads_per_worker: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto", description="compute threads of a worker; `auto`: the CPUs of a machine shared by its workers"
+    )
+    max_failures: int = Field(default=3, ge=0, description="how often a lost worker is replaced before the run fails")
+    wait_for_resources_s: float = Field(
+        default=30.0, ge=0, description="seconds to wait for a cluster's CPUs and GPUs to become free before refusing"
+    )
+    timeout_s: int = Field(default=300, ge=1, description="seconds after which a stuck exchange between workers fails")
+
+
+class StorageConfig(Section):
+    """Where a run is kept."""
+
+    path: str = Field(
+        default="runs", min_length=1, description="folder of runs; on a cluster, one that every node sees"
+    )
+    keep: int = Field(default=3, ge=1, description="newest checkpoints that are kept")
+
+
+class TrainConfig(Section):
+    """Everything that makes a run; the same as the YAML file.
+
+    Raises:
+        pydantic.ValidationError: a field is missing, unknown or wrong (a `ValueError`); `config_file.load_config`
+            turns it into a `ConfigError` that reads well.
+    """
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][\w.\-]*$", description="name of the run, and of its folder below `storage.path`"
+    )
+    data: DataConfig = Field(description="where the examples are")
+    data_schema: Schema = Field(alias="schema", description="what the columns mean")
+    tables: list[TableConfig] = Field(min_length=1, description="embedding tables")
+    model: ModelConfig = Field(description="the model")
+    optimizers: OptimizersConfig = Field(default=OptimizersConfig(), description="how parameters change")
+    sharding: ShardingConfig = Field(default=ShardingConfig(), description="how tables are spread over the workers")
+    trainer: TrainerConfig = Field(default=TrainerConfig(), description="how the run goes")
+    storage: StorageConfig = Field(default=StorageConfig(), description="where the run is kept")
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> TrainConfig:
+        check_config(self)
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as they stand in the YAML file; `TrainConfig(**config.to_dict())` is the same config."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+def _only(given: list[str] | None, allowed: list[str], what: str) -> list[str] | None:
+    for value in given or []:
+        if value not in allowed:
+            raise ValueError(f"{value!r} is not a {what}; allowed: {', '.join(allowed)}")
+    return given

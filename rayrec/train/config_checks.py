@@ -1,0 +1,100 @@
+"""Checks that need more than one section of the config: tables against schema, model, constraints, batch size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from pydantic_core import PydanticCustomError
+
+if TYPE_CHECKING:
+    from rayrec.train.config import TrainConfig
+
+
+def check_config(config: TrainConfig) -> None:
+    """Find what no section can see alone.
+
+    Raises:
+        PydanticCustomError: the first disagreement; its context holds the path of the field.
+    """
+    _check_tables(config)
+    _check_constraints(config)
+    _check_dlrm(config)
+    _check_trainer(config)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing when no known name is close."""
+    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _refuse(path: str, message: str) -> PydanticCustomError:
+    # The braces of a message template would be filled in: hand the text over as a value.
+    return PydanticCustomError("config", "{message}", {"message": message, "path": path})
+
+
+def _check_tables(config: TrainConfig) -> None:
+    repeated = [name for name, times in Counter(t.name for t in config.tables).items() if times > 1]
+    if repeated:
+        raise _refuse("tables", f"table name {repeated[0]!r} is used twice; names are unique")
+    known = [feature.name for feature in config.data_schema.sparse]
+    for table in config.tables:
+        for feature in table.features:
+            if feature not in known:
+                hint = suggestion(feature, known)
+                text = f"{feature!r} is not a sparse feature of the schema{hint} (schema.sparse has {', '.join(known)})"
+                raise _refuse(f"tables.{table.name}.features", f"table {table.name!r}: {text}")
+        twice = [feature for feature, times in Counter(table.features).items() if times > 1]
+        if twice:
+            raise _refuse(
+                f"tables.{table.name}.features", f"table {table.name!r}: feature {twice[0]!r} is listed twice"
+            )
+    read = {feature for table in config.tables for feature in table.features}
+    for name in known:
+        if name not in read:
+            raise _refuse(
+                f"schema.sparse.{name}",
+                f"no table reads feature {name!r}; add it to the `features` of a table, or take it out of the schema",
+            )
+
+
+def _check_constraints(config: TrainConfig) -> None:
+    names = [table.name for table in config.tables]
+    for name in config.sharding.constraints:
+        if name not in names:
+            raise _refuse(
+                f"sharding.constraints.{name}",
+                f"there is no table {name!r}{suggestion(name, names)} (tables: {', '.join(names)})",
+            )
+
+
+def _check_dlrm(config: TrainConfig) -> None:
+    if config.model.name != "dlrm":
+        return
+    dims = sorted({table.dim for table in config.tables})
+    if len(dims) > 1:
+        raise _refuse("tables", f"model dlrm needs one dim for all tables, but they have {dims}")
+    arch = config.model.args.get("dense_arch")
+    if isinstance(arch, list) and arch and arch[-1] != dims[0]:
+        raise _refuse(
+            "model.args.dense_arch",
+            f"{arch} must end with the dim of the tables, {dims[0]}: the dense features become one more vector of it",
+        )
+    over = config.model.args.get("over_arch")
+    if isinstance(over, list) and over and over[-1] != 1:
+        raise _refuse("model.args.over_arch", f"{over} must end with 1: the model gives one logit a row")
+
+
+def _check_trainer(config: TrainConfig) -> None:
+    trainer = config.trainer
+    if trainer.batch_size < trainer.num_workers:
+        raise _refuse(
+            "trainer.batch_size",
+            f"{trainer.batch_size} rows a step cannot be dealt to {trainer.num_workers} workers; "
+            f"it is the batch of all workers together, so at least {trainer.num_workers}",
+        )
+    if trainer.num_workers == 0 and trainer.use_gpu is True:
+        raise _refuse("trainer.use_gpu", "num_workers: 0 trains in this process, on CPU; use num_workers: 1 for a GPU")

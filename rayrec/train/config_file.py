@@ -1,0 +1,213 @@
+"""From a YAML file and `--set a.b=value` to a `TrainConfig`; errors name the field, what was given, and the fix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from rayrec.train.config import TrainConfig
+from rayrec.train.config_checks import suggestion
+from rayrec.train.config_reference import fields_at, type_at
+
+Location = tuple[str | int, ...]
+
+
+class ConfigError(ValueError):
+    """A config that cannot be used; the message has one line a problem."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses repeated keys and reads `1e-8` as a number (plain YAML 1.1 takes it for text)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise ConfigError(f"line {key_node.start_mark.line + 1}: key {key!r} is given twice; keep one")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a config file and apply `a.b.c=value` overrides.
+
+    Args:
+        path: a YAML file.
+        overrides: `field.path=value`, value in YAML; list items by number or by their `name` (`tables.user.dim=16`).
+
+    Raises:
+        ConfigError: no such file, not YAML, or a field that is missing, unknown or wrong.
+    """
+    raw = read_yaml(path)
+    for override in overrides:
+        raw = apply_override(raw, override)
+    try:
+        return parse_config(raw)
+    except ConfigError as error:
+        raise ConfigError(f"{path}:\n{error}") from None
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping a YAML file holds.
+
+    Raises:
+        ConfigError: the file is missing, unreadable, not YAML, or not a mapping.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"config file {file} does not exist (looked in {Path.cwd()})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {file} cannot be read: {error}") from None
+    try:
+        raw = _parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{file}: a mapping with the fields {', '.join(fields_at(()))} is needed")
+    return raw
+
+
+def parse_config(raw: Mapping[str, Any]) -> TrainConfig:
+    """A `TrainConfig` from plain values.
+
+    Raises:
+        ConfigError: every problem on its own line, with the field's path.
+    """
+    try:
+        return TrainConfig(**raw)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"  {line}" for line in _problems(raw, error))) from None
+
+
+def apply_override(raw: Mapping[str, Any], override: str) -> dict[str, Any]:
+    """A copy of `raw` with one `a.b.c=value` applied.
+
+    Raises:
+        ConfigError: no `=`, an empty path, a value that is not YAML, or a path through something that has no fields.
+    """
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {override}: write it as field.path=value, e.g. --set trainer.num_workers=4")
+    try:
+        value = _parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"--set {override}: the value is not YAML: {error}") from None
+    changed = _replaced(raw, keys, value, override)
+    assert isinstance(changed, dict)
+    return changed
+
+
+def _parse_yaml(text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not YAML: {str(error).strip()}") from None
+
+
+def _replaced(node: Any, keys: Sequence[str], value: Any, override: str) -> Any:
+    if not keys:
+        return value
+    key, rest = keys[0], keys[1:]
+    if node is None or isinstance(node, Mapping):
+        fields = dict(node or {})
+        fields[key] = _replaced(fields.get(key), rest, value, override)
+        return fields
+    if isinstance(node, list):
+        at = _item(node, key, override)
+        return [*node[:at], _replaced(node[at], rest, value, override), *node[at + 1 :]]
+    raise ConfigError(f"--set {override}: {node!r} has no field {key!r}")
+
+
+def _item(items: Sequence[Any], key: str, override: str) -> int:
+    names = [item.get("name") if isinstance(item, Mapping) else None for item in items]
+    if key in names:
+        return names.index(key)
+    if key.isdigit() and int(key) < len(items):
+        return int(key)
+    known = [name for name in names if name]
+    raise ConfigError(
+        f"--set {override}: the list has no item {key!r}{suggestion(key, known)} "
+        f"(items 0 to {len(items) - 1}{': ' + ', '.join(known) if known else ''})"
+    )
+
+
+def _problems(raw: Any, error: ValidationError) -> list[str]:
+    """A line for each field that is wrong; pydantic has one for each type that the field might have had."""
+    by_field: dict[Location, list[Mapping[str, Any]]] = {}
+    for problem in error.errors():
+        by_field.setdefault(_in_data(raw, problem["loc"]), []).append(problem)
+    return [_problem(_path(raw, location), location, problems) for location, problems in by_field.items()]
+
+
+def _problem(path: str, location: Location, problems: Sequence[Mapping[str, Any]]) -> str:
+    problem = problems[0]
+    context, kind, given = problem.get("ctx", {}), problem["type"], problem.get("input")
+    if len(problems) > 1:
+        return f"{path}: got {_shown(given)}; allowed: {type_at(location)}"
+    match kind:
+        case "config":
+            return f"{context['path']}: {problem['msg']}"
+        case "extra_forbidden":
+            known = fields_at(location[:-1])
+            allowed = f" (allowed: {', '.join(known)})" if known else ""
+            return f"{path}: unknown field{suggestion(str(location[-1]), known)}{allowed}"
+        case "missing":
+            return f"{path}: is missing; it is required"
+        case "value_error":
+            return f"{path}: {context['error']}" if path else str(context["error"])
+        case "literal_error" | "enum":
+            return f"{path}: got {given!r}; allowed: {context['expected']}"
+        case "union_tag_invalid":
+            return f"{path}.kind: got {context['tag']!r}; allowed: {context['expected_tags']}"
+        case "model_type" | "model_attributes_type":
+            return f"{path}: got {_shown(given)}; it is a section with the fields {', '.join(fields_at(location))}"
+        case _:
+            must = problem["msg"].replace("Input should", "must", 1)
+            return f"{path}: got {_shown(given)}; {must[:1].lower()}{must[1:]}"
+
+
+def _path(raw: Any, location: Location) -> str:
+    """A location as `--set` takes it: items of a list by their name, where they have one."""
+    parts, node = [], raw
+    for step in location:
+        if isinstance(node, list):
+            node = node[step] if isinstance(step, int) and step < len(node) else None
+            name = node.get("name") if isinstance(node, Mapping) else None
+            parts.append(str(step) if name is None else str(name))
+        else:
+            node = node.get(step) if isinstance(node, Mapping) else None
+            parts.append(str(step))
+    return ".".join(parts)
+
+
+def _shown(given: Any) -> str:
+    return f"{given!r} ({type(given).__name__})"
+
+
+def _in_data(raw: Any, location: Iterable[str | int]) -> Location:
+    """The part of a pydantic location that names data; it also names union members, which mean nothing to a user."""
+    found: list[str | int] = []
+    steps, node = list(location), raw
+    for i, step in enumerate(steps):
+        last = i == len(steps) - 1
+        if isinstance(node, Mapping) and (step in node or last):
+            found.append(step)
+            node = node.get(step)
+        elif isinstance(node, list) and isinstance(step, int):
+            found.append(step)
+            node = node[step] if step < len(node) else None
+    return tuple(found)

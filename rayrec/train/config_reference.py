@@ -1,0 +1,162 @@
+"""The config's fields as a table, made from its own types: for `rayrec config`, the README, and error messages."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+
+def config_reference() -> str:
+    """Every field of the config as a Markdown table: path, type, default, meaning."""
+    from rayrec.train.config import TrainConfig
+
+    fields: dict[str, list[tuple[type[BaseModel], str, FieldInfo]]] = {}
+    for path, model, name, field in _rows(TrainConfig, ""):
+        fields.setdefault(path, []).append((model, name, field))
+    lines = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    for path, places in fields.items():
+        kind = " or ".join(dict.fromkeys(_field_type(field) for _, _, field in places))
+        model, name, field = places[0]
+        meaning = _meaning(model, name, field).replace("|", "\\|")
+        lines.append(f"| `{path}` | {kind} | {_default(field)} | {meaning} |")
+    return "\n".join(lines)
+
+
+def fields_at(location: Sequence[str | int]) -> list[str]:
+    """Names of the fields that are allowed below a place in the config, e.g. `("tables", 0)`; empty where any are."""
+    return list(dict.fromkeys(name for model in _models_at(location) for name, _ in _fields(model)))
+
+
+def type_at(location: Sequence[str | int]) -> str:
+    """The type of a field in words, e.g. "`true` or `false` or `auto`"."""
+    if location and isinstance(location[-1], int):
+        return type_at(location[:-1])
+    fields = [field for model in _models_at(location[:-1]) for name, field in _fields(model) if name == location[-1]]
+    return " or ".join(dict.fromkeys(_field_type(field) for field in fields)) or "another type"
+
+
+def _models_at(location: Sequence[str | int]) -> list[type[BaseModel]]:
+    from rayrec.train.config import TrainConfig
+
+    models: list[type[BaseModel]] = [TrainConfig]
+    keyed = False
+    for step in location:
+        if isinstance(step, int) or keyed:
+            keyed = False
+            continue
+        fields = [field for model in models for name, field in _fields(model) if name == step]
+        models = [model for field in fields for model in _models(field.annotation)]
+        keyed = any(get_origin(_bare(field.annotation)) is dict for field in fields)
+    return models
+
+
+def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        yield field.alias or name, field
+
+
+def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel], str, FieldInfo]]:
+    """(path, model, field name, field) of every field below `model`; a path may come more than once (unions)."""
+    for name, field in _fields(model):
+        path = f"{prefix}{name}"
+        inner = _models(field.annotation)
+        shown = path
+        if inner:
+            origin = get_origin(_bare(field.annotation))
+            shown += "[]" if origin in (list, tuple) else ".<name>" if origin is dict else ""
+        yield shown, model, name, field
+        for part in inner:
+            yield from _rows(part, f"{shown}.")
+
+
+def _meaning(model: type[BaseModel], name: str, field: FieldInfo) -> str:
+    """The field's description, or what the docstring of its class says of it under `Args:`."""
+    if field.description:
+        return field.description
+    for owner in model.__mro__:
+        _, _, listed = (owner.__doc__ or "").partition("Args:\n")
+        found = re.search(rf"^\s+{name}: (.*(?:\n {{12,}}\S.*)*)", listed, re.MULTILINE)
+        if found:
+            return " ".join(found.group(1).split()).removesuffix(".").replace('"', "`")
+    inner = _models(field.annotation)
+    first = (inner[0].__doc__ or "").strip().splitlines()[:1] if inner else []
+    return first[0].removesuffix(".") if first else ""
+
+
+def _field_type(field: FieldInfo) -> str:
+    return _type_text(field.annotation) + _limits(field.metadata)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models an annotation may hold, through lists, dicts, unions and `Annotated`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) is Literal:
+        return []
+    return [model for part in get_args(annotation) for model in _models(part)]
+
+
+def _bare(annotation: Any) -> Any:
+    """`annotation` without `Annotated` and without `| None`."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _bare(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        parts = [part for part in get_args(annotation) if part is not type(None)]
+        if len(parts) == 1:
+            return _bare(parts[0])
+    return annotation
+
+
+def _type_text(annotation: Any) -> str:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_text(args[0]) + _limits(args[1:])
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_type_text(part) for part in args))
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in args)
+    if origin in (list, tuple):
+        return f"list of {_type_text(args[0])}"
+    if origin is dict:
+        return f"mapping of {_type_text(args[1])}"
+    if annotation is type(None):
+        return "`null`"
+    if annotation is Any:
+        return "any"
+    if isinstance(annotation, type):
+        if issubclass(annotation, BaseModel):
+            return "section"
+        return {str: "text", int: "integer", float: "number", bool: "`true` or `false`"}.get(
+            annotation, annotation.__name__
+        )
+    return str(annotation)
+
+
+def _limits(metadata: Sequence[Any]) -> str:
+    parts = []
+    for item in metadata:
+        if isinstance(item, FieldInfo):
+            parts += [text for text in [_limits(item.metadata).strip()] if text]
+        for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
+            bound = getattr(item, name, None)
+            if bound is not None and not isinstance(item, FieldInfo):
+                parts.append(f"{sign} {bound}")
+    return f" {', '.join(parts)}" if parts else ""
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default
+    if value is PydanticUndefined or isinstance(value, BaseModel) or field.default_factory is not None:
+        return ""
+    if value in ({}, [], (), ""):
+        return ""
+    return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"

@@ -1,0 +1,170 @@
+"""What the user sees of a run: plan, progress, evaluations, events, summary. A bar on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+MIN_S_BETWEEN_LINES = 1.0
+
+
+def debugging() -> bool:
+    """Whether tracebacks and Ray's own messages should be shown (`RAYREC_DEBUG=1`)."""
+    return os.environ.get("RAYREC_DEBUG", "").lower() not in ("", "0", "false", "no")
+
+
+def figure(value: float | None, digits: int = 4) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+class Display:
+    """Shows a run on a `rich` console."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._progress: Progress | None = None
+        self._task: Any = None
+        self._figures: dict[str, float | None] = {}
+        self._last_line_at = 0.0
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """One line of plain text; no markup is read from it."""
+        self.console.print(escape(text), style=style, highlight=False, soft_wrap=True)
+
+    def debug(self, text: str) -> None:
+        if text and debugging():
+            self.say(text, style="dim")
+
+    def plan(self, plan: Mapping[str, Any]) -> None:
+        """The sharding plan as a table, and the bytes it puts on each rank."""
+        self._pause()
+        self.console.print(plan_table(plan))
+        for line in memory_lines(plan):
+            self.say(line)
+
+    def begin(self, record: Mapping[str, Any]) -> None:
+        """A worker group starts, at `resumed_step` or 0."""
+        self._pause()
+        self._figures = {}
+        if self.console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._task = self._progress.add_task("training", total=None, figures="")
+            self._progress.start()
+
+    def progress(self, record: Mapping[str, Any]) -> None:
+        """A step was made."""
+        if self._progress is None:
+            return
+        self._progress.update(
+            self._task,
+            completed=record["step"],
+            total=record["total_steps"],
+            description=f"epoch {record['epoch'] + 1}/{record['epochs']}",
+            figures=self._figures_text(),
+        )
+
+    def train(self, record: Mapping[str, Any]) -> None:
+        """Figures of the steps since the last logging step."""
+        self._figures = {name: record[name] for name in ("samples_per_second", "loss", "ne")}
+        if self._progress is not None:
+            self._progress.update(self._task, completed=record["step"], figures=self._figures_text())
+        elif time.monotonic() - self._last_line_at >= MIN_S_BETWEEN_LINES:
+            self._last_line_at = time.monotonic()
+            self.say(f"epoch {record['epoch'] + 1}  step {record['step']}  {self._figures_text()}")
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        """One pass over the evaluation rows."""
+        self.say(
+            f"evaluation after epoch {record['epoch'] + 1} (step {record['step']}): "
+            f"AUC {figure(record['auc'])}  NE {figure(record['ne'])}  logloss {figure(record['logloss'])}  "
+            f"calibration {figure(record['calibration'], 3)}  on {record['samples']:,} rows",
+            style="bold",
+        )
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        """Something happened that a user should know of; a checkpoint only with RAYREC_DEBUG."""
+        if record["event"] == "checkpoint":
+            self.debug(record["message"])
+        else:
+            self.say(record["message"], style="yellow")
+
+    def summary(self, result: Mapping[str, Any], places: Mapping[str, str]) -> None:
+        """How the run ended and where everything is."""
+        self._pause()
+        evaluation = result["eval"] or {}
+        rows = [
+            ("evaluation AUC", figure(evaluation.get("auc"))),
+            ("evaluation NE", figure(evaluation.get("ne"))),
+            ("epochs, steps", f"{result['epochs']}, {result['steps']:,}"),
+            ("workers", str(result["world_size"])),
+            ("samples/s", f"{result['samples_per_second']:,.0f}"),
+            *places.items(),
+        ]
+        grid = Table.grid(padding=(0, 2))
+        for name, value in rows:
+            grid.add_row(name, escape(value))
+        self.console.print(grid, soft_wrap=True)
+
+    def close(self) -> None:
+        self._pause()
+
+    def _pause(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _figures_text(self) -> str:
+        if not self._figures:
+            return ""
+        speed = self._figures["samples_per_second"] or 0.0
+        return f"{speed:,.0f} samples/s  loss {figure(self._figures['loss'])}  NE {figure(self._figures['ne'])}"
+
+
+def plan_table(plan: Mapping[str, Any]) -> Table:
+    """A plan (as `ShardingPlan.to_dict` writes it) as a table: one line a shard."""
+    table = Table(title="sharding plan", title_justify="left")
+    for head in ("table", "sharding", "kernel", "shard rows × columns", "rank"):
+        table.add_column(head, justify="right" if head == "rank" else "left")
+    for tables in plan["plan"].values():
+        for name, sharding in tables.items():
+            for i, shard in enumerate(sharding["shards"]):
+                first = (
+                    (escape(name), sharding["sharding_type"], sharding["compute_kernel"]) if i == 0 else ("", "", "")
+                )
+                (row, col), (rows, cols) = shard["shard_offsets"], shard["shard_sizes"]
+                span = f"{row:,}–{row + rows:,} × {col}–{col + cols}"
+                table.add_row(*first, span, shard["placement"].removeprefix("rank:").split("/")[0])
+    return table
+
+
+def memory_lines(plan: Mapping[str, Any]) -> list[str]:
+    """One line a rank: bytes of weights, optimizer state and dense parameters."""
+    return [
+        f"rank {rank['rank']}: {bytes_text(rank['weights_bytes'])} weights, "
+        f"{bytes_text(rank['optimizer_bytes'])} optimizer, {bytes_text(rank['dense_bytes'])} dense"
+        for rank in plan.get("memory", [])
+    ]
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes for people: `1.5 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -1,0 +1,143 @@
+"""How ranks stay in step: a small exchange before every step says how many rows it has and whether anyone failed.
+
+It runs on the CPU (gloo) beside the exchanges of the model, so that a rank whose data is bad can tell the others before
+they wait for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from rayrec.distributed.comm import Group, all_gather_object, all_reduce
+from rayrec.models import Batch
+from rayrec.train.errors import TrainError, describe, is_retryable
+
+T = TypeVar("T")
+
+
+class RankError(TrainError):
+    """A rank failed; raised alike on every rank. `retry`: whether another attempt may end otherwise."""
+
+    def __init__(self, message: str, retry: bool = False) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """The group that joins the ranks for small exchanges on the CPU."""
+
+    rank: int
+    world_size: int
+    group: Group
+
+    def rows(self, rows: int, error: BaseException | None = None) -> int:
+        """Rows that all ranks together bring to the next step; costs one all-reduce of two numbers.
+
+        Raises:
+            RankError: on every rank, if any rank brought an error.
+        """
+        total, failed = all_reduce(torch.tensor([rows, error is not None]), self.group).tolist()
+        if failed:
+            self._raise(error)
+        return int(total)
+
+    def together(self, act: Callable[[], T]) -> T:
+        """Do something on every rank; if it fails on any, it fails on all with that rank's error.
+
+        For acts that exchange nothing themselves.
+
+        Raises:
+            RankError: it failed somewhere.
+        """
+        error, value = None, None
+        try:
+            value = act()
+        except Exception as caught:
+            error = caught
+        self.rows(0, error)
+        return value  # type: ignore[return-value]
+
+    def _raise(self, error: BaseException | None) -> None:
+        mine = None if error is None else (describe(error), is_retryable(error))
+        everyone = all_gather_object(mine, self.group)
+        failures = [(rank, *failure) for rank, failure in enumerate(everyone) if failure is not None]
+        lasting = [failure for failure in failures if not failure[2]]
+        _, message, retry = (lasting or failures)[0]
+        raise RankError(message, retry) from error
+
+    def sums(self, values: list[float]) -> list[float]:
+        """Each number added up over the ranks; one all-reduce."""
+        return [float(x) for x in all_reduce(torch.tensor(values, dtype=torch.float64), self.group).tolist()]
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, by rank."""
+        return all_gather_object(value, self.group)
+
+
+class Stream(Protocol):
+    """What `rayrec.data.BatchStream` gives: batches, each with the reading position after it."""
+
+    start_cursor: Any
+
+    def __iter__(self) -> Iterator[tuple[Batch, Any]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One step of one rank.
+
+    Args:
+        batch: this rank's rows; none if it has run out.
+        rows: rows of all ranks in this step.
+        cursor: this rank's reading position after the batch.
+        wait_s: seconds that this rank waited for the batch.
+    """
+
+    batch: Batch
+    rows: int
+    cursor: Any
+    wait_s: float
+
+    def on(self, device: torch.device) -> Turn:
+        """The same with the batch on `device`."""
+        return self if device.type == "cpu" else replace(self, batch=self.batch.to(device, non_blocking=True))
+
+
+def in_step(stream: Stream, empty: Batch, control: Control) -> Iterator[Turn]:
+    """This rank's batches, as many steps as the rank with the most has; a rank that runs out goes on with `empty`.
+
+    Raises:
+        RankError: on every rank, if reading failed on any.
+    """
+    batches, cursor, more = iter(stream), stream.start_cursor, True
+    while True:
+        batch, error, began = empty, None, time.perf_counter()
+        if more:
+            try:
+                found = next(batches, None)
+            except Exception as caught:
+                found, error = None, caught
+            more = found is not None
+            if found is not None:
+                batch, cursor = found
+        wait_s = time.perf_counter() - began
+        rows = control.rows(batch.rows, error)
+        if rows == 0:
+            return
+        yield Turn(batch, rows, cursor, wait_s)
+
+
+def due(step: int, every: int) -> bool:
+    """Whether something done every so many steps is done after this one."""
+    return step % every == 0
+
+
+def dealt(batch_size: int, rank: int, world_size: int) -> int:
+    """The rows of one rank in a batch of all ranks together."""
+    return batch_size // world_size + (rank < batch_size % world_size)

@@ -1,0 +1,71 @@
+"""What can go wrong with a run, and which of it is worth another attempt."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import torch.distributed as dist
+
+
+class TrainError(ValueError):
+    """A run that ended before its end; the message names the cause and what to do."""
+
+
+class ResourceError(TrainError):
+    """Ray has not the CPUs or GPUs that the run needs."""
+
+
+class StorageError(TrainError):
+    """The run folder cannot be made, written or used."""
+
+
+class Interrupted(TrainError):
+    """The user stopped the run."""
+
+
+# What torch, gloo and NCCL say on a rank whose peer went away; they come as plain RuntimeErrors.
+_PEER_IS_GONE = re.compile(
+    r"gloo|nccl|connection (closed|reset|refused|aborted|was)|broken pipe|socket (timeout|closed)|"
+    r"timed out waiting|process ?group|store.*(closed|timeout)|peer",
+    re.IGNORECASE,
+)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether `error` is what a rank sees of another rank's end, so not a cause of its own."""
+    if isinstance(error, dist.DistError):
+        return True
+    return type(error) in (RuntimeError, TimeoutError, ConnectionError) and bool(_PEER_IS_GONE.search(str(error)))
+
+
+def is_retryable(error: BaseException) -> bool:
+    """Whether a new attempt may end otherwise: lost workers and faults of storage or network, never a wrong input."""
+    if is_lost_peer(error) or _is_lost_by_ray(error):
+        return True
+    if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)):
+        return False
+    return isinstance(error, (OSError, EOFError))
+
+
+def _is_lost_by_ray(error: BaseException) -> bool:
+    """Whether a Ray task, actor or object was lost, be it under an error of our own."""
+    if "ray.exceptions" not in sys.modules:
+        return False
+    from ray import exceptions
+
+    lost = (
+        exceptions.RayActorError,
+        exceptions.WorkerCrashedError,
+        exceptions.NodeDiedError,
+        exceptions.ObjectLostError,
+        exceptions.LocalRayletDiedError,
+    )
+    return isinstance(error, lost) or isinstance(error.__cause__, lost)
+
+
+def describe(error: BaseException) -> str:
+    """The text a user should see: own errors as they are, foreign ones with their type."""
+    if isinstance(error, ValueError) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

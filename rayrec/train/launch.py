@@ -1,0 +1,168 @@
+"""Running a job: in this process, or by Ray Train's workers. What is done with the outcome is `trainer.py`'s."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rayrec.train.cluster import Cluster, await_resources, connected
+from rayrec.train.config import TrainerConfig
+from rayrec.train.console import Display
+from rayrec.train.errors import Interrupted, TrainError, describe
+from rayrec.train.recorder import Recorder
+from rayrec.train.resources import Demand, demand
+from rayrec.train.run_log import DirectSink, Mailbox, drained
+from rayrec.train.session import Job
+from rayrec.train.worker import work_alone, work_on_ray
+
+
+def run_job(job: Job, recorder: Recorder, display: Display, attempts_before: int) -> dict[str, Any]:
+    """Run a job to its end and return the outcome its rank 0 told.
+
+    Raises:
+        TrainError: it failed, with the cause; `ResourceError` where Ray has not what it needs, `Interrupted` where the
+            user stopped it.
+    """
+    if job.config.trainer.num_workers == 0:
+        _run_alone(job, recorder, attempts_before)
+    else:
+        with connected() as cluster:
+            _run_on_ray(job, recorder, display, attempts_before, cluster)
+    if recorder.fatal is not None:
+        raise TrainError(recorder.fatal)
+    if recorder.done is None:
+        raise TrainError(f"the workers ended at step {recorder.step} without a result; look into Ray's logs")
+    outcome: dict[str, Any] = recorder.done["outcome"]
+    return outcome
+
+
+def _run_alone(job: Job, recorder: Recorder, attempts_before: int) -> None:
+    try:
+        work_alone(job, DirectSink(Mailbox(attempts_before), recorder))
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted") from None
+    except Exception as error:
+        raise TrainError(recorder.fatal or describe(error)) from error
+
+
+def _run_on_ray(job: Job, recorder: Recorder, display: Display, attempts_before: int, cluster: Cluster) -> None:
+    import ray
+
+    trainer, read = job.config.trainer, job.config.data.read
+    need = demand(trainer, cluster.total(), reads_on_ray=read.reader != "local", cpus_per_read=read.cpus_per_read)
+    await_resources(cluster, need, trainer.wait_for_resources_s, display)
+    actor: Any = ray.remote(num_cpus=0)(Mailbox).remote(attempts_before)
+    try:
+        with drained(lambda: ray.get(actor.take.remote(), timeout=30), recorder):
+            _fit(job, actor, need, recorder)
+    finally:
+        ray.kill(actor)
+        shutil.rmtree(job.files.ray_state, ignore_errors=True)
+
+
+def _fit(job: Job, actor: Any, need: Demand, recorder: Recorder) -> None:
+    from ray.exceptions import RayActorError
+    from ray.train import TrainingFailedError
+
+    trainer = job.config.trainer
+    with _own_sigint():
+        try:
+            _torch_trainer(job, actor, need).fit()
+        except (KeyboardInterrupt, SystemExit, RayActorError):
+            # Ray Train answers Ctrl-C by ending its workers and its controller, and then the process.
+            raise Interrupted("interrupted") from None
+        except TrainingFailedError as error:
+            if recorder.fatal is None:
+                raise TrainError(_gave_up(error, trainer)) from error
+
+
+def _torch_trainer(job: Job, actor: Any, need: Demand) -> Any:
+    import ray.train
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    trainer = job.config.trainer
+    failures: Any = ray.train.FailureConfig  # typed as its older self, which lacks a limit of the controller's failures
+    resources = {"CPU": need.cpus_per_worker, **({"GPU": 1} if need.use_gpu else {})}
+    shutil.rmtree(job.files.ray_state, ignore_errors=True)
+    return TorchTrainer(
+        work_on_ray,
+        train_loop_config={"job": job, "log": actor},
+        torch_config=TorchConfig(backend="nccl" if need.use_gpu else "gloo", timeout_s=trainer.timeout_s),
+        scaling_config=ScalingConfig(
+            num_workers=trainer.num_workers, use_gpu=need.use_gpu, resources_per_worker=resources
+        ),
+        run_config=RunConfig(
+            name=job.config.name,
+            storage_path=str(job.files.ray_state),
+            failure_config=failures(max_failures=trainer.max_failures, controller_failure_limit=3),
+            callbacks=[_failure_reporter(actor)],
+        ),
+    )
+
+
+def _failure_reporter(actor: Any) -> Any:
+    """Tells the driver why a worker group failed; Ray calls it in its controller."""
+    from ray.train import UserCallback
+
+    class FailureReporter(UserCallback):
+        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+            actor.put.remote({"kind": "failure", "reason": failure_reason(worker_exceptions)})
+
+    return FailureReporter()
+
+
+def failure_reason(failures: dict[int, Exception]) -> str:
+    """One line for what happened to the workers, by rank: the lost ones, or else the errors of those that are left."""
+    lost = {rank: text for rank, error in failures.items() if (text := _death(error))}
+    if lost:
+        return ", ".join(f"worker {rank} was lost: {text}" for rank, text in sorted(lost.items()))
+    return ", ".join(f"worker {rank}: {_line(describe(error))}" for rank, error in sorted(failures.items()))
+
+
+def _death(error: Exception) -> str | None:
+    """How a worker process ended, if that is what the error says."""
+    from ray.exceptions import RayActorError
+
+    cause = getattr(error, "health_check_failure", error)
+    if not isinstance(cause, RayActorError):
+        return None
+    text = str(cause)
+    if "SIGKILL" in text or "connection error code 2" in text:
+        return "its process was killed (SIGKILL, or out of memory)"
+    found = re.search(r"The actor (?:is dead because|died)[^.\n]*", text)
+    return _line(found.group(0) if found else text)
+
+
+def _line(text: str, limit: int = 200) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def _gave_up(error: Exception, trainer: TrainerConfig) -> str:
+    failures = getattr(error, "worker_failures", None)
+    if failures:
+        return (
+            f"workers failed more often than trainer.max_failures={trainer.max_failures} allows; the last time: "
+            f"{failure_reason(failures)}"
+        )
+    cause = getattr(error, "controller_failure", error)
+    return f"Ray Train gave up: {_line(str(cause), 400)}"
+
+
+@contextmanager
+def _own_sigint() -> Iterator[None]:
+    """Ray Train sets a handler for Ctrl-C and leaves it there; take it back afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: Callable[..., Any] | int | None = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

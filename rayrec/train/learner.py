@@ -1,0 +1,81 @@
+"""The sharded model with its optimizers: how it is made, one training step, one scoring pass. Knows no epochs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.model_parallel import DistributedModelParallel
+from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from rayrec.distributed.types import ShardingPlan
+from rayrec.models import Batch
+from rayrec.train import build
+from rayrec.train.control import dealt
+from rayrec.train.session import Job, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A sharded model and the optimizer of its dense part; the tables' optimizer is fused into backward."""
+
+    model: DistributedModelParallel
+    optimizer: torch.optim.Optimizer
+    plan: ShardingPlan
+    world_size: int
+
+    def step(self, batch: Batch, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Train on one batch of each rank, as one process would on all of them together.
+
+        Args:
+            batch: this rank's rows; may be empty.
+            rows: rows of all ranks.
+
+        Returns:
+            (this rank's mean loss, logits `[B]`), both detached; the loss of an empty batch is 0.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, logits = self.model(batch)
+        # Gradients are averaged over ranks, whatever their rows: weigh each rank by its share of the rows.
+        # An empty batch takes part with a gradient of zero, so that the exchanges of backward line up.
+        weighed = loss * (batch.rows * self.world_size / rows) if batch.rows else logits.sum() * 0.0
+        weighed.backward()
+        self.optimizer.step()
+        detached: torch.Tensor = loss.detach() if batch.rows else weighed.detach()
+        return detached, logits.detach()
+
+    def score(self, batch: Batch) -> torch.Tensor:
+        """Logits `[B]` of a batch, without training; a collective like `step`."""
+        with torch.no_grad():
+            _, logits = self.model(batch)
+        return logits
+
+
+def make_learner(job: Job, session: Session) -> Learner:
+    """Build the model, plan on rank 0, shard on every rank.
+
+    Raises:
+        RankError: the model cannot be built, on any rank.
+        ValueError: no plan fits.
+    """
+    config = job.config
+    module = session.control.together(lambda: build.model(config, session.device, job.factory))
+    sharder = EmbeddingBagCollectionSharder(fused_params=build.fused_params(config))
+    plan = build.given_plan(config, session.world_size) or _planned(job, session, module, sharder)
+    model = DistributedModelParallel(module, env=session.env, device=session.device, plan=plan, sharders=[sharder])
+    # Dropout differs between ranks; weights, drawn before, do not.
+    torch.manual_seed(config.trainer.seed * 10_007 + session.rank)
+    return Learner(model, build.dense_optimizer(config, model.dense_parameters().values()), plan, session.world_size)
+
+
+def _planned(job: Job, session: Session, module: torch.nn.Module, sharder: Any) -> ShardingPlan:
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=session.world_size, compute_device=session.device.type),
+        batch_size=dealt(job.config.trainer.batch_size, 0, session.world_size),
+        constraints=build.constraints(job.config),
+    )
+    if session.group is None:
+        return planner.plan(module, [sharder])
+    return planner.collective_plan(module, [sharder], session.group)

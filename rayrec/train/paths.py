@@ -1,0 +1,39 @@
+"""Which files a config means: relative paths made absolute, also in a Ray job, whose folder goes away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rayrec.train.config import TrainConfig
+
+
+def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
+    """The same config with absolute paths; URIs stay as they are.
+
+    Args:
+        root: folder that relative paths start from; default the working folder. Ray unpacks a job's `--working-dir`
+            into a folder that is deleted later: without a root, a relative `storage.path` of a job lies in the home
+            folder instead.
+    """
+    here = root or Path.cwd()
+    home = Path.home() / "rayrec" if root is None and in_job_package(here) else here
+    raw = config.to_dict()
+    raw["data"]["train"] = _absolute(raw["data"]["train"], here)
+    raw["data"]["eval"] = _absolute(raw["data"]["eval"], here)
+    raw["sharding"]["plan"] = _absolute(raw["sharding"]["plan"], here)
+    raw["storage"]["path"] = _absolute(raw["storage"]["path"], home)
+    return TrainConfig(**raw)
+
+
+def in_job_package(folder: Path) -> bool:
+    """Whether a folder is Ray's copy of a job's `--working-dir`."""
+    return any(part.startswith("_ray_pkg_") for part in folder.parts)
+
+
+def _absolute(path: Any, root: Path) -> Any:
+    if isinstance(path, list):
+        return [_absolute(one, root) for one in path]
+    if path is None or "://" in path:
+        return path
+    return str((root / Path(path).expanduser()).absolute())

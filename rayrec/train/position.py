@@ -1,0 +1,58 @@
+"""Where a run is: what every checkpoint keeps beside weights and optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rayrec.data import Cursor, RankCursor
+from rayrec.train.control import Control
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """A moment between two steps.
+
+    Args:
+        step: steps made.
+        samples: rows trained on, over all ranks and epochs.
+        seconds: time spent on steps.
+        cursor: what of the epoch has been read: by this rank while an epoch goes on, by all ranks in a checkpoint.
+    """
+
+    step: int
+    samples: int
+    seconds: float
+    cursor: Cursor | RankCursor
+
+    @property
+    def epoch(self) -> int:
+        return self.cursor.epoch
+
+    def after(self, rows: int, seconds: float, cursor: Cursor | RankCursor) -> Position:
+        """The position one step later."""
+        return Position(step=self.step + 1, samples=self.samples + rows, seconds=self.seconds + seconds, cursor=cursor)
+
+    def merged(self, control: Control) -> Position:
+        """The position of all ranks together; a collective."""
+        return replace(self, cursor=Cursor.merge(control.gather(self.cursor)))
+
+    def next_epoch(self) -> Position:
+        return replace(self, cursor=Cursor.start(self.epoch + 1))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values that `from_dict` reads."""
+        return {"step": self.step, "samples": self.samples, "seconds": self.seconds, "cursor": self.cursor.to_dict()}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Position:
+        return cls(
+            step=int(raw["step"]),
+            samples=int(raw["samples"]),
+            seconds=float(raw["seconds"]),
+            cursor=Cursor.from_dict(raw["cursor"]),
+        )
+
+
+START = Position(step=0, samples=0, seconds=0.0, cursor=Cursor.start(0))

@@ -1,0 +1,113 @@
+"""What the driver does with the records of a run: keep them in files, show them, remember how it went."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rayrec.train.console import Display
+from rayrec.train.run_folder import RunFolder, write_json
+from rayrec.train.run_log import Record
+
+KEPT = ("train", "eval", "event")
+CURVES = {
+    "train": ("loss", "ne", "auc", "samples_per_second", "data_wait_fraction"),
+    "eval": ("auc", "ne", "logloss", "calibration"),
+}
+
+
+class Recorder:
+    """Takes every record of a run, in order.
+
+    Args:
+        folder: where `metrics.jsonl`, `plan.json` and TensorBoard events go.
+        display: what the user sees.
+    """
+
+    def __init__(self, folder: RunFolder, display: Display) -> None:
+        self._folder, self._display = folder, display
+        self._metrics = open(folder.metrics, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by close()
+        self._board: Any = None
+        self._step = 0
+        self._reasons: list[str] = []
+        self.fatal: str | None = None
+        self.done: Record | None = None
+        self.recoveries = 0
+
+    def __call__(self, record: Record) -> None:
+        if record["kind"] in KEPT:
+            self._metrics.write(json.dumps(record) + "\n")
+        self._step = max(self._step, int(record.get("step") or 0)) if record["kind"] != "begin" else self._step
+        match record["kind"]:
+            case "begin":
+                self._begin(record)
+            case "plan":
+                write_json(self._folder.plan, record["plan"])
+                self._display.plan(record["plan"])
+            case "progress":
+                self._display.progress(record)
+            case "train" | "eval" as kind:
+                self._curves(kind, record)
+                (self._display.train if kind == "train" else self._display.evaluation)(record)
+            case "event":
+                self._display.event(record)
+            case "failure":
+                self._reasons.append(record["reason"])
+            case "fatal":
+                self.fatal = self.fatal or record["error"]
+                self._display.debug(record.get("traceback", ""))
+            case "done":
+                self.done = record
+
+    def _begin(self, record: Record) -> None:
+        """A worker group starts: the first one, one that goes on from a checkpoint, or one after a failure."""
+        resumed = record["resumed_step"]
+        where = f"resumed from the checkpoint of step {resumed}" if resumed is not None else "started again at step 0"
+        if self._reasons:
+            self.recoveries += 1
+            reason = "; ".join(dict.fromkeys(self._reasons))
+            self._reasons = []
+            text = f"worker group failed at step {self._step} ({reason}); restarted, {where}"
+            self._event(record, "recovered", text)
+        elif resumed is not None:
+            self._event(record, "resumed", where)
+        self._step = resumed or 0
+        self._display.begin(record)
+
+    def _event(self, record: Record, event: str, message: str) -> None:
+        self(
+            {
+                "kind": "event",
+                "time": record["time"],
+                "step": record["resumed_step"] or 0,
+                "event": event,
+                "message": message,
+                "attempt": record["attempt"],
+            }
+        )
+
+    @property
+    def last_reason(self) -> str | None:
+        """Why the worker group failed, if no new one has started since."""
+        return "; ".join(dict.fromkeys(self._reasons)) or None
+
+    @property
+    def step(self) -> int:
+        """The last step heard of."""
+        return self._step
+
+    def _curves(self, kind: str, record: Record) -> None:
+        if self._board is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(self._folder.tensorboard), flush_secs=10)
+        for name in CURVES[kind]:
+            if record.get(name) is not None:
+                self._board.add_scalar(f"{kind}/{name}", record[name], record["step"], walltime=record["time"])
+
+    def close(self) -> None:
+        """Write out what is still in memory."""
+        self._metrics.close()
+        if self._board is not None:
+            self._board.close()
+        self._display.close()

@@ -1,0 +1,100 @@
+"""Do the workers and the readers fit on what Ray has? Decided before anything starts; nothing here talks to Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayrec.train.config import TrainerConfig
+from rayrec.train.errors import ResourceError
+
+MIN_WORKER_CPUS = 0.25
+MIN_READER_CPUS = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """CPUs and GPUs: all that Ray has, or those that are free now."""
+
+    cpus: float
+    gpus: float
+
+    def covers(self, need: Demand) -> bool:
+        tolerance = 1e-6
+        return self.cpus + tolerance >= need.cpus and self.gpus + tolerance >= need.gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What one run reserves."""
+
+    num_workers: int
+    cpus_per_worker: float
+    use_gpu: bool
+    reader_cpus: float
+
+    @property
+    def cpus(self) -> float:
+        return self.num_workers * self.cpus_per_worker + self.reader_cpus
+
+    @property
+    def gpus(self) -> int:
+        return self.num_workers if self.use_gpu else 0
+
+
+def demand(trainer: TrainerConfig, total: Supply, *, reads_on_ray: bool, cpus_per_read: float) -> Demand:
+    """What the run asks for on a Ray of this size.
+
+    Args:
+        trainer: the trainer section of the config.
+        total: all CPUs and GPUs that Ray has.
+        reads_on_ray: whether rows are read by Ray tasks, which need CPUs beside the workers.
+        cpus_per_read: CPUs that one such task reserves.
+
+    Raises:
+        ResourceError: GPUs are demanded and there are none.
+    """
+    workers = trainer.num_workers
+    use_gpu = trainer.use_gpu if isinstance(trainer.use_gpu, bool) else total.gpus >= max(1, workers)
+    return Demand(
+        num_workers=workers,
+        cpus_per_worker=_worker_cpus(trainer, total),
+        use_gpu=use_gpu,
+        reader_cpus=max(MIN_READER_CPUS, cpus_per_read) if reads_on_ray else 0.0,
+    )
+
+
+def _worker_cpus(trainer: TrainerConfig, total: Supply) -> float:
+    if not isinstance(trainer.cpus_per_worker, str):
+        return trainer.cpus_per_worker
+    share = total.cpus / 2 / max(1, trainer.num_workers)
+    quarters = int(share / MIN_WORKER_CPUS) * MIN_WORKER_CPUS
+    return max(MIN_WORKER_CPUS, min(1.0, quarters))
+
+
+def refuse_if_short(need: Demand, supply: Supply, what: str) -> None:
+    """Refuse a run that cannot be placed; Ray itself would wait for ever.
+
+    Args:
+        need: what the run reserves.
+        supply: what there is.
+        what: words for the supply, e.g. "this Ray cluster has".
+
+    Raises:
+        ResourceError: names the CPUs or GPUs asked for and there, and the settings that change it.
+    """
+    if supply.covers(need):
+        return
+    if need.gpus > supply.gpus:
+        raise ResourceError(
+            f"trainer.num_workers={need.num_workers} with use_gpu needs {need.gpus} GPUs, one a worker, but {what} "
+            f"{supply.gpus:g}; lower trainer.num_workers to {int(supply.gpus)}, or set trainer.use_gpu=false"
+        )
+    fits = int((supply.cpus - need.reader_cpus) / need.cpus_per_worker)
+    less = f"lower trainer.num_workers to {fits}, or " if fits >= 1 else ""
+    share = max(0.0, (supply.cpus - need.reader_cpus) / need.num_workers)
+    smaller = f"lower trainer.cpus_per_worker to at most {share:.2g}, or " if share >= 0.01 else ""
+    readers = f" and {need.reader_cpus:g} for reading" if need.reader_cpus else ""
+    raise ResourceError(
+        f"{need.cpus:g} CPUs are needed ({need.num_workers} workers × {need.cpus_per_worker:g}{readers}), but {what} "
+        f"{supply.cpus:g}; {less}{smaller}use a larger cluster"
+    )

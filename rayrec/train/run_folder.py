@@ -1,0 +1,196 @@
+"""The folder of a run: its files, its lock, and whether an earlier run of the same name can be continued."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rayrec.train.errors import StorageError
+
+# Changing one of these makes another model or another order of rows: a checkpoint cannot be continued with it.
+FIXED_FIELDS = (
+    "schema",
+    "tables",
+    "model",
+    "optimizers.dense.kind",
+    "optimizers.sparse.kind",
+    "trainer.seed",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """`<storage path>/<run name>/` and what lies in it."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def ray_state(self) -> Path:
+        """Where Ray Train keeps its own notes; not a part of the run."""
+        return self.path / ".ray_train"
+
+    def create(self) -> None:
+        """Make the folder and prove that it can be written.
+
+        Raises:
+            StorageError: it cannot.
+        """
+        probe = self.path / f".probe-{os.getpid()}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe.write_text("rayrec", encoding="utf-8")
+            probe.unlink()
+        except OSError as error:
+            raise StorageError(
+                f"storage.path: the run folder {self.path} cannot be written ({error.strerror or error}); "
+                f"set storage.path to a folder that this user may write"
+            ) from None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder, so that no two runs of one name write into it at the same time.
+
+        Raises:
+            StorageError: another process holds it.
+        """
+        with open(self.path / ".lock", "a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StorageError(
+                    f"run folder {self.path} is in use by a run that is still going; "
+                    f"wait for it, or choose another name"
+                ) from None
+            except OSError:
+                pass  # a file system without locks: better to run than to refuse
+            yield
+
+    def read_config(self) -> dict[str, Any] | None:
+        """The resolved config of an earlier run of this name."""
+        if not self.config.exists():
+            return None
+        raw = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        return raw if isinstance(raw, dict) else None
+
+    def read_result(self) -> dict[str, Any] | None:
+        """The result of an earlier run of this name, if it got to its end."""
+        try:
+            raw = json.loads(self.result.read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+        return raw if isinstance(raw, dict) else None
+
+    def last_attempt(self) -> int:
+        """The highest attempt in the metrics so far; 0 when there is none."""
+        return max((int(record.get("attempt") or 0) for record in self.read_metrics()), default=0)
+
+    def read_metrics(self) -> Iterator[dict[str, Any]]:
+        """The lines of `metrics.jsonl`; a half-written last line is left out."""
+        if not self.metrics.exists():
+            return
+        with open(self.metrics, encoding="utf-8") as file:
+            for line in file:
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+
+    def set_aside(self) -> Path | None:
+        """Move the folder away so that a fresh run can take its name; returns where it went.
+
+        Raises:
+            StorageError: it cannot be moved.
+        """
+        if not self.path.exists():
+            return None
+        aside = self.path.with_name(f"{self.path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
+        number = 1
+        while aside.exists():
+            number += 1
+            aside = aside.with_name(f"{self.path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}-{number}")
+        try:
+            self.path.rename(aside)
+        except OSError as error:
+            raise StorageError(f"--fresh: {self.path} cannot be moved to {aside}: {error.strerror}") from None
+        return aside
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file so that a reader sees the old or the new text, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_yaml(path: Path, value: Mapping[str, Any]) -> None:
+    write_atomically(path, yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True))
+
+
+def refuse_other_config(folder: RunFolder, earlier: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Refuse to continue a checkpoint with a config that makes another model or another order of rows.
+
+    Raises:
+        StorageError: names the fields that differ, and the ways out.
+    """
+    differing = [field for field in FIXED_FIELDS if _at(earlier, field) != _at(config, field)]
+    if differing:
+        what = "; ".join(
+            f"{field}: {_short(_at(earlier, field))} → {_short(_at(config, field))}" for field in differing
+        )
+        raise StorageError(
+            f"run folder {folder.path} holds checkpoints of a run with another config ({what}); take another --name, "
+            f"go back to that config, or start over with --fresh (the earlier run is set aside, not deleted)"
+        )
+
+
+def _at(config: Mapping[str, Any], path: str) -> Any:
+    node: Any = config
+    for key in path.split("."):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,139 @@
+"""How workers tell the driver what happens: records (plain dicts) in a mailbox.
+
+Workers never wait for the driver, and the driver polls. What is done with a record lives in `recorder.py`.
+Kinds of records: begin, plan, progress, train, eval, event, failure (from Ray's controller), fatal, done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Record = dict[str, Any]
+
+
+class Sink(Protocol):
+    """Where a worker sends records."""
+
+    def begin(self, leader: bool) -> bool:
+        """Called by every rank at the start of an attempt; the leader counts it. True: the run has failed already."""
+
+    def put(self, record: Record) -> None:
+        """Send without waiting; records of one rank arrive in order."""
+
+    def flush(self, record: Record) -> None:
+        """Send, and return when it has arrived with all before it."""
+
+    def failed_ranks(self) -> int:
+        """How many ranks have sent a fatal record."""
+
+
+class Mailbox:
+    """Keeps records until they are taken; runs as an actor, or in the driver's own process."""
+
+    def __init__(self, attempts_before: int = 0) -> None:
+        self._records: list[Record] = []
+        self._attempt = attempts_before
+        self._failed: set[int] = set()
+
+    def begin(self, leader: bool) -> bool:
+        self._attempt += leader and not self._failed
+        return bool(self._failed)
+
+    def put(self, record: Record) -> None:
+        if record["kind"] == "fatal":
+            self._failed.add(record["rank"])
+        self._records.append({"time": time.time(), "attempt": self._attempt, **record})
+
+    def failed_ranks(self) -> int:
+        return len(self._failed)
+
+    def take(self) -> list[Record]:
+        """All records since the last call."""
+        taken, self._records = self._records, []
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSink:
+    """Sends to a mailbox that is a Ray actor."""
+
+    actor: Any
+    timeout_s: float = 30.0
+
+    def begin(self, leader: bool) -> bool:
+        return bool(self._get(self.actor.begin.remote(leader)))
+
+    def put(self, record: Record) -> None:
+        self.actor.put.remote(record)
+
+    def flush(self, record: Record) -> None:
+        self._get(self.actor.put.remote(record))
+
+    def failed_ranks(self) -> int:
+        return int(self._get(self.actor.failed_ranks.remote()))
+
+    def _get(self, answer: Any) -> Any:
+        import ray
+
+        return ray.get(answer, timeout=self.timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectSink:
+    """Hands records to the driver in the same process."""
+
+    mailbox: Mailbox
+    handle: Callable[[Record], None]
+
+    def begin(self, leader: bool) -> bool:
+        return self.mailbox.begin(leader)
+
+    def put(self, record: Record) -> None:
+        self.mailbox.put(record)
+        for taken in self.mailbox.take():
+            self.handle(taken)
+
+    def flush(self, record: Record) -> None:
+        self.put(record)
+
+    def failed_ranks(self) -> int:
+        return self.mailbox.failed_ranks()
+
+
+@contextlib.contextmanager
+def drained(take: Callable[[], list[Record]], handle: Callable[[Record], None], every_s: float = 0.2) -> Iterator[None]:
+    """Hand records over from a thread while the body runs; what is left is handed over at its end.
+
+    Raises:
+        Exception: the first that `handle` raised, after the body.
+    """
+    stop = threading.Event()
+    broken: list[Exception] = []
+
+    def drain() -> None:
+        try:
+            for record in take():
+                handle(record)
+        except Exception as error:
+            broken.append(error)
+
+    def loop() -> None:
+        while not stop.wait(every_s) and not broken:
+            drain()
+
+    thread = threading.Thread(target=loop, name="rayrec-run-log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=30)
+        if not broken:
+            drain()
+    if broken:
+        raise broken[0]

@@ -1,0 +1,100 @@
+"""Who a worker is: its rank, device, process groups, and the way to the driver."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from rayrec.data import Manifest
+from rayrec.distributed.comm import Group
+from rayrec.distributed.types import ShardingEnv
+from rayrec.train.build import Factory
+from rayrec.train.config import TrainConfig
+from rayrec.train.control import Control
+from rayrec.train.run_folder import RunFolder
+from rayrec.train.run_log import Sink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the driver hands to every worker.
+
+    Args:
+        config: the run's config.
+        train: files and rows of an epoch; `eval`: those of the evaluation, if there is one.
+        folder: the run folder, the same path on every node.
+        factory: makes the model, when it was given in Python instead of in the config.
+        evaluated_steps: steps whose evaluation an earlier launch has already written down.
+    """
+
+    config: TrainConfig
+    train: Manifest
+    eval: Manifest | None
+    folder: Path
+    factory: Factory | None = None
+    evaluated_steps: frozenset[int] = frozenset()
+
+    @property
+    def files(self) -> RunFolder:
+        return RunFolder(self.folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One rank of a running worker group.
+
+    Args:
+        device: where the model lies.
+        group: exchanges of the model (NCCL on GPUs); None in a world of one.
+        control: small exchanges on the CPU.
+        sink: the way to the driver.
+    """
+
+    device: torch.device
+    group: Group
+    control: Control
+    sink: Sink
+
+    @property
+    def rank(self) -> int:
+        return self.control.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.control.world_size
+
+    @property
+    def env(self) -> ShardingEnv:
+        return ShardingEnv(self.world_size, self.rank, self.group)
+
+
+def session_alone(sink: Sink) -> Session:
+    """A world of one, on the CPU of this process."""
+    return Session(device=torch.device("cpu"), group=None, control=Control(0, 1, None), sink=sink)
+
+
+def session_on_ray(sink: Sink) -> Session:
+    """The session of a Ray Train worker, whose process group Ray has made."""
+    import ray.train.torch
+
+    device = ray.train.torch.get_device()
+    group = dist.group.WORLD
+    assert group is not None
+    # The control exchange must never wait for a GPU.
+    control = group if dist.get_backend(group) == "gloo" else dist.new_group(backend="gloo")
+    return Session(device=device, group=group, control=Control(group.rank(), group.size(), control), sink=sink)
+
+
+def set_threads(config: TrainConfig, workers_here: int) -> None:
+    """Share the machine's CPUs among the workers on it."""
+    wanted = config.trainer.threads_per_worker
+    torch.set_num_threads(wanted if not isinstance(wanted, str) else max(1, available_cpus() // max(1, workers_here)))
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,201 @@
+"""The driver: `Trainer(TrainConfig(...)).fit()` takes a config to a run folder with a trained, evaluated model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayrec.checkpoint import CheckpointStore
+from rayrec.data import Manifest
+from rayrec.train import build
+from rayrec.train.config import TrainConfig
+from rayrec.train.console import Display
+from rayrec.train.errors import Interrupted, StorageError, TrainError
+from rayrec.train.launch import run_job
+from rayrec.train.paths import resolved
+from rayrec.train.recorder import Recorder
+from rayrec.train.report import write_report
+from rayrec.train.run_folder import RunFolder, refuse_other_config, write_json, write_yaml
+from rayrec.train.session import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How a run ended; the same as its `result.json`.
+
+    Args:
+        folder: the run folder.
+        eval: `auc`, `ne`, `logloss`, `calibration`, `samples` of the last evaluation; None without evaluation data.
+        train: figures of the last logging step, and rows and seconds of the whole training.
+        checkpoint: folder of the last checkpoint.
+        recoveries: how often a lost worker group was replaced in the launch that finished the run.
+    """
+
+    folder: Path
+    eval: dict[str, Any] | None
+    train: dict[str, Any]
+    world_size: int
+    epochs: int
+    steps: int
+    samples_per_second: float
+    checkpoint: str | None
+    recoveries: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `result.json` holds."""
+        names = (
+            "eval", "train", "world_size", "epochs", "steps", "samples_per_second", "checkpoint", "recoveries"
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def from_dict(cls, folder: Path, raw: Mapping[str, Any]) -> Result:
+        return cls(folder=folder, **raw)
+
+
+class Trainer:
+    """Trains one config, or goes on where a run of the same name stopped.
+
+    Args:
+        config: what to train.
+        factory: makes the model, instead of `config.model`; called as
+            `factory(tables=..., num_dense=..., device=..., **config.model.args)`.
+        fresh: set an earlier run of this name aside instead of going on with it.
+        root: folder that relative paths of the config start from; default the working folder.
+        display: where to show progress.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        factory: build.Factory | None = None,
+        fresh: bool = False,
+        root: Path | None = None,
+        display: Display | None = None,
+    ) -> None:
+        self.config = resolved(config, root)
+        self.factory, self.fresh = factory, fresh
+        self.display = display or Display()
+        self.folder = RunFolder(Path(self.config.storage.path) / self.config.name)
+
+    def fit(self) -> Result:
+        """Train to the last epoch, evaluate, report.
+
+        Raises:
+            ValueError: wrong input (`DataError`), a wrong setting, storage that cannot be written (`StorageError`), too
+                few CPUs or GPUs (`ResourceError`), a failed run (`TrainError`), Ctrl-C (`Interrupted`). The message
+                names the cause and the fix; committed checkpoints stay.
+        """
+        if self.fresh:
+            self._set_aside()
+        self.folder.create()
+        with self.folder.locked():
+            finished = self._finished()
+            if finished is not None:
+                self._show(finished)
+                return finished
+            self._check_earlier()
+            job = self._job()
+            write_yaml(self.folder.config, self.config.to_dict())
+            self.folder.result.unlink(missing_ok=True)
+            return self._run(job)
+
+    def _run(self, job: Job) -> Result:
+        recorder = Recorder(self.folder, self.display)
+        try:
+            outcome = run_job(job, recorder, self.display, self.folder.last_attempt())
+        except TrainError as error:
+            recorder.close()
+            self._tell_failure(error, recorder.step)
+            raise self._with_advice(error) from error.__cause__
+        recorder.close()
+        result = Result(folder=self.folder.path, **outcome, recoveries=recorder.recoveries)
+        write_json(self.folder.result, result.to_dict())
+        write_report(self.folder.path)
+        self._show(result)
+        return result
+
+    def _job(self) -> Job:
+        """Everything that can be wrong with data and model is found here, before any worker starts."""
+        config = self.config
+        schema = config.data_schema
+        train = Manifest.read(config.data.train, schema)
+        evaluation = None if config.data.eval is None else Manifest.read(config.data.eval, schema)
+        build.model(config, "meta", self.factory)
+        build.given_plan(config, config.trainer.num_workers)
+        evaluated = frozenset(int(record["step"]) for record in self.folder.read_metrics() if record["kind"] == "eval")
+        return Job(
+            config=config,
+            train=train,
+            eval=evaluation,
+            folder=self.folder.path,
+            factory=self.factory,
+            evaluated_steps=evaluated,
+        )
+
+    def _finished(self) -> Result | None:
+        """The result of an earlier run of this name that has all its epochs."""
+        raw = self.folder.read_result()
+        if raw is None or raw["epochs"] < self.config.trainer.epochs:
+            return None
+        earlier = self.folder.read_config()
+        if earlier is not None:
+            refuse_other_config(self.folder, earlier, self.config.to_dict())
+        self.display.say(
+            f"run {self.config.name} is finished already ({raw['epochs']} epochs); raise trainer.epochs to train on, "
+            f"or start over with --fresh",
+            style="yellow",
+        )
+        return Result.from_dict(self.folder.path, raw)
+
+    def _check_earlier(self) -> None:
+        """A committed checkpoint binds the run to the config it was made with."""
+        earlier = self.folder.read_config()
+        if earlier is not None and CheckpointStore(self.folder.checkpoints).latest() is not None:
+            refuse_other_config(self.folder, earlier, self.config.to_dict())
+
+    def _set_aside(self) -> None:
+        if self.folder.path.exists():
+            with self.folder.locked():
+                aside = self.folder.set_aside()
+            self.display.say(f"the earlier run was set aside: {aside}", style="yellow")
+
+    def _tell_failure(self, error: TrainError, step: int) -> None:
+        kind = "interrupted" if isinstance(error, Interrupted) else "failed"
+        record = {"kind": "event", "time": _now(), "step": step, "event": kind, "message": str(error)}
+        record["attempt"] = self.folder.last_attempt()
+        with open(self.folder.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        write_report(self.folder.path)
+
+    def _with_advice(self, error: TrainError) -> TrainError:
+        """The error, and where the run can be taken up again."""
+        latest = CheckpointStore(self.folder.checkpoints).latest()
+        if latest is None:
+            return error
+        advice = f"the checkpoint of step {latest.step} is intact; the same command goes on from it"
+        told = type(error)(f"{error}\n{advice}")
+        return told
+
+    def _show(self, result: Result) -> None:
+        folder = self.folder
+        places = {
+            "run folder": folder.path,
+            "checkpoint": result.checkpoint,
+            "report": folder.report,
+            "TensorBoard": f"tensorboard --logdir {folder.tensorboard}",
+        }
+        self.display.summary(result.to_dict(), {name: str(place) for name, place in places.items()})
+
+
+def _now() -> float:
+    import time
+
+    return time.time()
+
+
+__all__ = ["Result", "StorageError", "TrainError", "Trainer"]

@@ -1,0 +1,63 @@
+"""What is measured between two logging steps: loss, quality, speed, and time spent waiting for data."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from rayrec.distributed.comm import Group
+from rayrec.metrics import BinaryMetrics
+from rayrec.train.control import Control, RankError, Turn
+
+
+class Window:
+    """Sums over the steps since the last `close`; adding a step never waits for the device."""
+
+    def __init__(self, device: torch.device, control: Control, group: Group) -> None:
+        self._control, self._group = control, group
+        self._metrics = BinaryMetrics(device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._rows = self._all_rows = 0
+        self._wait_s = self._seconds = 0.0
+
+    def add(self, turn: Turn, loss: torch.Tensor, logits_B: torch.Tensor, seconds: float) -> None:
+        """One step: this rank's mean loss and logits, and how long the step took with its wait for data."""
+        self._loss += loss.double() * turn.batch.rows
+        self._metrics.update(logits_B, turn.batch.label)
+        self._rows += turn.batch.rows
+        self._all_rows += turn.rows
+        self._wait_s += turn.wait_s
+        self._seconds += seconds
+
+    @property
+    def empty(self) -> bool:
+        return self._all_rows == 0
+
+    def close(self, step: int) -> dict[str, float | None]:
+        """Figures of the window, over all ranks; starts a new one. A collective.
+
+        Raises:
+            RankError: the loss is not a finite number any more.
+        """
+        loss_sum, rows, wait_s, seconds = self._control.sums(
+            [float(self._loss), float(self._rows), self._wait_s, self._seconds]
+        )
+        quality = self._metrics.compute(self._group)
+        figures = {
+            "loss": loss_sum / rows if rows else None,
+            "ne": quality["ne"],
+            "auc": quality["auc"],
+            "samples_per_second": rows / max(seconds / self._control.world_size, 1e-9),
+            "data_wait_fraction": min(1.0, wait_s / max(seconds, 1e-9)),
+        }
+        self._metrics.reset()
+        self._loss.zero_()
+        self._rows = self._all_rows = 0
+        self._wait_s = self._seconds = 0.0
+        if not math.isfinite(loss_sum):
+            raise RankError(
+                f"the loss is not a finite number any more at step {step}; earlier checkpoints are intact: lower "
+                f"optimizers.dense.lr or optimizers.sparse.lr, and check dense features for extreme values"
+            )
+        return figures

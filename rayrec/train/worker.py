@@ -1,0 +1,75 @@
+"""What runs in a worker: one attempt of a job, and how its end is told to the driver."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from rayrec.train.control import RankError
+from rayrec.train.errors import describe, is_retryable
+from rayrec.train.loop import Loop
+from rayrec.train.run_log import ActorSink, Sink
+from rayrec.train.session import Job, Session, session_alone, session_on_ray, set_threads
+
+PEERS_FAIL_WITHIN_S = 3.0
+
+
+def work_on_ray(handed: dict[str, Any]) -> None:
+    """The train function of a Ray Train worker; `handed` has the `job` and the mailbox actor, `log`."""
+    import ray.train
+
+    job: Job = handed["job"]
+    context = ray.train.get_context()
+    set_threads(job.config, context.get_local_world_size())
+    sink = ActorSink(handed["log"])
+    attempt(job, sink, context.get_world_rank(), context.get_world_size(), lambda: session_on_ray(sink))
+
+
+def work_alone(job: Job, sink: Sink) -> None:
+    """The same in this process, for a world of one."""
+    set_threads(job.config, 1)
+    attempt(job, sink, 0, 1, lambda: session_alone(sink))
+
+
+def attempt(job: Job, sink: Sink, rank: int, world_size: int, join: Callable[[], Session]) -> None:
+    """Train to the end, or tell the driver why not.
+
+    An error that another attempt may not meet (a lost peer, a fault of storage) goes up to Ray, which starts the group
+    anew. Any other is told first; where all ranks have one, they just end, and otherwise Ray ends those that wait for
+    this one, and the attempts that Ray makes after it end at once.
+    """
+    if sink.begin(leader=rank == 0):
+        return
+    try:
+        outcome = Loop(job, join()).run()
+    except RankError as error:
+        if error.retry:
+            raise
+        if rank == 0:
+            sink.flush(_fatal(error, rank))
+        return
+    except Exception as error:
+        if is_retryable(error):
+            raise
+        sink.flush(_fatal(error, rank))
+        if _all_failed(sink, world_size):
+            return
+        raise
+    if rank == 0:
+        sink.flush({"kind": "done", "outcome": outcome})
+
+
+def _fatal(error: BaseException, rank: int) -> dict[str, Any]:
+    text = "".join(traceback.format_exception(error))
+    return {"kind": "fatal", "rank": rank, "error": describe(error), "traceback": text}
+
+
+def _all_failed(sink: Sink, world_size: int) -> bool:
+    until = time.monotonic() + PEERS_FAIL_WITHIN_S
+    while sink.failed_ranks() < world_size:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
