@@ -1,0 +1,28 @@
+"""Parquet to batches: every row exactly once an epoch, in a seeded order, resumable on any number of ranks."""
+
+from rayrec.data.cursor import Cursor, RankCursor
+from rayrec.data.errors import DataError
+from rayrec.data.manifest import Manifest
+from rayrec.data.mapping import to_batch
+from rayrec.data.options import ReadOptions
+from rayrec.data.rows import empty_batch
+from rayrec.data.schema import DenseFeature, Hash, Identity, Label, Schema, SparseFeature, Standardize
+from rayrec.data.stream import BatchStream
+
+__all__ = [
+    "BatchStream",
+    "Cursor",
+    "DataError",
+    "DenseFeature",
+    "Hash",
+    "Identity",
+    "Label",
+    "Manifest",
+    "RankCursor",
+    "ReadOptions",
+    "Schema",
+    "SparseFeature",
+    "Standardize",
+    "empty_batch",
+    "to_batch",
+]

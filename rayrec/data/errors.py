@@ -1,0 +1,68 @@
+"""The one error of the data path. What is wrong with which input is decided where the input is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class DataError(ValueError):
+    """Input data that cannot be used, located as exactly as it is known.
+
+    Args:
+        problem: what is wrong, without the place.
+        file: path or URI of the file.
+        row_group: row group inside the file, from 0.
+        row: row inside the file, from 0.
+        column: Parquet column (with the feature's name where it differs).
+        value: the offending value, as text.
+        fix: what to do about it.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        file: str | None = None,
+        row_group: int | None = None,
+        row: int | None = None,
+        column: str | None = None,
+        value: str | None = None,
+        fix: str | None = None,
+    ) -> None:
+        self.problem = problem
+        self.file = file
+        self.row_group = row_group
+        self.row = row
+        self.column = column
+        self.value = value
+        self.fix = fix
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        places = [
+            f"{name} {value}"
+            for name, value in (
+                ("file", self.file),
+                ("row group", self.row_group),
+                ("row", self.row),
+                ("column", None if self.column is None else repr(self.column)),
+                ("value", self.value),
+            )
+            if value is not None
+        ]
+        where = f" ({', '.join(places)})" if places else ""
+        return f"{self.problem}{where}" + (f"; fix: {self.fix}" if self.fix else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The error's parts as JSON values."""
+        names = ("problem", "file", "row_group", "row", "column", "value", "fix")
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> DataError:
+        """The error that `to_dict` wrote."""
+        parts = dict(data)
+        return cls(parts.pop("problem"), **parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (DataError.from_dict, (self.to_dict(),))

@@ -1,0 +1,108 @@
+"""Arrow columns to mapped rows and batches, whole columns at a time.
+
+Values are checked here and bad rows collected with their place; types were checked in `columns.py`, and nested columns
+are taken apart in `lists.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rayrec.data.columns import check_types
+from rayrec.data.dense import map_dense
+from rayrec.data.errors import DataError
+from rayrec.data.problems import Problems, Source, Unplaced
+from rayrec.data.rows import Rows, collate
+from rayrec.data.schema import Schema
+from rayrec.data.sparse import map_sparse
+from rayrec.models.batch import Batch
+
+F32 = npt.NDArray[np.float32]
+
+
+def to_batch(table: pa.RecordBatch | pa.Table, schema: Schema, rows_of: Mapping[str, int]) -> Batch:
+    """One batch of all rows of `table`.
+
+    Args:
+        table: has the schema's columns.
+        rows_of: rows of the table that each sparse feature is looked up in.
+
+    Raises:
+        DataError: a wrong type, or the first row with a bad value.
+    """
+    check_types(schema, table.schema, "the given table")
+    problems = Problems(Unplaced())
+    rows = map_rows(table, schema, rows_of, problems)
+    if problems:
+        raise problems.error(int(problems.rows()[0]))
+    return collate([(rows, 0, len(rows))], schema)
+
+
+def map_rows(table: pa.RecordBatch | pa.Table, schema: Schema, rows_of: Mapping[str, int], problems: Problems) -> Rows:
+    """All rows of `table`, mapped. Bad rows are noted in `problems` and hold meaningless but valid numbers."""
+    columns = {name: _one_array(table.column(name)) for name in schema.columns}
+    label = _label(columns[schema.label.column], schema.label.column, problems)
+    dense = map_dense(schema.dense, columns, table.num_rows, problems)
+    ids = tuple(map_sparse(feature, columns, rows_of[feature.name], problems) for feature in schema.sparse)
+    return Rows(dense, label, ids)
+
+
+def map_table(table: pa.Table, schema: Schema, rows_of: Mapping[str, int], source: Source) -> tuple[Rows, Problems]:
+    """As `map_rows`, with the table's place."""
+    problems = Problems(source)
+    return map_rows(table, schema, rows_of, problems), problems
+
+
+def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
+    """That every sparse feature has a table.
+
+    Raises:
+        DataError: a feature without a table, a table without rows, or a default id outside its table.
+    """
+    for feature in schema.sparse:
+        name = feature.name
+        if name not in rows_of:
+            raise DataError(f"feature {name!r} is in no table", fix=f"add {name!r} to a table's features")
+        if rows_of[name] < 1:
+            raise DataError(f"feature {name!r}: its table has {rows_of[name]} rows", fix="give it at least 1 row")
+        default = feature.default
+        if feature.mapping.kind == "identity" and isinstance(default, int) and not 0 <= default < rows_of[name]:
+            raise DataError(
+                f"feature {name!r}: default={default} is outside its table's rows [0, {rows_of[name]})",
+                fix="give a default inside the table, or raise the table's rows",
+            )
+
+
+def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _label(array: pa.Array, column: str, problems: Problems) -> F32:
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if array.null_count:
+        problems.add(
+            np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)),
+            column,
+            lambda _: "the label is null",
+            lambda _: None,
+            "remove the row or fill the label with 0 or 1",
+        )
+        array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
+    values = array.to_numpy(zero_copy_only=False)
+    bad = np.flatnonzero((values != 0) & (values != 1))
+    if len(bad):
+        problems.add(
+            bad,
+            column,
+            lambda _: "the label must be 0 or 1",
+            lambda k: str(values[bad[k]]),
+            "write labels as 0 and 1 (a threshold on a rating, say)",
+        )
+    return values.astype(np.float32)

@@ -1,0 +1,29 @@
+"""How data is read, as opposed to what it means: the `data.read` part of a train config."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rayrec.data.schema import Strict
+
+
+class ReadOptions(Strict):
+    """How a rank reads its part of the data.
+
+    Args:
+        reader: "ray" reads through Ray Data, "local" in a thread of this process, "auto" takes Ray where it runs.
+        cpus_per_read: CPUs that a Ray read task reserves; leave that much free beside the workers.
+        concurrent_reads: read tasks in flight per rank.
+        prefetch_batches: batches made ahead of the one that is trained on.
+        label_selector: labels of the nodes that reads run on, as `{"ray.io/node-group": "cpu"}`.
+        stall_timeout_s: no data for so long ends the run with an error instead of waiting forever.
+    """
+
+    reader: Literal["auto", "ray", "local"] = "auto"
+    cpus_per_read: float = Field(default=0.25, gt=0)
+    concurrent_reads: int = Field(default=2, ge=1)
+    prefetch_batches: int = Field(default=4, ge=1)
+    label_selector: dict[str, str] | None = None
+    stall_timeout_s: float = Field(default=120.0, gt=0)

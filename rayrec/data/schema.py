@@ -1,0 +1,196 @@
+"""What a data set's columns mean: label, dense features, sparse features, and how ids become table rows.
+
+A schema is part of the train config and says nothing about files; whether files fit it is checked in `columns.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Strict(BaseModel):
+    """Base of all config models here: frozen, unknown fields refused, no silent conversion."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Identity(Strict):
+    """The id is the table row.
+
+    Args:
+        bounds: what happens to an id outside `[0, rows)`: "error" reports it, "clip" takes the nearest row, "drop"
+            leaves it out of its bag.
+    """
+
+    kind: Literal["identity"] = "identity"
+    bounds: Literal["error", "clip", "drop"] = "error"
+
+
+class Hash(Strict):
+    """Integers and strings are hashed onto the table's rows; unequal ids may share one.
+
+    Args:
+        seed: another seed gives another hash.
+    """
+
+    kind: Literal["hash"] = "hash"
+    seed: int = 0
+
+
+Mapping = Annotated[Identity | Hash, Field(discriminator="kind")]
+
+
+class Standardize(Strict):
+    """`(x - mean) / std`."""
+
+    mean: float
+    std: float = Field(gt=0)
+
+
+class Label(Strict):
+    """The column that is predicted: 0 or 1 (integers, floats or booleans)."""
+
+    column: str = "label"
+
+
+class _Feature(Strict):
+    """What every feature has; `column` is the feature's name where none is given."""
+
+    name: str = Field(min_length=1)
+    column: str = Field(default="", min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _column_defaults_to_name(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "name" in data and data.get("column") is None:
+            return {**data, "column": data["name"]}
+        return data
+
+
+class DenseFeature(_Feature):
+    """A number, or `width` numbers in a list of that fixed length. Transforms run in the order below.
+
+    Args:
+        width: numbers per row; 1 is a plain column.
+        default: taken for a null; without it a null is reported.
+        log1p: log(1 + x); x must be above -1.
+        clip: [lowest, highest].
+        standardize: mean and standard deviation, after the transforms above.
+        bucketize: ascending boundaries; the number becomes how many of them it reaches.
+    """
+
+    width: int = Field(default=1, ge=1)
+    default: float | None = None
+    log1p: bool = False
+    clip: Annotated[tuple[float, float], Field(strict=False)] | None = None
+    standardize: Standardize | None = None
+    bucketize: list[float] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> DenseFeature:
+        if self.default is not None and not math.isfinite(self.default):
+            raise ValueError(f"feature {self.name!r}: default={self.default} must be a finite number")
+        if self.clip is not None and not self.clip[0] <= self.clip[1]:
+            raise ValueError(f"feature {self.name!r}: clip={list(self.clip)} must be [lowest, highest]")
+        if self.bucketize is not None:
+            if not self.bucketize or any(a >= b for a, b in pairwise(self.bucketize)):
+                raise ValueError(f"feature {self.name!r}: bucketize must be a list of ascending boundaries")
+            if self.standardize is not None:
+                raise ValueError(f"feature {self.name!r}: choose standardize or bucketize, not both")
+        return self
+
+
+class SparseFeature(_Feature):
+    """Ids that are looked up in embedding tables.
+
+    Args:
+        kind: "id" (one a row), "id_list", or "weighted_id_list" (`list<struct<id, weight>>`, or a list of ids with the
+            weights in `weight_column`).
+        mapping: how ids become table rows.
+        on_null: for a null id, list, or element: "error" reports it, "empty" leaves it out, "default" takes `default`
+            (a null list becomes a list of that one id).
+        default: the id that stands for a null; giving it means `on_null: default`.
+        max_length: longest list kept (id lists only).
+        keep: which end of a longer list is kept.
+        weight_column: list of numbers beside the ids, of the same lengths (weighted lists only).
+    """
+
+    kind: Literal["id", "id_list", "weighted_id_list"] = "id"
+    mapping: Mapping = Identity()
+    on_null: Literal["error", "empty", "default"] = "error"
+    default: int | str | None = None
+    max_length: int | None = Field(default=None, ge=1)
+    keep: Literal["first", "last"] = "last"
+    weight_column: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_means_on_null_default(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("default") is not None and "on_null" not in data:
+            return {**data, "on_null": "default"}
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> SparseFeature:
+        if (self.on_null == "default") != (self.default is not None):
+            raise ValueError(f"feature {self.name!r}: on_null 'default' and a `default` id belong together")
+        if self.max_length is not None and self.kind == "id":
+            raise ValueError(f"feature {self.name!r}: max_length is for lists; remove it or use kind id_list")
+        if self.weight_column is not None and self.kind != "weighted_id_list":
+            raise ValueError(f"feature {self.name!r}: weight_column needs kind weighted_id_list")
+        return self
+
+    @property
+    def always_one(self) -> bool:
+        """Whether every row has exactly one id."""
+        drops = isinstance(self.mapping, Identity) and self.mapping.bounds == "drop"
+        return self.kind == "id" and self.on_null != "empty" and not drops
+
+
+class Schema(Strict):
+    """A data set's columns: what is predicted and from what.
+
+    Raises:
+        ValueError (pydantic.ValidationError): unknown field, wrong type, a name given twice, or no feature at all.
+    """
+
+    label: Label = Label()
+    dense: list[DenseFeature] = []
+    sparse: list[SparseFeature] = []
+
+    @model_validator(mode="after")
+    def _check(self) -> Schema:
+        names = [feature.name for feature in (*self.dense, *self.sparse)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"feature names must be unique, these appear more than once: {twice}")
+        if not names:
+            raise ValueError("the schema has no features: list some under dense or sparse")
+        return self
+
+    @property
+    def num_dense(self) -> int:
+        """N, the columns of `Batch.dense`."""
+        return sum(feature.width for feature in self.dense)
+
+    @property
+    def sparse_names(self) -> list[str]:
+        """The keys of the batches' KeyedJaggedTensor, in order."""
+        return [feature.name for feature in self.sparse]
+
+    @property
+    def weighted(self) -> bool:
+        """Whether batches carry a weight for every id."""
+        return any(feature.kind == "weighted_id_list" for feature in self.sparse)
+
+    @property
+    def columns(self) -> list[str]:
+        """The Parquet columns that are read, each once."""
+        names = [self.label.column, *(f.column for f in self.dense)]
+        for feature in self.sparse:
+            names += [feature.column] + ([feature.weight_column] if feature.weight_column else [])
+        return list(dict.fromkeys(names))

@@ -1,0 +1,273 @@
+"""Batches of a rank: every row once, exact sizes, exact resume, errors in order, the same through Ray."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, empty_batch
+from rayrec.data.cursor import RankCursor
+from rayrec.models.batch import Batch
+from tests.data.sets import ROWS_OF, SCHEMA, table, write
+
+LOCAL, RAY = ReadOptions(reader="local"), ReadOptions(reader="ray", cpus_per_read=0.25)
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    folder = write(tmp_path_factory.mktemp("set"), [730, 0, 12, 1301], row_group_size=150)
+    return Manifest.read(str(folder), SCHEMA, window_rows=300)
+
+
+@pytest.fixture(scope="module")
+def running_ray() -> Iterator[None]:
+    import ray
+
+    mine = not ray.is_initialized()
+    if mine:
+        ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
+    yield
+    if mine:
+        ray.shutdown()
+
+
+def stream(manifest: Manifest, cursor: Cursor, rank: int, world_size: int, **more) -> BatchStream:
+    settings = {"batch_rows": 64, "seed": 0, "options": LOCAL} | more
+    return BatchStream(manifest, SCHEMA, ROWS_OF, rank=rank, world_size=world_size, cursor=cursor, **settings)
+
+
+def row_ids(batches: list[Batch]) -> list[int]:
+    return [i for batch in batches for i in batch.sparse["row"].values().tolist()]
+
+
+def same(a: Batch, b: Batch) -> bool:
+    return (
+        torch.equal(a.dense, b.dense)
+        and torch.equal(a.label, b.label)
+        and torch.equal(a.sparse.values(), b.sparse.values())
+        and torch.equal(a.sparse.lengths(), b.sparse.lengths())
+    )
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_row_once_with_its_own_values(manifest: Manifest, shuffle: bool) -> None:
+    source = pq.ParquetDataset([f.uri for f in manifest.files]).read().to_pydict()
+    ids = []
+    for rank in range(3):
+        with stream(manifest, Cursor.start(0), rank, 3, shuffle=shuffle) as batches:
+            found = list(batches)
+            assert len(found) == batches.num_batches
+            assert sum(b.rows for b, _ in found) == batches.rows == found[-1][1].rows
+            assert all(b.rows == 64 for b, _ in found[:-1])
+        for batch, _ in found:
+            rows = batch.sparse["row"].values().tolist()
+            ids += rows
+            assert batch.sparse["user"].values().tolist() == [source["user_id"][r] for r in rows]
+            assert batch.sparse["genres"].values().tolist() == [g for r in rows for g in source["genres"][r]]
+            assert batch.sparse["genres"].lengths().tolist() == [len(source["genres"][r]) for r in rows]
+            assert batch.label.tolist() == [source["label"][r] for r in rows]
+            dense = [[(source["age"][r] - 30) / 10, source["price"][r] or 0.0] for r in rows]
+            np.testing.assert_allclose(batch.dense.numpy(), dense, rtol=1e-6)
+    assert sorted(ids) == list(range(manifest.rows))
+    assert (ids == sorted(ids)) is False or not shuffle
+
+
+def test_same_seed_same_batches_and_other_epoch_other_order(manifest: Manifest) -> None:
+    def epoch(number: int, seed: int = 0) -> list[int]:
+        with stream(manifest, Cursor.start(number), 0, 1, seed=seed) as batches:
+            return row_ids([b for b, _ in batches])
+
+    assert epoch(0) == epoch(0)
+    assert epoch(0) != epoch(1) != epoch(1, seed=1)
+    assert sorted(epoch(1)) == list(range(manifest.rows))
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_exactly_once_under_stops_and_resizes(manifest: Manifest, data: st.DataObject) -> None:
+    cursor, ids = Cursor.start(1), []
+    for _ in range(4):
+        world_size, batch_rows = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 200))
+        steps = data.draw(st.integers(0, 6))
+        after = []
+        for rank in range(world_size):
+            with stream(manifest, cursor, rank, world_size, batch_rows=batch_rows) as batches:
+                last: RankCursor = batches.start_cursor
+                for _ in range(min(steps, batches.num_batches)):
+                    batch, last = next(batches)
+                    ids += row_ids([batch])
+                after.append(last)
+        cursor = Cursor.from_dict(Cursor.merge(after).to_dict())
+        assert cursor.rows_done == len(ids)
+    with stream(manifest, cursor, 0, 1) as batches:
+        for batch, last in batches:
+            ids += row_ids([batch])
+            cursor = Cursor.merge([last])
+    assert sorted(ids) == list(range(manifest.rows))
+    assert cursor.finished(manifest)
+
+
+def test_resume_continues_the_very_same_batches(manifest: Manifest) -> None:
+    with stream(manifest, Cursor.start(0), 1, 2) as batches:
+        whole = list(batches)
+    with stream(manifest, Cursor.start(0), 0, 2) as batches:
+        other = [next(batches)[1] for _ in range(5)][-1]
+    with stream(manifest, Cursor.merge([other, whole[4][1]]), 1, 2) as batches:
+        rest = list(batches)
+    assert len(rest) == len(whole) - 5
+    assert all(same(a, b) for (a, _), (b, _) in zip(rest, whole[5:], strict=True))
+
+
+def test_more_ranks_than_rows(tmp_path: Path) -> None:
+    manifest = Manifest.read(str(write(tmp_path, [3])), SCHEMA)
+    ids = []
+    for rank in range(5):
+        with stream(manifest, Cursor.start(0), rank, 5) as batches:
+            found = list(batches)
+            assert len(found) == (rank < 3) == batches.num_batches
+            ids += row_ids([b for b, _ in found])
+    assert sorted(ids) == [0, 1, 2]
+    empty = empty_batch(SCHEMA)
+    assert empty.rows == 0 and empty.dense.shape == (0, 2) and empty.sparse.stride() == 0
+
+
+def test_large_row_groups_are_read_in_parts(tmp_path: Path) -> None:
+    manifest = Manifest.read(str(write(tmp_path, [1000], row_group_size=1000)), SCHEMA, window_bytes=30_000)
+    assert len(manifest.windows) > 2 and len(manifest.files[0].group_rows) == 1
+    with stream(manifest, Cursor.start(0), 0, 1) as batches:
+        assert sorted(row_ids([b for b, _ in batches])) == list(range(1000))
+
+
+def test_ray_and_local_give_the_same_batches(manifest: Manifest, running_ray: None) -> None:
+    def take(options: ReadOptions) -> list[tuple[Batch, RankCursor]]:
+        with stream(manifest, Cursor.start(3), 1, 2, options=options) as batches:
+            return list(batches)
+
+    local, through_ray = take(LOCAL), take(RAY)
+    assert len(local) == len(through_ray)
+    for (a, after_a), (b, after_b) in zip(local, through_ray, strict=True):
+        assert same(a, b) and after_a.to_dict() == after_b.to_dict()
+
+
+def data_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "rayrec-data" or "StreamingExecutor" in t.name]
+
+
+@pytest.mark.parametrize("options", [LOCAL, RAY], ids=["local", "ray"])
+def test_closing_in_the_middle_leaves_no_thread(manifest: Manifest, options: ReadOptions, running_ray: None) -> None:
+    batches = stream(manifest, Cursor.start(0), 0, 1, batch_rows=1, options=options)
+    next(batches)
+    batches.close()
+    batches.close()
+    assert not data_threads()
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+BAD_ROWS = [
+    ({"user_id": lambda v: pa.array([*v[:123], None, *v[124:]], pa.int64())}, "user_id", "null id", "null"),
+    ({"user_id": lambda v: pa.array([*v[:123], 40, *v[124:]])}, "user_id", r"outside its table's rows \[0, 40\)", "40"),
+    ({"user_id": lambda v: pa.array([*v[:123], -1, *v[124:]])}, "user_id", r"outside its table's rows \[0, 40\)", "-1"),
+    ({"genres": lambda v: pa.array([*v[:123], [1, 6], *v[124:]])}, "genres", r"rows \[0, 6\)", "6"),
+    ({"genres": lambda v: pa.array([*v[:123], [1, None], *v[124:]])}, "genres", "null id", "null"),
+    ({"genres": lambda v: pa.array([*v[:123], None, *v[124:]])}, "genres", "null list", "null"),
+    ({"age": lambda v: pa.array([*v[:123], float("nan"), *v[124:]])}, "age", "not a finite", "nan"),
+    ({"age": lambda v: pa.array([*v[:123], float("-inf"), *v[124:]])}, "age", "not a finite", "-inf"),
+    ({"age": lambda v: pa.array([*v[:123], None, *v[124:]])}, "age", "is null", None),
+    ({"label": lambda v: pa.array([*v[:123], 2, *v[124:]])}, "label", "must be 0 or 1", "2"),
+    ({"label": lambda v: pa.array([*v[:123], None, *v[124:]])}, "label", "the label is null", None),
+    ({"city": lambda v: pa.array([*v[:123], None, *v[124:]])}, "city", "null id", "null"),
+]
+
+
+@pytest.mark.parametrize(("change", "column", "message", "value"), BAD_ROWS)
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_bad_rows_are_named(tmp_path: Path, change, column: str, message: str, value: str, shuffle: bool) -> None:
+    good = table(400)
+    ((name, make),) = change.items()
+    bad = make(good.column(name).to_pylist())
+    write(tmp_path, [90])
+    pq.write_table(table(400, **{name: bad}), tmp_path / "x.parquet", row_group_size=100)
+    manifest = Manifest.read(str(tmp_path), SCHEMA)
+    with stream(manifest, Cursor.start(0), 0, 1, shuffle=shuffle) as batches:
+        with pytest.raises(DataError, match=message) as caught:
+            list(batches)
+        with pytest.raises(DataError, match=message):
+            next(batches)
+    error = caught.value
+    assert (error.file, error.row_group, error.row) == (str(tmp_path / "x.parquet"), 1, 123)
+    assert error.column == column and error.value == value and error.fix
+
+
+def test_rows_before_a_bad_one_are_still_given(tmp_path: Path, running_ray: None) -> None:
+    write(tmp_path, [100])
+    pq.write_table(table(100, label=pa.array([5] * 100)), tmp_path / "x.parquet")
+    manifest = Manifest.read(str(tmp_path), SCHEMA, window_rows=1)
+    for options in (LOCAL, RAY):
+        with stream(manifest, Cursor.start(0), 0, 1, shuffle=False, batch_rows=50, options=options) as batches:
+            assert row_ids([next(batches)[0], next(batches)[0]]) == list(range(100))
+            with pytest.raises(DataError, match="must be 0 or 1") as caught:
+                next(batches)
+        assert caught.value.row == 0 and len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("options", [LOCAL, RAY], ids=["local", "ray"])
+def test_files_that_change_or_vanish(tmp_path: Path, options: ReadOptions, running_ray: None) -> None:
+    manifest = Manifest.read(str(write(tmp_path, [100])), SCHEMA)
+    file = tmp_path / "part-000.parquet"
+    pq.write_table(table(200), file, row_group_size=100)
+    with stream(manifest, Cursor.start(0), 0, 1, options=options) as batches, pytest.raises(DataError, match="changed"):
+        next(batches)
+    data = bytearray(file.read_bytes())
+    manifest = Manifest.read(str(tmp_path), SCHEMA)
+    data[4:3000] = b"\xff" * 2996
+    file.write_bytes(data)
+    with stream(manifest, Cursor.start(0), 0, 1, options=options) as batches:
+        with pytest.raises(DataError, match="not readable as Parquet") as caught:
+            list(batches)
+        assert caught.value.file == str(file)
+    file.unlink()
+    with stream(manifest, Cursor.start(0), 0, 1, options=options) as batches, pytest.raises(DataError, match="gone"):
+        next(batches)
+
+
+def test_ray_without_free_cpus_ends_with_an_error(manifest: Manifest, running_ray: None) -> None:
+    import ray
+
+    options = ReadOptions(reader="ray", cpus_per_read=1000)
+    batches = stream(manifest, Cursor.start(0), 0, 1, options=options)
+    with pytest.raises(DataError, match="asks for 1000 CPUs and Ray has"):
+        next(batches)
+    everything = ray.cluster_resources()["CPU"]
+    hog = ray.remote(num_cpus=everything)(threading.Event).remote()
+    ray.get(hog.is_set.remote())
+    options = ReadOptions(reader="ray", stall_timeout_s=2)
+    batches = stream(manifest, Cursor.start(0), 0, 1, options=options)
+    with pytest.raises(DataError, match="no data arrived for 2 s; fix: leave CPUs free"):
+        next(batches)
+    ray.kill(hog)
+    deadline = time.monotonic() + 30
+    while data_threads() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not data_threads(), "what was left waiting ends when it can"
+
+
+def test_wrong_arguments(manifest: Manifest) -> None:
+    with pytest.raises(DataError, match="'user' is in no table"):
+        BatchStream(manifest, SCHEMA, {"row": 10}, batch_rows=4, rank=0, world_size=1, cursor=Cursor.start(0), seed=0)
+    with pytest.raises(ValueError, match="batch_rows=0"):
+        stream(manifest, Cursor.start(0), 0, 1, batch_rows=0)
+    with stream(manifest, Cursor.start(0), 0, 1) as batches:
+        _, after = next(batches)
+    with pytest.raises(DataError, match="does not fit"):
+        stream(manifest, after.cursor(), 0, 1, seed=1)
