@@ -1,0 +1,109 @@
+"""The container file and the manifests agree with the repository, with each other, and with what KubeRay reads."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+DEPLOY = ROOT / "deploy"
+MANIFESTS = sorted(DEPLOY.glob("*.yaml"))
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def cluster_specs() -> list[Any]:
+    """(id, RayCluster spec) of every RayCluster and RayJob."""
+    found = []
+    for path in MANIFESTS:
+        for document in documents(path):
+            spec = document.get("spec", {})
+            if document["kind"] in ("RayCluster", "RayJob"):
+                cluster = spec["rayClusterSpec"] if document["kind"] == "RayJob" else spec
+                found.append(pytest.param(cluster, id=f"{path.name}:{document['kind']}"))
+    return found
+
+
+def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    return [group["template"]["spec"] for group in groups]
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_manifests_are_objects_with_names(path: Path) -> None:
+    for document in documents(path):
+        assert {"apiVersion", "kind", "metadata", "spec"} <= set(document)
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", document["metadata"]["name"])
+        if document["kind"].startswith("Ray"):
+            assert document["apiVersion"] == "ray.io/v1"
+
+
+def test_there_is_a_job_and_a_cluster() -> None:
+    assert {d["kind"] for path in MANIFESTS for d in documents(path)} >= {
+        "RayJob",
+        "RayCluster",
+        "PersistentVolumeClaim",
+    }
+
+
+@pytest.mark.parametrize("cluster", cluster_specs())
+def test_clusters_are_complete(cluster: dict[str, Any]) -> None:
+    assert cluster["rayVersion"].split(".")[:2] == ray.__version__.split(".")[:2]
+    for group in cluster["workerGroupSpecs"]:
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        assert group["groupName"] and "rayStartParams" in group
+    params = [cluster["headGroupSpec"]["rayStartParams"], *(g["rayStartParams"] for g in cluster["workerGroupSpecs"])]
+    assert all(isinstance(value, str) for param in params for value in param.values()), "ray start takes strings"
+    images = {container["image"] for pod in pods(cluster) for container in pod["containers"]}
+    assert len(images) == 1, "head and workers must run the same image"
+
+
+@pytest.mark.parametrize("cluster", cluster_specs())
+def test_pods_mount_what_they_declare(cluster: dict[str, Any]) -> None:
+    claims = {d["metadata"]["name"] for p in MANIFESTS for d in documents(p) if d["kind"] == "PersistentVolumeClaim"}
+    for pod in pods(cluster):
+        declared = {volume["name"]: volume for volume in pod["volumes"]}
+        for container in pod["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} == set(declared)
+            assert container["resources"]["limits"] == container["resources"]["requests"]
+        used = {v["persistentVolumeClaim"]["claimName"] for v in declared.values() if "persistentVolumeClaim" in v}
+        assert used and used <= claims, "every pod needs the shared storage"
+
+
+def test_the_job_runs_files_that_exist() -> None:
+    (job,) = [d for path in MANIFESTS for d in documents(path) if d["kind"] == "RayJob"]
+    bash, flag, script = shlex.split(job["spec"]["entrypoint"])
+    assert (bash, flag) == ("bash", "-c")
+    files = re.findall(r"\b(?:jobs|data)/[\w/]+\.(?:py|yaml)\b", script)
+    assert len(files) == 3
+    for file in files:
+        assert (ROOT / file).is_file(), file
+
+
+def test_the_job_overrides_settings_that_exist() -> None:
+    from rayrec.train.config_file import load_config
+
+    (job,) = [d for path in MANIFESTS for d in documents(path) if d["kind"] == "RayJob"]
+    settings = re.findall(r"--set (\S+)", job["spec"]["entrypoint"])
+    config = load_config(ROOT / "data/movielens/train.yaml", settings)
+    assert config.trainer.num_workers == 4 and config.storage.path == "/shared/runs"
+
+
+def test_the_image_copies_files_that_exist() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE):
+        *sources, _ = line.split()
+        for source in sources:
+            assert (ROOT / source).exists(), source
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    copied = {source for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE) for source in line.split()[:-1]}
+    assert {line.removeprefix("!") for line in ignored if line.startswith("!")} == copied
+    assert re.search(r"^USER ray$", text, re.MULTILINE)
