@@ -12,6 +12,12 @@ WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 18, 28
 MAX_POINTS = 600  # a longer curve is averaged down to this many points
 
+# Inside, what leaves the plot is cut off.
+PLOT = (
+    f"<svg x='{LEFT}' y='{TOP - 6}' width='{WIDTH - LEFT - RIGHT + 4}' height='{HEIGHT - TOP - BOTTOM + 6}' "
+    f"viewBox='{LEFT} {TOP - 6} {WIDTH - LEFT - RIGHT + 4} {HEIGHT - TOP - BOTTOM + 6}'>"
+)
+
 Points = Sequence[tuple[float, float]]
 
 
@@ -61,7 +67,7 @@ class _Scale:
 
     def y(self, value: float) -> float:
         low, high = self.values
-        share = min(max((value - low) / (high - low), -0.02), 1.02)
+        share = min(max((value - low) / (high - low), -1), 2)
         return round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
 
     def path(self, points: Points) -> str:
@@ -84,7 +90,9 @@ def svg_chart(chart: Chart, last_step: float) -> str:
         *_grid(scale, percent=chart.unit(1).endswith("%")),
         *_reference(scale, chart.reference, [*chart.dots] or trend),
         *_marks(scale, chart.marks),
+        PLOT,
         *_curves(scale, chart, curve, trend),
+        "</svg>",
         *_dots(scale, chart),
     ]
     hover = escape(json.dumps({"curve": _hover(trend), "dots": _hover(chart.dots)}), quote=True)
@@ -105,15 +113,15 @@ def thin(points: Points, most: int) -> list[tuple[float, float]]:
 
 
 def moving_average(points: Points, share: float = 0.08) -> list[tuple[float, float]]:
-    """Each value with the mean of its neighbours, `share` of all points wide, narrower at the ends."""
+    """Each value as the mean of its neighbours, `share` of all points wide; narrower at the start, one-sided at the end."""
     half = max(1, int(len(points) * share / 2))
     sums = [0.0]
     for _, value in points:
         sums.append(sums[-1] + value)
     smoothed = []
     for i, (step, _) in enumerate(points):
-        reach = min(half, i, len(points) - 1 - i)
-        smoothed.append((step, (sums[i + reach + 1] - sums[i - reach]) / (2 * reach + 1)))
+        before, after = min(half, i), min(half, i, len(points) - 1 - i)
+        smoothed.append((step, (sums[i + after + 1] - sums[i - before]) / (before + after + 1)))
     return smoothed
 
 

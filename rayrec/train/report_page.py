@@ -121,8 +121,15 @@ def _charts(run: RunRecord) -> str:
         curve("ne", "ne", title="Normalized entropy", unit=four, smooth=True, reference=(1.0, "base rate")),
         curve("auc", "auc", title="AUC", unit=four, smooth=True, reference=(0.5, "chance")),
         curve("calibration", "calibration", title="Calibration", unit=four, reference=(1.0, "calibrated")),
-        curve("samples_per_second", title="Samples / s", unit="{:,.0f}".format, low=0.0, colour="speed"),
-        curve("data_wait_fraction", title="Time waiting for data", unit="{:.1%}".format, low=0.0, colour="wait"),
+        curve("samples_per_second", title="Samples / s", unit="{:,.0f}".format, smooth=True, low=0.0, colour="speed"),
+        curve(
+            "data_wait_fraction",
+            title="Time waiting for data",
+            unit="{:.1%}".format,
+            smooth=True,
+            low=0.0,
+            colour="wait",
+        ),
     ]
     charts += [_rate_chart(standing, name, marks) for name in _moving_rates(standing)]
     drawn = "".join(svg_chart(chart, run.steps) for chart in charts)

@@ -59,7 +59,7 @@ def _picture(tables: Sequence[_Table], world_size: int) -> str:
     parts = []
     for rank in range(ranks):
         x = label_w + rank * (box_w + gap) + box_w / 2
-        text = f"rank {rank}" if box_w >= 36 else str(rank)
+        text = f"rank {rank}" if box_w > 36 or rank == 0 else str(rank)
         parts.append(f"<text class='tick' x='{x}' y='14' text-anchor='middle'>{text}</text>")
     for row, table in enumerate(tables):
         y = head + row * (box_h + gap)
@@ -80,11 +80,11 @@ def _picture(tables: Sequence[_Table], world_size: int) -> str:
 def _rectangle(table: _Table, shard: Shard, x: float, y: float, box_w: float, box_h: float) -> str:
     rows, dim = table.sharding.shape
     left, top = x + shard.cols.start / dim * box_w, y + shard.rows.start / rows * box_h
-    width, height = max(2.0, shard.cols.size / dim * box_w), max(2.0, shard.rows.size / rows * box_h)
+    width, height = max(3.0, shard.cols.size / dim * box_w), max(3.0, shard.rows.size / rows * box_h)
     title = f"{table.name} on rank {shard.rank}: rows {shard.rows}, columns {shard.cols}"
     return (
         f"<rect class='shard {escape(table.sharding.sharding_type)}' x='{left:.1f}' y='{top:.1f}' width='{width:.1f}' "
-        f"height='{height:.1f}' rx='3'><title>{escape(title)}</title></rect>"
+        f"height='{height:.1f}' rx='2'><title>{escape(title)}</title></rect>"
     )
 
 
