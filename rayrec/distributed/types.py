@@ -14,11 +14,26 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from rayrec.distributed.awaitable import Awaitable, LazyAwaitable, NoWait
+
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
-T = TypeVar("T")
+__all__ = [
+    "Awaitable",
+    "LazyAwaitable",
+    "ModuleSharder",
+    "ModuleSharding",
+    "NoWait",
+    "ParameterSharding",
+    "Shard",
+    "ShardingEnv",
+    "ShardingPlan",
+    "ShardingType",
+    "Span",
+]
+
 M = TypeVar("M", bound="nn.Module")
 
 PLAN_VERSION = 1

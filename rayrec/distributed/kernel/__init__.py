@@ -4,7 +4,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from rayrec.distributed.kernel.fused import FusedKernel
 from rayrec.distributed.kernel.optimizer import FUSED_ON_CPU, OptimizerSpec
-from rayrec.distributed.kernel.rows import RowKernel, sum_duplicates
+from rayrec.distributed.kernel.rows import RowGroups, RowKernel
 from rayrec.distributed.kernel.tables import Kernel, LocalTable, Lookups
 
 __all__ = [
@@ -15,6 +15,6 @@ __all__ = [
     "LocalTable",
     "Lookups",
     "OptimizerSpec",
+    "RowGroups",
     "RowKernel",
-    "sum_duplicates",
 ]

@@ -7,6 +7,7 @@ rows must meet between backward and update. One group holds tables of one width,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -17,30 +18,36 @@ from rayrec.distributed.kernel import updates
 from rayrec.distributed.kernel.tables import LocalTable, Lookups
 
 
-def sum_duplicates(
-    rows: torch.Tensor,
-    source: torch.Tensor,
-    grads: torch.Tensor,
-    weights: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Adds up the gradients of equal rows, always in the same order.
+@dataclass(frozen=True)
+class RowGroups:
+    """Which of N row numbers are the same row; `distinct [n]` ascending."""
 
-    Args:
-        rows: int64 `[N]`.
-        source: int64 `[N]`, which row of `grads` belongs to each.
-        grads: `[M, D]`.
-        weights: `[N]` factors, or None.
+    distinct: torch.Tensor
+    order: torch.Tensor  # [N], equal rows side by side
+    starts: torch.Tensor  # [n], where each row's run begins in `order`
 
-    Returns:
-        The distinct rows ascending `[n]`, and their summed gradients `[n, D]`.
-    """
-    ordered, order = torch.sort(rows, stable=True)
-    distinct, counts = torch.unique_consecutive(ordered, return_counts=True)
-    if distinct.numel() == 0:
-        return distinct, grads.new_zeros(0, grads.shape[1])
-    starts = counts.cumsum(0) - counts
-    factors = None if weights is None else weights[order]
-    return distinct, F.embedding_bag(source[order], grads, starts, mode="sum", per_sample_weights=factors)
+    @classmethod
+    def of(cls, rows: torch.Tensor) -> RowGroups:
+        """From int64 `[N]`."""
+        ordered, order = torch.sort(rows, stable=True)
+        distinct, counts = torch.unique_consecutive(ordered, return_counts=True)
+        return cls(distinct, order, counts.cumsum(0) - counts)
+
+    def sum(
+        self, grads: torch.Tensor, source: torch.Tensor | None = None, factors: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`[n, D]`: the gradients of equal rows added up, always in the same order.
+
+        Args:
+            grads: `[M, D]`.
+            source: int64 `[N]`, the row of `grads` that belongs to each; by default one after the other.
+            factors: `[N]`, or None.
+        """
+        if self.distinct.numel() == 0:
+            return grads.new_zeros(0, grads.shape[1])
+        picked = self.order if source is None else source[self.order]
+        weights = None if factors is None else factors[self.order]
+        return F.embedding_bag(picked, grads, self.starts, mode="sum", per_sample_weights=weights)
 
 
 class RowKernel:
@@ -71,34 +78,41 @@ class RowKernel:
         return self._first_row.numel()
 
     def pooled(self, lookups: Lookups) -> torch.Tensor:
-        return _Pooled.apply(self._anchor, self, lookups.ids, lookups.offsets, lookups.weights)
+        num_bags = lookups.offsets.numel() - 1
+        lengths_LB = (lookups.offsets[1:] - lookups.offsets[:-1]).view(self.num_lookups, num_bags // self.num_lookups)
+        rows = self.matrix_rows(lookups.ids, lengths_LB)
+        return _Pooled.apply(self._anchor, self, rows, lookups.offsets.to(torch.int64), lookups.weights)
 
-    def bags(self, lookups: Lookups) -> tuple[torch.Tensor, torch.Tensor]:
-        """(`[B, L * D]` sums, int64 `[N]` rows of the matrix that were read)."""
-        offsets = lookups.offsets.to(torch.int64)
-        num_bags = offsets.numel() - 1
-        per_lookup = num_bags // self.num_lookups
-        bounds = offsets[torch.arange(0, num_bags + 1, max(per_lookup, 1), device=offsets.device)]
-        counts = bounds[1:] - bounds[:-1] if per_lookup else offsets.new_zeros(self.num_lookups)
-        rows = lookups.ids.to(torch.int64) + self._first_row.repeat_interleave(counts, output_size=lookups.ids.numel())
+    def matrix_rows(self, ids: torch.Tensor, lengths_LB: torch.Tensor) -> torch.Tensor:
+        """int64 `[N]`: each id's row of the matrix that holds all tables."""
+        counts = lengths_LB.sum(1, dtype=torch.int64)
+        return ids.to(torch.int64) + self._first_row.repeat_interleave(counts, output_size=ids.numel())
+
+    def bags(self, lookups: Lookups) -> torch.Tensor:
+        """`[B, L * D]` sums; ids are rows of the matrix."""
         weights = None if lookups.weights is None else lookups.weights.to(self.weight_RD.dtype)
         out = F.embedding_bag(
-            rows, self.weight_RD, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
+            lookups.ids,
+            self.weight_RD,
+            lookups.offsets,
+            mode="sum",
+            per_sample_weights=weights,
+            include_last_offset=True,
         )
-        width = self.num_lookups * self.dim
-        return out.float().view(self.num_lookups, per_lookup, self.dim).transpose(0, 1).reshape(per_lookup, width), rows
+        batch = out.shape[0] // self.num_lookups
+        by_example = out.float().view(self.num_lookups, batch, self.dim).transpose(0, 1)
+        return by_example.reshape(batch, self.num_lookups * self.dim)
 
     def row_gradients(
-        self, rows: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, grad: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The distinct rows that were read and the gradient of each, from the gradient of the bags `[B, L * D]`."""
-        bag_of_id = _bag_of_id(offsets, rows.numel())
-        return sum_duplicates(rows, bag_of_id, self._by_bag(grad), weights)
+        self, groups: RowGroups, offsets: torch.Tensor, weights: torch.Tensor | None, grad: torch.Tensor
+    ) -> torch.Tensor:
+        """The gradient of each distinct row, from the gradient of the bags `[B, L * D]`."""
+        return groups.sum(self._by_bag(grad), _bag_of_id(offsets, groups.order.numel()), weights)
 
-    def weight_gradients(self, rows: torch.Tensor, offsets: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """The gradient of each id's weight `[N]`."""
-        bags = self._by_bag(grad)[_bag_of_id(offsets, rows.numel())]
-        return (bags * self.weight_RD[rows].float()).sum(1)
+    def weight_gradients(self, lookups: Lookups, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient of each id's weight `[N]`; ids are rows of the matrix."""
+        bags = self._by_bag(grad)[_bag_of_id(lookups.offsets, lookups.ids.numel())]
+        return (bags * self.weight_RD[lookups.ids].float()).sum(1)
 
     def _by_bag(self, grad: torch.Tensor) -> torch.Tensor:
         batch = grad.shape[0]
@@ -130,21 +144,19 @@ class _Pooled(torch.autograd.Function):
         ctx: Any,
         anchor: torch.Tensor,
         kernel: RowKernel,
-        ids: torch.Tensor,
+        rows: torch.Tensor,
         offsets: torch.Tensor,
         weights: torch.Tensor | None,
     ) -> torch.Tensor:
-        out, rows = kernel.bags(Lookups(ids, offsets, weights))
-        ctx.kernel, ctx.weighted = kernel, weights is not None
-        ctx.save_for_backward(rows, offsets, *([weights] if weights is not None else []))
-        return out
+        ctx.kernel, ctx.lookups = kernel, Lookups(rows, offsets, weights)
+        return kernel.bags(ctx.lookups)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (grad,) = grads
-        rows, offsets, *rest = ctx.saved_tensors
-        weights = rest[0] if ctx.weighted else None
         kernel: RowKernel = ctx.kernel
-        weight_grad = kernel.weight_gradients(rows, offsets, grad) if ctx.needs_input_grad[4] else None
-        kernel.update(*kernel.row_gradients(rows, offsets, weights, grad))
+        lookups: Lookups = ctx.lookups
+        weight_grad = kernel.weight_gradients(lookups, grad) if ctx.needs_input_grad[4] else None
+        groups = RowGroups.of(lookups.ids)
+        kernel.update(groups.distinct, kernel.row_gradients(groups, lookups.offsets, lookups.weights, grad))
         return None, None, None, None, weight_grad

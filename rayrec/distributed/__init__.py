@@ -1,0 +1,20 @@
+"""Sharded training: plans, exchanges, kernels, executors, sharded modules."""
+
+from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+from rayrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
+from rayrec.distributed.model_parallel import DistributedModelParallel
+from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan, ShardingType
+
+__all__ = [
+    "DistributedModelParallel",
+    "EmbeddingBagCollectionSharder",
+    "EmbeddingComputeKernel",
+    "ParameterSharding",
+    "ShardedEmbeddingBagCollection",
+    "ShardingEnv",
+    "ShardingPlan",
+    "ShardingType",
+]

@@ -1,0 +1,69 @@
+"""Results that are waited for: computed or received once, when first needed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+
+T = TypeVar("T")
+_UNSET = object()
+
+
+class Awaitable(ABC, Generic[T]):
+    """Something under way; `wait` returns its result, the same object every time."""
+
+    _result: Any = _UNSET
+
+    def wait(self) -> T:
+        if self._result is _UNSET:
+            self._result = self._wait_impl()
+        return self._result
+
+    @abstractmethod
+    def _wait_impl(self) -> T:
+        """Finishes the work; called once."""
+
+
+class LazyAwaitable(Awaitable[T]):
+    """An awaitable that waits by itself when it is used as its result: an attribute, an item, or in a torch function."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.wait(), name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.wait()[key]  # type: ignore[index]
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def ready(value: Any) -> Any:
+            if isinstance(value, LazyAwaitable):
+                return value.wait()
+            if isinstance(value, list | tuple):
+                return type(value)(ready(item) for item in value)
+            return value
+
+        return func(*ready(tuple(args)), **{name: ready(value) for name, value in (kwargs or {}).items()})
+
+
+class NoWait(LazyAwaitable[T]):
+    """A result that is there already."""
+
+    def __init__(self, result: T) -> None:
+        self._result = result
+
+    def _wait_impl(self) -> T:
+        return self._result
+
+
+class Deferred(LazyAwaitable[T]):
+    """A result that `finish` computes."""
+
+    def __init__(self, finish: Callable[[], T]) -> None:
+        self._finish = finish
+
+    def _wait_impl(self) -> T:
+        return self._finish()

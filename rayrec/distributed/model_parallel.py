@@ -1,0 +1,169 @@
+"""DistributedModelParallel: tables sharded, the rest in DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, default_device
+from rayrec.distributed.sharding.parameters import ShardedTable
+from rayrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
+from rayrec.optim import CombinedOptimizer, in_backward_optimizer_filter
+
+
+def default_sharders() -> list[ModuleSharder[Any]]:
+    """A sharder for every kind of collection, with its default optimizer."""
+    return [EmbeddingBagCollectionSharder()]
+
+
+class DistributedModelParallel(nn.Module):
+    """Shards every embedding collection inside a module, and wraps what is left in DistributedDataParallel.
+
+    Names of parameters and state are those of the unsharded module.
+
+    Args:
+        module: any module with collections anywhere inside it; it is changed in place.
+        env: who takes part; the default process group, or this process alone.
+        device: of this rank; its GPU or the CPU by default.
+        plan: where tables lie; by default the planner decides for this world.
+        sharders: one for each kind of collection.
+
+    Raises:
+        ValueError: a plan for another model or a larger world.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        env: ShardingEnv | None = None,
+        device: torch.device | None = None,
+        plan: ShardingPlan | None = None,
+        sharders: Sequence[ModuleSharder[Any]] | None = None,
+    ) -> None:
+        super().__init__()
+        self._env = env or default_env()
+        self.device = device or default_device()
+        chosen = list(sharders) if sharders is not None else default_sharders()
+        self._plan = plan if plan is not None else self._default_plan(module, chosen)
+        check_world(self._plan, self._env.world_size)
+        self._sharded: dict[str, Any] = {}
+        inner = self._shard(module, chosen)
+        _materialize(inner, self.device)
+        self._wrapped = self._data_parallel(inner)
+
+    def _default_plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
+        from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
+
+        topology = Topology(world_size=self._env.world_size, compute_device=self.device.type)
+        planner = EmbeddingShardingPlanner(topology=topology)
+        if self._env.process_group is None:
+            return planner.plan(module, sharders)
+        return planner.collective_plan(module, sharders, self._env.process_group)
+
+    def _shard(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> nn.Module:
+        by_type = {sharder.module_type: sharder for sharder in sharders}
+        found = {path: m for path, m in module.named_modules() if type(m) in by_type}
+        unlike = set(found) ^ set(self._plan.plan)
+        if unlike:
+            raise ValueError(f"plan and model differ in module {min(unlike)!r}; plan again for this model")
+        for path, collection in found.items():
+            sharder = by_type[type(collection)]
+            sharded = sharder.shard(collection, self._plan.plan[path], self._env, self.device)
+            self._sharded[path] = sharded
+            if path == "":
+                return sharded
+            parent, _, name = path.rpartition(".")
+            setattr(module.get_submodule(parent), name, sharded)
+        return module
+
+    def _data_parallel(self, inner: nn.Module) -> nn.Module:
+        dense = dict(in_backward_optimizer_filter(inner.named_parameters()))
+        trained = [name for name, param in dense.items() if param.requires_grad]
+        if not trained or self._env.world_size == 1:
+            return inner
+        tables = [name for name, _ in in_backward_optimizer_filter(inner.named_parameters(), include=True)]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(inner, tables)
+        return DistributedDataParallel(
+            inner,
+            device_ids=[self.device.index] if self.device.type == "cuda" else None,
+            process_group=self._env.process_group,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+        )
+
+    @property
+    def module(self) -> nn.Module:
+        """The sharded model itself, without the data-parallel wrapper."""
+        return self._wrapped.module if isinstance(self._wrapped, DistributedDataParallel) else self._wrapped
+
+    @property
+    def plan(self) -> ShardingPlan:
+        return self._plan
+
+    @property
+    def env(self) -> ShardingEnv:
+        return self._env
+
+    @property
+    def fused_optimizer(self) -> CombinedOptimizer:
+        """The optimizers inside backward, of all collections."""
+        return CombinedOptimizer([(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()])
+
+    def tables(self) -> dict[str, ShardedTable]:
+        """Every table's shards, by the name of its weight without `.weight`."""
+        modules = self.module.named_modules()
+        return {name: module for name, module in modules if isinstance(module, ShardedTable)}
+
+    def dense_parameters(self) -> dict[str, nn.Parameter]:
+        """What is left to a dense optimizer, by name."""
+        return {n: p for n, p in in_backward_optimizer_filter(self.named_parameters()) if p.requires_grad}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._wrapped(*args, **kwargs)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.module.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return self.module.named_buffers(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Under the unsharded names; a sharded table is a `ShardedTensor`."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Takes what `state_dict` gave, or the unsharded module's whole tensors."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+
+def default_env() -> ShardingEnv:
+    """The default process group, or this process alone."""
+    if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not None:
+        return ShardingEnv.from_process_group(dist.group.WORLD)
+    return ShardingEnv.from_local(1, 0)
+
+
+def check_world(plan: ShardingPlan, world_size: int) -> None:
+    """Raises ValueError where the plan names a rank that is not there."""
+    needed = plan.min_world_size
+    if needed > world_size:
+        raise ValueError(f"the plan is for {needed} ranks or more, but there are {world_size}; plan again")
+
+
+def _materialize(module: nn.Module, device: torch.device) -> None:
+    """Moves the dense part to the device, allocating what is still on meta."""
+    for path, sub in module.named_modules():
+        own = [*sub.parameters(recurse=False), *sub.buffers(recurse=False)]
+        if not any(tensor.is_meta for tensor in own):
+            continue
+        reset = getattr(sub, "reset_parameters", None)
+        if reset is None:
+            raise ValueError(f"module {path!r} is on meta and has no reset_parameters; create it on a device")
+        sub.to_empty(device=device, recurse=False)
+        reset()
+    module.to(device)

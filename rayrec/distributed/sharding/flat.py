@@ -1,0 +1,94 @@
+"""The flat executor: any rectangles on any ranks, at a constant number of collectives a step.
+
+Header and ids on the way in, vectors on the way out, gradients back: four, whatever mix the plan holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import torch
+
+from rayrec.distributed.awaitable import Awaitable, LazyAwaitable
+from rayrec.distributed.kernel import FUSED_ON_CPU, FusedKernel, Kernel, LocalTable, OptimizerSpec, RowKernel
+from rayrec.distributed.sharding.id_exchange import IdExchange, RoutedIds
+from rayrec.distributed.sharding.place import Place
+from rayrec.distributed.sharding.pooling import MeanScale, is_mean
+from rayrec.distributed.sharding.routing import make_routes
+from rayrec.distributed.sharding.vector_exchange import Codec, VectorExchange
+from rayrec.distributed.types import ModuleSharding
+from rayrec.modules import EmbeddingBagConfig
+from rayrec.sparse import KeyedJaggedTensor
+
+
+class FlatExecutor:
+    """Pooled lookups of sharded tables.
+
+    Args:
+        tables: in the order of the collection; none of them replicated.
+        plan: their shards.
+        optimizers: by table.
+        place: this process among the ranks.
+        weighted: ids carry weights.
+        num_counts: further numbers that ranks tell each other in the header.
+        codec: number formats of the pooled vectors on the wire.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        plan: ModuleSharding,
+        optimizers: Mapping[str, OptimizerSpec],
+        place: Place,
+        weighted: bool,
+        num_counts: int,
+        codec: Codec,
+    ) -> None:
+        self._device = device = place.device
+        self.routes = make_routes(tables, plan, optimizers, place.world_size, lambda t: kernel_group(t, device))
+        self._ids = IdExchange(self.routes, place.group, place.rank, weighted, num_counts, device)
+        self._vectors = VectorExchange(self.routes, place.group, place.rank, codec)
+        route = self.routes.ranks[place.rank]
+        self.kernels: dict[int, Kernel] = {
+            number: make_kernel(held, [lookup.table for lookup in route.lookups_of(number)], device)
+            for number, held in route.tables.items()
+        }
+        self._scale = MeanScale([(o.feature, o.dim, is_mean(tables, o.table)) for o in self.routes.outputs])
+
+    def input_dist(
+        self, kjt: KeyedJaggedTensor, counts: torch.Tensor | None = None, problem: ValueError | None = None
+    ) -> Awaitable[RoutedIds]:
+        """Sends ids to the ranks that hold their rows; `problem` reaches every rank as an error."""
+        return self._ids.start(kjt, counts, problem)
+
+    def lookup(self, ids: RoutedIds) -> torch.Tensor:
+        """Sums of this rank's lookups for the global batch, `[global B, own width]`."""
+        parts = [self.kernels[number].pooled(lookups) for number, lookups in ids.lookups.items()]
+        if not parts:  # this rank holds no table, but takes part in every exchange
+            return torch.zeros(sum(ids.batch_sizes), 0, device=self._device, requires_grad=torch.is_grad_enabled())
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def output_dist(
+        self, pooled: torch.Tensor, batch_sizes: list[int], kjt: KeyedJaggedTensor
+    ) -> LazyAwaitable[torch.Tensor]:
+        """Sends each rank its examples' vectors: waits for `[B, total width]`, means where tables ask for them."""
+        return self._vectors.start(pooled, batch_sizes, self._scale.of(kjt))
+
+
+def kernel_group(table: LocalTable, device: torch.device) -> Hashable:
+    """Tables of one key share a kernel: one TBE for each optimizer and dtype, and the rest by width."""
+    fused = use_fused(table, device)
+    return (fused, table.optimizer, table.config.data_type, None if fused else table.cols.size)
+
+
+def use_fused(table: LocalTable, device: torch.device) -> bool:
+    """Whether fbgemm can train the table on this device."""
+    if device.type == "cuda":
+        return True
+    return table.optimizer.optimizer in FUSED_ON_CPU and table.config.data_type.dtype != torch.bfloat16
+
+
+def make_kernel(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> Kernel:
+    """The kernel for a group of local tables."""
+    kind = FusedKernel if use_fused(tables[0], device) else RowKernel
+    return kind(tables, table_of_lookup, device)

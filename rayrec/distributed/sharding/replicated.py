@@ -1,0 +1,204 @@
+"""The replicated executor: data-parallel tables, whole on every rank, kept bit-identical.
+
+A rank looks up its own batch. In backward each rank adds up the gradients of the rows that its batch touched, all ranks
+exchange those rows (never a gradient of the whole table), and each applies the same update to the same sums.
+One collective a step, whatever the number of tables; how many rows follow was announced in the ids' header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rayrec.distributed import comm
+from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+from rayrec.distributed.kernel import LocalTable, Lookups, OptimizerSpec, RowGroups, RowKernel
+from rayrec.distributed.sharding.place import Place
+from rayrec.distributed.sharding.pooling import MeanScale
+from rayrec.distributed.types import Span
+from rayrec.modules import EmbeddingBagConfig, PoolingType
+from rayrec.sparse import KeyedJaggedTensor, ops
+
+
+@dataclass(frozen=True)
+class GroupIds:
+    """A batch's ids for one kernel: what to look up, and which rows of its matrix those are."""
+
+    lookups: Lookups
+    rows: RowGroups | None  # None where nothing is to be trained
+
+
+@dataclass(frozen=True)
+class ReplicatedIds:
+    """A batch's ids for all replicated tables."""
+
+    groups: tuple[GroupIds, ...]
+    counts: torch.Tensor  # int64, distinct rows of each group
+
+
+@dataclass(frozen=True)
+class _Group:
+    kernel: RowKernel
+    outputs: tuple[tuple[str, str, bool], ...]  # (table, feature, whether it is a mean)
+    scale: MeanScale
+
+
+class ReplicatedExecutor:
+    """Pooled lookups of replicated tables.
+
+    Args:
+        tables: in the order of the collection.
+        optimizers: by table.
+        place: this process among the ranks.
+        weighted: ids carry weights.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        optimizers: Mapping[str, OptimizerSpec],
+        place: Place,
+        weighted: bool,
+    ) -> None:
+        self._place, self._weighted = place, weighted
+        by_key: dict[Hashable, list[EmbeddingBagConfig]] = {}
+        for table in tables:
+            key = (optimizers[table.name], table.data_type, table.embedding_dim)
+            by_key.setdefault(key, []).append(table)
+        self._groups = [_make_group(members, optimizers, place.device) for members in by_key.values()]
+        self.kernels = [group.kernel for group in self._groups]
+        # autograd needs something to differentiate with respect to; the update is the real product of backward
+        self._anchor = torch.zeros(0, device=place.device, requires_grad=True)
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._groups)
+
+    @property
+    def outputs(self) -> list[tuple[str, str, int]]:
+        """(table, feature, width) of each block of columns, in the order of `output_dist`."""
+        return [(table, f, group.kernel.dim) for group in self._groups for table, f, _ in group.outputs]
+
+    def input_dist(self, kjt: KeyedJaggedTensor) -> ReplicatedIds:
+        """Picks out the ids; nothing is sent. The distinct rows are found only where backward will need them."""
+        train = torch.is_grad_enabled()
+        groups = tuple(self._group_ids(group, kjt, train) for group in self._groups)
+        counts = [0 if ids.rows is None else ids.rows.distinct.numel() for ids in groups]
+        return ReplicatedIds(groups, torch.tensor(counts, dtype=torch.int64, device=self._place.device))
+
+    def _group_ids(self, group: _Group, kjt: KeyedJaggedTensor, train: bool) -> GroupIds:
+        index = kjt.index_per_key()
+        order = torch.tensor([index[f] for _, f, _ in group.outputs], dtype=torch.int32, device=kjt.device())
+        lengths_FB = kjt.lengths().view(len(kjt.keys()), kjt.stride())
+        weights = kjt.weights() if self._weighted else None
+        lengths, values, weights = ops.permute_segments(order, lengths_FB, kjt.values(), weights)
+        rows = group.kernel.matrix_rows(values, lengths)
+        offsets = ops.complete_cumsum(lengths.view(-1).to(torch.int64))
+        return GroupIds(Lookups(rows, offsets, weights), RowGroups.of(rows) if train else None)
+
+    def lookup(self, ids: ReplicatedIds, row_counts: list[list[int]], kjt: KeyedJaggedTensor) -> list[torch.Tensor]:
+        """Each output's vectors `[B, width]`.
+
+        Args:
+            ids: from `input_dist`.
+            row_counts: distinct rows of each rank and group.
+            kjt: the batch, for its bags' lengths.
+        """
+        weights = [group.lookups.weights for group in ids.groups]
+        pooled = _Pooled.apply(self._anchor, self, ids, row_counts, *weights)
+        out: list[torch.Tensor] = []
+        for group, sums in zip(self._groups, pooled, strict=True):
+            scale = group.scale.of(kjt)
+            vectors = sums if scale is None else scale.times(sums)
+            out += vectors.split(group.kernel.dim, dim=1)
+        return out
+
+    def bags(self, ids: ReplicatedIds) -> tuple[torch.Tensor, ...]:
+        """Each group's sums `[B, L * D]`."""
+        pairs = zip(self._groups, ids.groups, strict=True)
+        return tuple(group.kernel.bags(group_ids.lookups) for group, group_ids in pairs)
+
+    def train(self, ids: ReplicatedIds, row_counts: list[list[int]], grads: Sequence[torch.Tensor]) -> None:
+        """Meets the other ranks' gradient rows and updates every touched row with the mean over ranks."""
+        rows, sums = [], []
+        for group, group_ids, grad in zip(self._groups, ids.groups, grads, strict=True):
+            assert group_ids.rows is not None
+            lookups = group_ids.lookups
+            rows.append(group_ids.rows.distinct)
+            sums.append(group.kernel.row_gradients(group_ids.rows, lookups.offsets, lookups.weights, grad))
+        for group, (all_rows, all_sums) in zip(self._groups, self._meet(rows, sums, row_counts), strict=True):
+            meeting = RowGroups.of(all_rows)
+            group.kernel.update(meeting.distinct, meeting.sum(all_sums) / self._place.world_size)
+
+    def _meet(
+        self, rows: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], row_counts: list[list[int]]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """For each group the rows and gradients of all ranks, in rank order, by one gather of equal messages."""
+        if self._place.world_size == 1:
+            return list(zip(rows, grads, strict=True))
+        dims = [group.kernel.dim for group in self._groups]
+        sizes = [sum(count * (8 + 4 * dim) for count, dim in zip(counts, dims, strict=True)) for counts in row_counts]
+        message = torch.zeros(max(sizes), dtype=torch.uint8, device=self._place.device)
+        mine = [part.contiguous().view(-1).view(torch.uint8) for pair in zip(rows, grads, strict=True) for part in pair]
+        message[: sizes[self._place.rank]] = torch.cat(mine)
+        arrived = comm.all_gather(message, self._place.group)
+        out: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = [([], []) for _ in dims]
+        for rank, counts in enumerate(row_counts):
+            at = 0
+            for (group_rows, group_grads), count, dim in zip(out, counts, dims, strict=True):
+                middle, end = at + 8 * count, at + (8 + 4 * dim) * count
+                group_rows.append(arrived[rank, at:middle].clone().view(torch.int64))
+                group_grads.append(arrived[rank, middle:end].clone().view(torch.float32).view(count, dim))
+                at = end
+        return [(torch.cat(group_rows), torch.cat(group_grads)) for group_rows, group_grads in out]
+
+    def weight_gradients(
+        self, ids: ReplicatedIds, grads: Sequence[torch.Tensor], needed: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """The gradient of each group's id weights, where needed."""
+        return [
+            group.kernel.weight_gradients(group_ids.lookups, grad) if need else None
+            for group, group_ids, grad, need in zip(self._groups, ids.groups, grads, needed, strict=True)
+        ]
+
+
+def _make_group(
+    tables: Sequence[EmbeddingBagConfig], optimizers: Mapping[str, OptimizerSpec], device: torch.device
+) -> _Group:
+    local = [
+        LocalTable(
+            config=table,
+            rows=Span(0, table.num_embeddings),
+            cols=Span(0, table.embedding_dim),
+            kernel=EmbeddingComputeKernel.FUSED,
+            optimizer=optimizers[table.name],
+        )
+        for table in tables
+    ]
+    outputs = tuple((t.name, f, t.pooling is PoolingType.MEAN) for t in tables for f in t.feature_names)
+    table_of_lookup = [place for place, table in enumerate(tables) for _ in table.feature_names]
+    kernel = RowKernel(local, table_of_lookup, device)
+    return _Group(kernel, outputs, MeanScale([(feature, kernel.dim, mean) for _, feature, mean in outputs]))
+
+
+class _Pooled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: torch.Tensor,
+        executor: ReplicatedExecutor,
+        ids: ReplicatedIds,
+        row_counts: list[list[int]],
+        *weights: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.executor, ctx.ids, ctx.row_counts = executor, ids, row_counts
+        return executor.bags(ids)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        weight_grads = ctx.executor.weight_gradients(ctx.ids, grads, ctx.needs_input_grad[4:])
+        ctx.executor.train(ctx.ids, ctx.row_counts, grads)
+        return None, None, None, None, *weight_grads

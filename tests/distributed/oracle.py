@@ -1,0 +1,138 @@
+"""The unsharded module as the oracle: the same tables, batches and optimizer, in one plain process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.sharding.cuts import CUTS
+from rayrec.distributed.types import ModuleSharding, ParameterSharding, ShardingEnv, ShardingType
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
+
+
+def cut(table: EmbeddingBagConfig, kind: ShardingType, ranks: Any) -> ParameterSharding:
+    """The table cut in the given way over the given ranks (lists of ranks for a grid)."""
+    shards = CUTS[kind](table.name, table.num_embeddings, table.embedding_dim, ranks)
+    return ParameterSharding(sharding_type=kind.value, compute_kernel="fused", shards=shards)
+
+
+def draw_kjt(
+    generator: torch.Generator,
+    tables: Sequence[EmbeddingBagConfig],
+    batch: int,
+    longest: int,
+    weighted: bool = False,
+) -> KeyedJaggedTensor:
+    """A batch with bags of 0 to `longest` ids."""
+    rows = {f: min(t.num_embeddings for t in tables if f in t.feature_names) for t in tables for f in t.feature_names}
+    lengths = [torch.randint(0, longest + 1, (batch,), generator=generator) for _ in rows]
+    values = [
+        torch.randint(0, count, (int(length.sum()),), generator=generator)
+        for count, length in zip(rows.values(), lengths, strict=True)
+    ]
+    flat = torch.cat(values)
+    return KeyedJaggedTensor(
+        keys=list(rows),
+        values=flat,
+        lengths=torch.cat(lengths),
+        weights=torch.rand(flat.numel(), generator=generator) + 0.5 if weighted else None,
+        stride=batch,
+    )
+
+
+def join(batches: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+    """The global batch: the ranks' examples one after the other."""
+    keys = batches[0].keys()
+    parts = [[kjt[key] for kjt in batches] for key in keys]
+    weighted = batches[0].weights_or_none() is not None
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=torch.cat([jt.values() for jts in parts for jt in jts]),
+        lengths=torch.cat([jt.lengths() for jts in parts for jt in jts]),
+        weights=torch.cat([jt.weights() for jts in parts for jt in jts]) if weighted else None,
+        stride=sum(kjt.stride() for kjt in batches),
+    )
+
+
+def targets(kt: KeyedTensor) -> torch.Tensor:
+    """A loss for each example that gives every column another gradient."""
+    values = kt.values()
+    factors = torch.linspace(-1, 1, values.shape[1])
+    return ((values * factors).sum(1) - 0.3).square() + values.sum(1)
+
+
+def make_optimizer(params: list[torch.nn.Parameter], fused_params: dict[str, Any]) -> torch.optim.Optimizer:
+    """The plain twin of a fused optimizer (elementwise ones)."""
+    lr, eps = fused_params.get("learning_rate", 0.01), fused_params.get("eps", 1e-8)
+    match fused_params.get("optimizer", EmbOptimType.EXACT_SGD):
+        case EmbOptimType.EXACT_SGD:
+            return torch.optim.SGD(params, lr=lr)
+        case EmbOptimType.EXACT_ADAGRAD:
+            return torch.optim.Adagrad(params, lr=lr, eps=eps)
+        case EmbOptimType.EXACT_ROWWISE_ADAGRAD:
+            return PlainRowWiseAdagrad(params, lr=lr, eps=eps)
+    raise ValueError(fused_params)
+
+
+class PlainRowWiseAdagrad(torch.optim.Optimizer):
+    """Dense row-wise Adagrad."""
+
+    def __init__(self, params: list[torch.nn.Parameter], lr: float, eps: float) -> None:
+        super().__init__(params, {"lr": lr, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                total = self.state[param].setdefault("sum", torch.zeros(param.shape[0]))
+                total += param.grad.square().mean(1)
+                param -= group["lr"] * param.grad / (total.sqrt() + group["eps"])[:, None]
+
+
+def train_plain(
+    ebc: EmbeddingBagCollection, steps: Sequence[Sequence[KeyedJaggedTensor]], fused_params: dict[str, Any]
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Outputs of each step and the weights afterwards, in one process on the global batches."""
+    ebc = copy.deepcopy(ebc)
+    optimizer = make_optimizer(list(ebc.parameters()), fused_params)
+    outputs = []
+    for batches in steps:
+        kt = ebc(join(batches))
+        outputs.append(kt.values().detach())
+        optimizer.zero_grad()
+        targets(kt).mean().backward()
+        optimizer.step()
+    return outputs, {name: value.detach() for name, value in ebc.state_dict().items()}
+
+
+def train_sharded(
+    group: dist.ProcessGroup,
+    ebc: EmbeddingBagCollection,
+    plan: ModuleSharding,
+    steps: Sequence[Sequence[KeyedJaggedTensor]],
+    fused_params: dict[str, Any],
+) -> tuple[list[torch.Tensor], dict[str, list[tuple[Any, torch.Tensor]]]]:
+    """On one rank: outputs of each step for its own examples, and its shards of every table afterwards."""
+    sharder = EmbeddingBagCollectionSharder(fused_params)
+    sharded = sharder.shard(ebc, plan, ShardingEnv.from_process_group(group), torch.device("cpu"))
+    outputs = []
+    for batches in steps:
+        kt = sharded(batches[group.rank()]).wait()
+        outputs.append(kt.values().detach())
+        total = sum(kjt.stride() for kjt in batches)
+        (targets(kt).sum() * group.size() / total).backward()
+    shards = {
+        f"embedding_bags.{name}.weight": [(item.shard, item.weight.clone()) for item in table.local]
+        for name, table in sharded.tables().items()
+    }
+    return outputs, shards
+
+
+ALL = list(ShardingType)

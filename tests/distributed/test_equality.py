@@ -1,0 +1,110 @@
+"""Any plan computes the same function: forward and every weight after several steps equal one plain process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.types import ModuleSharding, ShardingType
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+from tests.distributed.oracle import cut, draw_kjt, join, train_plain, train_sharded
+from tests.ranks import on_ranks
+
+SGD = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1}
+ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1}
+ROWWISE = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1}
+T = ShardingType
+
+
+def tables(pooling: PoolingType = PoolingType.SUM) -> list[EmbeddingBagConfig]:
+    """Shared features, a table with two features, few rows, a single row, unlike widths."""
+    return [
+        EmbeddingBagConfig(name="a", num_embeddings=11, embedding_dim=16, feature_names=["f1"], pooling=pooling),
+        EmbeddingBagConfig(name="b", num_embeddings=23, embedding_dim=16, feature_names=["f2", "f3"], pooling=pooling),
+        EmbeddingBagConfig(name="c", num_embeddings=3, embedding_dim=8, feature_names=["f4"], pooling=pooling),
+        EmbeddingBagConfig(name="d", num_embeddings=1, embedding_dim=8, feature_names=["f5"]),
+        EmbeddingBagConfig(
+            name="e", num_embeddings=17, embedding_dim=32, feature_names=["f1", "f6"], pooling=PoolingType.MEAN
+        ),
+    ]
+
+
+def plan_of(configs: list[EmbeddingBagConfig], kinds: list[tuple[ShardingType, Any]]) -> ModuleSharding:
+    return {table.name: cut(table, kind, ranks) for table, (kind, ranks) in zip(configs, kinds, strict=True)}
+
+
+def uniform(kind: ShardingType, world: int) -> list[tuple[ShardingType, Any]]:
+    everyone = list(range(world))
+    hosts = [everyone[: world // 2], everyone[world // 2 :]]
+    match kind:
+        case T.TABLE_WISE:
+            return [(kind, [number % world]) for number in range(5)]
+        case T.COLUMN_WISE | T.TABLE_COLUMN_WISE:
+            return [(kind, [0, 1] if number in (2, 3) else everyone) for number in range(5)]
+        case T.TABLE_ROW_WISE:
+            return [(kind, hosts[number % 2]) for number in range(5)]
+        case T.GRID_SHARD:
+            return [(kind, hosts)] * 5
+    return [(kind, everyone)] * 5
+
+
+def check(
+    world: int,
+    kinds: list[tuple[ShardingType, Any]],
+    fused_params: dict[str, Any],
+    pooling: PoolingType = PoolingType.SUM,
+    weighted: bool = False,
+    batch_sizes: tuple[int, ...] | None = None,
+) -> None:
+    configs = tables(pooling)
+    ebc = EmbeddingBagCollection(configs, is_weighted=weighted, seed=3)
+    generator = torch.Generator().manual_seed(7)
+    sizes = batch_sizes or (6,) * world
+    steps = [[draw_kjt(generator, configs, size, 3, weighted) for size in sizes] for _ in range(3)]
+    outputs, weights = train_plain(ebc, steps, fused_params)
+    answers = on_ranks(world, train_sharded, ebc, plan_of(configs, kinds), steps, fused_params)
+    for step, output in enumerate(outputs):
+        torch.testing.assert_close(torch.cat([answer[0][step] for answer in answers]), output, atol=1e-5, rtol=1e-5)
+    for _, shards in answers:
+        for name, pieces in shards.items():
+            for shard, piece in pieces:
+                expected = weights[name][shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]
+                torch.testing.assert_close(piece, expected, atol=1e-5, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("kind", list(ShardingType), ids=lambda kind: kind.value)
+def test_every_sharding_type_equals_one_process(kind: ShardingType, world: int) -> None:
+    check(world, uniform(kind, world), ADAGRAD)
+
+
+MIXED = [(T.ROW_WISE, [0, 1]), (T.COLUMN_WISE, [1, 0]), (T.DATA_PARALLEL, [0, 1]), (T.TABLE_WISE, [1]), (T.ROW_WISE, [1, 0])]
+
+
+@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("params", [SGD, ADAGRAD], ids=["sgd", "adagrad"])
+def test_a_mixed_plan_equals_one_process(pooling: PoolingType, weighted: bool, params: dict[str, Any]) -> None:
+    check(2, MIXED, params, pooling, weighted)
+
+
+@pytest.mark.parametrize("kind", [T.TABLE_WISE, T.ROW_WISE, T.DATA_PARALLEL, T.TABLE_ROW_WISE], ids=lambda k: k.value)
+def test_row_wise_adagrad_equals_one_process(kind: ShardingType) -> None:
+    check(2, uniform(kind, 2), ROWWISE)
+
+
+@pytest.mark.parametrize("sizes", [(5, 2), (0, 4), (3, 0)])
+@pytest.mark.parametrize("kinds", [uniform(T.ROW_WISE, 2), uniform(T.DATA_PARALLEL, 2), MIXED], ids=["rw", "dp", "mixed"])
+def test_ranks_may_bring_batches_of_different_size(sizes: tuple[int, ...], kinds: list[Any]) -> None:
+    check(2, kinds, ADAGRAD, batch_sizes=sizes)
+
+
+def test_join_is_the_concatenated_batch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    batches = [draw_kjt(generator, tables(), size, 2) for size in (2, 3)]
+    both = join(batches)
+    assert both.stride() == 5
+    assert both["f2"].to_dense()[2].tolist() == batches[1]["f2"].to_dense()[0].tolist()

@@ -1,0 +1,5 @@
+"""Imported once by the server that test processes are forked from."""
+
+import torch.distributed  # noqa: F401
+
+import rayrec.distributed  # noqa: F401
