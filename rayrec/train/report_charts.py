@@ -113,7 +113,7 @@ def thin(points: Points, most: int) -> list[tuple[float, float]]:
 
 
 def moving_average(points: Points, share: float = 0.08) -> list[tuple[float, float]]:
-    """Each value as the mean of its neighbours, `share` of all points wide; narrow at the start, one-sided at the end."""
+    """Each value as the mean of its neighbours, `share` of them all wide; narrow at the start, one-sided at the end."""
     half = max(1, int(len(points) * share / 2))
     sums = [0.0]
     for _, value in points:

@@ -8,10 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayrec.distributed.comm import count_collectives
 from rayrec.metrics import BinaryMetrics, LogitBins
+from tests.ranks import on_ranks
 
 
 def exact_auc(logits: np.ndarray, labels: np.ndarray) -> float:
@@ -156,6 +159,34 @@ def test_refuses_what_does_not_fit() -> None:
         metrics.load_state({})
     with pytest.raises(ValueError, match="count"):
         LogitBins(count=1)
+
+
+def figures_of_rank(group: dist.ProcessGroup, sizes: list[int]) -> tuple[dict[str, float | int | None], int, int]:
+    """Metrics over all ranks, this rank's part of the rows being `sizes[rank]`; collectives; samples seen here."""
+    logits, labels = clicks(sum(sizes), seed=11)
+    metrics = BinaryMetrics()
+    metrics.update(logits.split(sizes)[group.rank()], labels.split(sizes)[group.rank()])
+    with count_collectives() as counter:
+        figures = metrics.compute(group)
+    here = metrics.compute()["samples"]
+    assert isinstance(here, int)
+    return figures, sum(counter.values()), here
+
+
+def test_ranks_add_up() -> None:
+    sizes = [700, 300]
+    whole = BinaryMetrics()
+    whole.update(*clicks(sum(sizes), seed=11))
+    expected = whole.compute()
+    for (figures, collectives, here), size in zip(on_ranks(2, figures_of_rank, sizes), sizes, strict=True):
+        assert figures == pytest.approx(expected, rel=1e-12)
+        assert collectives == 1
+        assert here == size, "summing over ranks must not change what a rank has seen"
+
+
+def test_a_rank_without_rows() -> None:
+    for figures, _, _ in on_ranks(2, figures_of_rank, [0, 50]):
+        assert figures["samples"] == 50 and figures["auc"] is not None
 
 
 @pytest.mark.gpu
