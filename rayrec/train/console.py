@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -135,21 +135,37 @@ class Display:
         return f"{speed:,.0f} samples/s  loss {figure(self._figures['loss'])}  NE {figure(self._figures['ne'])}"
 
 
-def plan_table(plan: Mapping[str, Any]) -> Table:
-    """A plan (as `ShardingPlan.to_dict` writes it) as a table: one line a shard."""
-    table = Table(title="sharding plan", title_justify="left")
-    for head in ("table", "sharding", "kernel", "shard rows × columns", "rank"):
-        table.add_column(head, justify="right" if head == "rank" else "left")
-    for tables in plan["plan"].values():
-        for name, sharding in tables.items():
-            for i, shard in enumerate(sharding["shards"]):
-                first = (
-                    (escape(name), sharding["sharding_type"], sharding["compute_kernel"]) if i == 0 else ("", "", "")
-                )
-                (row, col), (rows, cols) = shard["shard_offsets"], shard["shard_sizes"]
-                span = f"{row:,}–{row + rows:,} × {col}–{col + cols}"
-                table.add_row(*first, span, shard["placement"].removeprefix("rank:").split("/")[0])
-    return table
+def plan_table(plan: Mapping[str, Any], most: int = 60) -> Table:
+    """A plan (as `ShardingPlan.to_dict` writes it) with one line a table; the first `most` of them."""
+    shown = Table(title="sharding plan", title_justify="left")
+    for head in ("table", "rows × dim", "sharding", "kernel", "shards", "ranks"):
+        shown.add_column(head, justify="left" if head in ("table", "sharding", "kernel") else "right")
+    tables = [(name, sharding) for module in plan["plan"].values() for name, sharding in module.items()]
+    for name, sharding in tables[:most]:
+        shards = sharding["shards"]
+        rows, dim = (max(s["shard_offsets"][i] + s["shard_sizes"][i] for s in shards) for i in (0, 1))
+        kind, kernel = sharding["sharding_type"], sharding["compute_kernel"]
+        shown.add_row(escape(name), f"{rows:,} × {dim}", kind, kernel, _sizes(shards), _ranks(sharding["ranks"]))
+    if len(tables) > most:
+        shown.caption = f"and {len(tables) - most} more tables"
+    return shown
+
+
+def _sizes(shards: Sequence[Mapping[str, Any]]) -> str:
+    """`2 of 842 × 32`: how many shards, and the size of the largest."""
+    rows, cols = max((s["shard_sizes"] for s in shards), key=lambda size: size[0] * size[1])
+    return f"{len(shards)} of {rows:,} × {cols}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """`0–3, 6`."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and parts[-1][-1] == rank - 1:
+            parts[-1] = [parts[-1][0], rank]
+        else:
+            parts.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in parts)
 
 
 def memory_lines(plan: Mapping[str, Any]) -> list[str]:

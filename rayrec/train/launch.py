@@ -8,20 +8,37 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from rayrec.train.cluster import Cluster, await_resources, connected
 from rayrec.train.config import TrainerConfig
 from rayrec.train.console import Display
 from rayrec.train.errors import Interrupted, TrainError, describe
-from rayrec.train.recorder import Recorder
 from rayrec.train.resources import Demand, demand
-from rayrec.train.run_log import DirectSink, Mailbox, drained
+from rayrec.train.run_log import DirectSink, Mailbox, Record, drained
 from rayrec.train.session import Job
 from rayrec.train.worker import work_alone, work_on_ray
 
 
-def run_job(job: Job, recorder: Recorder, display: Display, attempts_before: int) -> dict[str, Any]:
+class Listener(Protocol):
+    """Takes the records of a job, and remembers how it ended.
+
+    Args:
+        fatal: why it failed.
+        done: the record of its end.
+        step: the last step heard of.
+    """
+
+    fatal: str | None
+    done: Record | None
+
+    @property
+    def step(self) -> int: ...
+
+    def __call__(self, record: Record) -> None: ...
+
+
+def run_job(job: Job, listener: Listener, display: Display, attempts_before: int) -> dict[str, Any]:
     """Run a job to its end and return the outcome its rank 0 told.
 
     Raises:
@@ -29,28 +46,28 @@ def run_job(job: Job, recorder: Recorder, display: Display, attempts_before: int
             user stopped it.
     """
     if job.config.trainer.num_workers == 0:
-        _run_alone(job, recorder, attempts_before)
+        _run_alone(job, listener, attempts_before)
     else:
         with connected() as cluster:
-            _run_on_ray(job, recorder, display, attempts_before, cluster)
-    if recorder.fatal is not None:
-        raise TrainError(recorder.fatal)
-    if recorder.done is None:
-        raise TrainError(f"the workers ended at step {recorder.step} without a result; look into Ray's logs")
-    outcome: dict[str, Any] = recorder.done["outcome"]
+            _run_on_ray(job, listener, display, attempts_before, cluster)
+    if listener.fatal is not None:
+        raise TrainError(listener.fatal)
+    if listener.done is None:
+        raise TrainError(f"the workers ended at step {listener.step} without a result; look into Ray's logs")
+    outcome: dict[str, Any] = listener.done["outcome"]
     return outcome
 
 
-def _run_alone(job: Job, recorder: Recorder, attempts_before: int) -> None:
+def _run_alone(job: Job, listener: Listener, attempts_before: int) -> None:
     try:
-        work_alone(job, DirectSink(Mailbox(attempts_before), recorder))
+        work_alone(job, DirectSink(Mailbox(attempts_before), listener))
     except KeyboardInterrupt:
         raise Interrupted("interrupted") from None
     except Exception as error:
-        raise TrainError(recorder.fatal or describe(error)) from error
+        raise TrainError(listener.fatal or describe(error)) from error
 
 
-def _run_on_ray(job: Job, recorder: Recorder, display: Display, attempts_before: int, cluster: Cluster) -> None:
+def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before: int, cluster: Cluster) -> None:
     import ray
 
     trainer, read = job.config.trainer, job.config.data.read
@@ -58,14 +75,14 @@ def _run_on_ray(job: Job, recorder: Recorder, display: Display, attempts_before:
     await_resources(cluster, need, trainer.wait_for_resources_s, display)
     actor: Any = ray.remote(num_cpus=0)(Mailbox).remote(attempts_before)
     try:
-        with drained(lambda: ray.get(actor.take.remote(), timeout=30), recorder):
-            _fit(job, actor, need, recorder)
+        with drained(lambda: ray.get(actor.take.remote(), timeout=30), listener):
+            _fit(job, actor, need, listener)
     finally:
         ray.kill(actor)
         shutil.rmtree(job.files.ray_state, ignore_errors=True)
 
 
-def _fit(job: Job, actor: Any, need: Demand, recorder: Recorder) -> None:
+def _fit(job: Job, actor: Any, need: Demand, listener: Listener) -> None:
     from ray.exceptions import RayActorError
     from ray.train import TrainingFailedError
 
@@ -77,7 +94,7 @@ def _fit(job: Job, actor: Any, need: Demand, recorder: Recorder) -> None:
             # Ray Train answers Ctrl-C by ending its workers and its controller, and then the process.
             raise Interrupted("interrupted") from None
         except TrainingFailedError as error:
-            if recorder.fatal is None:
+            if listener.fatal is None:
                 raise TrainError(_gave_up(error, trainer)) from error
 
 

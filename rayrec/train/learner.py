@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,9 +72,15 @@ def make_learner(job: Job, session: Session) -> Learner:
     return Learner(model, build.dense_optimizer(config, model.dense_parameters().values()), plan, session.world_size)
 
 
+def _topology(session: Session) -> Topology:
+    """The machines that the ranks are on, with their memory."""
+    hosts = Counter(session.control.gather(socket.gethostname()))
+    return Topology.of_this_machine(session.world_size, max(hosts.values()))
+
+
 def _planned(job: Job, session: Session, module: torch.nn.Module, sharder: Any) -> ShardingPlan:
     planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=session.world_size, compute_device=session.device.type),
+        topology=_topology(session),
         batch_size=dealt(job.config.trainer.batch_size, 0, session.world_size),
         constraints=build.constraints(job.config),
     )

@@ -35,7 +35,7 @@ class Loop:
 
     def run(self) -> dict[str, Any]:
         """Train, and return what the driver needs for the result."""
-        position = self._restore()
+        position = self.restore()
         self._tell_start()
         scores: dict[str, Any] | None = None
         last = self.config.trainer.epochs - 1
@@ -109,7 +109,7 @@ class Loop:
             self.store.prune(self.config.storage.keep)
         self._tell("event", position, event="checkpoint", message=f"checkpoint of step {position.step} is complete")
 
-    def _restore(self) -> Position:
+    def restore(self) -> Position:
         """The last committed checkpoint, as rank 0 sees it, or the start."""
         latest = self.store.latest() if self.session.rank == 0 else None
         latest = broadcast_object(latest, self.session.control.group)
@@ -158,3 +158,12 @@ class Loop:
             "samples_per_second": position.samples / max(position.seconds, 1e-9),
             "checkpoint": self.saved_path,
         }
+
+
+def score_checkpoint(job: Job, session: Session) -> dict[str, Any]:
+    """Figures of the last committed checkpoint on the evaluation rows."""
+    assert job.eval is not None
+    loop = Loop(job, session)
+    position = loop.restore()
+    scores = evaluate(loop.learner, job.eval, job.config, session)
+    return {**scores, "step": position.step, "checkpoint": loop.saved_path, "data": str(job.config.data.eval)}

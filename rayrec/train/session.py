@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ class Job:
         folder: the run folder, the same path on every node.
         factory: makes the model, when it was given in Python instead of in the config.
         evaluated_steps: steps whose evaluation an earlier launch has already written down.
+        task: train to the end, or only score the last checkpoint on the evaluation rows.
     """
 
     config: TrainConfig
@@ -37,6 +39,7 @@ class Job:
     folder: Path
     factory: Factory | None = None
     evaluated_steps: frozenset[int] = frozenset()
+    task: Literal["fit", "evaluate"] = "fit"
 
     @property
     def files(self) -> RunFolder:

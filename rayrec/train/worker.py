@@ -9,10 +9,14 @@ from typing import Any
 
 from rayrec.train.control import RankError
 from rayrec.train.errors import describe, is_retryable
-from rayrec.train.loop import Loop
+from rayrec.train.loop import Loop, score_checkpoint
 from rayrec.train.run_log import ActorSink, Sink
 from rayrec.train.session import Job, Session, session_alone, session_on_ray, set_threads
 
+TASKS: dict[str, Callable[[Job, Session], dict[str, Any]]] = {
+    "fit": lambda job, session: Loop(job, session).run(),
+    "evaluate": score_checkpoint,
+}
 PEERS_FAIL_WITHIN_S = 3.0
 
 
@@ -43,7 +47,7 @@ def attempt(job: Job, sink: Sink, rank: int, world_size: int, join: Callable[[],
     if sink.begin(leader=rank == 0):
         return
     try:
-        outcome = Loop(job, join()).run()
+        outcome = TASKS[job.task](job, join())
     except RankError as error:
         if error.retry:
             raise

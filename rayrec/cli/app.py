@@ -1,0 +1,102 @@
+"""The commands and their options. Packages are imported when a command runs, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="rayrec",
+    help="Train recommendation models whose embedding tables outgrow one GPU, on Ray.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    epilog="--debug with any command (or RAYREC_DEBUG=1) shows tracebacks and Ray's own messages.",
+)
+
+Config = Annotated[Path, typer.Argument(help="YAML file with the config; `rayrec config` lists its fields.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, e.g. trainer.num_workers=4; may be repeated."),
+]
+RunDir = Annotated[Path, typer.Argument(help="A run folder: <storage.path>/<name>.")]
+
+
+@app.command()
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; the same as --set name=NAME.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; an earlier run of this name is set aside.")
+    ] = False,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder that relative paths of the config start from; default: this one.")
+    ] = None,
+) -> None:
+    """Train a model, or go on where a run of the same name stopped."""
+    from rayrec.train import Trainer, load_config
+
+    given = [*(overrides or []), *([f"name={name}"] if name is not None else [])]
+    Trainer(load_config(config, given), fresh=fresh, root=root).fit()
+
+
+@app.command()
+def evaluate(
+    run_dir: RunDir,
+    data: Annotated[
+        str | None, typer.Option(help="Parquet file, folder or glob; default: the run's data.eval.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Workers to use; 0: this process alone.")] = 0,
+) -> None:
+    """Score the last checkpoint of a run; writes evaluation.json there."""
+    from rayrec.train.evaluate_run import evaluate_run
+
+    evaluate_run(run_dir, data, workers)
+
+
+@app.command()
+def plan(
+    config: Config,
+    overrides: Overrides = None,
+    world: Annotated[
+        str | None, typer.Option(help="Workers, or HOSTSxWORKERS as 16x8; default: trainer.num_workers.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="What a worker has: cpu, a100_80, h100, …")] = "cpu",
+    save: Annotated[Path | None, typer.Option(help="Write the plan here, for sharding.plan.")] = None,
+) -> None:
+    """Show how tables would be sharded; needs no cluster and no GPU."""
+    from rayrec.train import load_config
+    from rayrec.train.plan_only import show_plan
+
+    show_plan(load_config(config, overrides or []), world, gpu, save)
+
+
+@app.command()
+def report(run_dir: RunDir) -> None:
+    """Write report.html of a run, be it finished, failed or going on."""
+    from rayrec.train.report import write_report
+
+    typer.echo(write_report(run_dir))
+
+
+@app.command()
+def config(
+    file: Annotated[
+        Path | None, typer.Argument(help="Show this config with all defaults, instead of the list.")
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """List the fields of a config (Markdown), or show a config as it would be used."""
+    import yaml
+
+    from rayrec.train import load_config
+    from rayrec.train.config_reference import config_reference
+
+    if file is None:
+        typer.echo(config_reference())
+    else:
+        resolved = load_config(file, overrides or []).to_dict()
+        typer.echo(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), nl=False)

@@ -1,0 +1,86 @@
+"""Scoring the last checkpoint of a run, on its own evaluation rows or on others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayrec.checkpoint import CheckpointStore
+from rayrec.data import Manifest
+from rayrec.train import build
+from rayrec.train.config_file import parse_config
+from rayrec.train.console import Display, figure
+from rayrec.train.errors import TrainError
+from rayrec.train.launch import run_job
+from rayrec.train.run_folder import RunFolder, write_json
+from rayrec.train.run_log import Record
+from rayrec.train.session import Job
+
+
+@dataclass
+class _Ending:
+    """Hears only how a job ended."""
+
+    fatal: str | None = None
+    done: Record | None = None
+    step: int = 0
+
+    def __call__(self, record: Record) -> None:
+        if record["kind"] == "fatal":
+            self.fatal = self.fatal or record["error"]
+        elif record["kind"] == "done":
+            self.done = record
+
+
+def evaluate_run(
+    run_dir: str | Path,
+    data: str | None = None,
+    num_workers: int = 0,
+    factory: build.Factory | None = None,
+    display: Display | None = None,
+) -> dict[str, Any]:
+    """Load a run's last committed checkpoint, score it, print the figures and write them to `evaluation.json`.
+
+    Args:
+        run_dir: a run folder.
+        data: Parquet file, folder or glob; default the run's `data.eval`.
+        num_workers: workers to spread the tables over, however many the run had; 0 scores in this process.
+        factory: makes the model, for a run that was given one in Python.
+
+    Returns:
+        `auc`, `ne`, `logloss`, `calibration`, `samples`, with `step`, `checkpoint` and `data`.
+
+    Raises:
+        ValueError: not a run folder, no checkpoint, no evaluation data, or data that cannot be read.
+    """
+    display = display or Display()
+    folder = RunFolder(Path(run_dir).absolute())
+    job = _job(folder, data, num_workers, factory)
+    outcome = run_job(job, _Ending(), display, attempts_before=0)
+    write_json(folder.path / "evaluation.json", outcome)
+    rows = f"{outcome['samples']:,} rows of {outcome['data']}"
+    display.say(
+        f"AUC {figure(outcome['auc'])}  NE {figure(outcome['ne'])}  logloss {figure(outcome['logloss'])}  calibration "
+        f"{figure(outcome['calibration'], 3)}  on {rows} (step {outcome['step']})",
+        style="bold",
+    )
+    return outcome
+
+
+def _job(folder: RunFolder, data: str | None, num_workers: int, factory: build.Factory | None) -> Job:
+    raw = folder.read_config()
+    if raw is None:
+        raise TrainError(f"{folder.path} is not a run folder: it has no config.yaml")
+    raw["trainer"]["num_workers"] = num_workers
+    raw["trainer"]["batch_size"] = max(raw["trainer"]["batch_size"], num_workers)
+    raw["sharding"]["plan"] = None  # a plan belongs to the number of workers it was made for
+    if data is not None:
+        raw["data"]["eval"] = data
+    config = parse_config(raw)
+    if config.data.eval is None:
+        raise TrainError(f"the config of {folder.path} has no data.eval; give the rows to score with --data")
+    if CheckpointStore(folder.checkpoints).latest() is None:
+        raise TrainError(f"{folder.path} has no complete checkpoint yet; train it first")
+    manifest = Manifest.read(config.data.eval, config.data_schema)
+    return Job(config=config, train=manifest, eval=manifest, folder=folder.path, factory=factory, task="evaluate")
