@@ -17,7 +17,7 @@ PYTEST_ARGS ?=
 
 CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
-.PHONY: help setup data train test lint types unit format clean
+.PHONY: help setup data train test lint types unit format readme clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 14
@@ -45,6 +45,9 @@ unit: data  ## all tests
 format: $(READY)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+readme: $(READY)  ## write the config reference into README.md
+	$(BIN)/python tests/test_readme.py
 
 clean:  ## remove .venv and caches; runs/ and prepared data stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

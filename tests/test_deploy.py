@@ -92,7 +92,7 @@ def test_the_job_overrides_settings_that_exist() -> None:
     from rayrec.train.config_file import load_config
 
     (job,) = [d for path in MANIFESTS for d in documents(path) if d["kind"] == "RayJob"]
-    settings = re.findall(r"--set (\S+)", job["spec"]["entrypoint"])
+    settings = re.findall(r'--set ([^\s"]+)', job["spec"]["entrypoint"])
     config = load_config(ROOT / "data/movielens/train.yaml", settings)
     assert config.trainer.num_workers == 4 and config.storage.path == "/shared/runs"
 
