@@ -37,6 +37,23 @@ def is_text(kind: pa.DataType) -> bool:
     )
 
 
+def without_views(kind: pa.DataType) -> pa.DataType:
+    """The type that Arrow's compute functions know for one of the newer view layouts, at any depth."""
+    if pat.is_string_view(kind):
+        return pa.large_string()
+    if pat.is_binary_view(kind):
+        return pa.large_binary()
+    if pat.is_struct(kind):
+        return pa.struct([field.with_type(without_views(field.type)) for field in kind.fields])
+    if not is_list(kind):
+        return kind
+    item = kind.value_field.with_type(without_views(kind.value_type))
+    if pat.is_fixed_size_list(kind):
+        return pa.list_(item, kind.list_size)
+    large = pat.is_large_list(kind) or pat.is_large_list_view(kind)
+    return pa.large_list(item) if large else pa.list_(item)
+
+
 def _is_integer(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind.value_type if pat.is_dictionary(kind) else kind))
 

@@ -36,11 +36,7 @@ def map_dense(
 def _numbers(array: pa.Array, feature: DenseFeature, problems: Problems) -> Floats:
     if feature.width > 1:
         array = _leaf(array, feature, problems)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    kind = array.type
-    if pa.types.is_decimal(kind) or pa.types.is_boolean(kind):
-        array = pc.cast(pc.cast(array, pa.uint8()) if pa.types.is_boolean(kind) else array, pa.float64(), safe=False)
+    array = _plain(array)
     if array.null_count:
         if feature.default is None:
             where = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) // feature.width
@@ -55,6 +51,15 @@ def _numbers(array: pa.Array, feature: DenseFeature, problems: Problems) -> Floa
     values = array.to_numpy(zero_copy_only=False)
     # Integers (timestamps, counts) may need more digits than float32 has until they are scaled.
     return values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """The same numbers as integers or floats."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_boolean(array.type):
+        return pc.cast(array, pa.uint8())
+    return pc.cast(array, pa.float64(), safe=False) if pa.types.is_decimal(array.type) else array
 
 
 def _leaf(array: pa.Array, feature: DenseFeature, problems: Problems) -> pa.Array:
@@ -74,24 +79,20 @@ def _leaf(array: pa.Array, feature: DenseFeature, problems: Problems) -> pa.Arra
             lambda k: f"a list of {lengths[wrong[k]]}",
             "make all lists of one length, or correct the feature's width",
         )
-    good = np.repeat(lengths == feature.width, lengths)
+    whole = lengths == feature.width
     index = np.full((len(lengths), feature.width), -1, dtype=np.int64)
-    index[lengths == feature.width] = np.flatnonzero(good).reshape(-1, feature.width)
+    index[whole] = np.flatnonzero(np.repeat(whole, lengths)).reshape(-1, feature.width)
     flat = index.reshape(-1)
-    # A null list with a default becomes nulls, filled like any other; wrong lists need a number, any number.
-    leaf = (
-        lists.leaf.take(pa.array(np.maximum(flat, 0), mask=flat < 0))
-        if len(lists.leaf)
-        else pa.nulls(len(flat), lists.leaf.type)
-    )
-    if filled and not len(wrong):
-        return leaf
-    return pc.cast(leaf, pa.float64(), safe=False).fill_null(feature.default or 0.0)
+    # What is missing becomes null, to be filled with the default; a wrong list needs a number, any number.
+    leaf = pc.cast(_plain(lists.leaf.take(pa.array(flat, mask=flat < 0))), pa.float64(), safe=False)
+    refused = np.zeros(len(lengths), dtype=np.bool_)
+    refused[wrong] = True
+    return pc.if_else(pa.array(np.repeat(refused, feature.width)), 0.0, leaf)
 
 
 def _transform(values: Floats, feature: DenseFeature) -> Floats:
     if feature.log1p:
-        values = np.log1p(values)
+        values = np.where(values > -1, np.log1p(values), np.nan)
     if feature.clip is not None:
         values = np.clip(values, *feature.clip)
     if feature.standardize is not None:

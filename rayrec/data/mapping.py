@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.columns import check_types
+from rayrec.data.columns import check_types, without_views
 from rayrec.data.dense import map_dense
 from rayrec.data.errors import DataError
 from rayrec.data.problems import Problems, Source, Unplaced
@@ -78,9 +78,10 @@ def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
 
 
 def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    plain = without_views(column.type)
+    return column if plain == column.type else column.cast(plain)
 
 
 def _label(array: pa.Array, column: str, problems: Problems) -> F32:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -74,6 +75,12 @@ def read_ray(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> I
             tables.close()
 
 
+def _hush() -> None:
+    """Ray tells every rank's every epoch on the console; a run has its own progress bar."""
+    for name in ("ray.data._internal.progress", "ray.data._internal.execution.streaming_executor"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 def _check_cpus(options: ReadOptions) -> None:
     """Ray would wait forever for CPUs that no node has.
 
@@ -88,6 +95,7 @@ def _check_cpus(options: ReadOptions) -> None:
 
 
 def _dataset(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Dataset:
+    _hush()
     context = ray.data.DataContext.get_current().copy()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayrec.data.columns import without_views
 from rayrec.data.errors import DataError
 from rayrec.data.manifest import Manifest, Slice, Window, open_parquet, unreadable
 from rayrec.data.mapping import map_table
@@ -166,7 +167,9 @@ def _read(slices: Sequence[FileSlice], columns: Sequence[str]) -> pa.Table:
                 tables += _read_file(parquet, same_file, list(columns))
             except (pa.ArrowException, OSError, KeyError) as error:
                 raise unreadable(uri, error) from error
-    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+    plain = pa.schema([field.with_type(without_views(field.type)) for field in table.schema])
+    return table if plain == table.schema else table.cast(plain)
 
 
 def _read_file(parquet: pq.ParquetFile, parts: Sequence[FileSlice], columns: list[str]) -> list[pa.Table]:

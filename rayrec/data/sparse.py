@@ -126,8 +126,8 @@ class _Bags:
             keep[outside] = False
             return keep
         if mapping.bounds == "clip":
-            negative = np.asarray(pc.less(self.leaf.take(pa.array(outside)), 0).to_numpy(zero_copy_only=False), bool)
-            values[outside] = np.where(negative, 0, self.num_rows - 1)
+            signed = pa.types.is_signed_integer(self._id_type())
+            values[outside] = np.where(signed & (values[outside] < 0), 0, self.num_rows - 1)
             return keep
         name, rows, leaf = self.feature.name, self.num_rows, self.leaf
         self.problems.add(

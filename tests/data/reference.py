@@ -1,0 +1,147 @@
+"""The mapping once more, slowly: plain Python, one value at a time, written from the schema's documentation."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rayrec.data import DenseFeature, Hash, Identity, Schema, SparseFeature
+from rayrec.data.hashing import mix64, seed_of
+
+
+class BadRow(Exception):
+    """The row cannot be used."""
+
+
+@dataclass
+class Expected:
+    """What a batch must hold: numbers, or the rows that cannot be used."""
+
+    dense: list[list[float]] = field(default_factory=list)
+    label: list[float] = field(default_factory=list)
+    bags: dict[str, list[list[int]]] = field(default_factory=dict)
+    weights: dict[str, list[list[float]]] = field(default_factory=dict)
+    bad_rows: list[int] = field(default_factory=list)
+
+
+def expect(rows: list[dict[str, Any]], schema: Schema, rows_of: dict[str, int]) -> Expected:
+    out = Expected(bags={n: [] for n in schema.sparse_names}, weights={n: [] for n in schema.sparse_names})
+    for number, row in enumerate(rows):
+        try:
+            label = row[schema.label.column]
+            if label is None or label not in (0, 1):
+                raise BadRow
+            dense = [x for f in schema.dense for x in _dense(row[f.column], f)]
+            pairs = {f.name: _sparse(row, f, rows_of[f.name]) for f in schema.sparse}
+        except BadRow:
+            out.bad_rows.append(number)
+            continue
+        out.label.append(float(label))
+        out.dense.append(dense)
+        for name, found in pairs.items():
+            out.bags[name].append([i for i, _ in found])
+            out.weights[name].append([w for _, w in found])
+    return out
+
+
+def _dense(value: Any, feature: DenseFeature) -> list[float]:
+    if feature.width == 1:
+        return [_number(value, feature)]
+    if value is None and feature.default is not None:
+        value = [None] * feature.width
+    if value is None or len(value) != feature.width:
+        raise BadRow
+    return [_number(v, feature) for v in value]
+
+
+def _number(value: Any, feature: DenseFeature) -> float:
+    if value is None:
+        value = feature.default
+    if value is None:
+        raise BadRow
+    x = float(value)
+    if feature.log1p:
+        if not x > -1:
+            raise BadRow
+        x = math.log1p(x)
+    if feature.clip is not None:
+        x = x if math.isnan(x) else min(max(x, feature.clip[0]), feature.clip[1])
+    if feature.standardize is not None:
+        x = (x - feature.standardize.mean) / feature.standardize.std
+    if feature.bucketize is not None and not math.isnan(x):
+        x = float(sum(b <= x for b in feature.bucketize))
+    with np.errstate(all="ignore"):
+        x = float(np.float32(x))
+    if not math.isfinite(x):
+        raise BadRow
+    return x
+
+
+def _sparse(row: dict[str, Any], feature: SparseFeature, num_rows: int) -> list[tuple[int, float]]:
+    value = row[feature.column]
+    pairs: list[tuple[Any, float]]
+    if feature.kind == "id":
+        pairs = [(value, 1.0)]
+    else:
+        pairs = _pairs(value, row, feature)
+        if feature.max_length is not None:
+            pairs = pairs[: feature.max_length] if feature.keep == "first" else pairs[-feature.max_length :]
+        if value is None:
+            if feature.on_null == "error":
+                raise BadRow
+            pairs = [(None, 1.0)] if feature.on_null == "default" else []
+    out = []
+    for raw, weight in pairs:
+        found = _row(raw, feature, num_rows)
+        if found is not None:
+            out.append((found, weight))
+    return out
+
+
+def _pairs(value: Any, row: dict[str, Any], feature: SparseFeature) -> list[tuple[Any, float]]:
+    if feature.kind == "id_list":
+        return [(v, 1.0) for v in value or []]
+    if feature.weight_column is not None:
+        ids, weights = value or [], row[feature.weight_column] or []
+        if len(ids) != len(weights):
+            raise BadRow
+        return [(i, _weight(w)) for i, w in zip(ids, weights, strict=True)]
+    return [(None, 1.0) if p is None else (p["id"], _weight(p["weight"])) for p in value or []]
+
+
+def _weight(value: Any) -> float:
+    if value is None:
+        raise BadRow
+    with np.errstate(all="ignore"):
+        x = float(np.float32(value))
+    if not math.isfinite(x):
+        raise BadRow
+    return x
+
+
+def _row(raw: Any, feature: SparseFeature, num_rows: int) -> int | None:
+    if raw is None:
+        if feature.on_null == "error":
+            raise BadRow
+        if feature.on_null == "empty":
+            return None
+        raw = feature.default
+    mapping = feature.mapping
+    if isinstance(mapping, Hash):
+        if isinstance(raw, int):
+            hashed = mix64(raw + seed_of(mapping.seed))
+        else:
+            text = raw if isinstance(raw, bytes) else raw.encode()
+            key = seed_of(mapping.seed).to_bytes(8, "little")
+            hashed = int.from_bytes(hashlib.blake2b(text, digest_size=8, key=key).digest(), "little")
+        return (hashed >> 32) * num_rows >> 32
+    assert isinstance(mapping, Identity)
+    if 0 <= raw < num_rows:
+        return int(raw)
+    if mapping.bounds == "error":
+        raise BadRow
+    return None if mapping.bounds == "drop" else (0 if raw < 0 else num_rows - 1)
