@@ -1,0 +1,88 @@
+"""A small data set with a planted signal, and a config for it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+USERS, ITEMS, TAGS = 40, 60, 7
+
+
+def table(rows: int, seed: int = 0) -> pa.Table:
+    """Users who like some items, with lists of tags (often empty) and one number."""
+    random = np.random.default_rng(seed)
+    user, item = random.integers(0, USERS, rows), random.integers(0, ITEMS, rows)
+    tags = [random.integers(0, TAGS, random.integers(0, 4)).tolist() for _ in range(rows)]
+    age = random.normal(size=rows).astype(np.float32)
+    taste = np.sin(user * 1.7) + np.cos(item * 2.3) + 0.3 * age
+    label = (taste + random.normal(scale=0.5, size=rows) > 0).astype(np.int64)
+    columns = {"user": user, "item": item, "tags": tags, "age": age, "label": label, "row": np.arange(rows)}
+    return pa.table(columns)
+
+
+def write(folder: Path, rows: int, files: int = 2, seed: int = 0, row_group: int = 64) -> Path:
+    """The data set as Parquet files of several row groups; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = table(rows, seed)
+    edges = [rows * i // files for i in range(files + 1)]
+    for i, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+        pq.write_table(whole.slice(start, stop - start), folder / f"part-{i}.parquet", row_group_size=row_group)
+    return folder
+
+
+RAW: dict[str, Any] = {
+    "name": "small",
+    "data": {"train": "train", "eval": "eval", "read": {"reader": "local"}},
+    "schema": {
+        "label": {"column": "label"},
+        "dense": [{"name": "age"}],
+        "sparse": [
+            {"name": "user", "mapping": {"kind": "identity"}},
+            {"name": "item", "mapping": {"kind": "hash", "seed": 0}},
+            {"name": "tags", "kind": "id_list", "mapping": {"kind": "identity"}},
+        ],
+    },
+    "tables": [
+        {"name": "user", "rows": USERS, "dim": 8, "features": ["user"]},
+        {"name": "item", "rows": 80, "dim": 8, "features": ["item"]},
+        {"name": "tag", "rows": TAGS, "dim": 8, "pooling": "mean", "features": ["tags"]},
+    ],
+    "model": {"name": "dlrm", "args": {"dense_arch": [16, 8], "over_arch": [16, 1]}},
+    "optimizers": {"dense": {"kind": "adam", "lr": 0.01}, "sparse": {"kind": "rowwise_adagrad", "lr": 0.1}},
+    "trainer": {
+        "num_workers": 0,
+        "batch_size": 64,
+        "epochs": 2,
+        "log_every": 4,
+        "checkpoint_every": 6,
+        "threads_per_worker": 1,
+    },
+    "storage": {"path": "runs"},
+}
+
+
+def raw_config(folder: Path, **changes: Any) -> dict[str, Any]:
+    """The config of a data set that `write_all` wrote; `trainer__epochs=3` changes `trainer.epochs`."""
+    raw = copy.deepcopy(RAW)
+    for part in ("train", "eval"):
+        raw["data"][part] = str(folder / part)
+    raw["storage"]["path"] = str(folder / "runs")
+    for name, value in changes.items():
+        *path, last = name.split("__")
+        node = raw
+        for key in path:
+            node = node[key]
+        node[last] = value
+    return raw
+
+
+def write_all(folder: Path, rows: int = 1000) -> Path:
+    """Training and evaluation rows below one folder."""
+    write(folder / "train", rows, files=3)
+    write(folder / "eval", 301, files=2, seed=1)
+    return folder

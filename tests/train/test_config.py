@@ -1,0 +1,165 @@
+"""The config: what is refused and how it is told, overrides, and the reference made from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rayrec.train import ConfigError, TrainConfig, load_config
+from rayrec.train.config_file import apply_override, parse_config, read_yaml
+from rayrec.train.config_reference import config_reference
+from tests.train.small import RAW
+
+
+def problem(*overrides: str) -> str:
+    raw = RAW
+    with pytest.raises(ConfigError) as caught:
+        for override in overrides:
+            raw = apply_override(raw, override)
+        parse_config(raw)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("trainer.num_worker=4", ["trainer.num_worker: unknown field", "did you mean 'num_workers'?", "batch_size"]),
+        ("trainr.epochs=4", ["trainr: unknown field", "did you mean 'trainer'?"]),
+        ("data.read.reder=ray", ["data.read.reder: unknown field", "'reader'"]),
+        ("trainer.epochs=many", ["trainer.epochs: got 'many' (str)", "valid integer"]),
+        ("trainer.epochs=0", ["trainer.epochs: got 0", "greater than or equal to 1"]),
+        ("trainer.seed=1.5", ["trainer.seed: got 1.5 (float)"]),
+        ("trainer.use_gpu=maybe", ["trainer.use_gpu: got 'maybe'", "`true` or `false` or `auto`"]),
+        ("trainer.cpus_per_worker=lots", ["trainer.cpus_per_worker: got 'lots'", "number > 0 or `auto`"]),
+        ("optimizers.sparse.kind=adamm", ["optimizers.sparse.kind: got 'adamm'", "'rowwise_adagrad'"]),
+        ("optimizers.dense.lr=-1", ["optimizers.dense.lr: got -1", "greater than 0"]),
+        ("optimizers.dense.lr=.nan", ["optimizers.dense.lr", "finite number"]),
+        ("tables.user.dim=30", ["tables.user.dim: 30 is not a multiple of 4; try 32"]),
+        ("tables.user.dim=16", ["tables: model dlrm needs one dim for all tables"]),
+        ("tables.user.rows=0", ["tables.user.rows: got 0"]),
+        ("tables.user.pooling=max", ["tables.user.pooling: got 'max'; allowed: 'sum' or 'mean'"]),
+        ("tables.user.name=item", ["tables: table name 'item' is used twice"]),
+        ("tables.user.features=[usr]", ["'usr' is not a sparse feature", "did you mean 'user'?"]),
+        ("tables.user.features=[item]", ["schema.sparse.user: no table reads feature 'user'"]),
+        ("schema.sparse.item.mapping.kind=hsh", ["schema.sparse.item.mapping.kind: got 'hsh'", "'hash'"]),
+        ("schema.sparse.item.mapping.sed=1", ["schema.sparse.item.mapping.sed: unknown field", "'seed'"]),
+        ("schema.sparse.item.name=user", ["schema: feature names must be unique"]),
+        ("sharding.constraints.usr={}", ["sharding.constraints.usr: there is no table 'usr'; did you mean 'user'?"]),
+        (
+            "sharding.constraints.user.sharding_types=[rowwise]",
+            ["sharding.constraints.user.sharding_types: 'rowwise' is not a sharding type", "row_wise"],
+        ),
+        (
+            "sharding.constraints.user.compute_kernels=[fast]",
+            ["sharding.constraints.user.compute_kernels: 'fast' is not a compute kernel", "fused"],
+        ),
+        ("model.args.dense_arch=[16, 4]", ["model.args.dense_arch: [16, 4] must end with the dim of the tables, 8"]),
+        ("model.args.over_arch=[16]", ["model.args.over_arch: [16] must end with 1"]),
+        ("model.factory=a.b:c", ["model: give `name`", "or `factory`", "not both"]),
+        ("name=../up", ["name: got '../up'"]),
+        ("name=null", ["name: got None"]),
+        ("data=3", ["data: got 3 (int); it is a section with the fields train, eval, read"]),
+        ("data.train=7", ["data.train: got 7 (int); allowed: text or list of text"]),
+    ],
+)
+def test_a_wrong_field_is_named_with_the_fix(override: str, parts: list[str]) -> None:
+    text = problem(override)
+    for part in parts:
+        assert part in text
+
+
+def test_every_problem_is_told_at_once() -> None:
+    text = problem("trainer.epochs=0", "storage.keep=0", "optimizers.dense.lr=x")
+    assert [line.split(":")[0].strip() for line in text.splitlines()] == [
+        "optimizers.dense.lr",
+        "trainer.epochs",
+        "storage.keep",
+    ]
+
+
+def test_a_missing_field_is_named() -> None:
+    raw = {name: value for name, value in RAW.items() if name != "tables"}
+    with pytest.raises(ConfigError, match="tables: is missing"):
+        parse_config(raw)
+
+
+def test_fewer_rows_than_workers_are_refused() -> None:
+    text = problem("trainer.batch_size=3", "trainer.num_workers=4")
+    assert "trainer.batch_size: 3 rows a step cannot be dealt to 4 workers" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("trainer.epochs", "write it as field.path=value"),
+        ("=3", "write it as field.path=value"),
+        ("trainer..epochs=3", "write it as field.path=value"),
+        ("trainer.epochs=[1", "the value is not YAML"),
+        ("tables.nobody.dim=8", "the list has no item 'nobody'"),
+        ("tables.9.dim=8", "items 0 to 2: user, item, tag"),
+        ("name.x=8", "'small' has no field 'x'"),
+    ],
+)
+def test_an_override_that_leads_nowhere_is_refused(override: str, part: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        apply_override(RAW, override)
+    assert part in str(caught.value)
+    assert override in str(caught.value)
+
+
+def test_overrides_are_yaml_and_leave_the_original_alone() -> None:
+    before = yaml.safe_dump(RAW)
+    raw = apply_override(RAW, "trainer.num_workers=4")
+    raw = apply_override(raw, "optimizers.sparse.eps=1e-6")
+    raw = apply_override(raw, "tables.user.rows=50")
+    raw = apply_override(raw, "sharding.constraints.user.sharding_types=[row_wise, table_wise]")
+    config = parse_config(raw)
+    assert config.trainer.num_workers == 4
+    assert config.optimizers.sparse.eps == 1e-6
+    assert config.tables[0].rows == 50
+    assert config.sharding.constraints["user"].sharding_types == ["row_wise", "table_wise"]
+    assert yaml.safe_dump(RAW) == before
+
+
+def test_a_config_comes_back_from_its_own_values() -> None:
+    config = parse_config(RAW)
+    assert parse_config(config.to_dict()) == config
+    assert TrainConfig(**yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
+
+
+def test_files_that_are_no_configs(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    with pytest.raises(ConfigError, match=r"c\.yaml does not exist"):
+        load_config(file)
+    for text, part in [
+        ("a: [1", "not YAML"),
+        ("- 1", "a mapping with the fields name, data"),
+        ("name: a\ndata: {}\nname: b", "line 3: key 'name' is given twice"),
+        ("\x00", "not YAML"),
+    ]:
+        file.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            read_yaml(file)
+        assert part in str(caught.value)
+        assert str(file) in str(caught.value)
+
+
+def test_the_file_is_named_with_the_field(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(yaml.safe_dump(RAW))
+    assert load_config(file, ["trainer.epochs=5"]).trainer.epochs == 5
+    with pytest.raises(ConfigError, match=r"c\.yaml:\n  trainer\.epochs"):
+        load_config(file, ["trainer.epochs=x"])
+
+
+def test_the_reference_has_every_field_with_its_meaning() -> None:
+    lines = config_reference().splitlines()[2:]
+    fields = {line.split("|")[1].strip().strip("`"): [cell.strip() for cell in line.split("|")[2:]] for line in lines}
+    assert len(fields) == len(lines)
+    for path in ("name", "schema.sparse[].mapping.kind", "tables[].dim", "sharding.constraints.<name>.min_partition"):
+        assert path in fields
+    assert fields["trainer.batch_size"][:2] == ["integer ≥ 1", "`1024`"]
+    own = {path: cells for path, cells in fields.items() if not path.startswith("schema.")}
+    assert not [path for path, cells in own.items() if not cells[2]]

@@ -1,0 +1,136 @@
+"""Ranks in step: unequal numbers of batches, failures on one rank, and what is worth another attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ray.exceptions import WorkerCrashedError
+
+from rayrec.data import DataError
+from rayrec.distributed.comm import count_collectives
+from rayrec.models import Batch
+from rayrec.sparse import KeyedJaggedTensor
+from rayrec.train.control import Control, RankError, dealt, in_step
+from rayrec.train.errors import is_lost_peer, is_retryable
+from tests.ranks import on_ranks
+
+
+def batch(rows: int) -> Batch:
+    kjt = KeyedJaggedTensor(["f"], torch.zeros(rows, dtype=torch.int64), lengths=torch.ones(rows, dtype=torch.int64))
+    return Batch(torch.zeros(rows, 0), kjt, torch.zeros(rows))
+
+
+class Rows:
+    """A stream that yields batches of the given sizes, then fails if told to."""
+
+    start_cursor = 0
+
+    def __init__(self, sizes: list[int], error: Exception | None = None) -> None:
+        self.sizes, self.error = sizes, error
+
+    def __iter__(self) -> Iterator[tuple[Batch, int]]:
+        for number, rows in enumerate(self.sizes):
+            yield batch(rows), number + 1
+        if self.error is not None:
+            raise self.error
+
+
+def control(group: dist.ProcessGroup) -> Control:
+    return Control(group.rank(), group.size(), group)
+
+
+def turns(group: dist.ProcessGroup, sizes: list[list[int]]) -> tuple[list[tuple[int, int, Any]], int]:
+    mine = Rows(sizes[group.rank()])
+    with count_collectives() as counted:
+        found = [(turn.batch.rows, turn.rows, turn.cursor) for turn in in_step(mine, batch(0), control(group))]
+    return found, counted.total()
+
+
+def test_a_rank_that_runs_out_goes_on_with_empty_batches() -> None:
+    first, second, third = on_ranks(3, turns, [[5, 5, 2], [5], []])
+    assert first == ([(5, 10, 1), (5, 5, 2), (2, 2, 3)], 4)
+    assert second == ([(5, 10, 1), (0, 5, 1), (0, 2, 1)], 4)
+    assert third == ([(0, 10, 0), (0, 5, 0), (0, 2, 0)], 4)
+
+
+def fails(group: dist.ProcessGroup, error: Exception) -> tuple[str, bool]:
+    mine = Rows([5], error if group.rank() == 1 else None)
+    with pytest.raises(RankError) as caught:
+        list(in_step(mine, batch(0), control(group)))
+    return str(caught.value), caught.value.retry
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "retry"),
+    [
+        (DataError("a label is 2", file="a.parquet", row=7), "a label is 2 (file a.parquet, row 7)", False),
+        (KeyError("x"), "KeyError: 'x'", False),
+        (OSError("disk is away"), "OSError: disk is away", True),
+    ],
+)
+def test_an_error_of_one_rank_ends_all_with_its_text(error: Exception, text: str, retry: bool) -> None:
+    assert on_ranks(2, fails, error) == [(text, retry)] * 2
+
+
+def together(group: dist.ProcessGroup) -> list[Any]:
+    ranks = control(group)
+
+    def only_rank_1() -> int:
+        if ranks.rank == 1:
+            raise ValueError("rank 1 has no such file")
+        return 3
+
+    with pytest.raises(RankError, match="rank 1 has no such file"):
+        ranks.together(only_rank_1)
+    return [ranks.together(lambda: ranks.rank), ranks.sums([1.5, ranks.rank]), ranks.gather(ranks.rank)]
+
+
+def test_acts_that_fail_on_one_rank_fail_on_all() -> None:
+    assert on_ranks(2, together) == [[0, [3.0, 1.0], [0, 1]], [1, [3.0, 1.0], [0, 1]]]
+
+
+def test_alone_there_is_nothing_to_exchange() -> None:
+    alone = Control(0, 1, None)
+    with count_collectives() as counted:
+        assert [turn.rows for turn in in_step(Rows([3, 2]), batch(0), alone)] == [3, 2]
+        with pytest.raises(RankError, match="bad"):
+            list(in_step(Rows([3], ValueError("bad")), batch(0), alone))
+    assert not counted
+
+
+@pytest.mark.parametrize(("batch_size", "world_size"), [(1024, 2), (1024, 3), (5, 4), (4, 4), (7, 1)])
+def test_a_batch_is_dealt_out_whole(batch_size: int, world_size: int) -> None:
+    shares = [dealt(batch_size, rank, world_size) for rank in range(world_size)]
+    assert sum(shares) == batch_size
+    assert max(shares) - min(shares) <= 1
+
+
+@pytest.mark.parametrize(
+    ("error", "retry"),
+    [
+        (DataError("bad row"), False),
+        (ValueError("x"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (torch.cuda.OutOfMemoryError("out of memory"), False),
+        (FileNotFoundError("x"), False),
+        (PermissionError("x"), False),
+        (OSError("I/O error"), True),
+        (dist.DistBackendError("NCCL error"), True),
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:25715"), True),
+        (RuntimeError("Connection reset by peer"), True),
+        (WorkerCrashedError(), True),
+    ],
+)
+def test_only_what_may_end_otherwise_is_tried_again(error: Exception, retry: bool) -> None:
+    assert is_retryable(error) is retry
+
+
+def test_a_read_that_ray_lost_is_tried_again() -> None:
+    error = DataError("reading failed")
+    error.__cause__ = WorkerCrashedError()
+    assert is_retryable(error)
+    assert not is_lost_peer(error)

@@ -1,0 +1,66 @@
+"""Whether workers and readers fit on a Ray; and that a run on too small a Ray is refused, not left waiting."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.train import ResourceError
+from rayrec.train.config import TrainerConfig
+from rayrec.train.resources import Supply, demand, refuse_if_short
+
+
+def need_of(supply: Supply, reads_on_ray: bool = True, **trainer: object):
+    return demand(TrainerConfig(**trainer), supply, reads_on_ray=reads_on_ray, cpus_per_read=0.25)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "workers", "share"), [(2, 1, 1.0), (2, 2, 0.5), (2, 4, 0.25), (4, 2, 1.0), (64, 2, 1.0), (2, 8, 0.25)]
+)
+def test_workers_leave_half_of_the_cpus_for_reading(cpus: float, workers: int, share: float) -> None:
+    assert need_of(Supply(cpus=cpus, gpus=0), num_workers=workers).cpus_per_worker == share
+
+
+def test_gpus_are_used_if_there_is_one_for_each_worker() -> None:
+    assert need_of(Supply(cpus=8, gpus=2), num_workers=2).use_gpu
+    assert not need_of(Supply(cpus=8, gpus=1), num_workers=2).use_gpu
+    assert not need_of(Supply(cpus=8, gpus=2), num_workers=2, use_gpu=False).use_gpu
+
+
+def test_too_many_cpus_are_refused_with_what_would_fit() -> None:
+    supply = Supply(cpus=2, gpus=0)
+    need = need_of(supply, num_workers=2, cpus_per_worker=64.0)
+    with pytest.raises(ResourceError) as caught:
+        refuse_if_short(need, supply, "this machine has")
+    text = str(caught.value)
+    assert "128.25 CPUs are needed (2 workers × 64 and 0.25 for reading), but this machine has 2" in text
+    assert "trainer.cpus_per_worker to at most 0.88" in text
+
+
+def test_reading_needs_a_share_too() -> None:
+    supply = Supply(cpus=2, gpus=0)
+    with pytest.raises(ResourceError, match=r"lower trainer\.num_workers to 1"):
+        refuse_if_short(need_of(supply, num_workers=2, cpus_per_worker=1.0), supply, "x has")
+    refuse_if_short(need_of(supply, reads_on_ray=False, num_workers=2, cpus_per_worker=1.0), supply, "x has")
+
+
+def test_missing_gpus_are_refused() -> None:
+    supply = Supply(cpus=8, gpus=1)
+    with pytest.raises(
+        ResourceError, match=r"needs 2 GPUs, one a worker, but x has 1; lower trainer\.num_workers to 1"
+    ):
+        refuse_if_short(need_of(supply, num_workers=2, use_gpu=True), supply, "x has")
+
+
+@settings(max_examples=50, deadline=None)
+@given(cpus=st.integers(1, 64), workers=st.integers(1, 64))
+def test_what_auto_asks_for_fits_or_is_refused_by_name(cpus: int, workers: int) -> None:
+    supply = Supply(cpus=cpus, gpus=0)
+    need = need_of(supply, num_workers=workers)
+    assert 0.25 <= need.cpus_per_worker <= 1.0
+    if workers * 0.25 + 0.25 <= cpus:
+        refuse_if_short(need, supply, "x has")
+    else:
+        with pytest.raises(ResourceError, match=r"trainer\.num_workers"):
+            refuse_if_short(need, supply, "x has")

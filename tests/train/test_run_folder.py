@@ -1,0 +1,95 @@
+"""The run folder: that it can be written is found out first, one run at a time, and what a relaunch may change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rayrec.train import StorageError
+from rayrec.train.config_file import apply_override, parse_config
+from rayrec.train.paths import resolved
+from rayrec.train.run_folder import RunFolder, refuse_other_config, write_json, write_yaml
+from tests.train.small import RAW
+
+
+def test_a_path_below_a_file_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(StorageError, match=r"storage\.path: the run folder .*file/runs/x cannot be written"):
+        RunFolder(file / "runs" / "x").create()
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "x")
+    folder.create()
+    with folder.locked():
+        with pytest.raises(StorageError, match="in use by a run that is still going"), folder.locked():
+            pass
+    with folder.locked():
+        pass
+
+
+def test_an_earlier_run_is_set_aside_whole(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "x")
+    assert folder.set_aside() is None
+    asides = []
+    for text in ("first", "second"):
+        folder.create()
+        folder.metrics.write_text(text)
+        asides.append(folder.set_aside())
+        assert not folder.path.exists()
+    assert [(aside / "metrics.jsonl").read_text() for aside in asides if aside] == ["first", "second"]
+
+
+def test_half_written_files_are_read_past(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert (folder.read_config(), folder.read_result(), folder.last_attempt()) == (None, None, 0)
+    folder.metrics.write_text('{"kind": "train", "attempt": 2}\n{"kind": "tr')
+    folder.result.write_text('{"ep')
+    assert folder.last_attempt() == 2
+    assert folder.read_result() is None
+    write_json(folder.result, {"epochs": 3})
+    assert folder.read_result() == {"epochs": 3}
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["trainer.num_workers=4", "trainer.epochs=9", "storage.keep=1", "optimizers.dense.lr=0.5", "data.train=elsewhere"],
+)
+def test_what_a_relaunch_may_change(tmp_path: Path, override: str) -> None:
+    earlier = parse_config(RAW).to_dict()
+    refuse_other_config(RunFolder(tmp_path), earlier, parse_config(apply_override(RAW, override)).to_dict())
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("tables.user.rows=41", "tables:"),
+        ("trainer.seed=1", "trainer.seed: 0 → 1"),
+        ("optimizers.sparse.kind=sgd", 'optimizers.sparse.kind: "rowwise_adagrad" → "sgd"'),
+        ("model.args.over_arch=[8, 1]", "model:"),
+        ("schema.label.column=click", "schema:"),
+    ],
+)
+def test_what_a_relaunch_may_not_change(tmp_path: Path, override: str, part: str) -> None:
+    folder = RunFolder(tmp_path)
+    write_yaml(folder.config, parse_config(RAW).to_dict())
+    earlier = folder.read_config()
+    assert earlier is not None
+    with pytest.raises(StorageError) as caught:
+        refuse_other_config(folder, earlier, parse_config(apply_override(RAW, override)).to_dict())
+    assert part in str(caught.value)
+    assert "--fresh" in str(caught.value)
+
+
+def test_relative_paths_start_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse_config(apply_override(RAW, "data.train=[a, /b, 's3://c/d']"))
+    assert resolved(config, tmp_path).data.train == [str(tmp_path / "a"), "/b", "s3://c/d"]
+    assert resolved(config, tmp_path).storage.path == str(tmp_path / "runs")
+    package = tmp_path / "_ray_pkg_0123" / "sub"
+    package.mkdir(parents=True)
+    monkeypatch.chdir(package)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert resolved(config).data.eval == str(package / "eval")
+    assert resolved(config).storage.path == str(tmp_path / "home" / "rayrec" / "runs")
