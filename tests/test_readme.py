@@ -1,4 +1,4 @@
-"""The README says what is there: config reference, links, commands, Python. Run as a program, it renews the reference."""
+"""The README says what is there: config reference, links, commands, Python. Run as a program, renews the reference."""
 
 from __future__ import annotations
 
