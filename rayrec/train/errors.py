@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 
 class TrainError(ValueError):
@@ -62,6 +65,22 @@ def _is_lost_by_ray(error: BaseException) -> bool:
         exceptions.LocalRayletDiedError,
     )
     return isinstance(error, lost) or isinstance(error.__cause__, lost)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raise what went wrong in a checkpoint instead of torch's wrapper around it, which is no `Exception`.
+
+    Raises:
+        Exception: the failure of the lowest rank.
+    """
+    try:
+        yield
+    except CheckpointException as error:
+        _, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
+        if isinstance(cause, Exception):
+            raise cause from error
+        raise RuntimeError(f"{type(cause).__name__}: {cause}") from error
 
 
 def describe(error: BaseException) -> str:

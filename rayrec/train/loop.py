@@ -10,6 +10,7 @@ from rayrec.data import Cursor, empty_batch
 from rayrec.distributed.comm import broadcast_object
 from rayrec.train import build
 from rayrec.train.control import Turn, due, in_step
+from rayrec.train.errors import plain_errors
 from rayrec.train.evaluation import evaluate, open_stream
 from rayrec.train.learner import Learner, make_learner
 from rayrec.train.position import START, Position
@@ -101,9 +102,9 @@ class Loop:
             "config": self.config.to_dict(),
             "world_size": self.session.world_size,
         }
-        checkpoint = self.store.save(
-            position.step, self.learner.model, self.learner.optimizer, extra, self.session.group
-        )
+        learner, group = self.learner, self.session.control.group
+        with plain_errors():
+            checkpoint = self.store.save(position.step, learner.model, learner.optimizer, extra, group)
         self.saved_step, self.saved_path = position.step, str(checkpoint.path)
         if self.session.rank == 0:
             self.store.prune(self.config.storage.keep)
@@ -115,7 +116,8 @@ class Loop:
         latest = broadcast_object(latest, self.session.control.group)
         if latest is None:
             return START
-        self.store.load(latest, self.learner.model, self.learner.optimizer, self.session.group)
+        with plain_errors():
+            self.store.load(latest, self.learner.model, self.learner.optimizer, self.session.control.group)
         position = Position.from_dict(latest.extra["position"])
         self.saved_step, self.saved_path = position.step, str(latest.path)
         return position

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def write(folder: Path, rows: int, files: int = 2, seed: int = 0, row_group: int
     folder.mkdir(parents=True, exist_ok=True)
     whole = table(rows, seed)
     edges = [rows * i // files for i in range(files + 1)]
-    for i, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+    for i, (start, stop) in enumerate(pairwise(edges)):
         pq.write_table(whole.slice(start, stop - start), folder / f"part-{i}.parquet", row_group_size=row_group)
     return folder
 

@@ -23,9 +23,9 @@ def test_a_path_below_a_file_is_refused_by_name(tmp_path: Path) -> None:
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "x")
     folder.create()
-    with folder.locked():
-        with pytest.raises(StorageError, match="in use by a run that is still going"), folder.locked():
-            pass
+    still_going = pytest.raises(StorageError, match="in use by a run that is still going")
+    with folder.locked(), still_going, folder.locked():
+        pass
     with folder.locked():
         pass
 
