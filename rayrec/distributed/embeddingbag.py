@@ -143,14 +143,15 @@ class ShardedEmbeddingBagCollection(nn.Module):
         """Each table's shards by name."""
         return {name: table for name, table in self.embedding_bags.items() if isinstance(table, ShardedTable)}
 
-    def _kernels(self) -> list[Kernel]:
+    def kernels(self) -> list[Kernel]:
+        """This rank's kernels: those of sharded tables, then those of replicated ones."""
         replicated: list[Kernel] = list(self._replicated.kernels) if self._replicated else []
         return [*self._flat.kernels.values(), *replicated]
 
     def _tables(self) -> dict[str, nn.Module]:
         rank = self._place.rank
         local: dict[str, list[LocalShard]] = {config.name: [] for config in self._configs}
-        for kernel in self._kernels():
+        for kernel in self.kernels():
             for table, weight, state in zip(kernel.tables, kernel.weights(), kernel.states(), strict=True):
                 shard = Shard(table=table.config.name, rows=table.rows, cols=table.cols, rank=rank)
                 local[shard.table].append(LocalShard(shard, weight, state))
@@ -169,7 +170,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         """One a kernel; a kernel's tables and a table's local shards come in the same order."""
         used = dict.fromkeys(self.embedding_bags, 0)
         optimizers = []
-        for kernel in self._kernels():
+        for kernel in self.kernels():
             names, params = [], []
             for table in kernel.tables:
                 name = table.config.name
@@ -188,7 +189,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     @property
     def _lookups(self) -> list[Any]:
-        return self._kernels()
+        return self.kernels()
 
     @property
     def _output_dists(self) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,9 +12,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, default_device
+from rayrec.distributed.kernel import Kernel
 from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from rayrec.optim import CombinedOptimizer, in_backward_optimizer_filter
+
+
+# buffers are not trained here; sending them every step would be one more collective. torch 2.13 renames the setting
+_SETTINGS = inspect.signature(DistributedDataParallel.__init__).parameters
+_NO_BUFFER_SYNC = {("forward_sync_buffers" if "forward_sync_buffers" in _SETTINGS else "broadcast_buffers"): False}
 
 
 def default_sharders() -> list[ModuleSharder[Any]]:
@@ -93,7 +100,7 @@ class DistributedModelParallel(nn.Module):
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             process_group=self._env.process_group,
             gradient_as_bucket_view=True,
-            broadcast_buffers=False,
+            **_NO_BUFFER_SYNC,
         )
 
     @property
@@ -118,6 +125,10 @@ class DistributedModelParallel(nn.Module):
         """Every table's shards, by the name of its weight without `.weight`."""
         modules = self.module.named_modules()
         return {name: module for name, module in modules if isinstance(module, ShardedTable)}
+
+    def kernels(self) -> list[Kernel]:
+        """This rank's kernels, of all collections."""
+        return [kernel for sharded in self._sharded.values() for kernel in sharded.kernels()]
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
         """What is left to a dense optimizer, by name."""

@@ -18,6 +18,8 @@ T = TypeVar("T")
 Group = dist.ProcessGroup | None
 Wait = Callable[[], None]
 
+# torch 2.13 renames it
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _counters: list[Counter[str]] = []
 
 
@@ -73,7 +75,7 @@ def all_gather(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     assert group is not None
     _count("all_gather")
     output = inputs.new_empty((group.size(), *inputs.shape))
-    dist.all_gather_into_tensor(output.view(-1), inputs.reshape(-1), group=group)
+    _all_gather(output.view(-1), inputs.reshape(-1), group=group)
     return output
 
 

@@ -106,3 +106,12 @@ class FusedKernel:
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         self._tbe.set_learning_rate(value)
+
+    @property
+    def iteration(self) -> int:
+        return int(self._tbe.iter[0])
+
+    @iteration.setter
+    def iteration(self, value: int) -> None:
+        self._tbe.iter[0] = value
+        self._tbe.iter_cpu.fill_(value)  # fbgemm counts on the host, and keeps `iter` for checkpoints

@@ -65,7 +65,7 @@ class RowKernel:
         self.spec = first.optimizer
         self.learning_rate = self.spec.learning_rate
         self.dim = first.cols.size
-        self.count = 0
+        self.iteration = 0
         self._starts = [0, *accumulate(table.rows.size for table in self.tables)]
         self._first_row = torch.tensor([self._starts[t] for t in table_of_lookup], device=device)
         self.weight_RD = torch.zeros(self._starts[-1], self.dim, dtype=first.config.data_type.dtype, device=device)
@@ -120,9 +120,9 @@ class RowKernel:
 
     def update(self, rows: torch.Tensor, grads: torch.Tensor) -> None:
         """Applies the optimizer to distinct `rows` of the matrix."""
-        self.count += 1
+        self.iteration += 1
         weight = self.weight_RD[rows].float()
-        step = updates.Step(rows, weight, grads.float(), self.state, self.spec, self.learning_rate, self.count)
+        step = updates.Step(rows, weight, grads.float(), self.state, self.spec, self.learning_rate, self.iteration)
         updates.apply(self.weight_RD, step)
 
     def weights(self) -> list[torch.Tensor]:

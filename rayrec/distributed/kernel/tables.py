@@ -55,3 +55,4 @@ class Kernel(Protocol):
         """Each table's optimizer state by name, as views: `[rows]` for one number a row, else `[rows, cols]`."""
 
     learning_rate: float
+    iteration: int  # updates so far; Adam and its relatives correct their bias by it

@@ -1,0 +1,69 @@
+"""Optimizer state with one number a row, in a form that column cuts can share.
+
+Row-wise optimizers keep one accumulator a row for every column shard. It is saved as `[rows, units]`, each unit as wide
+as the greatest common divisor of the column edges, so that any other cut can read the units that it covers: their
+width-weighted mean is the exact full-row value where shards are merged, and a copy where they are split.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rayrec.checkpoint.rectangles import Rectangle, Rectangles
+from rayrec.distributed.sharding.parameters import ShardedTable
+from rayrec.distributed.types import Shard, Span
+
+
+def unit_width(dim: int, shards: Iterable[Shard]) -> int:
+    """Columns of a unit, from the edges of every rank's shards; the whole width where columns are not cut."""
+    return math.gcd(dim, *(edge for shard in shards for edge in (shard.cols.start, shard.cols.stop)))
+
+
+def to_save(table: ShardedTable, key: str) -> Rectangles:
+    """The state `key [rows]` of this rank's shards, repeated over the units that each covers."""
+    config = table.config
+    unit = unit_width(config.embedding_dim, table.shards)
+    pieces = [
+        Rectangle(
+            item.shard.rows.start,
+            item.shard.cols.start // unit,
+            item.state[key][:, None].repeat(1, item.shard.cols.size // unit),
+        )
+        for item in table.local
+    ]
+    return Rectangles((config.num_embeddings, config.embedding_dim // unit), pieces)
+
+
+@dataclass(frozen=True)
+class RowStateLoad:
+    """Units read for one shard, to become one number a row."""
+
+    target: torch.Tensor  # [rows]
+    units: torch.Tensor  # [rows, units read]
+    widths: torch.Tensor  # columns of each unit that the shard covers
+
+    def finish(self) -> None:
+        self.target.copy_((self.units * self.widths).sum(1) / self.widths.sum())
+
+
+def to_load(table: ShardedTable, key: str, num_units: int) -> tuple[Rectangles, list[RowStateLoad]]:
+    """What to read for this rank's shards from a state saved with `num_units` units, and how to finish."""
+    config = table.config
+    unit = config.embedding_dim // num_units
+    loads, pieces = [], []
+    for item in table.local:
+        first, last = item.shard.cols.start // unit, -(-item.shard.cols.stop // unit)
+        target = item.state[key]
+        read = target.new_empty(target.shape[0], last - first)
+        widths = _covered(item.shard.cols, unit, range(first, last))
+        loads.append(RowStateLoad(target, read, torch.tensor(widths, dtype=target.dtype, device=target.device)))
+        pieces.append(Rectangle(item.shard.rows.start, first, read))
+    return Rectangles((config.num_embeddings, num_units), pieces), loads
+
+
+def _covered(cols: Span, unit: int, units: Sequence[int]) -> list[int]:
+    return [cols.overlap(Span(number * unit, (number + 1) * unit)).size for number in units]

@@ -1,0 +1,177 @@
+"""Saved under any plan and world size, loads under any other: weights, optimizer state, dense part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rayrec.checkpoint import CheckpointStore
+from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.types import ShardingType
+from rayrec.models import DLRM, Batch
+from rayrec.modules import EmbeddingBagConfig
+from tests.distributed.oracle import cut, draw_kjt
+from tests.ranks import on_ranks
+
+T = ShardingType
+KINDS = {"tw": T.TABLE_WISE, "rw": T.ROW_WISE, "cw": T.COLUMN_WISE, "dp": T.DATA_PARALLEL}
+
+
+def tables() -> list[EmbeddingBagConfig]:
+    return [
+        EmbeddingBagConfig(name="a", num_embeddings=11, embedding_dim=16, feature_names=["f1", "f2"]),
+        EmbeddingBagConfig(name="b", num_embeddings=5, embedding_dim=16, feature_names=["f3"]),
+    ]
+
+
+def build(group: dist.ProcessGroup | None, kind: str, optimizer: EmbOptimType, seed: int) -> Any:
+    world = group.size() if group else 1
+    ranks = [0] if kind == "tw" else list(range(world))
+    plan = ShardingPlan({"embedding_bags": {t.name: cut(t, KINDS[kind], ranks) for t in tables()}})
+    torch.manual_seed(seed)
+    model = DistributedModelParallel(
+        DLRM(tables(), 2, dense_arch=[16], over_arch=[8, 1], seed=seed),
+        env=ShardingEnv.from_process_group(group) if group else ShardingEnv.from_local(1, 0),
+        device=torch.device("cpu"),
+        plan=plan,
+        sharders=[EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})],
+    )
+    return model, torch.optim.Adam(model.dense_parameters().values(), lr=0.01)
+
+
+def batch_of(seed: int, world: int, rank: int) -> Batch:
+    """This rank's even share of 8 examples."""
+    generator = torch.Generator().manual_seed(seed)
+    each = 8 // world
+    parts = [
+        Batch(
+            torch.rand(1, 2, generator=generator),
+            draw_kjt(generator, tables(), 1, 3),
+            torch.randint(0, 2, (1,), generator=generator).float(),
+        )
+        for _ in range(8)
+    ][rank * each : (rank + 1) * each]
+    from tests.distributed.oracle import join
+
+    return Batch(
+        torch.cat([p.dense for p in parts]), join([p.sparse for p in parts]), torch.cat([p.label for p in parts])
+    )
+
+
+def train(model: Any, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        loss, _ = model(batch_of(step, group.size() if group else 1, group.rank() if group else 0))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def save_run(group: dist.ProcessGroup, root: str, kind: str, optimizer: EmbOptimType) -> list[float]:
+    model, dense = build(group, kind, optimizer, seed=1)
+    train(model, dense, group, range(3))
+    CheckpointStore(root).save(3, model, dense, {"note": "hello"}, group)
+    return train(model, dense, group, range(3, 6))
+
+
+def load_run(group: dist.ProcessGroup, root: str, kind: str, optimizer: EmbOptimType) -> list[float]:
+    model, dense = build(group, kind, optimizer, seed=2)
+    store = CheckpointStore(root)
+    checkpoint = store.latest()
+    assert checkpoint is not None and checkpoint.step == 3 and checkpoint.extra == {"note": "hello"}
+    store.load(checkpoint, model, dense, group)
+    return train(model, dense, group, range(3, 6))
+
+
+def mean_losses(answers: list[list[float]]) -> torch.Tensor:
+    return torch.tensor(answers).mean(0)
+
+
+@pytest.mark.parametrize("saved, loaded", [("rw", "cw"), ("cw", "dp"), ("dp", "tw"), ("tw", "rw")])
+@pytest.mark.parametrize("worlds", [(2, 4), (4, 2), (2, 1)])
+def test_training_goes_on_under_another_plan_and_world(
+    tmp_path: Path, saved: str, loaded: str, worlds: tuple[int, int]
+) -> None:
+    adagrad = EmbOptimType.EXACT_ADAGRAD
+    before = mean_losses(on_ranks(worlds[0], save_run, str(tmp_path), saved, adagrad))
+    after = mean_losses(on_ranks(worlds[1], load_run, str(tmp_path), loaded, adagrad))
+    torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.ADAM])
+def test_state_of_other_optimizers_comes_along(tmp_path: Path, optimizer: EmbOptimType) -> None:
+    before = mean_losses(on_ranks(2, save_run, str(tmp_path), "rw", optimizer))
+    after = mean_losses(on_ranks(2, load_run, str(tmp_path), "dp", optimizer))
+    torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
+
+
+def row_state_round_trip(group: dist.ProcessGroup, root: str) -> dict[str, list[float]]:
+    """Accumulators 1 and 3 of two equally wide column shards; read back whole, and cut as before."""
+    store, rowwise = CheckpointStore(root), EmbOptimType.EXACT_ROWWISE_ADAGRAD
+    model, dense = build(group, "cw", rowwise, seed=1)
+    for table in model.tables().values():
+        for item in table.local:
+            item.state["momentum1"].fill_(1 if item.shard.cols.start == 0 else 3)
+    store.save(1, model, dense, {}, group)
+    found = {}
+    for kind in ("tw", "cw"):
+        model, dense = build(group, kind, rowwise, seed=2)
+        store.load(store.latest(), model, dense, group)  # type: ignore[arg-type]
+        values = [item.state["momentum1"] for table in model.tables().values() for item in table.local]
+        found[kind] = sorted({value for state in values for value in state.tolist()})
+    return found
+
+
+def test_row_wise_state_is_averaged_where_columns_merge_and_kept_where_they_do_not(tmp_path: Path) -> None:
+    first, second = on_ranks(2, row_state_round_trip, str(tmp_path))
+    assert first == {"tw": [2.0], "cw": [1.0]}
+    assert second == {"tw": [], "cw": [3.0]}
+
+
+def test_only_folders_with_a_manifest_are_checkpoints(tmp_path: Path) -> None:
+    model, dense = build(None, "tw", EmbOptimType.EXACT_SGD, 0)
+    store = CheckpointStore(tmp_path / "checkpoints")
+    assert store.latest() is None
+    for step in (1, 2, 3):
+        store.save(step, model, dense, {"step": step})
+    (store.root / "step_00000003" / "manifest.json").unlink()
+    (store.root / "step_00000002" / "manifest.json").write_text("{half a mani")
+    latest = store.latest()
+    assert latest is not None and latest.step == 1
+    store.save(4, model, dense)
+    store.prune(1)
+    assert [c.step for c in store.all()] == [4]
+    assert [folder.name for folder in store.root.iterdir()] == ["step_00000004"]
+    assert json.loads((store.root / "step_00000004" / "manifest.json").read_text())["step"] == 4
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
+    model, dense = build(None, "tw", EmbOptimType.EXACT_SGD, 0)
+    store = CheckpointStore(tmp_path)
+    saved = store.save(1, model, dense)
+    other, _ = build(None, "tw", EmbOptimType.EXACT_ADAGRAD, 0)
+    with pytest.raises(ValueError, match=r"no optimizer state of table 'embedding_bags.embedding_bags.a/momentum1'"):
+        store.load(saved, other)
+    wide = DistributedModelParallel(
+        DLRM(tables(), 2, dense_arch=[16], over_arch=[4, 1]),
+        env=ShardingEnv.from_local(1, 0),
+        device=torch.device("cpu"),
+        plan=model.plan,
+    )
+    with pytest.raises(ValueError, match=r"parameter 'over_arch.*shape .* in the checkpoint"):
+        store.load(saved, wide)
+
+
+def test_a_root_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    model, dense = build(None, "tw", EmbOptimType.EXACT_SGD, 0)
+    with pytest.raises(OSError, match="file"):
+        CheckpointStore(tmp_path / "file" / "checkpoints").save(1, model, dense)
