@@ -1,0 +1,114 @@
+"""Wrong use gets an error that names the thing, on every rank: never a hang or an index error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.types import ModuleSharding, ParameterSharding, Shard, ShardingType, Span
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.sparse import KeyedJaggedTensor
+from tests.distributed.oracle import cut
+from tests.ranks import on_ranks
+
+
+def tables() -> list[EmbeddingBagConfig]:
+    return [
+        EmbeddingBagConfig(name="t1", num_embeddings=10, embedding_dim=8, feature_names=["f1"]),
+        EmbeddingBagConfig(name="t2", num_embeddings=20, embedding_dim=8, feature_names=["f2"]),
+    ]
+
+
+def kjt(keys: list[str], ids: list[int], weights: torch.Tensor | None = None) -> KeyedJaggedTensor:
+    lengths = torch.ones(len(ids), dtype=torch.int64)
+    return KeyedJaggedTensor(keys, torch.tensor(ids), weights, lengths=lengths)
+
+
+def error_of_lookup(group: dist.ProcessGroup, plan: ModuleSharding, inputs: list[Any], weighted: bool) -> str:
+    ebc = EmbeddingBagCollection(tables(), is_weighted=weighted)
+    env = ShardingEnv.from_process_group(group)
+    sharded = EmbeddingBagCollectionSharder().shard(ebc, plan, env, torch.device("cpu"))
+    try:
+        sharded(inputs[group.rank()]).wait()
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+PLANS = {
+    "tw": [(ShardingType.TABLE_WISE, [0]), (ShardingType.TABLE_WISE, [1])],
+    "rw": [(ShardingType.ROW_WISE, [0, 1])] * 2,
+    "dp": [(ShardingType.DATA_PARALLEL, [0, 1])] * 2,
+}
+GOOD = kjt(["f1", "f2"], [1, 2])
+
+
+@pytest.mark.parametrize("name", list(PLANS))
+@pytest.mark.parametrize(
+    "bad, weighted, text",
+    [
+        (kjt(["f1", "f2"], [1, 20]), False, "feature 'f2': id 20 is outside the rows [0, 20) of table 't2'"),
+        (kjt(["f1", "f2"], [-1, 2]), False, "feature 'f1': id -1 is outside the rows [0, 10) of table 't1'"),
+        (kjt(["f1", "g"], [1, 2]), False, "no feature 'f2'"),
+        (kjt(["f1", "f2"], [1, 2]), True, "the input has no weights"),
+    ],
+)
+def test_a_bad_batch_on_one_rank_is_an_error_on_all(name: str, bad: Any, weighted: bool, text: str) -> None:
+    plan = {t.name: cut(t, kind, ranks) for t, (kind, ranks) in zip(tables(), PLANS[name], strict=True)}
+    good = kjt(["f1", "f2"], [1, 2], torch.ones(2)) if weighted else GOOD
+    errors = on_ranks(2, error_of_lookup, plan, [good, bad], weighted)
+    assert text in errors[1]
+    assert "rank 1" in errors[0]
+
+
+def shard(params: ModuleSharding, world: int = 2, fused: dict[str, Any] | None = None) -> None:
+    ebc = EmbeddingBagCollection(tables(), device="meta")
+    sharder = EmbeddingBagCollectionSharder(fused)
+    sharder.shard(ebc, params, ShardingEnv.from_local(world, 0), torch.device("cpu"))
+
+
+def whole_plan() -> ModuleSharding:
+    return {t.name: cut(t, ShardingType.TABLE_WISE, [0]) for t in tables()}
+
+
+def test_plans_that_do_not_fit_are_refused_by_name() -> None:
+    plan = whole_plan()
+    with pytest.raises(ValueError, match="table 't2'; plan again"):
+        shard({"t1": plan["t1"]}, 1)
+    far = {**plan, "t1": cut(tables()[0], ShardingType.TABLE_WISE, [3])}
+    with pytest.raises(ValueError, match="table 't1': the plan uses rank 3, but there are 1 ranks"):
+        shard(far, 1)
+    half = Shard(table="t1", rows=Span(0, 5), cols=Span(0, 8), rank=0)
+    holes = ParameterSharding(sharding_type="row_wise", compute_kernel="fused", shards=(half,))
+    with pytest.raises(ValueError, match="table 't1': its shards do not cover 10 rows × 8 columns"):
+        shard({**plan, "t1": holes}, 1)
+    with pytest.raises(ValueError, match="2 ranks need a process group"):
+        shard(plan, 2)
+    env = ShardingEnv.from_local(1, 0)
+    ebc = EmbeddingBagCollection(tables(), device="meta")
+    big = ShardingPlan({"": far})
+    with pytest.raises(ValueError, match="the plan is for 4 ranks or more, but there are 1"):
+        DistributedModelParallel(ebc, env=env, device=torch.device("cpu"), plan=big)
+    with pytest.raises(ValueError, match="plan and model differ in module ''"):
+        DistributedModelParallel(ebc, env=env, device=torch.device("cpu"), plan=ShardingPlan({}))
+
+
+def test_wrong_optimizer_settings_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="'lr' is not a setting; there are .*learning_rate"):
+        shard(whole_plan(), 1, {"lr": 0.1})
+    with pytest.raises(ValueError, match=r"optimizer 'none' is not one of|'none'"):
+        shard(whole_plan(), 1, {"optimizer": EmbOptimType.NONE})
+
+
+def test_a_table_that_no_kernel_can_hold_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="embedding_dim=6 must be a multiple of 4; try 8"):
+        EmbeddingBagConfig(name="t", num_embeddings=3, embedding_dim=6, feature_names=["f"])
+    with pytest.raises(ValueError, match="num_embeddings=0 must be at least 1"):
+        EmbeddingBagConfig(name="t", num_embeddings=0, embedding_dim=8, feature_names=["f"])
+    with pytest.raises(ValueError, match="'t1': every table needs a name of its own"):
+        EmbeddingBagCollection([tables()[0], tables()[0]])
