@@ -69,7 +69,6 @@ def _cards(run: RunRecord) -> str:
     rates = [rate for line in run.train if (rate := number(line, "samples_per_second"))]
     rate = number(result, "samples_per_second") or (sorted(rates)[len(rates) // 2] if rates else None)
     train = run.train[-1] if run.train else {}
-    epochs = number(result, "epochs") or number(train, "epoch")
     world = number(result, "world_size") or (run.plan.min_world_size if run.plan else None)
     checkpoint = str(result.get("checkpoint") or _last_checkpoint(run) or "")
     samples = number(evaluation, "samples")
@@ -86,8 +85,8 @@ def _cards(run: RunRecord) -> str:
         ("Log loss", _figure(evaluation, "logloss"), f"evaluated on {samples:,.0f} rows" if samples else "", "lead"),
         ("Calibration", _figure(evaluation, "calibration"), "predicted / observed positives", "lead"),
         ("Throughput", f"{rate:,.0f}" if rate else "–", "samples / s", ""),
-        ("Workers", f"{world:.0f}" if world else "–", f"attempt {attempts + 1}" if attempts else "", ""),
-        ("Steps", f"{run.steps:,}", f"{epochs:g} epochs, {_duration(seconds)}" if epochs else _duration(seconds), ""),
+        ("Workers", f"{world:.0f}" if world else "–", f"attempt {attempts}" if attempts > 1 else "", ""),
+        ("Steps", f"{run.steps:,}", ", ".join(filter(None, [_epochs(run), _duration(seconds)])), ""),
         ("Checkpoint", checkpoint.rstrip("/").rsplit("/", 1)[-1] or "–", checkpoint, ""),
     ]
     return "<div class='cards'>" + "".join(_card(*card) for card in cards) + "</div>"
@@ -178,7 +177,7 @@ def _evaluations(run: RunRecord) -> str:
     )
     rows = "".join(
         f"<tr{' class=best' if line is best and len(lines) > 1 else ''}>"
-        + "".join(f"<td class='num'>{_count(line, key)}</td>" for key in ("epoch", "step"))
+        + f"<td class='num'>{_epoch(line)}</td><td class='num'>{_count(line, 'step')}</td>"
         + "".join(f"<td class='num'>{_figure(line, key)}</td>" for key in ("auc", "ne", "logloss", "calibration"))
         + f"<td class='num'>{_count(line, 'samples')}</td></tr>"
         for line in lines
@@ -221,6 +220,19 @@ def _figure(line: Line, key: str) -> str:
 def _count(line: Line, key: str) -> str:
     value = number(line, key)
     return "–" if value is None else f"{value:,.0f}"
+
+
+def _epoch(line: Line) -> str:
+    """Of a line of metrics.jsonl, which counts epochs from 0, for people."""
+    epoch = number(line, "epoch")
+    return "–" if epoch is None else f"{epoch + 1:,.0f}"
+
+
+def _epochs(run: RunRecord) -> str:
+    done = number(run.result or {}, "epochs")
+    if done is not None:
+        return f"{done:,.0f} epoch{'' if done == 1 else 's'}"
+    return f"in epoch {_epoch(run.train[-1])}" if run.train else ""
 
 
 def _best(lines: Sequence[Line], key: str, choose: Callable[..., Line]) -> str:

@@ -70,7 +70,7 @@ def train_line(step: int, attempt: int = 0, **more: Any) -> dict[str, Any]:
 
 def eval_line(step: int, auc: float) -> dict[str, Any]:
     figures = {"auc": auc, "ne": 0.93, "logloss": 0.612, "calibration": 1.01, "samples": 20_000}
-    return {"kind": "eval", "time": 1.7e9 + step, "step": step, "epoch": 1, **figures, "attempt": 0}
+    return {"kind": "eval", "time": 1.7e9 + step, "step": step, "epoch": 0, **figures, "attempt": 0}
 
 
 def event_line(step: int, event: str, message: str) -> dict[str, Any]:
