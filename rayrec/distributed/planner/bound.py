@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayrec.distributed.planner.problem import Floats, Ints, Problem
+from rayrec.distributed.planner.problem import Bools, Floats, Ints, Problem
 
 BISECTIONS = 40
 
@@ -19,6 +19,7 @@ class Choices:
     first_T: Ints
     work_O: Floats
     piece_O: Floats
+    piece_lookup_O: Floats
     bytes_O: Floats
     piece_bytes_O: Floats
     executor_O: np.ndarray[tuple[int], np.dtype[np.str_]]
@@ -43,13 +44,14 @@ def make_choices(problem: Problem) -> Choices:
         first_T=np.cumsum([0, *counts[:-1]]),
         work_O=np.array([option.work for option in flat]),
         piece_O=np.array([option.piece_s for option in flat]),
+        piece_lookup_O=np.array([option.piece_lookup_s for option in flat]),
         bytes_O=np.array([option.device_bytes for option in flat]),
         piece_bytes_O=np.array([option.piece_bytes for option in flat]),
         executor_O=np.array([option.executor for option in flat]),
     )
 
 
-def lower_bound(problem: Problem, choices: Choices, usable_O: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float:
+def lower_bound(problem: Problem, choices: Choices, usable_O: Bools, room: float) -> float:
     """The least T that the three arguments below allow, over plans made of the usable options; infinite if none.
 
     1. Work: with options whose pieces are all at most T, the ranks together must do the least total work that the
@@ -57,8 +59,11 @@ def lower_bound(problem: Problem, choices: Choices, usable_O: np.ndarray[tuple[i
        sum over tables of min(work + p * bytes) - p * room is below the work of any plan that fits.
     2. Pieces: every table puts a piece of at least its smallest one somewhere, so T is at least the largest of them;
     3. and among the k * ranks + 1 tables with the largest, k + 1 meet on one rank.
+
+    Args:
+        room: bytes that all ranks have for shards together; infinite to leave memory out.
     """
-    ranks, room = problem.world_size, float(problem.room_R.sum())
+    ranks = problem.world_size
     work_O = np.where(usable_O, choices.work_O, np.inf)
     piece_O = np.where(usable_O, choices.piece_O, np.inf)
     smallest_T = choices.least(piece_O)

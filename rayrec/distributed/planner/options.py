@@ -10,7 +10,7 @@ from rayrec.distributed.planner.cost import DEFAULT_CACHE_LOAD_FACTOR, executor_
 from rayrec.distributed.planner.storage import shard_storage
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import Table
-from rayrec.distributed.sharding.cuts import COLUMN_UNIT, blocks, even_widths
+from rayrec.distributed.sharding.cuts import COLUMN_UNIT, even_widths
 from rayrec.distributed.types import ShardingType, Span
 
 CACHE_LOAD_FACTORS = (0.02, 0.1, DEFAULT_CACHE_LOAD_FACTOR, 0.5)
@@ -35,7 +35,7 @@ class Unit:
         lookup: the lookup term of that.
         work: cost summed over its ranks, on the host size where that is least.
         device_bytes, host_bytes: on each of its ranks (the fullest one), at the smallest host.
-        total_device_bytes: summed over its ranks.
+        total_device_bytes, total_host_bytes: summed over its ranks.
     """
 
     scope: Scope
@@ -46,6 +46,7 @@ class Unit:
     device_bytes: tuple[float, ...]
     host_bytes: tuple[float, ...]
     total_device_bytes: float
+    total_host_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,11 @@ class Option:
     def piece_s(self) -> float:
         """The dearest cost that this option puts on one rank, wherever it is placed."""
         return max(min(unit.seconds) for unit in self.units)
+
+    @property
+    def piece_lookup_s(self) -> float:
+        """The dearest lookup that this option puts on one rank."""
+        return max(min(unit.lookup) for unit in self.units)
 
     @property
     def piece_bytes(self) -> float:
@@ -126,9 +132,9 @@ def _cuts(table: Table, kind: str, kernel: str, factor: float, topology: Topolog
             for parts in _column_counts(table, most) if most else ():
                 yield _columns(table, kind, kernel, factor, parts, topology)
         case ShardingType.ROW_WISE:
-            yield (_world_unit(table, kind, kernel, factor, topology, blocks(table.rows, len(table.ranks))),)
+            yield (_world_unit(table, kind, kernel, factor, topology, block_counts(table.rows, len(table.ranks))),)
         case ShardingType.DATA_PARALLEL:
-            copies = [Span(0, table.rows)] * topology.world_size
+            copies = {table.rows: topology.world_size}
             yield (_world_unit(table, kind, kernel, factor, topology, copies),)
         case ShardingType.TABLE_ROW_WISE:
             if hosts:
@@ -141,6 +147,8 @@ def _cuts(table: Table, kind: str, kernel: str, factor: float, topology: Topolog
 
 def usable_hosts(table: Table, topology: Topology) -> list[int]:
     """Numbers of the hosts whose ranks may all hold a part of the table."""
+    if len(table.ranks) == topology.world_size:
+        return list(range(len(topology.hosts)))
     allowed = set(table.ranks)
     return [i for i, host in enumerate(topology.hosts) if allowed.issuperset(host.ranks)]
 
@@ -173,20 +181,22 @@ def _rank_unit(table: Table, kind: str, kernel: str, factor: float, cols: Span, 
         device_bytes=(held.device,) * len(costs),
         host_bytes=(held.host,) * len(costs),
         total_device_bytes=held.device,
+        total_host_bytes=held.host,
     )
 
 
 def _host_unit(table: Table, kind: str, kernel: str, factor: float, cols: Span, topology: Topology) -> Unit:
     """Cut by rows over the ranks of one host; figures are of its first rank, which has a full block."""
-    costs, works, held, totals = [], [], [], []
+    costs, works, held, totals, beside = [], [], [], [], []
     for size in host_sizes(topology):
-        spans = blocks(table.rows, size)
-        each = {n: shard_cost(table, kind, kernel, (n, cols.size), size, topology, factor) for n in _sizes(spans)}
-        bytes_of = {n: shard_storage(table, kind, kernel, (n, cols.size), topology, factor) for n in each}
-        costs.append(each[spans[0].size])
-        held.append(bytes_of[spans[0].size])
-        works.append(sum(each[span.size].total for span in spans))
-        totals.append(sum(bytes_of[span.size].device for span in spans))
+        counts = block_counts(table.rows, size)
+        each = {n: shard_cost(table, kind, kernel, (n, cols.size), size, topology, factor) for n in counts}
+        bytes_of = {n: shard_storage(table, kind, kernel, (n, cols.size), topology, factor) for n in counts}
+        costs.append(each[max(counts)])
+        held.append(bytes_of[max(counts)])
+        works.append(sum(each[n].total * count for n, count in counts.items()))
+        totals.append(sum(bytes_of[n].device * count for n, count in counts.items()))
+        beside.append(sum(bytes_of[n].host * count for n, count in counts.items()))
     return Unit(
         scope=Scope.HOST,
         cols=cols,
@@ -196,29 +206,37 @@ def _host_unit(table: Table, kind: str, kernel: str, factor: float, cols: Span, 
         device_bytes=tuple(storage.device for storage in held),
         host_bytes=tuple(storage.host for storage in held),
         total_device_bytes=min(totals),
+        total_host_bytes=min(beside),
     )
 
 
-def _world_unit(table: Table, kind: str, kernel: str, factor: float, topology: Topology, spans: list[Span]) -> Unit:
-    sizes = host_sizes(topology)
-    each = {
-        (n, size): shard_cost(table, kind, kernel, (n, table.dim), size, topology, factor)
-        for n in _sizes(spans)
-        for size in sizes
+def _world_unit(
+    table: Table, kind: str, kernel: str, factor: float, topology: Topology, counts: dict[int, int]
+) -> Unit:
+    """On all ranks of the table: `counts` shards of each number of rows; figures are of a rank with the most rows."""
+    costs = {
+        n: [shard_cost(table, kind, kernel, (n, table.dim), size, topology, factor) for size in host_sizes(topology)]
+        for n in counts
     }
-    held = {n: shard_storage(table, kind, kernel, (n, table.dim), topology, factor) for n in _sizes(spans)}
-    first = spans[0].size
+    held = {n: shard_storage(table, kind, kernel, (n, table.dim), topology, factor) for n in counts}
+    first = max(counts)
     return Unit(
         scope=Scope.WORLD,
         cols=Span(0, table.dim),
-        seconds=tuple(each[first, size].total for size in sizes),
-        lookup=tuple(each[first, size].lookup for size in sizes),
-        work=sum(min(each[span.size, size].total for size in sizes) for span in spans),
-        device_bytes=(held[first].device,) * len(sizes),
-        host_bytes=(held[first].host,) * len(sizes),
-        total_device_bytes=sum(held[span.size].device for span in spans),
+        seconds=tuple(cost.total for cost in costs[first]),
+        lookup=tuple(cost.lookup for cost in costs[first]),
+        work=sum(min(cost.total for cost in costs[n]) * count for n, count in counts.items()),
+        device_bytes=(held[first].device,) * len(costs[first]),
+        host_bytes=(held[first].host,) * len(costs[first]),
+        total_device_bytes=sum(held[n].device * count for n, count in counts.items()),
+        total_host_bytes=sum(held[n].host * count for n, count in counts.items()),
     )
 
 
-def _sizes(spans: list[Span]) -> set[int]:
-    return {span.size for span in spans}
+def block_counts(rows: int, parts: int) -> dict[int, int]:
+    """How many blocks of which size `cuts.blocks(rows, parts)` makes, without making them."""
+    step = -(-rows // parts)
+    counts = {step: rows // step}
+    if rows % step:
+        counts[rows % step] = 1
+    return counts

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayrec.distributed.planner.options import Option, Scope, Unit, usable_hosts
-from rayrec.distributed.planner.problem import Floats, Ints, Problem
-from rayrec.distributed.sharding.cuts import blocks
+from rayrec.distributed.planner.options import Option, Scope, Unit, block_counts, usable_hosts
+from rayrec.distributed.planner.problem import Bools, Floats, Ints, Problem
 from rayrec.distributed.types import ShardingType
-
-ROOM_SLACK = 1.0 + 1e-12  # sums of floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +23,8 @@ class Stuck:
 class Packing:
     """Chosen options, where their units lie, and the load of every rank. Working state of one search; never shared.
 
-    Unit arrays (U) hold rank units only; `place_U` is a unit's rank. `hosts_of` has the hosts of a table's host units.
+    Unit arrays (U) hold rank units only; `place_U` is a unit's rank. `hosts_of` has the host of each unit of a
+    table that is placed by hosts.
     """
 
     chosen: list[Option]
@@ -43,6 +41,7 @@ class Packing:
     lookup_R: Floats
     device_R: Floats
     beside_R: Floats
+    held_TR: Bools  # which table has a rank unit on which rank
 
     @property
     def worst_s(self) -> float:
@@ -60,17 +59,13 @@ def pack(problem: Problem, chosen: Sequence[Option], memory_weight: float = 0.0)
         if option.units[0].scope is Scope.WORLD and not _place_world(problem, packing, option):
             return Stuck(table=option.table)
     on_hosts = sorted(
-        (
-            (-unit.seconds[0], option.table, number)
-            for option in chosen
-            for number, unit in enumerate(option.units)
-            if unit.scope is Scope.HOST
-        )
+        (-unit.seconds[0], option.table, number)
+        for option in chosen
+        for number, unit in enumerate(option.units)
+        if unit.scope is Scope.HOST
     )
     for _, table, number in on_hosts:
-        if not _place_on_host(
-            problem, packing, packing.chosen[table], packing.chosen[table].units[number], memory_weight
-        ):
+        if not _place_on_host(problem, packing, packing.chosen[table], number, memory_weight):
             return Stuck(table=table)
     stuck = _place_on_ranks(problem, packing, memory_weight)
     return packing if stuck is None else stuck
@@ -99,6 +94,7 @@ def _empty(problem: Problem, chosen: list[Option]) -> Packing:
         lookup_R=zeros.copy(),
         device_R=zeros.copy(),
         beside_R=zeros.copy(),
+        held_TR=np.zeros((len(problem.tables), problem.world_size), dtype=np.bool_),
     )
 
 
@@ -106,11 +102,11 @@ def _place_world(problem: Problem, packing: Packing, option: Option) -> bool:
     table, unit = problem.tables[option.table], option.units[0]
     ranks = np.array(table.ranks)
     if option.sharding_type == ShardingType.ROW_WISE.value:
-        ranks = ranks[: len(blocks(table.rows, len(ranks)))]
+        ranks = ranks[: sum(block_counts(table.rows, len(ranks)).values())]
     _add(problem, packing, unit, ranks)
     return bool(
-        (packing.device_R[ranks] <= problem.room_R[ranks] * ROOM_SLACK).all()
-        and (packing.beside_R[ranks] <= problem.host_room_R[ranks] * ROOM_SLACK).all()
+        (packing.device_R[ranks] <= problem.room_R[ranks]).all()
+        and (packing.beside_R[ranks] <= problem.host_room_R[ranks]).all()
     )
 
 
@@ -122,8 +118,9 @@ def _add(problem: Problem, packing: Packing, unit: Unit, ranks: Ints) -> None:
     packing.beside_R[ranks] += np.array(unit.host_bytes)[kind]
 
 
-def _place_on_host(problem: Problem, packing: Packing, option: Option, unit: Unit, memory_weight: float) -> bool:
-    taken = packing.hosts_of.setdefault(option.table, [])
+def _place_on_host(problem: Problem, packing: Packing, option: Option, unit_number: int, memory_weight: float) -> bool:
+    unit = option.units[unit_number]
+    taken = packing.hosts_of.setdefault(option.table, [-1] * len(option.units))
     best, best_score = -1, np.inf
     for number in usable_hosts(problem.tables[option.table], problem.topology):
         if number in taken:
@@ -132,7 +129,7 @@ def _place_on_host(problem: Problem, packing: Packing, option: Option, unit: Uni
         kind = problem.class_R[ranks[0]]
         device = packing.device_R[ranks] + unit.device_bytes[kind]
         beside = packing.beside_R[ranks] + unit.host_bytes[kind]
-        if (device > problem.room_R[ranks] * ROOM_SLACK).any() or (beside > problem.host_room_R[ranks]).any():
+        if (device > problem.room_R[ranks]).any() or (beside > problem.host_room_R[ranks]).any():
             continue
         full = float((device / np.maximum(problem.room_R[ranks], 1.0)).max())
         score = float(packing.seconds_R[ranks].max() + unit.seconds[kind]) + memory_weight * full
@@ -142,7 +139,7 @@ def _place_on_host(problem: Problem, packing: Packing, option: Option, unit: Uni
         return False
     host = problem.topology.hosts[best]
     _add(problem, packing, unit, np.arange(host.ranks.start, host.ranks.stop))
-    taken.append(best)
+    taken[unit_number] = best
     return True
 
 
@@ -150,17 +147,15 @@ def _place_on_ranks(problem: Problem, packing: Packing, memory_weight: float) ->
     room = max(1.0, float(problem.room_R.mean()))
     size_U = packing.seconds_UC.min(axis=1) + memory_weight * packing.device_UC.min(axis=1) / room
     order = np.lexsort((packing.unit_U, packing.table_U, -packing.device_UC.min(axis=1), -size_U))
-    everywhere = {len(t.ranks) == problem.world_size for t in problem.tables} == {True}
-    held: dict[int, list[int]] = {}
     for u in order:
         table = int(packing.table_U[u])
         score = _scores(problem, packing, int(u), memory_weight)
-        if not everywhere:
-            score[~_mask(problem.tables[table].ranks, problem.world_size)] = np.inf
+        if problem.allowed_TR is not None:
+            score[~problem.allowed_TR[table]] = np.inf
         if packing.chosen[table].sharding_type == ShardingType.TABLE_COLUMN_WISE.value:
             _pin(problem, packing, int(u), table, score)
-        mine = held.setdefault(table, [])
-        if mine and np.isfinite(np.delete(score, mine)).any():
+        mine = packing.held_TR[table]
+        if mine.any() and np.isfinite(score[~mine]).any():
             score[mine] = np.inf  # two columns of a table on one rank would send its ids there twice
         rank = int(score.argmin())
         if not np.isfinite(score[rank]):
@@ -171,7 +166,7 @@ def _place_on_ranks(problem: Problem, packing: Packing, memory_weight: float) ->
         packing.lookup_R[rank] += packing.lookup_UC[u, kind]
         packing.device_R[rank] += packing.device_UC[u, kind]
         packing.beside_R[rank] += packing.beside_UC[u, kind]
-        mine.append(rank)
+        packing.held_TR[table, rank] = True
     return None
 
 
@@ -181,16 +176,10 @@ def _scores(problem: Problem, packing: Packing, u: int, memory_weight: float) ->
     score = packing.seconds_R + packing.seconds_UC[u, kind]
     if memory_weight:
         score = score + memory_weight * device / np.maximum(problem.room_R, 1.0)
-    full = device > problem.room_R * ROOM_SLACK
-    full |= packing.beside_R + packing.beside_UC[u, kind] > problem.host_room_R * ROOM_SLACK
+    full = device > problem.room_R
+    full |= packing.beside_R + packing.beside_UC[u, kind] > problem.host_room_R
     score[full] = np.inf
     return score
-
-
-def _mask(ranks: tuple[int, ...], world_size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    mask = np.zeros(world_size, dtype=np.bool_)
-    mask[list(ranks)] = True
-    return mask
 
 
 def _pin(problem: Problem, packing: Packing, u: int, table: int, score: Floats) -> None:

@@ -8,18 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rayrec.distributed.planner.build import build_plan, grown_caches
 from rayrec.distributed.planner.evaluate import evaluate
-from rayrec.distributed.planner.problem import make_problem
 from rayrec.distributed.planner.refusal import refuse
-from rayrec.distributed.planner.search import Solution, search
-from rayrec.distributed.planner.storage import reserve_bytes
-from rayrec.distributed.planner.tables import Found, dense_bytes, find_tables, planner_tables
+from rayrec.distributed.planner.search import Solution, best_solution
+from rayrec.distributed.planner.storage import reserves
+from rayrec.distributed.planner.tables import (
+    Found,
+    dense_bytes,
+    find_tables,
+    planner_tables,
+    runnable_kernels,
+    state_bytes,
+)
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import ParameterConstraints, PlanResult, Table
 from rayrec.distributed.types import ModuleSharder, ShardingPlan
+from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingConfig
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -64,7 +69,8 @@ class EmbeddingShardingPlanner:
         """The plan for `module` with its estimate and the lower bound. Raises as `plan` does."""
         target = topology or self._topology or Topology.of_this_machine(1)
         found = find_tables(module, sharders, target.compute_device)
-        return plan_found(found, target, self._constraints, self._batch_size, dense_bytes(module, sharders))
+        tables = planner_tables(found, target, self._constraints, self._batch_size)
+        return solve(tables, target, dense_bytes(module, sharders))
 
     def collective_plan(
         self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]], pg: dist.ProcessGroup | None = None
@@ -99,15 +105,51 @@ class EmbeddingShardingPlanner:
         return self.result(module, sharders, topology).plan
 
 
-def plan_found(
-    found: Sequence[Found],
+def plan_tables(
+    tables: Sequence[BaseEmbeddingConfig],
     topology: Topology,
     constraints: Mapping[str, ParameterConstraints] | None = None,
+    *,
     batch_size: int = DEFAULT_BATCH_SIZE,
-    dense: int = 0,
+    dense_bytes: int = 0,
+    sharder: ModuleSharder[Any] | None = None,
+    weighted: bool = False,
+    path: str = "",
 ) -> PlanResult:
-    """Plan the tables that were found in a model. Raises as `EmbeddingShardingPlanner.plan` does."""
-    return solve(planner_tables(found, topology, constraints, batch_size), topology, dense)
+    """Plan tables without a model around them.
+
+    Args:
+        tables: configs of one collection; `EmbeddingConfig`s come back one vector an id, others pooled.
+        topology: the machine planned for.
+        constraints: by table name.
+        batch_size: examples per rank and step.
+        dense_bytes: bytes that the rest of the model takes on every rank.
+        sharder: says what can run and which optimizer is fused; default: the sharder of bag collections.
+        weighted: whether ids carry weights.
+        path: where in the model the collection will be.
+
+    Raises:
+        NoPlanError: nothing fits; says what is missing and what would fit.
+        ValueError: a constraint that cannot be met.
+    """
+    if sharder is None:
+        from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+
+        sharder = EmbeddingBagCollectionSharder()
+    kernels = runnable_kernels(sharder, topology.compute_device)
+    state = state_bytes(getattr(sharder, "fused_params", None))
+    found = [
+        Found(
+            path=path,
+            config=config,
+            pooled=not isinstance(config, EmbeddingConfig),
+            weighted=weighted,
+            kernels=kernels,
+            state=state,
+        )
+        for config in tables
+    ]
+    return solve(planner_tables(found, topology, constraints, batch_size), topology, dense_bytes)
 
 
 def solve(tables: Sequence[Table], topology: Topology, dense: int = 0) -> PlanResult:
@@ -119,18 +161,11 @@ def solve(tables: Sequence[Table], topology: Topology, dense: int = 0) -> PlanRe
     Raises:
         NoPlanError: nothing fits.
     """
-    memory = [float(host.memory_bytes) for host in topology.hosts for _ in host.ranks]
-    held = {each: reserve_bytes(tables, dense, int(each), topology.world_size) for each in set(memory)}
-    reserve_R = np.array([held[each] for each in memory])
-    for off_device in (False, True):
-        problem = make_problem(tables, topology, reserve_R, off_device)
-        answer = search(problem)
-        if isinstance(answer, Solution):
-            break
+    reserve_R = reserves(tables, topology, dense)
+    problem, answer = best_solution(tables, topology, reserve_R)
     if not isinstance(answer, Solution):
         raise refuse(problem, answer, dense)
-    order = [table.key for table in tables]
-    plan = build_plan(problem, answer.packing, order)
+    plan = build_plan(problem, answer.packing, [table.key for table in tables])
     caches = grown_caches(problem, answer.packing)
     return PlanResult(
         plan=plan,
@@ -138,5 +173,6 @@ def solve(tables: Sequence[Table], topology: Topology, dense: int = 0) -> PlanRe
         bound_s=answer.bound_s,
         tables=tuple(tables),
         topology=topology,
+        dense_bytes=dense,
         cache_load_factors=caches,
     )

@@ -14,6 +14,9 @@ from rayrec.distributed.planner.types import Table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+ROUNDING_BYTES = 64  # sums of byte counts are floats; this keeps their rounding inside the memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,7 @@ class Problem:
         class_R: for each rank, the position of its host's size in `host_sizes(topology)`.
         room_R, host_room_R: bytes that shards may take on the device and beside it.
         reserve_R: bytes kept back on the device.
+        allowed_TR: which table may lie on which rank; None where every table may lie anywhere.
     """
 
     tables: tuple[Table, ...]
@@ -35,6 +39,7 @@ class Problem:
     room_R: Floats
     host_room_R: Floats
     reserve_R: Floats
+    allowed_TR: Bools | None
 
     @property
     def world_size(self) -> int:
@@ -61,7 +66,17 @@ def make_problem(tables: Sequence[Table], topology: Topology, reserve_R: Floats,
         options=tuple(tuple(options(i, table, topology, off_device)) for i, table in enumerate(ordered)),
         class_R=np.array(classes, dtype=np.int64),
         host_R=np.array(hosts, dtype=np.int64),
-        room_R=np.maximum(0.0, np.array(memory, dtype=np.float64) - reserve_R),
+        room_R=np.maximum(0.0, np.array(memory, dtype=np.float64) - reserve_R - ROUNDING_BYTES),
         host_room_R=np.array(beside, dtype=np.float64),
         reserve_R=reserve_R,
+        allowed_TR=_allowed(ordered, topology.world_size),
     )
+
+
+def _allowed(tables: Sequence[Table], world_size: int) -> Bools | None:
+    if all(len(table.ranks) == world_size for table in tables):
+        return None
+    allowed = np.zeros((len(tables), world_size), dtype=np.bool_)
+    for row, table in zip(allowed, tables, strict=True):
+        row[list(table.ranks)] = True
+    return allowed

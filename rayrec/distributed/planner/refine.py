@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rayrec.distributed.planner.packing import ROOM_SLACK, Packing
-from rayrec.distributed.planner.problem import Floats, Ints, Problem
+from rayrec.distributed.planner.packing import Packing
+from rayrec.distributed.planner.problem import Bools, Floats, Ints, Problem
 
-Bools = NDArray[np.bool_]
 PARTNERS = 64  # ranks with the least load that are tried before all others
 LEAST_GAIN = 1e-6
 
@@ -28,10 +26,13 @@ class Exchange:
     value: float
 
 
-def refine(problem: Problem, packing: Packing, target_s: float, target_lookup: float, limit: int) -> None:
+def refine(
+    problem: Problem, packing: Packing, target_s: float, enough_s: float, target_lookup: float, limit: int
+) -> None:
     """Lower the worst rank's seconds until `target_s`, then its lookup seconds until `target_lookup` times their mean.
 
     Args:
+        enough_s: what the worst rank may take again while lookups are balanced, if it was below.
         limit: at most so many exchanges for each of the two.
     """
     for _ in range(limit):
@@ -41,7 +42,7 @@ def refine(problem: Problem, packing: Packing, target_s: float, target_lookup: f
         if step is None:
             break
         _apply(problem, packing, step)
-    ceiling = max(packing.worst_s, target_s)
+    ceiling = max(packing.worst_s, enough_s)
     for _ in range(limit):
         if packing.lookup_R.max() <= target_lookup * packing.lookup_R.mean():
             break
@@ -91,8 +92,8 @@ def _best_move(
     here, there = problem.class_R[worst], problem.class_R[partners]
     out = mine[:, None]
     value = np.maximum(load_R[partners] + size_UC[out, there], load_R[worst] - size_UC[out, here])
-    bad = packing.device_R[partners] + packing.device_UC[out, there] > problem.room_R[partners] * ROOM_SLACK
-    bad |= packing.beside_R[partners] + packing.beside_UC[out, there] > problem.host_room_R[partners] * ROOM_SLACK
+    bad = packing.device_R[partners] + packing.device_UC[out, there] > problem.room_R[partners]
+    bad |= packing.beside_R[partners] + packing.beside_UC[out, there] > problem.host_room_R[partners]
     if ceiling_s is not None:
         bad |= packing.seconds_R[partners] + packing.seconds_UC[out, there] > ceiling_s
     bad |= ~_may_go(problem, packing, mine, partners)
@@ -128,7 +129,7 @@ def _best_swap(
         (packing.beside_R, packing.beside_UC, problem.host_room_R),
     ):
         far, near = after(load, size)
-        bad |= (far > room[ranks] * ROOM_SLACK) | (near > room[worst] * ROOM_SLACK)
+        bad |= (far > room[ranks]) | (near > room[worst])
     if ceiling_s is not None:
         far, near = after(packing.seconds_R, packing.seconds_UC)
         bad |= (far > ceiling_s) | (near > ceiling_s)
@@ -152,14 +153,9 @@ def _may_go(problem: Problem, packing: Packing, units: Ints, ranks: Ints) -> Boo
     """Whether each of `units` may lie on each of `ranks`: allowed by the user, on its host, no sibling there."""
     tables, pinned = packing.table_U[units], packing.pinned_U[units]
     may = (pinned[:, None] < 0) | (pinned[:, None] == problem.host_R[ranks])
-    cut = np.flatnonzero(np.bincount(packing.table_U, minlength=len(problem.tables))[tables] > 1)
-    for i in cut.tolist():
-        siblings = packing.place_U[packing.table_U == tables[i]]
-        may[i] &= ~np.isin(ranks, siblings)
-    for i, table in enumerate(tables.tolist()):
-        allowed = problem.tables[table].ranks
-        if len(allowed) < problem.world_size:
-            may[i] &= np.isin(ranks, allowed)
+    may &= ~packing.held_TR[tables[:, None], ranks]
+    if problem.allowed_TR is not None:
+        may &= problem.allowed_TR[tables[:, None], ranks]
     return np.asarray(may)
 
 
@@ -180,3 +176,6 @@ def _shift(problem: Problem, packing: Packing, unit: int, source: int, target: i
         load[source] -= size[unit, problem.class_R[source]]
         load[target] += size[unit, problem.class_R[target]]
     packing.place_U[unit] = target
+    table = packing.table_U[unit]
+    packing.held_TR[table, source] = bool((packing.place_U[packing.table_U == table] == source).any())
+    packing.held_TR[table, target] = True

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rayrec.distributed.planner.cost import (
     DEFAULT_CACHE_LOAD_FACTOR,
     ID_BYTES,
@@ -75,3 +78,10 @@ def reserve_bytes(tables: Sequence[Table], dense_bytes: int, memory_bytes: int, 
         for t in tables
     )
     return dense_bytes + batch / world_size + RESERVE_SHARE * memory_bytes
+
+
+def reserves(tables: Sequence[Table], topology: Topology, dense_bytes: int) -> NDArray[np.float64]:
+    """`reserve_bytes` of every rank of `topology`."""
+    memory = [host.memory_bytes for host in topology.hosts for _ in host.ranks]
+    held = {each: reserve_bytes(tables, dense_bytes, each, topology.world_size) for each in set(memory)}
+    return np.array([held[each] for each in memory])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -173,6 +173,7 @@ def _table(found: Found, told: ParameterConstraints, topology: Topology, batch_s
         state_row_bytes=found.state[0],
         state_element_bytes=found.state[1],
         kernels=_allowed(config.name, found.kernels, told, topology.compute_device, ranks, topology),
+        runnable=found.kernels,
         ranks=ranks,
         min_partition=_min_partition(config, told),
         cache_load_factor=_cache(config.name, told.cache_load_factor),
@@ -285,3 +286,10 @@ def _cache(name: str, factor: float | None) -> float | None:
     if factor is not None and not 0 < factor <= 1:
         raise ValueError(f"table {name!r}: cache_load_factor={factor} must be above 0 and at most 1")
     return factor
+
+
+def for_world(tables: Iterable[Table], old: Topology, new: Topology) -> tuple[Table, ...]:
+    """`tables` planned for `new` instead of `old`, with the same batch on every rank and all ranks allowed."""
+    scale = new.world_size / old.world_size
+    ranks = tuple(range(new.world_size))
+    return tuple(replace(t, ids=t.ids * scale, bags=t.bags * scale, ranks=ranks) for t in tables)

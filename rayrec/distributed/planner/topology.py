@@ -133,6 +133,13 @@ class Topology:
         copy._set(best.num_ranks * count, self.compute_device, self.device, sizes, memory, beside)
         return copy
 
+    def with_local(self, ranks: int) -> Topology:
+        """One host of `ranks` ranks, each like those of the largest host."""
+        best = max(self.hosts, key=lambda host: host.num_ranks)
+        copy = object.__new__(Topology)
+        copy._set(ranks, self.compute_device, self.device, [ranks], [best.memory_bytes], [best.host_bytes])
+        return copy
+
     @classmethod
     def from_world(
         cls, text: str, gpu: str = "h100", hbm_cap: int | None = None, ddr_cap: int | None = None

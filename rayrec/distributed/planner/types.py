@@ -63,6 +63,7 @@ class Table:
         pooled: one vector a bag comes back; otherwise one an id.
         state_row_bytes: optimizer state for each row; `state_element_bytes`: for each number of a row.
         kernels: for each sharding type that may be used, the kernels that may be used with it, best first.
+        runnable: the same before the user's constraints.
         ranks: the ranks it may lie on, ascending.
     """
 
@@ -79,6 +80,7 @@ class Table:
     state_row_bytes: int
     state_element_bytes: int
     kernels: Mapping[str, tuple[str, ...]]
+    runnable: Mapping[str, tuple[str, ...]]
     ranks: tuple[int, ...]
     min_partition: int
     cache_load_factor: float | None = None
@@ -147,6 +149,7 @@ class PlanResult:
         bound_s: no plan under the same cost model, constraints and memory has a worst rank below this.
         tables: the planner's view of every table, in the modules' order.
         topology: what was planned for.
+        dense_bytes: what the rest of the model takes on every rank.
         cache_load_factors: share of each UVM-cached table kept in device memory.
     """
 
@@ -155,6 +158,7 @@ class PlanResult:
     bound_s: float
     tables: tuple[Table, ...]
     topology: Topology
+    dense_bytes: int = 0
     cache_load_factors: Mapping[TableKey, float] = field(default_factory=dict)
 
     @property
