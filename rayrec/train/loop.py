@@ -11,67 +11,90 @@ from rayrec.distributed.comm import broadcast_object
 from rayrec.train import build
 from rayrec.train.control import Turn, due, in_step
 from rayrec.train.errors import plain_errors
-from rayrec.train.evaluation import evaluate, open_stream
+from rayrec.train.evaluation import evaluate
 from rayrec.train.learner import Learner, make_learner
 from rayrec.train.position import START, Position
 from rayrec.train.session import Job, Session
+from rayrec.train.streams import Streams
 from rayrec.train.window import Window
 
 PROGRESS_EVERY_S = 0.2
+PREPARE_AHEAD_S = 5.0
+EVAL_ROWS = Cursor.start(0)
 
 
 class Loop:
     """One rank's training, from the last committed checkpoint to the last epoch."""
 
-    def __init__(self, job: Job, session: Session) -> None:
-        self.job, self.session, self.config = job, session, job.config
-        self.learner: Learner = make_learner(job, session)
+    def __init__(self, job: Job, session: Session, streams: Streams) -> None:
+        self.job, self.session, self.streams, self.config = job, session, streams, job.config
         self.store = CheckpointStore(job.files.checkpoints)
+        latest = self.store.latest() if session.rank == 0 else None
+        self.resumed = broadcast_object(latest, session.control.group)
+        self.position = START if self.resumed is None else Position.from_dict(self.resumed.extra["position"])
+        self.saved = self.resumed
         self.window = Window(session.device, session.control, session.group)
-        self.saved_step: int | None = None
-        self.saved_path: str | None = None
+        self.empty = empty_batch(self.config.data_schema)
+        self.last_epoch = self.config.trainer.epochs - 1
         self.figures: dict[str, float | None] = {}
         self.total_steps = 0
         self._told_at = 0.0
 
+    def load(self) -> Learner:
+        """The sharded model, as the last committed checkpoint has it; a collective."""
+        learner = make_learner(self.job, self.session)
+        if self.resumed is not None:
+            with plain_errors():
+                self.store.load(self.resumed, learner.model, learner.optimizer, self.session.control.group)
+        return learner
+
     def run(self) -> dict[str, Any]:
         """Train, and return what the driver needs for the result."""
-        position = self.restore()
+        position = self.position
+        assert isinstance(position.cursor, Cursor)
+        self.streams.prepare("train", position.cursor)
+        self.learner = self.load()
         self._tell_start()
         scores: dict[str, Any] | None = None
-        last = self.config.trainer.epochs - 1
         while True:
             position = self._epoch(position)
-            if position.epoch >= last and self.saved_step != position.step:
+            last = position.epoch >= self.last_epoch
+            if last and (self.saved is None or self.saved.step != position.step):
                 self._save(position)
-            if self.job.eval is not None and (position.epoch >= last or position.step not in self.job.evaluated_steps):
+            if self.job.eval is not None and (last or position.step not in self.job.evaluated_steps):
                 scores = self._evaluate(position)
-            if position.epoch >= last:
+            if last:
                 return self._outcome(position, scores)
             position = position.next_epoch()
 
     def _epoch(self, position: Position) -> Position:
         """What the position's cursor leaves of its epoch."""
-        session, cursor = self.session, position.cursor
-        assert isinstance(cursor, Cursor)
-        stream = session.control.together(
-            lambda: open_stream(self.job.train, self.config, session, cursor, shuffle=True)
-        )
-        epochs_left = self.config.trainer.epochs - 1 - position.epoch
+        assert isinstance(position.cursor, Cursor)
+        stream = self.streams.take("train", position.cursor)
         per_epoch = -(-self.job.train.rows // self.config.trainer.batch_size)
-        self.total_steps = position.step + stream.num_batches + epochs_left * per_epoch
+        end = position.step + stream.num_batches
+        self.total_steps = end + (self.last_epoch - position.epoch) * per_epoch
         with stream:
             began = time.perf_counter()
-            for turn in in_step(stream, empty_batch(self.config.data_schema), session.control):
-                turn = turn.on(session.device)
+            for turn in in_step(stream, self.empty, self.session.control):
+                turn = turn.on(self.session.device)
                 loss, logits = self.learner.step(turn.batch, turn.rows)
                 seconds = time.perf_counter() - began
-                position = position.after(turn.rows, seconds, turn.cursor)
+                position = position.after(turn, seconds)
                 self._after_step(position, turn, loss, logits, seconds)
+                if (end - position.step) * seconds < PREPARE_AHEAD_S:
+                    self._prepare_next(position.epoch)
                 began = time.perf_counter()
         if not self.window.empty:
             self._log(position)
-        return position.merged(session.control)
+        return position.merged(self.session.control)
+
+    def _prepare_next(self, epoch: int) -> None:
+        """Let reading begin for what comes after this epoch."""
+        if self.job.eval is not None:
+            self.streams.prepare("eval", EVAL_ROWS)
+        if epoch < self.last_epoch:
+            self.streams.prepare("train", Cursor.start(epoch + 1))
 
     def _after_step(self, position: Position, turn: Turn, loss: Any, logits: Any, seconds: float) -> None:
         self.window.add(turn, loss, logits, seconds)
@@ -90,8 +113,7 @@ class Loop:
         self._tell("train", position, **self.figures, lr=lr)
 
     def _evaluate(self, position: Position) -> dict[str, Any]:
-        assert self.job.eval is not None
-        scores = evaluate(self.learner, self.job.eval, self.config, self.session)
+        scores = evaluate(self.learner, self.streams.take("eval", EVAL_ROWS), self.config, self.session)
         self._tell("eval", position, **scores)
         return scores
 
@@ -104,29 +126,15 @@ class Loop:
         }
         learner, group = self.learner, self.session.control.group
         with plain_errors():
-            checkpoint = self.store.save(position.step, learner.model, learner.optimizer, extra, group)
-        self.saved_step, self.saved_path = position.step, str(checkpoint.path)
+            self.saved = self.store.save(position.step, learner.model, learner.optimizer, extra, group)
         if self.session.rank == 0:
             self.store.prune(self.config.storage.keep)
         self._tell("event", position, event="checkpoint", message=f"checkpoint of step {position.step} is complete")
 
-    def restore(self) -> Position:
-        """The last committed checkpoint, as rank 0 sees it, or the start."""
-        latest = self.store.latest() if self.session.rank == 0 else None
-        latest = broadcast_object(latest, self.session.control.group)
-        if latest is None:
-            return START
-        with plain_errors():
-            self.store.load(latest, self.learner.model, self.learner.optimizer, self.session.control.group)
-        position = Position.from_dict(latest.extra["position"])
-        self.saved_step, self.saved_path = position.step, str(latest.path)
-        return position
-
     def _tell_start(self) -> None:
+        step = None if self.resumed is None else self.resumed.step
         if self.session.rank == 0:
-            self.session.sink.put(
-                {"kind": "begin", "resumed_step": self.saved_step, "world_size": self.session.world_size}
-            )
+            self.session.sink.put({"kind": "begin", "resumed_step": step, "world_size": self.session.world_size})
             dense = sum(p.numel() for p in self.learner.model.dense_parameters().values())
             memory = build.plan_memory(self.learner.plan, self.config, self.session.world_size, dense)
             self.session.sink.put({"kind": "plan", "plan": {**self.learner.plan.to_dict(), "memory": memory}})
@@ -153,19 +161,27 @@ class Loop:
                 "auc": self.figures.get("auc"),
                 "samples": position.samples,
                 "seconds": round(position.seconds, 3),
+                "data_wait_fraction": position.wait_s / max(position.seconds, 1e-9),
             },
             "world_size": self.session.world_size,
             "epochs": position.epoch + 1,
             "steps": position.step,
             "samples_per_second": position.samples / max(position.seconds, 1e-9),
-            "checkpoint": self.saved_path,
+            "checkpoint": None if self.saved is None else str(self.saved.path),
         }
+
+
+def fit(job: Job, session: Session) -> dict[str, Any]:
+    """Train to the last epoch."""
+    with Streams(job, session) as streams:
+        return Loop(job, session, streams).run()
 
 
 def score_checkpoint(job: Job, session: Session) -> dict[str, Any]:
     """Figures of the last committed checkpoint on the evaluation rows."""
-    assert job.eval is not None
-    loop = Loop(job, session)
-    position = loop.restore()
-    scores = evaluate(loop.learner, job.eval, job.config, session)
-    return {**scores, "step": position.step, "checkpoint": loop.saved_path, "data": str(job.config.data.eval)}
+    with Streams(job, session) as streams:
+        loop = Loop(job, session, streams)
+        assert loop.resumed is not None, "the driver has checked that there is a checkpoint"
+        scores = evaluate(loop.load(), streams.take("eval", EVAL_ROWS), job.config, session)
+    at = {"step": loop.position.step, "checkpoint": str(loop.resumed.path), "data": str(job.config.data.eval)}
+    return {**scores, **at}

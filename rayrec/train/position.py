@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rayrec.data import Cursor, RankCursor
-from rayrec.train.control import Control
+from rayrec.train.control import Control, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,22 +17,29 @@ class Position:
     Args:
         step: steps made.
         samples: rows trained on, over all ranks and epochs.
-        seconds: time spent on steps.
+        seconds: time spent on steps; `wait_s`: the part of it that was spent waiting for rows. Both are one rank's own.
         cursor: what of the epoch has been read: by this rank while an epoch goes on, by all ranks in a checkpoint.
     """
 
     step: int
     samples: int
     seconds: float
+    wait_s: float
     cursor: Cursor | RankCursor
 
     @property
     def epoch(self) -> int:
         return self.cursor.epoch
 
-    def after(self, rows: int, seconds: float, cursor: Cursor | RankCursor) -> Position:
+    def after(self, turn: Turn, seconds: float) -> Position:
         """The position one step later."""
-        return Position(step=self.step + 1, samples=self.samples + rows, seconds=self.seconds + seconds, cursor=cursor)
+        return Position(
+            step=self.step + 1,
+            samples=self.samples + turn.rows,
+            seconds=self.seconds + seconds,
+            wait_s=self.wait_s + turn.wait_s,
+            cursor=turn.cursor,
+        )
 
     def merged(self, control: Control) -> Position:
         """The position of all ranks together; a collective."""
@@ -43,7 +50,8 @@ class Position:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values that `from_dict` reads."""
-        return {"step": self.step, "samples": self.samples, "seconds": self.seconds, "cursor": self.cursor.to_dict()}
+        numbers = {"step": self.step, "samples": self.samples, "seconds": self.seconds, "wait_s": self.wait_s}
+        return {**numbers, "cursor": self.cursor.to_dict()}
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Position:
@@ -51,8 +59,9 @@ class Position:
             step=int(raw["step"]),
             samples=int(raw["samples"]),
             seconds=float(raw["seconds"]),
+            wait_s=float(raw["wait_s"]),
             cursor=Cursor.from_dict(raw["cursor"]),
         )
 
 
-START = Position(step=0, samples=0, seconds=0.0, cursor=Cursor.start(0))
+START = Position(step=0, samples=0, seconds=0.0, wait_s=0.0, cursor=Cursor.start(0))

@@ -9,14 +9,11 @@ from typing import Any
 
 from rayrec.train.control import RankError
 from rayrec.train.errors import describe, is_retryable
-from rayrec.train.loop import Loop, score_checkpoint
+from rayrec.train.loop import fit, score_checkpoint
 from rayrec.train.run_log import ActorSink, Sink
 from rayrec.train.session import Job, Session, session_alone, session_on_ray, set_threads
 
-TASKS: dict[str, Callable[[Job, Session], dict[str, Any]]] = {
-    "fit": lambda job, session: Loop(job, session).run(),
-    "evaluate": score_checkpoint,
-}
+TASKS: dict[str, Callable[[Job, Session], dict[str, Any]]] = {"fit": fit, "evaluate": score_checkpoint}
 PEERS_FAIL_WITHIN_S = 3.0
 
 
