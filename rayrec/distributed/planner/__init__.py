@@ -1,7 +1,16 @@
 """Deciding how to shard: tables, a topology and constraints in, a plan out. No process group and no GPU needed."""
 
-from rayrec.distributed.planner.planners import EmbeddingShardingPlanner
+from rayrec.distributed.planner.check import check_plan
+from rayrec.distributed.planner.planners import EmbeddingShardingPlanner, plan_tables
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import NoPlanError, ParameterConstraints, PlanResult
 
-__all__ = ["EmbeddingShardingPlanner", "NoPlanError", "ParameterConstraints", "PlanResult", "Topology"]
+__all__ = [
+    "EmbeddingShardingPlanner",
+    "NoPlanError",
+    "ParameterConstraints",
+    "PlanResult",
+    "Topology",
+    "check_plan",
+    "plan_tables",
+]

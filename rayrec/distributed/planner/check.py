@@ -1,4 +1,4 @@
-"""Whether a plan that was loaded or edited can run: it covers every table once, its ranks and kernels exist, it fits."""
+"""Whether a plan that was loaded or edited can run: covers every table once, names real ranks and kernels, fits."""
 
 from __future__ import annotations
 

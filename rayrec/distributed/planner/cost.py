@@ -22,23 +22,21 @@ LENGTH_BYTES = 8
 VECTOR_ELEMENT_BYTES = 4  # pooled vectors and their gradients travel as fp32
 ZIPF_EXPONENT = 0.75  # skew of ids seen by a cache; Criteo's large tables lie around it
 DEFAULT_CACHE_LOAD_FACTOR = 0.2
-HIERARCHICAL = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
-# collectives of a step: splits, ids, vectors, gradients; the host stage adds two; replicas gather rows and their ids
-COLLECTIVES = {"flat": 4, "hierarchical": 6, "replicated": 3}
+# collectives of a step: header and ids; vectors and their gradients of sharded tables; rows that replicas touched
+COLLECTIVES = {"flat": 2, "replicated": 1}
+ID_COLLECTIVES = 2
 
 
 def executor_of(sharding_type: str) -> str:
-    """Which of the three executors runs a sharding type."""
-    if sharding_type == ShardingType.DATA_PARALLEL.value:
-        return "replicated"
-    return "hierarchical" if sharding_type in HIERARCHICAL else "flat"
+    """Which executor runs a sharding type: the flat one takes any rectangles, host cuts included."""
+    return "replicated" if sharding_type == ShardingType.DATA_PARALLEL.value else "flat"
 
 
 def fixed_seconds(executors: frozenset[str], topology: Topology) -> float:
     """Seconds every rank spends on starting collectives: their number (constant for a plan) times one's latency."""
     if topology.world_size == 1:
         return 0.0
-    return topology.device.collective_s * sum(COLLECTIVES[name] for name in executors)
+    return topology.device.collective_s * (ID_COLLECTIVES + sum(COLLECTIVES[name] for name in executors))
 
 
 def distinct(ids: float, rows: float) -> float:
@@ -82,8 +80,7 @@ def shard_cost(
 
     - lookup: ids * (id_s + max(row bytes, sector) / row bandwidth) + out / memory bandwidth
     - input: (ids * (8 [+ 4 weighted]) + bags * 8) over the links, in the shares that come from this and other hosts
-    - output and gradient: `out` over the links likewise; under hierarchical sharding first (local - 1) / local of it
-      inside the host, then 1 / local of it to the other hosts
+    - output and gradient: `out` over the links likewise; every row block sends a partial sum for every bag
     - backward: reading `out` gradients, sorting ids (id_s each), and reading and writing each touched row and its
       optimizer state
     - host: a constant for each shard
@@ -101,21 +98,16 @@ def shard_cost(
     out = vectors * shape[1] * VECTOR_ELEMENT_BYTES
     into = ids * (ID_BYTES + WEIGHT_BYTES * table.weighted) + table.bags * LENGTH_BYTES
     near, far = _links(local, topology)
-    if sharding_type in HIERARCHICAL and table.pooled:
-        out_near = out * (local - 1) / local / device.intra_host_bw
-        out_far = out / local * (topology.world_size - local) / topology.world_size / device.inter_host_bw
-    else:
-        out_near, out_far = out * near, out * far
     rows_bw = row_bandwidth(kernel, device, cache_load_factor)
     return Cost(
         lookup=_read(table, kernel, ids, shape[1], rows_bw, device) + out / device.memory_bw,
         input_intra=into * near,
         input_inter=into * far,
-        output_intra=out_near,
-        output_inter=out_far,
+        output_intra=out * near,
+        output_inter=out * far,
         backward=out / device.memory_bw + _update(table, kernel, ids, shape, rows_bw, device),
-        gradient_intra=out_near,
-        gradient_inter=out_far,
+        gradient_intra=out * near,
+        gradient_inter=out * far,
         host=device.table_s,
     )
 

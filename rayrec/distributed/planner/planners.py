@@ -20,6 +20,7 @@ from rayrec.distributed.planner.tables import (
     planner_tables,
     runnable_kernels,
     state_bytes,
+    table_optimizer,
 )
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import ParameterConstraints, PlanResult, Table
@@ -137,7 +138,7 @@ def plan_tables(
 
         sharder = EmbeddingBagCollectionSharder()
     kernels = runnable_kernels(sharder, topology.compute_device)
-    state = state_bytes(getattr(sharder, "fused_params", None))
+    state = state_bytes(table_optimizer(sharder))
     found = [
         Found(
             path=path,

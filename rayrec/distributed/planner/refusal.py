@@ -69,8 +69,8 @@ def _too_much(table: Table, problem: Problem) -> str:
             f"{human_bytes(needed - there)} too little; largest: {shown}; {_kept(problem)}"
         )
     return (
-        f"all tables need {human_bytes(needed)} of {human_bytes(there)}{where}, but they could not be packed: no rank has "
-        f"{human_bytes(_least_piece(problem.options[problem.tables.index(table)]))} left for table {table.label!r}; "
+        f"all tables need {human_bytes(needed)} of {human_bytes(there)}{where}, but they could not be packed: no rank "
+        f"has {human_bytes(_least_piece(problem.options[problem.tables.index(table)]))} left for table {table.label!r}; "
         f"largest: {shown}; {_kept(problem)}"
     )
 

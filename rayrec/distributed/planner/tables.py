@@ -55,11 +55,12 @@ def find_tables(module: nn.Module, sharders: Sequence[ModuleSharder[Any]], compu
     Raises:
         ValueError: no such module.
     """
-    found = [
-        Found(path=path, config=config, **_facts(child, sharder, compute_device))
-        for path, child, sharder in _sharded_modules(module, sharders)
-        for config in _configs(child)
-    ]
+    found = []
+    for path, child, sharder in _sharded_modules(module, sharders):
+        facts, weights = _facts(child, sharder, compute_device), sharder.shardable_parameters(child)
+        for config in _configs(child):
+            state = state_bytes(table_optimizer(sharder, weights.get(config.name)))
+            found.append(Found(path=path, config=config, state=state, **facts))
     if not found:
         kinds = ", ".join(sharder.module_type.__name__ for sharder in sharders) or "none given"
         raise ValueError(f"{type(module).__name__} holds no module that the sharders ({kinds}) can shard")
@@ -131,21 +132,29 @@ def _facts(module: nn.Module, sharder: ModuleSharder[Any], compute_device: str) 
         "pooled": hasattr(module, "embedding_bag_configs"),
         "weighted": bool(weighted() if callable(weighted) else weighted),
         "kernels": runnable_kernels(sharder, compute_device),
-        "state": state_bytes(getattr(sharder, "fused_params", None)),
     }
 
 
-def state_bytes(fused_params: Mapping[str, Any] | None) -> tuple[int, int]:
-    """Optimizer state (bytes for each row, bytes for each number) of a sharder's fused optimizer.
+def state_bytes(optimizer: object) -> tuple[int, int]:
+    """Optimizer state (bytes for each row, bytes for each number) under a fused optimizer, given by name or enum.
 
     Raises:
         ValueError: an optimizer whose state is not known.
     """
-    optimizer = (fused_params or {}).get("optimizer", "exact_sgd")
-    name = str(getattr(optimizer, "value", optimizer)).lower()
+    name = str(getattr(optimizer, "value", optimizer)).lower().replace("row_wise", "rowwise")
     if name not in STATE_BYTES:
         raise ValueError(f"fused optimizer {name!r} is not known to the planner; known: {', '.join(STATE_BYTES)}")
     return STATE_BYTES[name]
+
+
+def table_optimizer(sharder: ModuleSharder[Any], weight: torch.Tensor | None = None) -> object:
+    """The fused optimizer that a table will train with: the one left on its weight, else the sharder's, else SGD."""
+    spec = getattr(sharder, "optimizer", None)
+    if weight is not None and spec is not None and hasattr(weight, "_optimizer_classes"):
+        from rayrec.distributed.embeddingbag import optimizer_of
+
+        spec = optimizer_of(weight, spec)
+    return getattr(spec, "optimizer", "exact_sgd")
 
 
 def _table(found: Found, told: ParameterConstraints, topology: Topology, batch_size: int) -> Table:
