@@ -11,6 +11,7 @@ from html import escape
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 18, 28
 MAX_POINTS = 600  # a longer curve is averaged down to this many points
+SMOOTHED_FROM = 40  # points; a shorter curve is readable as it is
 
 # Inside, what leaves the plot is cut off.
 PLOT = (
@@ -77,7 +78,7 @@ class _Scale:
 def svg_chart(chart: Chart, last_step: float) -> str:
     """The chart as an HTML `figure`, its step axis from 0 to `last_step`; says so where there is nothing to draw."""
     curve = thin(chart.curve, MAX_POINTS)
-    trend = moving_average(curve) if chart.smooth and len(curve) > 12 else curve
+    trend = moving_average(curve) if chart.smooth and len(curve) > SMOOTHED_FROM else curve
     latest = chart.dots[-1][1] if chart.dots else trend[-1][1] if trend else None
     heading = f"<b>{escape(chart.title)}</b>"
     if latest is not None:
