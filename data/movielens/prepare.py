@@ -249,7 +249,8 @@ def main(given: list[str] | None = None) -> int:
         return 0
     rows = json.loads((args.out / "manifest.json").read_text())["rows"]
     print(TERMS)
-    print(f"{args.out}: {rows['train']} rows to train on, {rows['eval']} to evaluate on, split by {args.split}")
+    how = "in time" if args.split == "time" else "at random"
+    print(f"{args.out}: {rows['train']} rows to train on, {rows['eval']} to evaluate on, split {how}")
     return 0
 
 
