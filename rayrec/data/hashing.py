@@ -12,12 +12,15 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from rayrec.data.buffers import empty
+
 U64 = npt.NDArray[np.uint64]
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _MUL_1 = 0xBF58476D1CE4E5B9
 _MUL_2 = 0x94D049BB133111EB
+_BLOCK = 16_384  # 128 KiB: a block and its scratch space stay in the second-level cache
 
 
 def mix64(value: int) -> int:
@@ -40,10 +43,27 @@ def mix64_array(values: npt.NDArray[np.integer], seed: int) -> U64:
     """`mix64(value + seed)` of every 64-bit integer; a bijection of the values for one seed.
 
     Args:
-        values: int64 or uint64, any shape; not changed.
+        values: int64 or uint64, [n]; not changed.
         seed: from `seed_of`.
     """
-    out = values.astype(np.int64, copy=False).view(np.uint64) + np.uint64(seed & _MASK)
+    out = np.empty(len(values), dtype=np.uint64)
+    for start in range(0, len(values), _BLOCK):
+        _mix64_block(values[start : start + _BLOCK], seed, out[start : start + _BLOCK])
+    return out
+
+
+def hash_rows(values: npt.NDArray[np.integer], seed: int, num_rows: int) -> npt.NDArray[np.int64]:
+    """`to_rows(mix64_array(values, seed), num_rows)`, block by block in the processor's cache."""
+    out = empty(len(values), np.uint64)
+    for start in range(0, len(values), _BLOCK):
+        block = out[start : start + _BLOCK]
+        _mix64_block(values[start : start + _BLOCK], seed, block)
+        _to_rows_block(block, num_rows)
+    return out.view(np.int64)
+
+
+def _mix64_block(values: npt.NDArray[np.integer], seed: int, out: U64) -> None:
+    np.add(values.astype(np.int64, copy=False).view(np.uint64), np.uint64(seed & _MASK), out=out)
     scratch = out >> np.uint64(30)
     np.bitwise_xor(out, scratch, out=out)
     np.multiply(out, np.uint64(_MUL_1), out=out)
@@ -51,7 +71,7 @@ def mix64_array(values: npt.NDArray[np.integer], seed: int) -> U64:
     np.bitwise_xor(out, scratch, out=out)
     np.multiply(out, np.uint64(_MUL_2), out=out)
     np.right_shift(out, np.uint64(31), out=scratch)
-    return np.bitwise_xor(out, scratch, out=out)
+    np.bitwise_xor(out, scratch, out=out)
 
 
 def hash_strings(strings: Iterable[bytes], seed: int) -> U64:
@@ -63,15 +83,19 @@ def hash_strings(strings: Iterable[bytes], seed: int) -> U64:
 
 
 def to_rows(hashes: U64, num_rows: int) -> npt.NDArray[np.int64]:
-    """Hashes spread evenly over the rows `[0, num_rows)`; `hashes` is used as scratch space.
+    """Hashes spread evenly over the rows `[0, num_rows)`.
 
     The high 32 bits are scaled rather than divided (Lemire 2019): no slow 64-bit remainder.
     """
+    rows = hashes.copy()
+    _to_rows_block(rows, num_rows)
+    return rows.view(np.int64)
+
+
+def _to_rows_block(hashes: U64, num_rows: int) -> None:
     if num_rows > 1 << 32:
-        return (hashes % np.uint64(num_rows)).view(np.int64)
-    if not hashes.flags.writeable:
-        hashes = hashes.copy()
+        np.remainder(hashes, np.uint64(num_rows), out=hashes)
+        return
     np.right_shift(hashes, np.uint64(32), out=hashes)
     np.multiply(hashes, np.uint64(num_rows), out=hashes)
     np.right_shift(hashes, np.uint64(32), out=hashes)
-    return hashes.view(np.int64)

@@ -83,7 +83,7 @@ class Manifest:
 
         Args:
             paths: files, folders, globs; local or URIs.
-            window_rows: smaller row groups are joined to windows of at least so many rows.
+            window_rows: smaller row groups are joined to windows of about so many rows.
             window_bytes: a row group that takes more memory than this is cut into several windows.
 
         Raises:
@@ -194,7 +194,9 @@ def _windows(files: Sequence[FileFacts], window_rows: int, window_bytes: int) ->
         first_row = 0
         for group, group_rows in enumerate(file.group_rows):
             for start, stop in _cut(group_rows, file.row_bytes, window_bytes):
-                if slices and size + (stop - start) * file.row_bytes > window_bytes:
+                too_large = size + (stop - start) * file.row_bytes > window_bytes
+                overshoots = rows + stop - start - window_rows > window_rows - rows
+                if slices and (too_large or overshoots):
                     yield Window(tuple(slices))
                     slices, rows, size = [], 0, 0.0
                 slices.append(Slice(number, group, start, stop, first_row))

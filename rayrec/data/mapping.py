@@ -22,6 +22,7 @@ from rayrec.data.sparse import map_sparse
 from rayrec.models.batch import Batch
 
 F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
 
 
 def to_batch(table: pa.RecordBatch | pa.Table, schema: Schema, rows_of: Mapping[str, int]) -> Batch:
@@ -42,19 +43,34 @@ def to_batch(table: pa.RecordBatch | pa.Table, schema: Schema, rows_of: Mapping[
     return collate([(rows, 0, len(rows))], schema)
 
 
-def map_rows(table: pa.RecordBatch | pa.Table, schema: Schema, rows_of: Mapping[str, int], problems: Problems) -> Rows:
-    """All rows of `table`, mapped. Bad rows are noted in `problems` and hold meaningless but valid numbers."""
+def map_rows(
+    table: pa.RecordBatch | pa.Table,
+    schema: Schema,
+    rows_of: Mapping[str, int],
+    problems: Problems,
+    order: I64 | None = None,
+) -> Rows:
+    """All rows of `table`, mapped. Bad rows are noted in `problems` and hold meaningless but valid numbers.
+
+    Args:
+        order: the mapped rows come in this order, a permutation (`problems` speaks of the table's own rows). Every
+            feature is put in order right after it is mapped, while it is in the processor's cache.
+    """
     columns = {name: _one_array(table.column(name)) for name in schema.columns}
     label = _label(columns[schema.label.column], schema.label.column, problems)
     dense = map_dense(schema.dense, columns, table.num_rows, problems)
-    ids = tuple(map_sparse(feature, columns, rows_of[feature.name], problems) for feature in schema.sparse)
-    return Rows(dense, label, ids)
+    if order is not None:
+        dense, label = np.take(dense, order, axis=0), np.take(label, order)
+    ids = (map_sparse(feature, columns, rows_of[feature.name], problems) for feature in schema.sparse)
+    return Rows(dense, label, tuple(bags.take(order) for bags in ids))
 
 
-def map_table(table: pa.Table, schema: Schema, rows_of: Mapping[str, int], source: Source) -> tuple[Rows, Problems]:
+def map_table(
+    table: pa.Table, schema: Schema, rows_of: Mapping[str, int], source: Source, order: I64 | None = None
+) -> tuple[Rows, Problems]:
     """As `map_rows`, with the table's place."""
     problems = Problems(source)
-    return map_rows(table, schema, rows_of, problems), problems
+    return map_rows(table, schema, rows_of, problems, order), problems
 
 
 def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:

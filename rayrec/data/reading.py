@@ -20,7 +20,6 @@ from rayrec.data.errors import DataError
 from rayrec.data.manifest import Manifest, Slice, Window, open_parquet, unreadable
 from rayrec.data.mapping import map_table
 from rayrec.data.order import EpochOrder, Interval, row_order
-from rayrec.data.problems import Problems
 from rayrec.data.rows import Ids, Rows, to_columns
 from rayrec.data.schema import Schema
 
@@ -112,23 +111,33 @@ def read_piece(piece: Piece, recipe: Recipe) -> pa.Table:
     texts: list[str | None] | None = None
     if problems:
         texts = [None] * piece.rows
-        for row in problems.rows():
-            texts[row] = json.dumps(problems.error(int(row)).to_dict())
+        for row, error in problems:
+            texts[row] = json.dumps(error.to_dict())
     return _table(rows, texts)
 
 
-def _mapped(piece: Piece, recipe: Recipe) -> tuple[Rows, Problems]:
-    total = sum(part.rows for part in piece.slices)
-    if recipe.shuffle:
-        order = row_order(piece.window, total, seed=recipe.seed, epoch=recipe.epoch)
-        wanted = order[piece.start : piece.stop]
-        table = _read(piece.slices, recipe.schema.columns).take(pa.array(wanted))
-        origin = Origin(piece.slices, wanted)
-    else:
+def _mapped(piece: Piece, recipe: Recipe) -> tuple[Rows, list[tuple[int, DataError]]]:
+    """The piece's rows in their order, and which of them are bad, ascending.
+
+    Rows are mapped in the order of the file and shuffled afterwards, when they are plain arrays.
+    """
+    if not recipe.shuffle:
         slices = tuple(_within(piece.slices, piece.start, piece.stop))
-        table = _read(slices, recipe.schema.columns)
-        origin = Origin(slices, None)
-    return map_table(table, recipe.schema, recipe.rows_of, origin)
+        rows, problems = map_table(
+            _read(slices, recipe.schema.columns), recipe.schema, recipe.rows_of, Origin(slices, None)
+        )
+        return rows, [(int(row), problems.error(int(row))) for row in problems.rows()]
+    total = sum(part.rows for part in piece.slices)
+    order = row_order(piece.window, total, seed=recipe.seed, epoch=recipe.epoch)[piece.start : piece.stop]
+    table, kept = _read(piece.slices, recipe.schema.columns), None
+    if len(order) < total:
+        kept = np.sort(order)
+        table, order = table.take(pa.array(kept)), np.searchsorted(kept, order)
+    rows, problems = map_table(table, recipe.schema, recipe.rows_of, Origin(piece.slices, kept), order)
+    place = np.argsort(order) if problems else order
+    return rows, sorted(
+        ((int(place[row]), problems.error(int(row))) for row in problems.rows()), key=lambda bad: bad[0]
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from rayrec.data.buffers import empty
+from rayrec.data.lists import offsets_of
 from rayrec.data.schema import Schema
 from rayrec.models.batch import Batch
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.ops import permute_segments
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -35,6 +38,21 @@ class Ids:
     offsets: I64 | None
     weights: F32 | None = None
 
+    def take(self, order: I64 | None) -> Ids:
+        """The bags of the rows `order[0]`, `order[1]`, …; all in their own order without one."""
+        if order is None:
+            return self
+        if self.offsets is None:
+            return Ids(np.take(self.values, order, out=empty(len(order), np.int64), mode="clip"), None)
+        first, last = self.span(0, len(self.offsets) - 1)
+        lengths, values, weights = permute_segments(
+            torch.from_numpy(order.astype(np.int32)),
+            torch.from_numpy(np.diff(self.offsets)).reshape(-1, 1),
+            _tensor(self.values[first:last]),
+            None if self.weights is None else _tensor(self.weights[first:last]),
+        )
+        return Ids(values.numpy(), offsets_of(lengths.numpy()[:, 0]), None if weights is None else weights.numpy())
+
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """Where the values of the rows `[start, stop)` lie."""
         return (start, stop) if self.offsets is None else (int(self.offsets[start]), int(self.offsets[stop]))
@@ -50,6 +68,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.label)
+
+
+def _tensor(array: npt.NDArray[np.generic]) -> torch.Tensor:
+    # torch warns about memory that it could not write to: Arrow's, where ids are used as they are
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 Part = tuple[Rows, int, int]  # rows [start, stop) of mapped rows
@@ -80,6 +103,7 @@ def empty_batch(schema: Schema) -> Batch:
 def _jagged(parts: Sequence[Part], schema: Schema, size: int) -> KeyedJaggedTensor:
     values: list[I64] = []
     weights: list[F32] = []
+    weighted = schema.weighted
     lengths = np.ones(len(schema.sparse) * size, dtype=np.int64)
     at = 0
     for feature in range(len(schema.sparse)):
@@ -87,7 +111,7 @@ def _jagged(parts: Sequence[Part], schema: Schema, size: int) -> KeyedJaggedTens
             ids = rows.ids[feature]
             first, last = ids.span(start, stop)
             values.append(ids.values[first:last])
-            if schema.weighted:
+            if weighted:
                 weights.append(np.ones(last - first, np.float32) if ids.weights is None else ids.weights[first:last])
             end = at + stop - start
             if ids.offsets is not None:
@@ -96,7 +120,7 @@ def _jagged(parts: Sequence[Part], schema: Schema, size: int) -> KeyedJaggedTens
     return KeyedJaggedTensor(
         keys=schema.sparse_names,
         values=torch.from_numpy(np.concatenate(values) if values else np.empty(0, np.int64)),
-        weights=torch.from_numpy(_joined(weights)) if schema.weighted else None,
+        weights=torch.from_numpy(_joined(weights)) if weighted else None,
         lengths=torch.from_numpy(lengths),
         stride=size,
     )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.data.columns import is_text
-from rayrec.data.hashing import hash_strings, mix64_array, seed_of, to_rows
+from rayrec.data.hashing import hash_rows, hash_strings, seed_of, to_rows
 from rayrec.data.lists import filtered_offsets, offsets_of, row_of, truncate, unnest
 from rayrec.data.problems import Problems
 from rayrec.data.rows import Ids
@@ -158,7 +158,7 @@ def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[I64
     nulls = leaf.is_null().to_numpy(zero_copy_only=False) if leaf.null_count else None
     raw = _int64(leaf.fill_null(0) if nulls is not None else leaf)
     if isinstance(mapping, Hash):
-        return to_rows(mix64_array(raw, seed_of(mapping.seed)), num_rows), nulls, None
+        return hash_rows(raw, seed_of(mapping.seed), num_rows), nulls, None
     # Seen as unsigned, a negative id is larger than any table.
     unsigned = raw.view(np.uint64)
     outside = np.flatnonzero(unsigned >= np.uint64(num_rows)) if len(raw) and unsigned.max() >= num_rows else None
@@ -175,7 +175,7 @@ def _hash_texts(leaf: pa.Array, mapping: Hash, num_rows: int) -> tuple[I64, Bool
     encoded = leaf if pa.types.is_dictionary(leaf.type) else pc.dictionary_encode(leaf)
     texts = encoded.dictionary
     hashes = hash_strings(texts.cast(pa.large_binary()).fill_null(b"").to_pylist(), seed_of(mapping.seed))
-    rows = to_rows(hashes.copy(), num_rows)
+    rows = to_rows(hashes, num_rows)
     indices = encoded.indices
     codes = indices.fill_null(0).to_numpy(zero_copy_only=False) if indices.null_count else indices.to_numpy()
     nulls: Bools | None = None

@@ -1,4 +1,4 @@
-"""Random schemas on random tables: mapped as the slow reference says, or refused with an error that names the column."""
+"""Random schemas on random tables: mapped as the slow reference says, or refused by an error that names the column."""
 
 from __future__ import annotations
 

@@ -1,0 +1,19 @@
+"""Memory for large arrays, from Arrow's pool.
+
+The pool keeps what is freed and gives it out again; numpy asks the kernel for new pages for every large array, and
+touching those for the first time costs more than what is computed here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+def empty(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An array of `size` numbers that hold anything."""
+    kind = np.dtype(dtype)
+    return np.frombuffer(pa.allocate_buffer(size * kind.itemsize), dtype=kind)

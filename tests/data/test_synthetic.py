@@ -1,0 +1,57 @@
+"""Generated data follows its spec, is the same every time, and can be learnt from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema
+from rayrec.data.synthetic import SyntheticSpec, make_table, write_file, write_files
+
+SPEC = SyntheticSpec(rows=5000, files=3, row_group_rows=700, single=4, multi=2, dense=3, largest=500)
+
+
+def test_files_follow_the_spec_and_read_back(tmp_path: Path) -> None:
+    paths = list(write_files(SPEC, tmp_path / "a"))
+    assert [p.name for p in paths] == ["part-00000.parquet", "part-00001.parquet", "part-00002.parquet"]
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [p.name for p in paths]
+    again = write_file(SPEC, tmp_path / "b", 1)
+    assert pq.read_table(again).equals(pq.read_table(paths[1]))
+    schema = Schema.model_validate(SPEC.schema_dict())
+    manifest = Manifest.read(str(tmp_path / "a"), schema)
+    assert manifest.rows == 5000 and max(r for f in manifest.files for r in f.group_rows) == 700
+    with BatchStream(
+        manifest,
+        schema,
+        SPEC.ids,
+        batch_rows=5000,
+        rank=0,
+        world_size=1,
+        cursor=Cursor.start(0),
+        seed=0,
+        options=ReadOptions(reader="local"),
+    ) as stream:
+        batch, _ = next(stream)
+    assert batch.dense.shape == (5000, 3) and len(batch.sparse.keys()) == 6
+
+
+def test_the_label_depends_on_the_ids() -> None:
+    def spread(signal: float) -> float:
+        """How much the click rate differs between the ids of a small feature."""
+        spec = SyntheticSpec(single=1, multi=0, dense=0, smallest=4, largest=4, signal=signal)
+        table = make_table(spec, 20_000, np.random.default_rng(0))
+        ids, label = table["id_0"].to_numpy(), table["label"].to_numpy()
+        return float(np.std([label[ids == i].mean() for i in range(4)]))
+
+    assert spread(1.0) > 0.1 > 0.02 > spread(0.0)
+
+
+def test_ids_are_many_at_the_front_and_few_at_the_end() -> None:
+    table = make_table(SPEC, 20_000, np.random.default_rng(1))
+    largest = max(SPEC.ids, key=lambda name: SPEC.ids[name])
+    values = table[largest].combine_chunks()
+    ids = values.flatten().to_numpy() if largest.startswith("ids") else values.to_numpy()
+    counts = np.bincount(ids, minlength=500)
+    assert counts[0] > 5 * counts[100:200].mean() and ids.max() < 500
