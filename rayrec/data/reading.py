@@ -111,8 +111,8 @@ def read_piece(piece: Piece, recipe: Recipe) -> pa.Table:
     texts: list[str | None] | None = None
     if problems:
         texts = [None] * piece.rows
-        for row, error in problems:
-            texts[row] = json.dumps(error.to_dict())
+        for row, problem in problems:
+            texts[row] = json.dumps(problem.to_dict())
     return _table(rows, texts)
 
 
