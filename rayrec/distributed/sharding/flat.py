@@ -47,13 +47,13 @@ class FlatExecutor:
         self._device = device = place.device
         self.routes = make_routes(tables, plan, optimizers, place.world_size, lambda t: kernel_group(t, device))
         self._ids = IdExchange(self.routes, place.group, place.rank, weighted, num_counts, device)
-        self._vectors = VectorExchange(self.routes, place.group, place.rank, codec)
+        self._vectors = VectorExchange(self.routes, place.group, place.rank, codec, device)
         route = self.routes.ranks[place.rank]
         self.kernels: dict[int, Kernel] = {
             number: make_kernel(held, [lookup.table for lookup in route.lookups_of(number)], device)
             for number, held in route.tables.items()
         }
-        self._scale = MeanScale([(o.feature, o.dim, is_mean(tables, o.table)) for o in self.routes.outputs])
+        self._scale = MeanScale([(o.feature, is_mean(tables, o.table)) for o in self.routes.outputs])
 
     def input_dist(
         self, kjt: KeyedJaggedTensor, counts: torch.Tensor | None = None, problem: ValueError | None = None

@@ -111,9 +111,11 @@ class ReplicatedExecutor:
         pooled = _Pooled.apply(self._anchor, self, ids, row_counts, *weights)
         out: list[torch.Tensor] = []
         for group, sums in zip(self._groups, pooled, strict=True):
-            scale = group.scale.of(kjt)
-            vectors = sums if scale is None else scale.times(sums)
-            out += vectors.split(group.kernel.dim, dim=1)
+            factors_BE = group.scale.of(kjt)
+            vectors_BED = sums.view(sums.shape[0], len(group.outputs), group.kernel.dim)
+            if factors_BE is not None:
+                vectors_BED = vectors_BED * factors_BE[:, :, None]
+            out += vectors_BED.unbind(1)
         return out
 
     def bags(self, ids: ReplicatedIds) -> tuple[torch.Tensor, ...]:
@@ -181,7 +183,7 @@ def _make_group(
     outputs = tuple((t.name, f, t.pooling is PoolingType.MEAN) for t in tables for f in t.feature_names)
     table_of_lookup = [place for place, table in enumerate(tables) for _ in table.feature_names]
     kernel = RowKernel(local, table_of_lookup, device)
-    return _Group(kernel, outputs, MeanScale([(feature, kernel.dim, mean) for _, feature, mean in outputs]))
+    return _Group(kernel, outputs, MeanScale([(feature, mean) for _, feature, mean in outputs]))
 
 
 class _Pooled(torch.autograd.Function):

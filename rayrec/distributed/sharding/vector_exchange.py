@@ -6,15 +6,14 @@ One collective forward and one backward. Row partials of one bag are added up wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.awaitable import Deferred, LazyAwaitable
-from rayrec.distributed.sharding.pooling import BagScale
+from rayrec.distributed.sharding.column_order import ColumnOrder
 from rayrec.distributed.sharding.routing import Routes
 
 
@@ -32,45 +31,41 @@ class _Transfer:
 
     exchange: VectorExchange
     batch_sizes: list[int]
+    factors_BE: torch.Tensor | None
     wait: comm.Wait | None = None
     arrived: torch.Tensor | None = None
-    scale: BagScale | None = None
     grads_wait: comm.Wait | None = None
-    grads: torch.Tensor | None = field(default=None)
+    grads: torch.Tensor | None = None
 
 
 class VectorExchange:
-    """Sends each rank its examples' pooled vectors, and assembles what arrives in the order of the outputs.
+    """Sends each rank its examples' pooled vectors, and puts what arrives in the order of the outputs.
 
     Args:
         routes: of the collection.
         group: joins the ranks.
         rank: of this process.
         codec: number formats on the wire.
+        device: where vectors lie.
     """
 
-    def __init__(self, routes: Routes, group: comm.Group, rank: int, codec: Codec) -> None:
+    def __init__(self, routes: Routes, group: comm.Group, rank: int, codec: Codec, device: torch.device) -> None:
         self._group, self._rank, self._codec = group, rank, codec
         self.world = len(routes.ranks)
-        self.total_width = routes.width
         self.widths = [route.width for route in routes.ranks]
-        self._runs = [route.runs for route in routes.ranks]
-        pieces = [(run, rank) for rank, runs in enumerate(self._runs) for run in runs]
-        places = range(len(pieces))
-        self._first = sorted((p for p in places if not pieces[p][0].adds), key=lambda p: pieces[p][0].dst_col)
-        self._adders = [(p, pieces[p][0]) for p in places if pieces[p][0].adds]
+        self._order = ColumnOrder(routes, device)
 
     def start(
-        self, pooled: torch.Tensor, batch_sizes: list[int], scale: BagScale | None
+        self, pooled: torch.Tensor, batch_sizes: list[int], factors_BE: torch.Tensor | None
     ) -> LazyAwaitable[torch.Tensor]:
         """Begins to send `pooled [global B, own width]`; waits for `[own B, total width]`.
 
         Args:
             pooled: sums of this rank's lookups over the global batch, rank after rank.
             batch_sizes: examples of each rank.
-            scale: factors for this rank's own bags, or None.
+            factors_BE: a factor for each of this rank's own examples and outputs, or None.
         """
-        transfer = _Transfer(self, batch_sizes, scale=scale)
+        transfer = _Transfer(self, batch_sizes, factors_BE)
         token = _Send.apply(pooled, transfer)
         return Deferred(lambda: _Receive.apply(token, transfer))
 
@@ -93,35 +88,12 @@ class VectorExchange:
             transfer.wait()
         arrived, transfer.arrived = transfer.arrived, None
         assert arrived is not None
-        out = self._assemble(arrived.float(), transfer.batch_sizes[self._rank])
-        return out if transfer.scale is None else transfer.scale.times(out)
-
-    def _assemble(self, arrived: torch.Tensor, batch: int) -> torch.Tensor:
-        starts = [0, *accumulate(batch * width for width in self.widths)]
-        pieces: list[torch.Tensor] = []
-        for runs, width, a, b in zip(self._runs, self.widths, starts, starts[1:], strict=False):
-            if runs:
-                pieces += arrived[a:b].view(batch, width).split([run.width for run in runs], dim=1)
-        out = torch.cat([pieces[place] for place in self._first], dim=1)
-        for place, run in self._adders:
-            out[:, run.dst_col : run.dst_col + run.width] += pieces[place]
-        return out
+        return self._order.assemble(arrived.float(), transfer.batch_sizes[self._rank], transfer.factors_BE)
 
     def send_grads(self, grad: torch.Tensor, transfer: _Transfer) -> None:
         """Begins the way back: each rank gets the gradients of its lookups' vectors, averaged over ranks."""
         come, leave = self._elements(transfer.batch_sizes)
-        batch = transfer.batch_sizes[self._rank]
-        if transfer.scale is not None:
-            grad = transfer.scale.times(grad.contiguous(), 1 / self.world)
-        message = grad.new_empty(sum(leave))
-        starts = [0, *accumulate(leave)]
-        for runs, width, a, b in zip(self._runs, self.widths, starts, starts[1:], strict=False):
-            if runs:
-                slices = [grad[:, run.dst_col : run.dst_col + run.width] for run in runs]
-                torch.cat(slices, dim=1, out=message[a:b].view(batch, width))
-        if transfer.scale is None and self.world > 1:
-            message.mul_(1 / self.world)
-        message = message.to(self._codec.backward)
+        message = self._order.take_apart(grad, transfer.factors_BE, 1 / self.world).to(self._codec.backward)
         if self.world == 1:
             transfer.grads = message
             return

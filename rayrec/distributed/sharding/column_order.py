@@ -1,0 +1,117 @@
+"""From the columns that ranks send to the columns of the result, and back, as one gather of equal little rows.
+
+Vectors are seen as rows of `unit` columns, the greatest width that divides every block. One indexed copy then puts all
+blocks in place, adds up row partials and applies factors; copying block by block costs several times as much.
+U units of an example.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from rayrec.distributed.sharding.routing import Routes
+
+
+@dataclass(frozen=True)
+class _Indices:
+    """Where little rows lie, for one batch size."""
+
+    sources: torch.Tensor  # of the arrived rows, in the order of the result
+    starts: torch.Tensor  # where each result row's sources begin
+    targets: torch.Tensor  # of the result's rows, in the order in which they arrived
+
+
+class ColumnOrder:
+    """The order of columns of a collection.
+
+    Args:
+        routes: of the collection.
+        device: where vectors lie.
+    """
+
+    def __init__(self, routes: Routes, device: torch.device) -> None:
+        runs = [(rank, run) for rank, route in enumerate(routes.ranks) for run in route.runs]
+        edges = [edge for _, run in runs for edge in (run.src_col, run.dst_col, run.width)]
+        self._unit = math.gcd(*edges, *(output.dim for output in routes.outputs)) or 1
+        self._units = routes.width // self._unit
+        self._rank_units = [route.width // self._unit for route in routes.ranks]
+        self._partials = any(run.adds for _, run in runs)
+        first = [sum(self._rank_units[:rank]) for rank in range(len(routes.ranks))]
+        rows = sorted(
+            (run.dst_col // self._unit + n, first[rank], self._rank_units[rank], run.src_col // self._unit + n)
+            for rank, run in runs
+            for n in range(run.width // self._unit)
+        )
+        self._rows = torch.tensor(rows, dtype=torch.int64, device=device).view(-1, 4)
+        arrival = sorted((first_unit + src, dst) for dst, first_unit, _, src in rows)
+        self._dst_of_arrived = torch.tensor([dst for _, dst in arrival], dtype=torch.int64, device=device)
+        self._output_of_unit = torch.tensor(
+            [number for number, output in enumerate(routes.outputs) for _ in range(output.dim // self._unit)],
+            dtype=torch.int64,
+            device=device,
+        )
+        self._in_order = len(routes.ranks) == 1 and [dst for _, dst in arrival] == list(range(self._units))
+        self._cache: dict[int, _Indices] = {}
+
+    def assemble(self, arrived: torch.Tensor, batch: int, factors_BE: torch.Tensor | None) -> torch.Tensor:
+        """`[B, total width]` from what every rank sent, rank after rank.
+
+        Args:
+            arrived: flat, float32.
+            factors_BE: a factor for each example and output, or None.
+        """
+        indices = self._indices(batch)
+        rows = arrived.view(-1, self._unit)
+        factors = None if factors_BE is None else self._by_unit(factors_BE).reshape(-1)
+        if self._in_order:
+            out = rows if factors is None else rows * factors[:, None]
+        elif self._partials and batch:
+            weights = None if factors is None else factors.index_select(0, self._owner(indices, batch))
+            out = F.embedding_bag(indices.sources, rows, indices.starts, mode="sum", per_sample_weights=weights)
+        else:
+            out = rows.index_select(0, indices.sources)
+            out = out if factors is None else out.mul_(factors[:, None])
+        return out.view(batch, self._units * self._unit)
+
+    def take_apart(self, grad: torch.Tensor, factors_BE: torch.Tensor | None, scale: float) -> torch.Tensor:
+        """The way back, flat: for every rank the gradient of each column that it sent, times its factor and `scale`."""
+        batch = grad.shape[0]
+        rows = grad.reshape(-1, self._unit)
+        targets = self._indices(batch).targets
+        out = rows if self._in_order else rows.index_select(0, targets)
+        if factors_BE is not None:
+            factors = self._by_unit(factors_BE * scale).reshape(-1)
+            out = out * (factors if self._in_order else factors.index_select(0, targets))[:, None]
+        elif scale != 1:
+            out = out * scale if self._in_order else out.mul_(scale)
+        return out.view(-1)
+
+    def _by_unit(self, factors_BE: torch.Tensor) -> torch.Tensor:
+        return factors_BE.index_select(1, self._output_of_unit)
+
+    def _owner(self, indices: _Indices, batch: int) -> torch.Tensor:
+        """The result row of each source."""
+        rows = torch.arange(batch, device=indices.sources.device)[:, None] * self._units + self._rows[:, 0]
+        return rows.view(-1)
+
+    def _indices(self, batch: int) -> _Indices:
+        """Computed once for each batch size; the last of an epoch is the only other one."""
+        if batch not in self._cache:
+            if len(self._cache) > 8:
+                self._cache.clear()
+            self._cache[batch] = self._make_indices(batch)
+        return self._cache[batch]
+
+    def _make_indices(self, batch: int) -> _Indices:
+        dst, first, rank_units, src = self._rows.unbind(1)
+        examples = torch.arange(batch, device=dst.device)
+        sources = (batch * first + src)[None, :] + examples[:, None] * rank_units[None, :]
+        counts = torch.bincount(dst, minlength=self._units)
+        starts = (counts.cumsum(0) - counts)[None, :] + examples[:, None] * dst.numel()
+        blocks = self._dst_of_arrived.split(self._rank_units)
+        targets = [(examples[:, None] * self._units + block[None, :]).view(-1) for block in blocks]
+        return _Indices(sources.reshape(-1), starts.reshape(-1), torch.cat(targets))
