@@ -58,10 +58,8 @@ def test_dense_features_are_standardized(prepared: Path) -> None:
 
 def test_auc_on_the_split_by_time(prepared: Path, tmp_path: Path) -> None:
     data = [f"data.{part}={prepared / part}" for part in ("train", "eval")]
-    config = load_config(
-        FOLDER / "train.yaml", [*data, f"storage.path={tmp_path}", "trainer.num_workers=0", "trainer.epochs=2"]
-    )
-    Trainer(config).fit()
+    small = ["trainer.num_workers=0", "trainer.epochs=2"]
+    Trainer(load_config(FOLDER / "train.yaml", [*data, *small, f"storage.path={tmp_path}"])).fit()
     result = json.loads((tmp_path / "movielens" / "result.json").read_text())
     assert result["eval"]["samples"] == 20_000
     assert result["eval"]["auc"] >= 0.735
