@@ -33,8 +33,10 @@ class Recorder:
         self.fatal: str | None = None
         self.done: Record | None = None
         self.recoveries = 0
+        self.attempt = 0
 
     def __call__(self, record: Record) -> None:
+        self.attempt = max(self.attempt, record["attempt"])
         if record["kind"] in KEPT:
             self._metrics.write(json.dumps(record) + "\n")
         self._step = max(self._step, int(record.get("step") or 0)) if record["kind"] != "begin" else self._step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,7 @@ class Trainer:
             outcome = run_job(job, recorder, self.display, self.folder.last_attempt())
         except TrainError as error:
             recorder.close()
-            self._tell_failure(error, recorder.step)
+            self._tell_failure(error, recorder)
             raise self._with_advice(error) from error.__cause__
         recorder.close()
         result = Result(folder=self.folder.path, **outcome, recoveries=recorder.recoveries)
@@ -164,10 +165,10 @@ class Trainer:
                 aside = self.folder.set_aside()
             self.display.say(f"the earlier run was set aside: {aside}", style="yellow")
 
-    def _tell_failure(self, error: TrainError, step: int) -> None:
+    def _tell_failure(self, error: TrainError, recorder: Recorder) -> None:
         kind = "interrupted" if isinstance(error, Interrupted) else "failed"
-        record = {"kind": "event", "time": _now(), "step": step, "event": kind, "message": str(error)}
-        record["attempt"] = self.folder.last_attempt()
+        at = {"time": time.time(), "step": recorder.step, "attempt": recorder.attempt}
+        record = {"kind": "event", **at, "event": kind, "message": str(error)}
         with open(self.folder.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         write_report(self.folder.path)
@@ -190,12 +191,6 @@ class Trainer:
             "TensorBoard": f"tensorboard --logdir {folder.tensorboard}",
         }
         self.display.summary(result.to_dict(), {name: str(place) for name, place in places.items()})
-
-
-def _now() -> float:
-    import time
-
-    return time.time()
 
 
 __all__ = ["Result", "StorageError", "TrainError", "Trainer"]

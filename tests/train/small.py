@@ -10,6 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+import torch.distributed as dist
+
+from rayrec.data import Manifest
+from rayrec.train.config_file import parse_config
+from rayrec.train.control import Control
+from rayrec.train.loop import fit
+from rayrec.train.session import Job, Session
 
 USERS, ITEMS, TAGS = 40, 60, 7
 
@@ -80,6 +88,42 @@ def raw_config(folder: Path, **changes: Any) -> dict[str, Any]:
             node = node[key]
         node[last] = value
     return raw
+
+
+class Silent:
+    """A sink that keeps what a worker says."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+
+    def begin(self, leader: bool) -> bool:
+        return False
+
+    def put(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+
+    def flush(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+
+    def failed_ranks(self) -> int:
+        return 0
+
+
+def rank_session(group: dist.ProcessGroup) -> Session:
+    """The session of a rank of the test pool."""
+    control = Control(group.rank(), group.size(), group)
+    return Session(device=torch.device("cpu"), group=group, control=control, sink=Silent())
+
+
+def make_job(raw: dict[str, Any]) -> Job:
+    config = parse_config(raw)
+    train, evaluation = (Manifest.read(str(path), config.data_schema) for path in (config.data.train, config.data.eval))
+    return Job(config=config, train=train, eval=evaluation, folder=Path(config.storage.path) / config.name)
+
+
+def fit_on_rank(group: dist.ProcessGroup, raw: dict[str, Any]) -> dict[str, Any]:
+    """A whole run on one rank of the test pool, without Ray."""
+    return fit(make_job(raw), rank_session(group))
 
 
 def write_all(folder: Path, rows: int = 1000) -> Path:

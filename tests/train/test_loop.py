@@ -1,0 +1,175 @@
+"""The loop on several ranks, without Ray: every plan and number of ranks trains the same, also on unequal rows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rayrec.checkpoint import CheckpointStore
+from rayrec.distributed.comm import count_collectives
+from rayrec.models import Batch
+from rayrec.sparse import KeyedJaggedTensor
+from rayrec.train.control import Control, RankError
+from rayrec.train.learner import Learner, make_learner
+from rayrec.train.session import Session
+from tests.ranks import PerRank, on_ranks
+from tests.train.small import (
+    ITEMS,
+    TAGS,
+    USERS,
+    Silent,
+    fit_on_rank,
+    make_job,
+    rank_session,
+    raw_config,
+    table,
+    write_all,
+)
+
+PLANS: dict[str, dict[str, Any]] = {
+    "row_wise": {name: {"sharding_types": ["row_wise"]} for name in ("user", "item", "tag")},
+    "column_wise": {name: {"sharding_types": ["column_wise"], "min_partition": 4} for name in ("user", "item", "tag")},
+    "table_wise": {name: {"sharding_types": ["table_wise"]} for name in ("user", "item", "tag")},
+    "data_parallel": {name: {"sharding_types": ["data_parallel"]} for name in ("user", "item", "tag")},
+    "mixed": {
+        "user": {"sharding_types": ["row_wise"]},
+        "item": {"sharding_types": ["column_wise"], "min_partition": 4},
+        "tag": {"sharding_types": ["data_parallel"]},
+    },
+}
+# What a step of the model costs: ids and vectors there and back, and one exchange for all replicated tables.
+COLLECTIVES = {"all_to_all": 4, "all_gather": 1}
+
+
+def batches(sizes: list[int], seed: int) -> list[Batch]:
+    """One batch a rank, of these sizes; empty bags among them."""
+    made = []
+    for number, rows in enumerate(sizes):
+        random = torch.Generator().manual_seed(seed * 100 + number)
+        lengths = [torch.ones(rows), torch.ones(rows), torch.randint(0, 4, (rows,), generator=random)]
+        counts = torch.cat(lengths).long()
+        ids = [
+            torch.randint(0, limit, (int(length.sum()),), generator=random)
+            for limit, length in zip((USERS, ITEMS, TAGS), lengths, strict=True)
+        ]
+        kjt = KeyedJaggedTensor(["user", "item", "tags"], torch.cat(ids), lengths=counts)
+        label = torch.randint(0, 2, (rows,), generator=random).float()
+        made.append(Batch(torch.randn(rows, 1, generator=random), kjt, label))
+    return made
+
+
+def joined(parts: list[Batch]) -> Batch:
+    """The batches of all ranks as one."""
+    keys = ["user", "item", "tags"]
+    lengths = torch.cat([part.sparse[key].lengths() for key in keys for part in parts])
+    ids = torch.cat([part.sparse[key].values() for key in keys for part in parts])
+    dense, label = torch.cat([part.dense for part in parts]), torch.cat([part.label for part in parts])
+    return Batch(dense, KeyedJaggedTensor(keys, ids, lengths=lengths), label)
+
+
+def parameters(learner: Learner) -> dict[str, torch.Tensor]:
+    dense = {name: p.detach().clone() for name, p in learner.model.dense_parameters().items()}
+    return dense
+
+
+def scores(learner: Learner, probe: Batch) -> torch.Tensor:
+    """Logits of a probe batch: they show every parameter, sharded or not."""
+    learner.model.eval()
+    return learner.score(probe)
+
+
+def trained(
+    group: dist.ProcessGroup, raw: dict[str, Any], steps: list[Batch], rows: list[int], probe: Batch
+) -> tuple[dict[str, torch.Tensor], torch.Tensor, Counter[str]]:
+    learner = make_learner(make_job(raw), rank_session(group))
+    for batch, total in zip(steps[:-1], rows[:-1], strict=True):
+        learner.step(batch, total)
+    with count_collectives() as counted:
+        learner.step(steps[-1], rows[-1])
+    return parameters(learner), scores(learner, probe), counted
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_all(tmp_path_factory.mktemp("loop"))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_unequal_ranks_train_as_one_process_on_all_rows(folder: Path, plan: str) -> None:
+    """Also with a rank that has no rows at all; and a step costs no more collectives whatever the plan."""
+    # Row-wise Adagrad keeps one number a row and shard, so columns that are cut apart train a little differently.
+    kind = "adagrad" if plan in ("column_wise", "mixed") else "rowwise_adagrad"
+    raw = raw_config(folder, sharding={"constraints": PLANS[plan]}, optimizers__sparse={"kind": kind, "lr": 0.1})
+    sizes = [[5, 3], [8, 0], [0, 2], [1, 9], [4, 4]]
+    steps = [batches(size, seed) for seed, size in enumerate(sizes)]
+    rows = [sum(size) for size in sizes]
+    probe = joined(batches([30], 99))
+    session = Session(device=torch.device("cpu"), group=None, control=Control(0, 1, None), sink=Silent())
+    alone = make_learner(make_job(raw), session)
+    for parts, total in zip(steps, rows, strict=True):
+        alone.step(joined(parts), total)
+    per_rank = PerRank([[step[rank] for step in steps] for rank in range(2)])
+    for dense, logits, counted in on_ranks(2, trained, raw, per_rank, rows, probe):
+        for name, expected in parameters(alone).items():
+            torch.testing.assert_close(dense[name], expected, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(logits, scores(alone, probe), atol=2e-5, rtol=1e-4)
+        assert all(times <= COLLECTIVES[name] for name, times in counted.items()), counted
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_row_is_used_by_any_number_of_ranks(tmp_path: Path, world_size: int) -> None:
+    write_all(tmp_path, rows=601)
+    outcomes = on_ranks(world_size, fit_on_rank, raw_config(tmp_path))
+    for outcome in outcomes:
+        assert (outcome["train"]["samples"], outcome["epochs"]) == (2 * 601, 2)
+        assert outcome["eval"] == outcomes[0]["eval"]
+        assert outcome["eval"]["samples"] == 301
+        assert 10 <= outcome["steps"] / 2 <= 12
+    assert outcomes[0]["eval"]["auc"] > 0.6
+
+
+def test_more_ranks_than_rows_in_a_batch_and_in_the_data(tmp_path: Path) -> None:
+    write_all(tmp_path, rows=2)
+    outcomes = on_ranks(3, fit_on_rank, raw_config(tmp_path, trainer__batch_size=3, trainer__epochs=1))
+    assert [outcome["train"]["samples"] for outcome in outcomes] == [2, 2, 2]
+    assert outcomes[0]["eval"]["samples"] == 301
+
+
+def test_a_run_moves_between_numbers_of_ranks(tmp_path: Path) -> None:
+    """3 ranks train one epoch, 2 go on, and each row is used once an epoch."""
+    write_all(tmp_path, rows=500)
+    first = on_ranks(3, fit_on_rank, raw_config(tmp_path, trainer__epochs=1))[0]
+    second = on_ranks(2, fit_on_rank, raw_config(tmp_path, trainer__epochs=2))[0]
+    assert (first["train"]["samples"], second["train"]["samples"]) == (500, 1000)
+    latest = CheckpointStore(tmp_path / "runs" / "small" / "checkpoints").latest()
+    assert latest is not None
+    assert latest.extra["position"]["samples"] == 1000
+    assert json.dumps(latest.extra)
+    again = on_ranks(2, fit_on_rank, raw_config(tmp_path, trainer__epochs=2))[0]
+    assert again["eval"] == second["eval"]
+
+
+def bad_rank(group: dist.ProcessGroup, raw: dict[str, Any]) -> str:
+    with pytest.raises(RankError) as caught:
+        fit_on_rank(group, raw)
+    return str(caught.value)
+
+
+def test_a_bad_row_is_told_on_every_rank(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write_all(tmp_path)
+    rows = table(100)
+    bad = rows.set_column(rows.column_names.index("user"), "user", pa.array([*range(USERS), *[USERS] * 60]))
+    pq.write_table(bad, tmp_path / "train" / "bad.parquet")
+    first, second = on_ranks(2, bad_rank, raw_config(tmp_path))
+    assert first == second
+    for part in ("user", "bad.parquet", "outside its table's rows [0, 40)", "value 40"):
+        assert part in first

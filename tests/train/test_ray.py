@@ -1,0 +1,194 @@
+"""Runs on real Ray workers: two ranks, a worker killed in mid-run, failures that must not be tried again."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+from rich.console import Console
+from torch import nn
+
+from rayrec.checkpoint import CheckpointStore
+from rayrec.models import DLRM, Batch
+from rayrec.train import ResourceError, Trainer, TrainError
+from rayrec.train.config_file import parse_config
+from rayrec.train.console import Display
+from rayrec.train.run_folder import RunFolder
+from tests.ranks import on_ranks
+from tests.train.small import fit_on_rank, raw_config, table, write_all
+
+pytestmark = pytest.mark.slow
+
+QUIET = {
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_ray() -> Iterator[None]:
+    """One Ray of 4 CPUs for all tests of this file."""
+    before = {name: os.environ.get(name) for name in QUIET}
+    os.environ.update(QUIET)
+    if ray.is_initialized():
+        ray.shutdown()
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+class Seen:
+    """A trainer with what it shows."""
+
+    def __init__(self, folder: Path, factory: Any = None, **changes: Any) -> None:
+        self.text = io.StringIO()
+        changes = {"trainer__num_workers": 2, "data__read": {"reader": "ray", "cpus_per_read": 0.25}, **changes}
+        display = Display(Console(file=self.text, width=200))
+        self.trainer = Trainer(parse_config(raw_config(folder, **changes)), factory=factory, display=display)
+        self.files = RunFolder(self.trainer.folder.path)
+
+    @property
+    def shown(self) -> str:
+        return self.text.getvalue()
+
+    def events(self) -> list[str]:
+        return [record["event"] for record in self.files.read_metrics() if record["kind"] == "event"]
+
+
+class Slow(nn.Module):
+    """DLRM that takes its time; on rank 1 it fails in one of its steps, if told to."""
+
+    def __init__(self, seconds: float, fail_at: int = -1, **arguments: Any) -> None:
+        super().__init__()
+        self.inner = DLRM(**arguments)
+        self.seconds, self.fail_at, self.steps = seconds, fail_at, 0
+
+    def forward(self, batch: Batch) -> Any:
+        import torch.distributed as dist
+
+        time.sleep(self.seconds if self.training else 0.0)
+        self.steps += 1
+        if self.steps == self.fail_at and dist.get_rank() == 1:
+            raise KeyError("no such layer on rank 1")
+        return self.inner(batch)
+
+
+def workers_of_this_process() -> list[int]:
+    """Process ids of Ray Train's workers whose Ray this process started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                named = (entry / "cmdline").read_bytes().startswith(b"ray::RayTrainWorker")
+                if named and parent(parent(int(entry.name))) == os.getpid():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return sorted(found)
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def kill_a_worker_at(seen: Seen, step: int, killed: list[int]) -> None:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        if any(record.get("step", 0) >= step for record in seen.files.read_metrics()):
+            killed.append(workers_of_this_process()[-1])
+            os.kill(killed[0], signal.SIGKILL)
+            return
+        time.sleep(0.05)
+
+
+def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    seen = Seen(tmp_path, factory=lambda **given: Slow(0.2, **given))
+    killed: list[int] = []
+    killer = threading.Thread(target=kill_a_worker_at, args=(seen, 8, killed))
+    killer.start()
+    result = seen.trainer.fit()
+    killer.join()
+    assert killed
+    assert result.recoveries == 1
+    assert (result.world_size, result.steps, result.epochs, result.train["samples"]) == (2, 32, 2, 2000)
+    assert result.eval is not None
+    assert result.eval["samples"] == 301
+    recovered = [r for r in seen.files.read_metrics() if r["kind"] == "event" and r["event"] == "recovered"]
+    assert len(recovered) == 1
+    assert recovered[0]["step"] % 6 == 0
+    assert "was killed" in recovered[0]["message"]
+    assert f"resumed from the checkpoint of step {recovered[0]['step']}" in recovered[0]["message"]
+    assert recovered[0]["message"] in seen.shown
+    assert {record["attempt"] for record in seen.files.read_metrics()} == {1, 2}
+    undisturbed = on_ranks(2, fit_on_rank, raw_config(tmp_path, name="undisturbed"))[0]
+    assert result.eval == pytest.approx(undisturbed["eval"], abs=1e-6)
+
+
+def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    alone = Seen(tmp_path, trainer__num_workers=0, trainer__epochs=1).trainer.fit()
+    seen = Seen(tmp_path)
+    result = seen.trainer.fit()
+    assert (alone.world_size, result.world_size) == (1, 2)
+    assert (result.steps, result.train["samples"]) == (32, 2000)
+    assert result.eval is not None
+    assert result.eval["samples"] == 301
+    assert result.eval["auc"] > 0.8
+    assert seen.events()[-1] == "checkpoint"
+    assert "resumed" in seen.events()
+    made = {path.name for path in seen.files.path.iterdir()} - {".lock"}
+    assert made == {
+        "config.yaml", "plan.json", "metrics.jsonl", "checkpoints", "tensorboard", "report.html", "result.json"
+    }  # fmt: skip
+
+
+def test_a_bad_row_ends_all_ranks_and_is_not_tried_again(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    rows = table(300)
+    labels = rows["label"].to_pylist()
+    labels[200] = 2
+    bad = rows.set_column(rows.column_names.index("label"), "label", pa.array(labels))
+    pq.write_table(bad, tmp_path / "train" / "bad.parquet")
+    seen = Seen(tmp_path)
+    began = time.monotonic()
+    with pytest.raises(TrainError, match=r"label must be 0 or 1.*bad\.parquet.*row 200"):
+        seen.trainer.fit()
+    assert time.monotonic() - began < 100
+    assert {record["attempt"] for record in seen.files.read_metrics()} == {1}
+    assert seen.events()[-1] == "failed"
+
+
+def test_a_model_that_fails_on_one_rank_ends_the_run_with_its_error(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    seen = Seen(tmp_path, factory=lambda **given: Slow(0.0, fail_at=8, **given))
+    with pytest.raises(TrainError, match=r"(?s)KeyError: 'no such layer on rank 1'.*checkpoint of step 6 is intact"):
+        seen.trainer.fit()
+    latest = CheckpointStore(seen.files.checkpoints).latest()
+    assert latest is not None
+    assert latest.step == 6
+    assert {record["attempt"] for record in seen.files.read_metrics()} == {1}
+
+
+def test_more_cpus_than_ray_has_are_refused_at_once(tmp_path: Path) -> None:
+    write_all(tmp_path, rows=50)
+    began = time.monotonic()
+    seen = Seen(tmp_path, trainer__cpus_per_worker=64.0, trainer__wait_for_resources_s=0.5)
+    with pytest.raises(ResourceError, match=r"128\.25 CPUs are needed .* but the Ray cluster has 4; "):
+        seen.trainer.fit()
+    assert time.monotonic() - began < 30
