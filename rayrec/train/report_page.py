@@ -182,7 +182,7 @@ def _evaluations(run: RunRecord) -> str:
         + f"<td class='num'>{_count(line, 'samples')}</td></tr>"
         for line in lines
     )
-    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    return f"<div class='wide'><table class='even'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
 
 
 def _events(run: RunRecord) -> str:

@@ -53,7 +53,7 @@ def plan_section(plan: ShardingPlan, table_bits: Mapping[str, int]) -> str:
 
 def _picture(tables: Sequence[_Table], world_size: int) -> str:
     ranks = min(world_size, MOST_RANKS)
-    box_w = 64 if ranks <= 8 else 36 if ranks <= 16 else 14
+    box_w = 120 if ranks <= 4 else 64 if ranks <= 8 else 36 if ranks <= 16 else 14
     box_h, gap, label_w, head = 30, 8 if ranks <= 16 else 3, 210, 24
     width, height = label_w + ranks * (box_w + gap), head + len(tables) * (box_h + gap)
     parts = []
