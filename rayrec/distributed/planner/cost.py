@@ -85,7 +85,8 @@ def shard_cost(
       optimizer state
     - host: a constant for each shard
 
-    A data-parallel shard looks up its own rank's ids only, and gathers the rows that the other ranks touched.
+    A data-parallel shard looks up its own rank's ids only; ranks sort the rows that they touched, gather each other's
+    (with 4 bytes a number and 8 a row), sort those and update them all.
     """
     if shape[0] == 0 or shape[1] == 0:
         return Cost()
@@ -126,6 +127,7 @@ def _replicated(
         lookup=_read(table, kernel, ids, shape[1], rows_bw, device) + out / device.memory_bw,
         backward=out / device.memory_bw
         + gathered / device.memory_bw
+        + (ids + touched * world) * device.sort_s
         + _update(table, kernel, touched * world, shape, rows_bw, device),
         gradient_intra=gathered * near,
         gradient_inter=gathered * far,

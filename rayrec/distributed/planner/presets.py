@@ -20,6 +20,7 @@ class Device:
         inter_host_bw: to ranks of other hosts.
         sector_bytes: the least that one row read moves.
         id_s: seconds an id costs besides its bytes.
+        sort_s: seconds a row number costs where replicas sort the rows that they touched.
         collective_s: seconds a collective costs besides its bytes.
         table_s: host seconds that one shard adds to a step.
     """
@@ -33,6 +34,7 @@ class Device:
     inter_host_bw: float
     sector_bytes: int
     id_s: float
+    sort_s: float
     collective_s: float
     table_s: float
 
@@ -48,6 +50,7 @@ def _gpu(memory_gib: int, memory_tb_s: float, nvlink_gb_s: float, network_gb_s: 
         inter_host_bw=network_gb_s * 1e9,
         sector_bytes=64,
         id_s=5e-11,
+        sort_s=1e-9,
         collective_s=3e-5,
         table_s=1e-6,
     )
@@ -71,6 +74,7 @@ DEVICES: dict[str, Device] = {
         inter_host_bw=1.0e9,
         sector_bytes=64,
         id_s=4e-8,
+        sort_s=1e-7,
         collective_s=2e-4,
         table_s=5e-6,
     ),

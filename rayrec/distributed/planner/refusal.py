@@ -68,9 +68,10 @@ def _too_much(table: Table, problem: Problem) -> str:
             f"{ranks} ranks have {human_bytes(there)} for shards{where}, {human_bytes(there / ranks)} a rank, "
             f"{human_bytes(needed - there)} too little; largest: {shown}; {_kept(problem)}"
         )
+    left = human_bytes(_least_piece(problem.options[problem.tables.index(table)]))
     return (
         f"all tables need {human_bytes(needed)} of {human_bytes(there)}{where}, but they could not be packed: no rank "
-        f"has {human_bytes(_least_piece(problem.options[problem.tables.index(table)]))} left for table {table.label!r}; "
+        f"has {left} left for table {table.label!r}; "
         f"largest: {shown}; {_kept(problem)}"
     )
 

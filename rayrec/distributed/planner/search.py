@@ -7,17 +7,18 @@ same problem gives the same answer everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 
 from rayrec.distributed.planner.bound import Choices, lower_bound, make_choices
+from rayrec.distributed.planner.choosing import choose, mixtures
 from rayrec.distributed.planner.cost import COLLECTIVES, fixed_seconds
 from rayrec.distributed.planner.options import Option
 from rayrec.distributed.planner.packing import Packing, Stuck, pack
-from rayrec.distributed.planner.problem import Bools, Floats, Problem, make_problem
+from rayrec.distributed.planner.problem import Bools, Floats, Ints, Problem, make_problem
 from rayrec.distributed.planner.refine import refine
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import Table
@@ -105,24 +106,35 @@ def _executor_sets(choices: Choices) -> Iterator[frozenset[str]]:
 def _solve(problem: Problem, choices: Choices, usable_O: Bools, bound_s: float) -> Packing | Stuck:
     flat = [option for each in problem.options for option in each]
     seen: set[bytes] = set()
-    packed: list[Packing] = []
     stuck: Stuck | None = None
+
+    def packings(picks: Iterable[Ints]) -> list[Packing]:
+        nonlocal stuck
+        done = []
+        for picked in picks:
+            if picked.tobytes() in seen:
+                continue
+            seen.add(picked.tobytes())
+            answer = _pack(problem, [flat[i] for i in picked], bound_s)
+            if isinstance(answer, Packing):
+                done.append(answer)
+            else:
+                stuck = stuck or answer
+        return done
+
     for byte_limit in BYTE_LIMITS:
-        for piece_limit in PIECE_LIMITS:
-            for picked in _choose(problem, choices, usable_O, bound_s, piece_limit, byte_limit):
-                if picked.tobytes() in seen:
-                    continue
-                seen.add(picked.tobytes())
-                answer = _pack(problem, [flat[i] for i in picked], bound_s)
-                if isinstance(answer, Stuck):
-                    stuck = stuck or answer
-                else:
-                    packed.append(answer)
+        picks = [
+            picked
+            for piece_limit in PIECE_LIMITS
+            for picked in choose(problem, choices, usable_O, bound_s, piece_limit, byte_limit)
+        ]
+        packed = packings(picks)
         if packed:
-            break
-    if not packed:
-        return stuck or Stuck(table=0)
-    return _refine_best(problem, packed, bound_s)
+            best = _refine_best(problem, packed, bound_s)
+            if best.worst_s > bound_s * ENOUGH:
+                best = _refine_best(problem, [best, *packings(mixtures(choices, picks, problem.world_size))], bound_s)
+            return best
+    return stuck or Stuck(table=0)
 
 
 def _refine_best(problem: Problem, packed: list[Packing], bound_s: float) -> Packing:
@@ -143,47 +155,6 @@ def _refine_best(problem: Problem, packed: list[Packing], bound_s: float) -> Pac
 def _lookup_ratio(packing: Packing) -> float:
     mean = float(packing.lookup_R.mean())
     return float(packing.lookup_R.max()) / mean if mean > 0 else 1.0
-
-
-def _choose(
-    problem: Problem, choices: Choices, usable_O: Bools, bound_s: float, piece_limit: float, byte_limit: float
-) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """For each table the option of least work within the limits, with memory free, then at the price that fits."""
-    biggest = max(1.0, float(problem.room_R.max()))
-    over_s = np.maximum(choices.piece_O / max(piece_limit * bound_s, 1e-30), 1.0) - 1.0
-    mean_lookup_s = _mean_lookup(choices, usable_O) / problem.world_size
-    over_lookup = np.maximum(choices.piece_lookup_O / max(piece_limit * mean_lookup_s, 1e-30), 1.0) - 1.0
-    over_bytes = np.maximum(choices.piece_bytes_O / (byte_limit * biggest), 1.0) - 1.0
-    penalty = 1e3 * float(choices.work_O.max()) * (over_s + over_lookup + over_bytes)
-    cost_O = np.where(usable_O, choices.work_O + penalty, np.inf)
-    room = float(problem.room_R.sum())
-    cheapest = choices.best(cost_O)
-    if choices.bytes_O[cheapest].sum() <= room:
-        yield cheapest
-    for fill in (0.98, 0.9, 0.75):
-        if choices.bytes_O[cheapest].sum() > fill * room:
-            yield _within(choices, cost_O, fill * room)
-
-
-def _mean_lookup(choices: Choices, usable_O: Bools) -> float:
-    """Lookup seconds of all ranks together when every table takes its option of least work."""
-    least = choices.best(np.where(usable_O, choices.work_O, np.inf))
-    pieces = choices.work_O[least] / np.maximum(choices.piece_O[least], 1e-30)
-    return float((choices.piece_lookup_O[least] * pieces).sum())
-
-
-def _within(choices: Choices, cost_O: Floats, room: float) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The options of least cost plus price times bytes, at the lowest price for which they fit (or nearly)."""
-    low, high = 0.0, float(choices.work_O.max()) * len(choices.first_T) * 1e6 / max(room, 1.0)
-    picked = choices.best(cost_O + high * choices.bytes_O)
-    for _ in range(60):
-        price = (low + high) / 2
-        trial = choices.best(cost_O + price * choices.bytes_O)
-        if choices.bytes_O[trial].sum() > room:
-            low = price
-        else:
-            high, picked = price, trial
-    return picked
 
 
 def _pack(problem: Problem, chosen: list[Option], bound_s: float) -> Packing | Stuck:

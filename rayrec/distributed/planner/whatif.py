@@ -63,6 +63,11 @@ def unconstrained(table: Table, topology: Topology) -> Table:
     )
 
 
+def halved(tables: Sequence[Table]) -> tuple[Table, ...]:
+    """The tables with 16-bit weights."""
+    return tuple(replace(t, element_bytes=min(t.element_bytes, 2)) for t in tables)
+
+
 def changes_that_fit(
     tables: Sequence[Table], topology: Topology, dense_bytes: int, stuck: TableKey
 ) -> Iterator[Change]:

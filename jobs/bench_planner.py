@@ -1,0 +1,230 @@
+"""Measures the planner: speed and distance from the lower bound, against TorchRec's, and its estimates against reality.
+
+    python jobs/bench_planner.py                                   # 100 x 16, 1000 x 128, 5000 x 512
+    python jobs/bench_planner.py --reality calibration.json --ranks 2       # from jobs/calibrate.py
+    python -m venv peer && peer/bin/pip install torch fbgemm-gpu-cpu && \\
+        peer/bin/pip install --no-deps torchrec==1.8.0 iopath pyre-extensions tensordict portalocker pyvers orjson
+    python jobs/bench_planner.py --against torchrec --python peer/bin/python
+
+Every mode prints a dated table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.planner import ParameterConstraints, PlanResult, Topology, plan_tables
+from rayrec.distributed.planner.evaluate import evaluate
+from rayrec.distributed.types import ShardingPlan
+from rayrec.modules import EmbeddingBagConfig
+
+SIZES = ((100, 2, 8, 0.5), (1000, 16, 8, 5.0), (5000, 64, 8, 60.0))  # tables, hosts, ranks a host, seconds allowed
+PEER = Path(__file__).with_name("bench_planner_torchrec.py")
+FUSED = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
+BATCH = 512
+PEER_TIMEOUT_S = 200
+
+
+def draw(count: int, seed: int) -> tuple[list[EmbeddingBagConfig], dict[str, ParameterConstraints]]:
+    """`count` tables: rows 10^2 to 10^7.5, dims 16 to 128, 1 to 30 ids a bag, each evenly in the exponent."""
+    rng = np.random.default_rng(seed)
+    tables, told = [], {}
+    for number in range(count):
+        name = f"t{number:04d}"
+        tables.append(
+            EmbeddingBagConfig(
+                name=name,
+                num_embeddings=int(10 ** rng.uniform(2, 7.5)),
+                embedding_dim=int(4 * rng.integers(4, 33)),
+                feature_names=[f"f{number}"],
+            )
+        )
+        told[name] = ParameterConstraints(pooling_factors=[float(np.exp(rng.uniform(0, math.log(30))))])
+    return tables, told
+
+
+def planned(count: int, seed: int, topology: Topology) -> tuple[PlanResult, float]:
+    tables, told = draw(count, seed)
+    start = time.perf_counter()
+    result = plan_tables(tables, topology, told, batch_size=BATCH, sharder=EmbeddingBagCollectionSharder(FUSED))
+    return result, time.perf_counter() - start
+
+
+def speed(seeds: int) -> bool:
+    table = _table("tables x ranks", "seed", "seconds", "allowed", "worst / bound", "worst / mean lookup", "peak GB")
+    good = True
+    for count, hosts, local, allowed in SIZES:
+        for seed in range(seeds):
+            result, seconds = planned(count, seed, Topology.from_world(f"{hosts}x{local}", "h100"))
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+            ratio, lookup = 1 + result.gap, result.estimate.lookup_ratio
+            good &= seconds <= allowed and ratio <= 1.05 and lookup <= 1.10 and peak <= 1.0
+            size = f"{count} x {hosts * local}"
+            _row(table, size, seed, f"{seconds:.2f}", allowed, f"{ratio:.4f}", f"{lookup:.3f}", f"{peak:.2f}")
+    _show("planner: drawn problems on H100", table)
+    return good
+
+
+def against_torchrec(python: str, problems: int) -> bool:
+    """Plans of both, scored by rayrec's estimate and by TorchRec's own."""
+    table = _table("problem", "rayrec s", "torchrec s", "rayrec ms", "torchrec ms", "ratio", "torchrec's score of both")
+    good, ratios = True, []
+    for seed in range(problems):
+        rng = np.random.default_rng(1000 + seed)
+        count, world = int(rng.integers(5, 101 if seed % 5 == 0 else 41)), int(rng.choice([2, 4, 8, 16]))
+        hosts = max(1, world // 8)
+        topology = Topology.from_world(f"{hosts}x{world // hosts}", "a100_40")
+        result, seconds = planned(count, 1000 + seed, topology)
+        answer = _ask_torchrec(python, count, 1000 + seed, topology, result.plan)
+        size = f"{count} x {world}"
+        if "error" in answer:
+            _row(table, size, f"{seconds:.2f}", "-", f"{result.estimate.worst_s * 1e3:.3f}", answer["error"], "-", "-")
+            continue
+        theirs = evaluate(_with_replicas(answer["plan"], count, 1000 + seed, topology), result.tables, topology).worst_s
+        ratio = result.estimate.worst_s / theirs
+        ratios.append(ratio)
+        good &= ratio <= 1 + 1e-9
+        scores = " / ".join("-" if s is None else f"{s:.3f}" for s in (answer["ours_ms"], answer["theirs_ms"]))
+        _row(
+            table,
+            size,
+            f"{seconds:.2f}",
+            f"{answer['seconds']:.1f}",
+            f"{result.estimate.worst_s * 1e3:.3f}",
+            f"{theirs * 1e3:.3f}",
+            f"{ratio:.3f}",
+            scores,
+        )
+    _show("planner: worst rank against TorchRec 1.8.0 (ratio below 1: rayrec's plan is better)", table)
+    print(
+        f"{len(ratios)} of {problems} solved by both; median ratio {statistics.median(ratios):.3f}, worst {max(ratios):.3f}"
+    )
+    return good
+
+
+def _with_replicas(data: dict, count: int, seed: int, topology: Topology) -> ShardingPlan:  # type: ignore[type-arg]
+    """TorchRec's plan, which names no shards for data-parallel tables."""
+    shapes = {t.name: [t.num_embeddings, t.embedding_dim] for t in draw(count, seed)[0]}
+    for name, sharding in data["plan"][""].items():
+        if sharding["shards"] is None:
+            sharding["shards"] = [
+                {"shard_offsets": [0, 0], "shard_sizes": shapes[name], "placement": f"rank:{r}/cuda:{r}"}
+                for r in range(topology.world_size)
+            ]
+    return ShardingPlan.from_dict(data)
+
+
+def _ask_torchrec(python: str, count: int, seed: int, topology: Topology, ours: ShardingPlan) -> dict:  # type: ignore[type-arg]
+    tables, told = draw(count, seed)
+    problem = {
+        "tables": [
+            {
+                "name": t.name,
+                "rows": t.num_embeddings,
+                "dim": t.embedding_dim,
+                "feature": t.feature_names[0],
+                "pooling": list(told[t.name].pooling_factors or [1.0])[0],
+            }
+            for t in tables
+        ],
+        "world_size": topology.world_size,
+        "local_world_size": topology.local_world_size,
+        "hbm_cap": topology.hosts[0].memory_bytes,
+        "ddr_cap": topology.hosts[0].host_bytes,
+        "hbm_mem_bw": topology.device.memory_bw,
+        "intra_host_bw": topology.device.intra_host_bw,
+        "inter_host_bw": topology.device.inter_host_bw,
+        "batch_size": BATCH,
+        "ours": ours.to_dict()["plan"][""],
+    }
+    try:
+        done = subprocess.run(
+            [python, str(PEER)], input=json.dumps(problem), capture_output=True, text=True, timeout=PEER_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"over {PEER_TIMEOUT_S} s"}
+    if done.returncode:
+        return {"error": done.stderr.strip().splitlines()[-1][:60] if done.stderr.strip() else "failed"}
+    return json.loads(done.stdout.strip().splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def reality(calibration: str, ranks: int) -> bool:
+    """Predicted and measured step time and peak memory of many plans of one model, on gloo ranks of this machine."""
+    from bench_planner_reality import measure_plans
+
+    measured = measure_plans(calibration, ranks)
+    table = _table("plan", "predicted ms", "measured ms", "predicted MiB", "measured MiB", "memory off by")
+    worst_off = 0.0
+    for each in measured:
+        off = each.predicted_bytes / each.measured_bytes - 1
+        worst_off = max(worst_off, abs(off))
+        times = (f"{each.predicted_s * 1e3:.1f}", f"{each.measured_s * 1e3:.1f}")
+        sizes = (f"{each.predicted_bytes / 2**20:.0f}", f"{each.measured_bytes / 2**20:.0f}")
+        _row(table, each.name, *times, *sizes, f"{off:+.1%}")
+    _show(f"planner: estimates against reality, {ranks} gloo ranks", table)
+    rho = spearman([m.predicted_s for m in measured], [m.measured_s for m in measured])
+    print(f"Spearman {rho:.3f} over {len(measured)} plans; memory off by at most {worst_off:.1%}")
+    return rho >= 0.9 and worst_off <= 0.15
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """The correlation of the ranks of two lists (ties in order)."""
+    first, second = (np.argsort(np.argsort(np.array(x), kind="stable")) for x in (a, b))
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _table(*heads: str) -> RichTable:
+    table = RichTable()
+    for head in heads:
+        table.add_column(head, justify="right")
+    return table
+
+
+def _row(table: RichTable, *cells: object) -> None:
+    table.add_row(*(str(cell) for cell in cells))
+
+
+def _show(title: str, table: RichTable) -> None:
+    console = Console(width=130)
+    console.print(f"{title} · {datetime.date.today().isoformat()} · {os.cpu_count()} cores, {platform.machine()}")
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, help="drawn problems of each size")
+    parser.add_argument("--against", choices=["torchrec"], help="compare with another planner")
+    parser.add_argument("--python", default="python", help="an interpreter that has torchrec")
+    parser.add_argument("--problems", type=int, default=20, help="how many to compare")
+    parser.add_argument("--reality", metavar="CALIBRATION", help="measure plans on this machine")
+    parser.add_argument("--ranks", type=int, default=2)
+    args = parser.parse_args()
+    if args.against:
+        good = against_torchrec(args.python, args.problems)
+    elif args.reality:
+        good = reality(args.reality, args.ranks)
+    else:
+        good = speed(args.seeds)
+    print("all within limits" if good else "NOT within limits")
+    raise SystemExit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

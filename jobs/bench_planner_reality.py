@@ -1,0 +1,185 @@
+"""Runs plans of one model on gloo ranks of this machine and sets measured time and memory beside the estimates.
+
+For `bench_planner.py --reality`; the figures of the machine come from `calibrate.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from rayrec.distributed import comm
+from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.planner import ParameterConstraints, PlanResult, Topology, plan_tables
+from rayrec.distributed.planner.evaluate import evaluate
+from rayrec.distributed.planner.storage import reserve_bytes
+from rayrec.distributed.sharding.cuts import CUTS
+from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan, ShardingType
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.sparse import KeyedJaggedTensor
+
+BATCH = 512
+STEPS, ROUNDS = 8, 3
+TABLES = (
+    # rows, dim, ids a bag
+    (1_000_000, 32, 1),
+    (700_000, 64, 1),
+    (400_000, 128, 2),
+    (300_000, 64, 10),
+    (200_000, 32, 20),
+    (150_000, 16, 5),
+    (100_000, 64, 20),
+    (50_000, 128, 10),
+    (20_000, 64, 3),
+    (5_000, 32, 10),
+    (2_000, 64, 1),
+    (500, 16, 2),
+)
+FUSED = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01}
+TW, RW, CW, DP = "table_wise", "row_wise", "column_wise", "data_parallel"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A plan's prediction and what came of it; bytes are of the fullest rank."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+    predicted_bytes: float
+    measured_bytes: float
+
+
+def configs() -> list[EmbeddingBagConfig]:
+    return [
+        EmbeddingBagConfig(name=f"t{n}", num_embeddings=rows, embedding_dim=dim, feature_names=[f"f{n}"])
+        for n, (rows, dim, _) in enumerate(TABLES)
+    ]
+
+
+def make_plans(result: PlanResult, world: int) -> dict[str, ShardingPlan]:
+    """Twenty plans, good and bad: even ones, lopsided ones, and seeded mixtures."""
+    everyone = list(range(world))
+    turns = [n % world for n in range(len(TABLES))]
+    plans = {
+        "planner's": result.plan,
+        "table-wise in turn": _plan([(TW, [rank]) for rank in turns]),
+        "table-wise on rank 0": _plan([(TW, [0])] * len(TABLES)),
+        "row-wise": _plan([(RW, everyone)] * len(TABLES)),
+        "column-wise": _plan([(CW, everyone)] * len(TABLES)),
+        "large row-wise": _plan([(RW, everyone) if n < 4 else (TW, [r]) for n, r in enumerate(turns)]),
+        "small replicated": _plan([(DP, everyone) if n > 8 else (TW, [r]) for n, r in enumerate(turns)]),
+        "half replicated": _plan([(DP, everyone) if n > 5 else (TW, [r]) for n, r in enumerate(turns)]),
+        "three on rank 0": _plan([(TW, [0 if n < 6 else r]) for n, r in enumerate(turns)]),
+        "heavy on rank 0": _plan([(TW, [0 if TABLES[n][2] >= 10 else r]) for n, r in enumerate(turns)]),
+    }
+    for seed in range(20 - len(plans)):
+        rng = np.random.default_rng(seed)
+        cuts: list[tuple[str, list[int]]] = []
+        for number in range(len(TABLES)):
+            kinds = [TW, TW, RW, CW, DP] if number > 8 else [TW, TW, RW, CW]
+            kind = kinds[int(rng.integers(len(kinds)))]
+            cuts.append((kind, [int(rng.integers(world))] if kind == TW else everyone))
+        plans[f"drawn {seed}"] = _plan(cuts)
+    return plans
+
+
+def _plan(cuts: list[tuple[str, list[int]]]) -> ShardingPlan:
+    tables = {
+        config.name: ParameterSharding(
+            sharding_type=kind,
+            compute_kernel="fused",
+            shards=CUTS[ShardingType(kind)](config.name, config.num_embeddings, config.embedding_dim, ranks),
+        )
+        for config, (kind, ranks) in zip(configs(), cuts, strict=True)
+    }
+    return ShardingPlan({"": tables})
+
+
+def measure_plans(calibration: str, ranks: int) -> list[Measured]:
+    """Every plan's predicted and measured seconds a step and bytes, in the order of the plans."""
+    topology = Topology.from_calibration(calibration, ranks)
+    told = {f"t{n}": ParameterConstraints(pooling_factors=[bag]) for n, (_, _, bag) in enumerate(TABLES)}
+    sharder = EmbeddingBagCollectionSharder(FUSED)
+    result = plan_tables(configs(), topology, told, batch_size=BATCH, sharder=sharder)
+    plans = make_plans(result, ranks)
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_run_rank, (ranks, folder, plans), nprocs=ranks)
+        real = torch.load(Path(folder) / "measured.pt")
+    reserve_R = np.full(ranks, reserve_bytes(result.tables, 0, 0, ranks))
+    out = []
+    for (name, plan), (seconds, peaks) in zip(plans.items(), real, strict=True):
+        estimate = evaluate(plan, result.tables, topology, reserve_R)
+        fullest = int(np.argmax(peaks))
+        predicted_bytes = float(estimate.device_bytes_R[fullest])
+        out.append(Measured(name, estimate.step_s, seconds, predicted_bytes, peaks[fullest]))
+    return out
+
+
+def _run_rank(rank: int, world: int, folder: str, plans: dict[str, ShardingPlan]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    assert dist.group.WORLD is not None
+    kjts = _batches(rank)
+    grad = torch.full((BATCH, sum(dim for _, dim, _ in TABLES)), 1e-4)
+    _run(ShardingPlan({"": next(iter(plans.values())).plan[""]}), kjts, grad)  # libraries warm up outside the figures
+    measured = [_run(plan, kjts, grad) for plan in plans.values()]
+    gathered = comm.all_gather_object(measured, dist.group.WORLD)
+    if rank == 0:
+        rows = [(max(each[n][0] for each in gathered), [each[n][1] for each in gathered]) for n in range(len(measured))]
+        torch.save(rows, Path(folder) / "measured.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _batches(rank: int) -> list[KeyedJaggedTensor]:
+    generator = torch.Generator().manual_seed(rank)
+    kjts = []
+    for _ in range(4):
+        lengths = torch.cat([torch.full((BATCH,), bag) for _, _, bag in TABLES])
+        values = [torch.randint(0, rows, (BATCH * bag,), generator=generator) for rows, _, bag in TABLES]
+        kjts.append(KeyedJaggedTensor([f"f{n}" for n in range(len(TABLES))], torch.cat(values), lengths=lengths))
+    return kjts
+
+
+def _run(plan: ShardingPlan, kjts: list[KeyedJaggedTensor], grad: torch.Tensor) -> tuple[float, float]:
+    """(seconds a step, bytes at the peak above what was there before) of this rank."""
+    group = dist.group.WORLD
+    assert group is not None
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    before = _forget_peak()
+    collection = EmbeddingBagCollection(tables=configs(), device="meta")
+    env = ShardingEnv.from_process_group(group)
+    sharded = EmbeddingBagCollectionSharder(FUSED).shard(collection, plan.plan[""], env, torch.device("cpu"))
+    times = []
+    for _ in range(ROUNDS):
+        comm.barrier(group)
+        start = time.perf_counter()
+        for number in range(STEPS):
+            sharded(kjts[number % len(kjts)]).wait().values().backward(grad)
+        comm.barrier(group)
+        times.append((time.perf_counter() - start) / STEPS)
+    return min(times[1:]), float(_status("VmHWM") - before)
+
+
+def _forget_peak() -> int:
+    """Resident bytes now, from which the kernel's record of the peak starts over."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int:
+    line = next(line for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,161 @@
+"""What a plan does and why, in words: loads of all ranks, what binds, what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rayrec.distributed.planner.evaluate import Estimate
+from rayrec.distributed.planner.pieces import Piece, pieces_on
+from rayrec.distributed.planner.text import bar, columns, human_bytes, human_seconds
+from rayrec.distributed.planner.types import Cost, PlanResult, Table
+from rayrec.distributed.planner.whatif import Change, attempt, halved, unconstrained
+
+SHOWN_RANKS = 32  # all of them up to here; beyond, the worst and the least loaded
+WORTH_SAYING = 0.02
+TRIALS = 4
+TRIAL_BUDGET = 200_000  # tables x ranks that may be planned again for advice
+TERM_NAMES = {
+    "lookup": "lookups",
+    "input_intra": "ids inside the host",
+    "input_inter": "ids between hosts",
+    "output_intra": "vectors inside the host",
+    "output_inter": "vectors between hosts",
+    "backward": "backward and update",
+    "gradient_intra": "gradients inside the host",
+    "gradient_inter": "gradients between hosts",
+    "host": "host overhead",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A change and the share by which it lowers the worst rank."""
+
+    text: str
+    gain: float
+
+
+def explain(result: PlanResult, with_advice: bool = True) -> str:
+    """The plan's quality, loads by rank, what binds and what would help, as text.
+
+    Args:
+        with_advice: whether to try changes, each of which is planned anew.
+    """
+    parts = [headline(result), loads_text(result), binding(result)]
+    if with_advice:
+        told = [f"- {a.text} lowers the worst rank by {a.gain:.0%}" for a in advice(result)]
+        parts.append("What would help:\n" + ("\n".join(told) or f"- nothing tried lowers it by {WORTH_SAYING:.0%}"))
+    return "\n\n".join(parts)
+
+
+def headline(result: PlanResult) -> str:
+    """World, worst rank, distance from the bound, and balance."""
+    estimate, topology = result.estimate, result.topology
+    sizes = sorted({host.num_ranks for host in topology.hosts})
+    world = f"{topology.world_size} ranks ({len(topology.hosts)} x {'/'.join(map(str, sizes))}, {topology.device.kind})"
+    gap = f"{max(0.0, result.gap):.1%} above the lower bound {human_seconds(result.bound_s)}"
+    return (
+        f"{len(result.tables)} tables on {world}: worst rank {estimate.worst_rank} at "
+        f"{human_seconds(estimate.worst_s)} a step, at most {gap}\n"
+        f"lookup load: worst / mean {estimate.lookup_ratio:.2f}; each rank starts collectives for "
+        f"{human_seconds(estimate.fixed_s)} a step"
+    )
+
+
+def loads_text(result: PlanResult) -> str:
+    """Seconds and bytes of every rank as bars; of many ranks, the worst and the least loaded."""
+    estimate = result.estimate
+    seconds_R, bytes_R = estimate.seconds_R, estimate.device_bytes_R
+    memory = [host.memory_bytes for host in result.topology.hosts for _ in host.ranks]
+    order = sorted(range(len(memory)), key=lambda rank: (-seconds_R[rank], rank))
+    chosen = sorted(order) if len(order) <= SHOWN_RANKS else order[:8] + order[-4:]
+    rows = [
+        (
+            str(rank),
+            bar(seconds_R[rank] / estimate.worst_s if estimate.worst_s else 0.0),
+            human_seconds(float(seconds_R[rank])),
+            bar(bytes_R[rank] / memory[rank]),
+            f"{human_bytes(float(bytes_R[rank]))} of {human_bytes(memory[rank])}",
+            human_bytes(float(estimate.host_bytes_R[rank])),
+        )
+        for rank in chosen
+    ]
+    text = columns(("rank", "time", "", "device memory", "", "host memory"), rows, frozenset({0}))
+    left = len(memory) - len(chosen)
+    return text + (f"\n(the 8 worst and the 4 least loaded; {left} more lie between)" if left else "")
+
+
+def binding(result: PlanResult) -> str:
+    """Which resource and which tables bind the worst rank, and which fill the fullest."""
+    return "What binds:\n" + "\n".join(f"- {line}" for line in (_time_binds(result), _memory_binds(result)))
+
+
+def _time_binds(result: PlanResult) -> str:
+    estimate, worst = result.estimate, result.estimate.worst_rank
+    terms = dict(zip(Cost._fields, estimate.cost_RT[worst].tolist(), strict=True))
+    top = sorted(terms, key=lambda name: -terms[name])[:2]
+    total = float(estimate.seconds_R[worst]) or 1.0
+    shares = ", ".join(f"{TERM_NAMES[name]} {terms[name] / total:.0%}" for name in top)
+    if estimate.fixed_s > terms[top[0]]:
+        shares = f"starting collectives {estimate.fixed_s / total:.0%}, {shares}"
+    heavy = sorted(pieces_on(result, worst), key=lambda piece: -piece.cost.total)[:3]
+    return f"time: rank {worst} ({shares}); heaviest there: {_named(heavy, total)}"
+
+
+def _named(heavy: Sequence[Piece], total: float) -> str:
+    return ", ".join(f"{p.label!r} ({p.sharding_type}) {p.cost.total / total:.0%}" for p in heavy) or "nothing"
+
+
+def _memory_binds(result: PlanResult) -> str:
+    estimate = result.estimate
+    memory = [host.memory_bytes for host in result.topology.hosts for _ in host.ranks]
+    shares = [float(estimate.device_bytes_R[rank]) / memory[rank] for rank in range(len(memory))]
+    fullest = max(range(len(memory)), key=lambda rank: (shares[rank], -rank))
+    heavy = sorted(pieces_on(result, fullest), key=lambda piece: -piece.storage.device)[:3]
+    named = ", ".join(f"{p.label!r} {human_bytes(p.storage.device)}" for p in heavy) or "nothing"
+    kept = human_bytes(float(estimate.reserve_R[fullest]))
+    return (
+        f"memory: rank {fullest} is {shares[fullest]:.0%} full "
+        f"({human_bytes(float(estimate.device_bytes_R[fullest]))} of {human_bytes(memory[fullest])}, {kept} of it kept "
+        f"back); largest there: {named}"
+    )
+
+
+def advice(result: PlanResult) -> list[Advice]:
+    """Changes that lower the worst rank by 2 % or more, best first; each was planned to know."""
+    estimate: Estimate = result.estimate
+    trials = TRIALS if len(result.tables) * result.topology.world_size <= TRIAL_BUDGET // TRIALS else 1
+    found = []
+    for number, (change, table) in enumerate(_changes(result)):
+        if number >= trials:
+            break
+        tried = attempt(change, result.dense_bytes)
+        if tried is None or tried.worst_s > estimate.worst_s * (1 - WORTH_SAYING):
+            continue
+        text = change.text
+        if table is not None:
+            text = (
+                f"{tried.sharding_of[table.key].replace('_', '-')} for {table.label!r}, which its constraints forbid,"
+            )
+        found.append(Advice(text=text, gain=1 - tried.worst_s / estimate.worst_s))
+    return sorted(found, key=lambda each: -each.gain)
+
+
+def _changes(result: PlanResult) -> Iterator[tuple[Change, Table | None]]:
+    topology, tables = result.topology, result.tables
+    by_key = {table.key: table for table in tables}
+    heavy = sorted(pieces_on(result, result.estimate.worst_rank), key=lambda piece: -piece.cost.total)
+    for key in dict.fromkeys(piece.key for piece in heavy[:3]):
+        table = by_key[key]
+        freed = unconstrained(table, topology)
+        if freed != table:
+            changed = tuple(freed if t.key == key else t for t in tables)
+            yield Change(text="", tables=changed, topology=topology), table
+    yield Change(text="planning anew", tables=tuple(tables), topology=topology), None
+    freed_all = tuple(unconstrained(t, topology) for t in tables)
+    if freed_all != tuple(tables):
+        text = "dropping all constraints on sharding types, kernels and ranks"
+        yield Change(text=text, tables=freed_all, topology=topology), None
+    if any(t.element_bytes == 4 for t in tables):
+        yield Change(text="data_type FP16 for all tables", tables=halved(tables), topology=topology), None
