@@ -4,12 +4,13 @@ from rayrec.data.cursor import Cursor, RankCursor
 from rayrec.data.errors import DataError
 from rayrec.data.manifest import Manifest
 from rayrec.data.mapping import to_batch
-from rayrec.data.options import ReadOptions
+from rayrec.data.options import BadRows, ReadOptions
 from rayrec.data.rows import empty_batch
 from rayrec.data.schema import DenseFeature, Hash, Identity, Label, Schema, SparseFeature, Standardize
 from rayrec.data.stream import BatchStream
 
 __all__ = [
+    "BadRows",
     "BatchStream",
     "Cursor",
     "DataError",

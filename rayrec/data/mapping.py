@@ -15,7 +15,7 @@ import pyarrow as pa
 from rayrec.data.columns import check_types, without_views
 from rayrec.data.dense import map_dense
 from rayrec.data.errors import DataError
-from rayrec.data.problems import Problems, Source, Unplaced
+from rayrec.data.problems import Problems, Unplaced
 from rayrec.data.rows import Rows, collate
 from rayrec.data.schema import Schema
 from rayrec.data.sparse import map_sparse
@@ -63,14 +63,6 @@ def map_rows(
         dense, label = np.take(dense, order, axis=0), np.take(label, order)
     ids = (map_sparse(feature, columns, rows_of[feature.name], problems) for feature in schema.sparse)
     return Rows(dense, label, tuple(bags.take(order) for bags in ids))
-
-
-def map_table(
-    table: pa.Table, schema: Schema, rows_of: Mapping[str, int], source: Source, order: I64 | None = None
-) -> tuple[Rows, Problems]:
-    """As `map_rows`, with the table's place."""
-    problems = Problems(source)
-    return map_rows(table, schema, rows_of, problems, order), problems
 
 
 def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:

@@ -9,6 +9,20 @@ from pydantic import Field
 from rayrec.data.schema import Strict
 
 
+class BadRows(Strict):
+    """What happens to a row that cannot be used, and to the rows of a file that cannot be read.
+
+    Args:
+        policy: "error" ends the run with the first one, "skip" goes on without them.
+        limit: a rank that skipped more rows than this in one epoch ends the run.
+        samples: how many of a rank's skipped rows are described, for each epoch.
+    """
+
+    policy: Literal["error", "skip"] = "error"
+    limit: int = Field(default=1000, ge=0)
+    samples: int = Field(default=20, ge=1)
+
+
 class ReadOptions(Strict):
     """How a rank reads its part of the data.
 
@@ -18,6 +32,8 @@ class ReadOptions(Strict):
         concurrent_reads: read tasks in flight per rank.
         prefetch_batches: batches made ahead of the one that is trained on.
         label_selector: labels of the nodes that reads run on, as `{"ray.io/node-group": "cpu"}`.
+        retries: how often a read that failed for a reason that may pass is tried again, after waits that double.
+        bad_rows: what happens to rows that cannot be used.
         stall_timeout_s: no data for so long ends the run with an error instead of waiting forever.
     """
 
@@ -26,4 +42,6 @@ class ReadOptions(Strict):
     concurrent_reads: int = Field(default=2, ge=1)
     prefetch_batches: int = Field(default=4, ge=1)
     label_selector: dict[str, str] | None = None
+    retries: int = Field(default=3, ge=0)
+    bad_rows: BadRows = BadRows()
     stall_timeout_s: float = Field(default=120.0, gt=0)

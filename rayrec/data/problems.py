@@ -33,6 +33,7 @@ class _Finding:
     problem: Callable[[int], str]
     value: Callable[[int], str | None]
     fix: str
+    error: DataError | None = None
 
 
 @dataclass(slots=True)
@@ -60,6 +61,10 @@ class Problems:
         """Notes bad rows; `problem` and `value` are asked with an index into `rows`."""
         self._findings.append(_Finding(rows, column, problem, value, fix))
 
+    def add_error(self, rows: npt.NDArray[np.int64], error: DataError) -> None:
+        """Notes rows that all share one reason which has its own place, as a file that cannot be read."""
+        self._findings.append(_Finding(rows, "", lambda _: "", lambda _: None, "", error))
+
     def rows(self) -> npt.NDArray[np.int64]:
         """All bad rows, ascending, each once."""
         return np.unique(np.concatenate([f.rows for f in self._findings])) if self._findings else np.empty(0, np.int64)
@@ -67,6 +72,8 @@ class Problems:
     def error(self, row: int) -> DataError:
         """The first finding about a bad row."""
         finding = next(f for f in self._findings if (f.rows == row).any())
+        if finding.error is not None:
+            return finding.error
         index = int(np.flatnonzero(finding.rows == row)[0])
         file, row_group, file_row = self.source.locate(row)
         return DataError(

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, empty_batch
+from rayrec.data import BadRows, BatchStream, Cursor, DataError, Manifest, ReadOptions, empty_batch, retries
 from rayrec.data.cursor import RankCursor
 from rayrec.models.batch import Batch
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
@@ -271,3 +272,106 @@ def test_wrong_arguments(manifest: Manifest) -> None:
         _, after = next(batches)
     with pytest.raises(DataError, match="does not fit"):
         stream(manifest, after.cursor(), 0, 1, seed=1)
+
+
+SKIP = BadRows(policy="skip")
+
+
+def bad_folder(folder: Path) -> set[int]:
+    """Files with some bad rows; gives the good ones."""
+    write(folder, [300])
+    label = np.where(np.isin(np.arange(200), [0, 7, 8, 150, 199]), 3, 1)
+    pq.write_table(table(200, 300, label=pa.array(label)), folder / "x.parquet", row_group_size=60)
+    return set(range(500)) - {300 + i for i in (0, 7, 8, 150, 199)}
+
+
+@pytest.mark.parametrize("options", [LOCAL, RAY], ids=["local", "ray"])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_bad_rows_can_be_skipped(tmp_path: Path, options: ReadOptions, shuffle: bool, running_ray: None) -> None:
+    good = bad_folder(tmp_path)
+    manifest = Manifest.read(str(tmp_path), SCHEMA, window_rows=130)
+    options = options.model_copy(update={"bad_rows": BadRows(policy="skip", samples=2)})
+    ids, after, skipped, samples = [], [], 0, []
+    for rank in range(2):
+        with stream(manifest, Cursor.start(0), rank, 2, options=options, shuffle=shuffle, batch_rows=32) as batches:
+            found = list(batches)
+        assert all(b.rows == 32 for b, _ in found[:-1])
+        ids += row_ids([b for b, _ in found])
+        after.append(found[-1][1])
+        skipped += batches.skipped.count
+        samples += batches.skipped.samples
+    assert sorted(ids) == sorted(good)
+    assert Cursor.merge(after).finished(manifest)
+    assert skipped == 5 and 2 <= len(samples) <= 4
+    assert all(s.file == str(tmp_path / "x.parquet") and s.row in (0, 7, 8, 150, 199) for s in samples)
+
+
+def test_resume_with_skipped_rows(tmp_path: Path) -> None:
+    good = bad_folder(tmp_path)
+    manifest = Manifest.read(str(tmp_path), SCHEMA, window_rows=130)
+    for stop in range(0, 60, 7):
+        ids, cursor = [], Cursor.start(0)
+        for _ in range(2):
+            options = LOCAL.model_copy(update={"bad_rows": SKIP})
+            with stream(manifest, cursor, 0, 1, options=options, batch_rows=9) as batches:
+                for number, (batch, after) in enumerate(batches):
+                    ids += row_ids([batch])
+                    cursor = after.cursor()
+                    if number == stop:
+                        break
+        with stream(manifest, cursor, 0, 1, options=options, batch_rows=9) as batches:
+            ids += row_ids([b for b, _ in batches])
+        assert sorted(ids) == sorted(good)
+
+
+def test_too_many_bad_rows_end_the_run(tmp_path: Path) -> None:
+    bad_folder(tmp_path)
+    manifest = Manifest.read(str(tmp_path), SCHEMA)
+    options = LOCAL.model_copy(update={"bad_rows": BadRows(policy="skip", limit=4)})
+    batches = stream(manifest, Cursor.start(0), 0, 1, options=options)
+    with pytest.raises(DataError, match="more than 4 bad rows were skipped, among them: the label must be 0 or 1"):
+        list(batches)
+
+
+def test_only_bad_rows_still_finish_the_epoch(tmp_path: Path) -> None:
+    pq.write_table(table(50, label=pa.array([9] * 50)), tmp_path / "x.parquet")
+    manifest = Manifest.read(str(tmp_path), SCHEMA)
+    options = LOCAL.model_copy(update={"bad_rows": SKIP})
+    with stream(manifest, Cursor.start(0), 0, 1, options=options) as batches:
+        ((batch, after),) = list(batches)
+    assert batch.rows == 0 and after.cursor().finished(manifest) and batches.skipped.count == 50
+
+
+def test_unreadable_files_can_be_skipped(tmp_path: Path) -> None:
+    manifest = Manifest.read(str(write(tmp_path, [100, 40, 100])), SCHEMA)
+    assert len(manifest.windows) == 1
+    (tmp_path / "part-001.parquet").unlink()
+    options = LOCAL.model_copy(update={"bad_rows": SKIP})
+    ids = []
+    for rank in range(3):
+        with stream(manifest, Cursor.start(0), rank, 3, options=options) as batches:
+            ids += row_ids([b for b, _ in batches])
+        if batches.skipped.samples:
+            assert "the file is gone" in str(batches.skipped.samples[0])
+    assert sorted(ids) == [*range(100), *range(140, 240)]
+
+
+def test_reads_that_fail_for_a_moment_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = Manifest.read(str(write(tmp_path, [100])), SCHEMA)
+    monkeypatch.setattr(retries, "FIRST_WAIT_S", 0.001)
+    failures = [OSError("connection reset")] * 2
+
+    class Flaky(pafs.LocalFileSystem):
+        def open_input_file(self, path: str):
+            if failures:
+                raise failures.pop()
+            return super().open_input_file(path)
+
+    monkeypatch.setattr("rayrec.data.manifest.open_filesystem", lambda uri: (Flaky(), uri))
+    with stream(manifest, Cursor.start(0), 0, 1, options=ReadOptions(reader="local", retries=2)) as batches:
+        assert sorted(row_ids([b for b, _ in batches])) == list(range(100))
+    failures += [OSError("connection reset")] * 3
+    with stream(manifest, Cursor.start(0), 0, 1, options=ReadOptions(reader="local", retries=2)) as batches:
+        with pytest.raises(DataError, match="connection reset") as caught:
+            list(batches)
+        assert caught.value.file == str(tmp_path / "part-000.parquet")
