@@ -123,7 +123,11 @@ def measure_plans(calibration: str, ranks: int) -> list[Measured]:
         estimate = evaluate(plan, result.tables, topology, reserve_R)
         fullest = int(np.argmax(peaks))
         predicted_bytes = float(estimate.device_bytes_R[fullest])
-        out.append(Measured(name, estimate.step_s, seconds, predicted_bytes, peaks[fullest]))
+        out.append(
+            Measured(
+                name, estimate.step_on(min(ranks, os.cpu_count() or ranks)), seconds, predicted_bytes, peaks[fullest]
+            )
+        )
     return out
 
 

@@ -18,7 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +29,25 @@ import torch.multiprocessing as mp
 from rayrec.distributed import comm
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.planner import ParameterConstraints, Topology, plan_tables
+from rayrec.distributed.planner.cost import COLLECTIVES, ID_COLLECTIVES, distinct
+from rayrec.distributed.planner.evaluate import evaluate
 from rayrec.distributed.planner.topology import CALIBRATION_VERSION
 from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from rayrec.distributed.types import ModuleSharding, ParameterSharding, ShardingEnv, ShardingPlan, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 ROWS = 300_000
 MESSAGE_BYTES = (1 << 12, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
+STEP_TABLES, STEP_DIM, STEP_BAG = 8, 64, 10
+STEPS = (
+    (ShardingType.TABLE_WISE, 32),
+    (ShardingType.TABLE_WISE, 512),
+    (ShardingType.COLUMN_WISE, 512),
+    (ShardingType.ROW_WISE, 512),
+    (ShardingType.DATA_PARALLEL, 256),
+)
 FUSED = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01}
 
 
@@ -65,7 +76,7 @@ LOADS = [
 
 
 def seconds_of(work: Callable[[], None], device: torch.device, rounds: int = 15) -> float:
-    """The median duration of `work`, after three rounds to warm up."""
+    """The lower quartile of the durations of `work`, after three rounds to warm up."""
     times = []
     for number in range(rounds + 3):
         start = time.perf_counter()
@@ -74,7 +85,7 @@ def seconds_of(work: Callable[[], None], device: torch.device, rounds: int = 15)
             torch.cuda.synchronize(device)
         if number >= 3:
             times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return sorted(times)[len(times) // 4]  # other work on the machine only ever adds
 
 
 def lookup_seconds(load: Load, device: torch.device) -> float:
@@ -83,15 +94,7 @@ def lookup_seconds(load: Load, device: torch.device) -> float:
         EmbeddingBagConfig(name=f"t{n}", num_embeddings=ROWS, embedding_dim=load.dim, feature_names=[f"f{n}"])
         for n in range(load.tables)
     ]
-    plan = {
-        c.name: ParameterSharding(
-            sharding_type="table_wise",
-            compute_kernel="fused",
-            shards=CUTS[ShardingType.TABLE_WISE](c.name, ROWS, load.dim, [0]),
-            device=device.type,
-        )
-        for c in configs
-    }
+    plan = plan_of(ShardingType.TABLE_WISE, configs, [0], device.type)
     collection = EmbeddingBagCollection(tables=configs, device="meta")
     sharded = EmbeddingBagCollectionSharder(FUSED).shard(collection, plan, ShardingEnv.from_local(1, 0), device)
     count = load.tables * load.batch
@@ -132,19 +135,6 @@ def _least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return out
 
 
-def sort_seconds(device: torch.device) -> float:
-    """What a row number costs where touched rows are sorted, and their gradients added up."""
-    rows = torch.randint(0, ROWS, (100_000,), generator=torch.Generator().manual_seed(0)).to(device)
-    grads = torch.ones(100_000, 32, device=device)
-
-    def work() -> None:
-        order = torch.sort(rows, stable=True)
-        torch.unique_consecutive(order.values, return_counts=True)
-        grads[order.indices].sum(0)
-
-    return seconds_of(work, device) / 100_000
-
-
 def exchange_seconds(size: int, group: dist.ProcessGroup, device: torch.device) -> float:
     """One exchange of `size` bytes from each rank, with its packing and unpacking."""
     world = group.size()
@@ -170,9 +160,77 @@ def fit_exchange(group: dist.ProcessGroup, device: torch.device) -> tuple[float,
     return max(float(answer[0]), 1e-7), 1 / max(float(answer[1]), 1e-14)
 
 
+def plan_of(kind: ShardingType, configs: list[EmbeddingBagConfig], ranks: list[int], device: str) -> ModuleSharding:
+    """Every table sharded by `kind`: table-wise in turn, or over all ranks."""
+    plan = {}
+    for number, config in enumerate(configs):
+        on = [ranks[number % len(ranks)]] if kind is ShardingType.TABLE_WISE else ranks
+        shards = CUTS[kind](config.name, config.num_embeddings, config.embedding_dim, on)
+        plan[config.name] = ParameterSharding(
+            sharding_type=kind.value, compute_kernel="fused", shards=shards, device=device
+        )
+    return plan
+
+
+def step_seconds(kind: ShardingType, batch: int, group: dist.ProcessGroup, device: torch.device) -> float:
+    """A whole training step of `STEP_TABLES` tables."""
+    configs = [
+        EmbeddingBagConfig(name=f"t{n}", num_embeddings=ROWS, embedding_dim=STEP_DIM, feature_names=[f"f{n}"])
+        for n in range(STEP_TABLES)
+    ]
+    plan = plan_of(kind, configs, list(range(group.size())), device.type)
+    collection = EmbeddingBagCollection(tables=configs, device="meta")
+    sharded = EmbeddingBagCollectionSharder(FUSED).shard(
+        collection, plan, ShardingEnv.from_process_group(group), device
+    )
+    count = STEP_TABLES * batch
+    ids = torch.randint(0, ROWS, (count * STEP_BAG,), generator=torch.Generator().manual_seed(group.rank())).to(device)
+    kjt = KeyedJaggedTensor(
+        [f"f{n}" for n in range(STEP_TABLES)], ids, lengths=torch.full((count,), STEP_BAG).to(device)
+    )
+    grad = torch.full((batch, STEP_TABLES * STEP_DIM), 1e-3, device=device)
+    return seconds_of(lambda: sharded(kjt).wait().values().backward(grad), device)
+
+
+def fit_steps(group: dist.ProcessGroup, device: torch.device, known: dict[str, float]) -> dict[str, float]:
+    """What routing an id, cutting it to a row block, and sorting replicas' rows cost: whole steps less what is known."""
+    world = group.size()
+    unknown = {"route_s": 0.0, "cut_s": 0.0, "sort_s": 0.0}
+    plain = Topology(world, device.type)
+    topology = plain.with_device(replace(plain.device, **known, **unknown))
+    rows, left, times = [], [], []
+    for kind, batch in STEPS:
+        told = {f"t{n}": ParameterConstraints(pooling_factors=[STEP_BAG]) for n in range(STEP_TABLES)}
+        configs = [
+            EmbeddingBagConfig(name=f"t{n}", num_embeddings=ROWS, embedding_dim=STEP_DIM, feature_names=[f"f{n}"])
+            for n in range(STEP_TABLES)
+        ]
+        sharder = EmbeddingBagCollectionSharder(FUSED)
+        tables = plan_tables(configs, topology, told, batch_size=batch, sharder=sharder).tables
+        plan = ShardingPlan({"": plan_of(kind, configs, list(range(world)), device.type)})
+        seconds = step_seconds(kind, batch, group, device)
+        ids = float(STEP_TABLES * batch * STEP_BAG)
+        copies = {ShardingType.COLUMN_WISE: world, ShardingType.DATA_PARALLEL: 0}.get(kind, 1)
+        touched = STEP_TABLES * distinct(batch * STEP_BAG, ROWS) * world
+        sorted_rows = ids + touched if kind is ShardingType.DATA_PARALLEL else 0.0
+        rows.append((1.0, ids * copies, ids if kind is ShardingType.ROW_WISE else 0.0, sorted_rows))
+        left.append(max(0.0, seconds - evaluate(plan, tables, topology).step_s))
+        times.append(seconds)
+    weights = 1 / np.array(times)
+    answer = _least_squares(np.array(rows) * weights[:, None], np.array(left) * weights)
+    step_s, route_s, cut_s, sort_s = (float(x) for x in answer)
+    collectives = ID_COLLECTIVES + COLLECTIVES["flat"]
+    return {
+        "collective_s": known["collective_s"] + step_s / collectives,
+        "route_s": max(route_s, 1e-12),
+        "cut_s": max(cut_s, 1e-12),
+        "sort_s": max(sort_s, 1e-12),
+    }
+
+
 def measure(group: dist.ProcessGroup, device: torch.device, local: int) -> dict[str, float]:
     """Everything, on all ranks at once, as in training; each figure is the mean over ranks."""
-    found = {**fit_lookups(device), "sort_s": sort_seconds(device)}
+    found = fit_lookups(device)
     own = dist.get_rank() // local
     groups = [dist.new_group(list(range(i, min(i + local, group.size())))) for i in range(0, group.size(), local)]
     inside = groups[own]
@@ -180,6 +238,9 @@ def measure(group: dist.ProcessGroup, device: torch.device, local: int) -> dict[
         found["collective_s"], found["intra_host_bw"] = fit_exchange(inside, device)
     if group.size() > local:
         found["collective_s"], found["inter_host_bw"] = fit_exchange(group, device)
+    if group.size() > 1:
+        known = {"inter_host_bw": found.get("intra_host_bw", 1e9), **found}
+        found |= fit_steps(inside if local > 1 else group, device, known)
     everyone = comm.all_gather_object(found, group)
     return {name: statistics.fmean(each[name] for each in everyone) for name in found}
 

@@ -22,6 +22,8 @@ class Choices:
     piece_lookup_O: Floats
     bytes_O: Floats
     piece_bytes_O: Floats
+    extra_O: Floats  # seconds on every rank above those of the table's cheapest option in that respect
+    shared_s: float  # the sum of those cheapest ones, on every rank under any plan
     executor_O: np.ndarray[tuple[int], np.dtype[np.str_]]
 
     def least(self, score_O: Floats) -> Floats:
@@ -39,10 +41,17 @@ def make_choices(problem: Problem) -> Choices:
     """The options of `problem` as arrays."""
     flat = [option for each in problem.options for option in each]
     counts = [len(each) for each in problem.options]
+    first_T = np.cumsum([0, *counts[:-1]])
+    table_O = np.repeat(np.arange(len(counts)), counts)
+    shared_O = np.array([option.shared_s for option in flat])
+    least_T = np.minimum.reduceat(shared_O, first_T)
+    extra_O = shared_O - least_T[table_O]
     return Choices(
-        table_O=np.repeat(np.arange(len(counts)), counts),
-        first_T=np.cumsum([0, *counts[:-1]]),
-        work_O=np.array([option.work for option in flat]),
+        table_O=table_O,
+        first_T=first_T,
+        work_O=np.array([option.work for option in flat]) + extra_O * problem.world_size,
+        extra_O=extra_O,
+        shared_s=float(least_T.sum()),
         piece_O=np.array([option.piece_s for option in flat]),
         piece_lookup_O=np.array([option.piece_lookup_s for option in flat]),
         bytes_O=np.array([option.device_bytes for option in flat]),
@@ -52,7 +61,7 @@ def make_choices(problem: Problem) -> Choices:
 
 
 def lower_bound(problem: Problem, choices: Choices, usable_O: Bools, room: float) -> float:
-    """The least T that the three arguments below allow, over plans made of the usable options; infinite if none.
+    """The least T, beside what all plans share, that three arguments allow over the usable options; infinite if none.
 
     1. Work: with options whose pieces are all at most T, the ranks together must do the least total work that the
        memory allows, so T >= work / ranks. Memory enters by Lagrange duality: for every price p >= 0 of a byte,

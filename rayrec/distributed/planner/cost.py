@@ -39,6 +39,20 @@ def fixed_seconds(executors: frozenset[str], topology: Topology) -> float:
     return topology.device.collective_s * (ID_COLLECTIVES + sum(COLLECTIVES[name] for name in executors))
 
 
+def shared_seconds(table: Table, sharding_type: str, col_cuts: int, row_cuts: int, topology: Topology) -> float:
+    """Seconds that a table costs every rank alike, wherever its shards are: routing its own ids, adding partials.
+
+    ids of a rank * (route_s * column cuts, as each gets all ids [+ cut_s under row cuts]), and for row cuts reading and
+    adding (row cuts - 1) partial sums of each of the rank's own vectors. Replicas route nothing.
+    """
+    device, world = topology.device, topology.world_size
+    if sharding_type == ShardingType.DATA_PARALLEL.value or world == 1:
+        return 0.0
+    ids, vectors = table.ids / world, (table.bags if table.pooled else 0.0) / world
+    routed = ids * (device.route_s * col_cuts + (device.cut_s if row_cuts > 1 else 0.0))
+    return routed + (row_cuts - 1) * vectors * table.dim * VECTOR_ELEMENT_BYTES * 2 / device.memory_bw
+
+
 def distinct(ids: float, rows: float) -> float:
     """Expected number of different rows that `ids` uniform draws out of `rows` touch: rows * (1 - exp(-ids / rows))."""
     return -rows * math.expm1(-ids / rows) if rows > 0 else 0.0

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.distributed.planner.cost import DEFAULT_CACHE_LOAD_FACTOR, executor_of, fixed_seconds, shard_cost
+from rayrec.distributed.planner.cost import (
+    DEFAULT_CACHE_LOAD_FACTOR,
+    executor_of,
+    fixed_seconds,
+    shard_cost,
+    shared_seconds,
+)
 from rayrec.distributed.planner.storage import shard_storage
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import Cost, Storage, Table, TableKey
@@ -27,7 +33,7 @@ class Estimate:
     Args:
         cost_RT: seconds a step, ranks x terms of `Cost`.
         storage_RT: bytes, ranks x terms of `Storage`.
-        fixed_s: seconds every rank spends besides (starting collectives).
+        fixed_s: seconds every rank spends besides, wherever shards are: starting collectives, routing its own ids.
         reserve_R: bytes every rank keeps back.
     """
 
@@ -69,8 +75,14 @@ class Estimate:
     @property
     def step_s(self) -> float:
         """Seconds of the embedding part of a step when ranks wait for each other at every exchange."""
+        return self.step_on(len(self.cost_RT))
+
+    def step_on(self, processors: int) -> float:
+        """`step_s` where ranks share `processors`, fewer than they are: a phase takes at least its total over them."""
         phases = [[0], INPUT, OUTPUT, GRADIENT, [Cost._fields.index("backward")], [Cost._fields.index("host")]]
-        return float(sum(self.cost_RT[:, terms].sum(axis=1).max() for terms in phases)) + self.fixed_s
+        loads = [self.cost_RT[:, terms].sum(axis=1) for terms in phases]
+        crowd = max(1.0, len(self.cost_RT) / processors)
+        return float(sum(max(load.max(), load.sum() / processors) for load in loads)) + self.fixed_s * crowd
 
 
 def evaluate(
@@ -91,18 +103,20 @@ def evaluate(
         local_R[host.ranks.start : host.ranks.stop] = host.num_ranks
     cost_RT = np.zeros((topology.world_size, len(Cost._fields)))
     storage_RT = np.zeros((topology.world_size, len(Storage._fields)))
-    executors = set()
+    executors, shared = set(), 0.0
     for path, module in plan.plan.items():
         for name, sharding in module.items():
             if (path, name) not in known:
                 raise ValueError(f"plan names table {name!r} of module {path!r}, which the model does not have")
             executors.add(executor_of(sharding.sharding_type))
+            cols, rows = (len(set(cuts)) for cuts in zip(*((s.cols, s.rows) for s in sharding.shards), strict=True))
+            shared += shared_seconds(known[path, name], sharding.sharding_type, cols, rows, topology)
             factor = (cache_load_factors or {}).get((path, name), DEFAULT_CACHE_LOAD_FACTOR)
             _add(known[path, name], sharding, factor, topology, local_R, cost_RT, storage_RT)
     return Estimate(
         cost_RT=cost_RT,
         storage_RT=storage_RT,
-        fixed_s=fixed_seconds(frozenset(executors), topology),
+        fixed_s=fixed_seconds(frozenset(executors), topology) + shared,
         reserve_R=np.zeros(topology.world_size) if reserve_R is None else reserve_R,
     )
 

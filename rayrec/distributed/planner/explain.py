@@ -58,8 +58,8 @@ def headline(result: PlanResult) -> str:
     return (
         f"{len(result.tables)} tables on {world}: worst rank {estimate.worst_rank} at "
         f"{human_seconds(estimate.worst_s)} a step, at most {gap}\n"
-        f"lookup load: worst / mean {estimate.lookup_ratio:.2f}; each rank starts collectives for "
-        f"{human_seconds(estimate.fixed_s)} a step"
+        f"lookup load: worst / mean {estimate.lookup_ratio:.2f}; starting collectives and routing ids costs "
+        f"every rank {human_seconds(estimate.fixed_s)} a step"
     )
 
 
@@ -98,7 +98,7 @@ def _time_binds(result: PlanResult) -> str:
     total = float(estimate.seconds_R[worst]) or 1.0
     shares = ", ".join(f"{TERM_NAMES[name]} {terms[name] / total:.0%}" for name in top)
     if estimate.fixed_s > terms[top[0]]:
-        shares = f"starting collectives {estimate.fixed_s / total:.0%}, {shares}"
+        shares = f"collectives and routing {estimate.fixed_s / total:.0%}, {shares}"
     heavy = sorted(pieces_on(result, worst), key=lambda piece: -piece.cost.total)[:3]
     return f"time: rank {worst} ({shares}); heaviest there: {_named(heavy, total)}"
 

@@ -14,7 +14,7 @@ from rayrec.distributed.planner.types import Cost, PlanResult, Storage
 from rayrec.distributed.types import ShardingType
 
 MOST_TABLES = 400  # in the picture; the ones that cost least are only counted
-LABEL_W, CHART_W, CHART_H = 190, 900, 150
+LABEL_W, CHART_W, CHART_H, TOP = 190, 900, 150, 12
 TERM_COLORS = ("#3b6fb6", "#8fc1e3", "#4f9dca", "#f2b872", "#e08a2e", "#6a9f58", "#d98cb3", "#b5508a", "#9a9a9a")
 STORAGE_NAMES = {
     "weights": "weights",
@@ -95,7 +95,7 @@ def time_chart(result: PlanResult) -> str:
     """Seconds of every rank, stacked by term, with the lower bound as a line."""
     estimate = result.estimate
     stacks = [[*row, estimate.fixed_s] for row in estimate.cost_RT.tolist()]
-    names = [TERM_NAMES[name] for name in Cost._fields] + ["starting collectives"]
+    names = [TERM_NAMES[name] for name in Cost._fields] + ["collectives and routing"]
     colors = [*TERM_COLORS, "#555555"]
     top = max(estimate.worst_s, 1e-12)
     lines = {f"lower bound {human_seconds(result.bound_s)}": result.bound_s}
@@ -136,7 +136,7 @@ def _bars(
     width = max(1.0, step * 0.86 if len(stacks) <= 64 else step)
     parts = []
     for rank, stack in enumerate(stacks):
-        y, tip = float(CHART_H), f"rank {rank}: {show(sum(stack))}"
+        y, tip = float(TOP + CHART_H), f"rank {rank}: {show(sum(stack))}"
         boxes = []
         for value, color, name in zip(stack, colors, names, strict=True):
             height = value / top * CHART_H
@@ -148,13 +148,15 @@ def _bars(
             boxes.append(f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' fill='{color}'/>")
         parts.append(f"<g><title>{escape(tip)}</title>{''.join(boxes)}</g>")
     for name, value in lines.items():
-        y = CHART_H * (1 - value / top)
+        y = TOP + CHART_H * (1 - value / top)
         parts.append(
             f"<line x1='{LABEL_W}' x2='{LABEL_W + CHART_W}' y1='{y:.1f}' y2='{y:.1f}' stroke='#c0392b' "
             f"stroke-dasharray='4 3'/><text x='{LABEL_W - 6}' y='{y + 4:.1f}' text-anchor='end'>{escape(name)}</text>"
         )
-    parts.append(_rank_numbers(len(stacks), CHART_H + 14))
-    return f"<div class='wide'><svg width='{LABEL_W + CHART_W}' height='{CHART_H + 20}'>{''.join(parts)}</svg></div>"
+    parts.append(_rank_numbers(len(stacks), TOP + CHART_H + 14))
+    return (
+        f"<div class='wide'><svg width='{LABEL_W + CHART_W}' height='{TOP + CHART_H + 20}'>{''.join(parts)}</svg></div>"
+    )
 
 
 def _rank_numbers(count: int, y: float) -> str:
@@ -228,5 +230,6 @@ def _box(run: _Run, y: float, height: float, step: float, heaviest: float) -> st
     width = max(1.0, (run.last - run.first + 1) * step - (1.5 if step > 6 else 0))
     return (
         f"<rect x='{LABEL_W + run.first * step:.1f}' y='{y}' width='{width:.1f}' height='{height - 2}' "
-        f"fill='{KIND_COLORS[run.piece.sharding_type]}' fill-opacity='{opacity:.2f}'><title>{escape(tip)}</title></rect>"
+        f"fill='{KIND_COLORS[run.piece.sharding_type]}' fill-opacity='{opacity:.2f}'>"
+        f"<title>{escape(tip)}</title></rect>"
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from rayrec.distributed.planner.cost import DEFAULT_CACHE_LOAD_FACTOR, executor_of, shard_cost
+from rayrec.distributed.planner.cost import DEFAULT_CACHE_LOAD_FACTOR, executor_of, shard_cost, shared_seconds
 from rayrec.distributed.planner.storage import shard_storage
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import Table
@@ -14,6 +14,7 @@ from rayrec.distributed.sharding.cuts import COLUMN_UNIT, even_widths
 from rayrec.distributed.types import ShardingType, Span
 
 CACHE_LOAD_FACTORS = (0.02, 0.1, DEFAULT_CACHE_LOAD_FACTOR, 0.5)
+HOST_CUTS = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
 COLUMN_CUTS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -51,13 +52,17 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One way to shard table number `table`; a plan takes one option of each table and places its units."""
+    """One way to shard table number `table`; a plan takes one option of each table and places its units.
+
+    `shared_s` are seconds that it costs every rank, wherever its units are.
+    """
 
     table: int
     sharding_type: str
     kernel: str
     cache_load_factor: float
     units: tuple[Unit, ...]
+    shared_s: float
 
     @property
     def executor(self) -> str:
@@ -101,10 +106,24 @@ def options(number: int, table: Table, topology: Topology, off_device: bool) -> 
     for kind, kernels in table.kernels.items():
         for kernel, factor in _kernels(table, kernels, off_device):
             found += [
-                Option(table=number, sharding_type=kind, kernel=kernel, cache_load_factor=factor, units=units)
+                Option(
+                    table=number,
+                    sharding_type=kind,
+                    kernel=kernel,
+                    cache_load_factor=factor,
+                    units=units,
+                    shared_s=shared_seconds(table, kind, len(units), _row_cuts(table, kind, topology), topology),
+                )
                 for units in _cuts(table, kind, kernel, factor, topology)
             ]
     return found
+
+
+def _row_cuts(table: Table, kind: str, topology: Topology) -> int:
+    """Into how many row blocks a table is cut; inside a host, at most as many as the largest one has ranks."""
+    if kind == ShardingType.ROW_WISE.value:
+        return min(len(table.ranks), table.rows)
+    return min(topology.local_world_size, table.rows) if kind in HOST_CUTS else 1
 
 
 def _kernels(table: Table, kernels: tuple[str, ...], off_device: bool) -> Iterator[tuple[str, float]]:

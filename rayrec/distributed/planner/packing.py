@@ -48,13 +48,17 @@ class Packing:
         return float(self.seconds_R.max())
 
 
-def pack(problem: Problem, chosen: Sequence[Option], memory_weight: float = 0.0) -> Packing | Stuck:
+def pack(
+    problem: Problem, chosen: Sequence[Option], extra_s: float = 0.0, memory_weight: float = 0.0
+) -> Packing | Stuck:
     """Place every unit of `chosen`.
 
     Args:
+        extra_s: seconds that the choice costs every rank besides.
         memory_weight: how much a full memory counts against a rank, beside its load; 0 looks at the load alone.
     """
     packing = _empty(problem, list(chosen))
+    packing.seconds_R += extra_s
     for option in chosen:
         if option.units[0].scope is Scope.WORLD and not _place_world(problem, packing, option):
             return Stuck(table=option.table)

@@ -20,6 +20,8 @@ class Device:
         inter_host_bw: to ranks of other hosts.
         sector_bytes: the least that one row read moves.
         id_s: seconds an id costs besides its bytes.
+        route_s: seconds that a rank spends to check an id of its batch and send it on its way, for each copy.
+        cut_s: seconds more to find the row block of an id, in a table cut by rows.
         sort_s: seconds a row number costs where replicas sort the rows that they touched.
         collective_s: seconds a collective costs besides its bytes.
         table_s: host seconds that one shard adds to a step.
@@ -34,6 +36,8 @@ class Device:
     inter_host_bw: float
     sector_bytes: int
     id_s: float
+    route_s: float
+    cut_s: float
     sort_s: float
     collective_s: float
     table_s: float
@@ -50,6 +54,8 @@ def _gpu(memory_gib: int, memory_tb_s: float, nvlink_gb_s: float, network_gb_s: 
         inter_host_bw=network_gb_s * 1e9,
         sector_bytes=64,
         id_s=5e-11,
+        route_s=1e-10,
+        cut_s=1e-10,
         sort_s=1e-9,
         collective_s=3e-5,
         table_s=1e-6,
@@ -74,7 +80,9 @@ DEVICES: dict[str, Device] = {
         inter_host_bw=1.0e9,
         sector_bytes=64,
         id_s=4e-8,
-        sort_s=1e-7,
+        route_s=5e-8,
+        cut_s=5e-8,
+        sort_s=2e-7,
         collective_s=2e-4,
         table_s=5e-6,
     ),

@@ -29,13 +29,13 @@ class Exchange:
 def refine(
     problem: Problem, packing: Packing, target_s: float, enough_s: float, target_lookup: float, limit: int
 ) -> None:
-    """Lower the worst rank's seconds until `target_s`, then its lookup seconds until `target_lookup` times their mean.
+    """Lower the worst rank's seconds until `target_s` (0: leave them), then its lookup seconds until `target_lookup` times their mean.
 
     Args:
         enough_s: what the worst rank may take again while lookups are balanced, if it was below.
         limit: at most so many exchanges for each of the two.
     """
-    for _ in range(limit):
+    for _ in range(limit if target_s > 0 else 0):
         if packing.worst_s <= target_s:
             break
         step = _best_exchange(problem, packing, packing.seconds_UC, packing.seconds_R, None)

@@ -23,13 +23,27 @@ from rayrec.distributed.planner.refine import refine
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import Table
 
-TARGET = 1.005  # of the lower bound: near enough to stop
-ENOUGH = 1.02  # of the lower bound: below it, balance of the lookups counts for more than the worst rank
+MANY_TABLES = 200  # up to here the search takes more care
+WORST_LOOKUP = 1.08  # worst over mean lookup load that is not left as it is
+LOOKUP_PRICES = (1.008, 1.02)  # what the worst rank may come to for it, of the lower bound
 TARGET_LOOKUP = 1.05  # worst over mean lookup load
 PIECE_LIMITS = (1.0, 0.5, 0.25, 0.12)  # of the lower bound, for one piece
 BYTE_LIMITS = (1.0, 0.5, 0.25, 0.1)  # of a rank's room, for one piece
 MEMORY_COSTS = 1.05  # a worst rank this far above what endless memory gives: look for kernels off the device too
 REFINED = 6  # packings of a choice of executors that are worth refining
+
+
+@dataclass(frozen=True, kw_only=True)
+class Care:
+    """How near the lower bound is near enough.
+
+    Args:
+        target: of the bound; the search for a lower worst rank stops here.
+        enough: of the bound; below it, balance of the lookups counts for more than the worst rank.
+    """
+
+    target: float
+    enough: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +85,7 @@ def search(problem: Problem) -> Solution | Stuck:
     floors, free_floor = [], float("inf")
     for executors in _executor_sets(choices):
         usable_O = np.isin(choices.executor_O, sorted(executors))
-        fixed = fixed_seconds(executors, problem.topology)
+        fixed = fixed_seconds(executors, problem.topology) + choices.shared_s
         bound = lower_bound(problem, choices, usable_O, float(problem.room_R.sum()))
         free = lower_bound(problem, choices, usable_O, float("inf"))
         if np.isfinite(bound):
@@ -115,7 +129,7 @@ def _solve(problem: Problem, choices: Choices, usable_O: Bools, bound_s: float) 
             if picked.tobytes() in seen:
                 continue
             seen.add(picked.tobytes())
-            answer = _pack(problem, [flat[i] for i in picked], bound_s)
+            answer = _pack(problem, [flat[i] for i in picked], float(choices.extra_O[picked].sum()), bound_s)
             if isinstance(answer, Packing):
                 done.append(answer)
             else:
@@ -131,24 +145,32 @@ def _solve(problem: Problem, choices: Choices, usable_O: Bools, bound_s: float) 
         packed = packings(picks)
         if packed:
             best = _refine_best(problem, packed, bound_s)
-            if best.worst_s > bound_s * ENOUGH:
+            if best.worst_s > bound_s * _care(problem).enough:
                 best = _refine_best(problem, [best, *packings(mixtures(choices, picks, problem.world_size))], bound_s)
             return best
     return stuck or Stuck(table=0)
 
 
+def _care(problem: Problem) -> Care:
+    few = len(problem.tables) <= MANY_TABLES
+    return Care(target=1.0005, enough=1.002) if few else Care(target=1.005, enough=1.02)
+
+
 def _refine_best(problem: Problem, packed: list[Packing], bound_s: float) -> Packing:
     """Refine the packings, most promising first, until one is near the bound and well balanced."""
     packed.sort(key=lambda packing: packing.worst_s)
-    limit = 200 + 10 * problem.world_size
+    care, limit = _care(problem), 200 + 10 * problem.world_size
     best, best_rating = packed[0], (float("inf"), float("inf"))
     for packing in packed[:REFINED]:
-        refine(problem, packing, bound_s * TARGET, bound_s * ENOUGH, TARGET_LOOKUP, limit)
-        rating = (max(packing.worst_s, bound_s * ENOUGH), _lookup_ratio(packing))
+        refine(problem, packing, bound_s * care.target, bound_s * care.enough, TARGET_LOOKUP, limit)
+        rating = (max(packing.worst_s, bound_s * care.enough), _lookup_ratio(packing))
         if rating < best_rating:
             best, best_rating = packing, rating
-        if best_rating[0] <= bound_s * ENOUGH and best_rating[1] <= TARGET_LOOKUP:
+        if best_rating[0] <= bound_s * care.enough and best_rating[1] <= TARGET_LOOKUP:
             break
+    for enough in LOOKUP_PRICES:
+        if _lookup_ratio(best) > WORST_LOOKUP:
+            refine(problem, best, 0.0, bound_s * enough, TARGET_LOOKUP, limit)
     return best
 
 
@@ -157,10 +179,10 @@ def _lookup_ratio(packing: Packing) -> float:
     return float(packing.lookup_R.max()) / mean if mean > 0 else 1.0
 
 
-def _pack(problem: Problem, chosen: list[Option], bound_s: float) -> Packing | Stuck:
-    answer = pack(problem, chosen)
+def _pack(problem: Problem, chosen: list[Option], extra_s: float, bound_s: float) -> Packing | Stuck:
+    answer = pack(problem, chosen, extra_s)
     for weight in (1.0, 10.0):
         if isinstance(answer, Packing):
             break
-        answer = pack(problem, chosen, memory_weight=weight * bound_s)
+        answer = pack(problem, chosen, extra_s, memory_weight=weight * bound_s)
     return answer

@@ -13,12 +13,14 @@ from rayrec.distributed.planner.cost import (
     LENGTH_BYTES,
     VECTOR_ELEMENT_BYTES,
     WEIGHT_BYTES,
+    distinct,
 )
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import Storage, Table
 from rayrec.distributed.types import ShardingType
 
 ID_COPIES = 2  # the pipeline exchanges the next batch's ids while this batch's are in use
+GATHER_COPIES = 6
 VECTOR_COPIES = 2  # the vectors sent, and their gradients coming back
 RESERVE_SHARE = 0.1  # of a rank's memory: allocator fragments, library contexts, communication buffers
 
@@ -37,6 +39,7 @@ def shard_storage(
     - gradients: the dense kernel only, as large as the weights in fp32
     - ids: what arrives of ids (8 [+ 4 weighted]) and lengths (8), twice for the pipeline
     - vectors: what leaves and its gradients; row cuts also receive everyone's partial sums for their own examples
+    - replicas: the rows that all ranks touched, with gradients, as they are sent, arrive, are joined and added up
     - UVM: weights and state lie in host memory; the cached kernel keeps `cache_load_factor` of them on the device
     """
     rows, cols = shape
@@ -50,6 +53,9 @@ def shard_storage(
     optimizer = float(rows * (table.state_row_bytes + cols * table.state_element_bytes))
     arriving = (ids * (ID_BYTES + WEIGHT_BYTES * table.weighted) + bags * LENGTH_BYTES) * ID_COPIES
     leaving = vectors * (VECTOR_COPIES + (rows < table.rows))
+    if sharding_type == ShardingType.DATA_PARALLEL.value and topology.world_size > 1:
+        touched = distinct(ids, rows) * topology.world_size
+        arriving += GATHER_COPIES * touched * (cols * VECTOR_ELEMENT_BYTES + ID_BYTES)
     off = topology.compute_device == "cuda" and kernel in ("fused_uvm", "fused_uvm_caching")
     cached = (weights + optimizer) * min(1.0, cache_load_factor) if off and kernel == "fused_uvm_caching" else 0.0
     return Storage(
