@@ -16,12 +16,14 @@ app = typer.Typer(
     epilog="--debug with any command (or RAYREC_DEBUG=1) shows tracebacks and Ray's own messages.",
 )
 
-Config = Annotated[Path, typer.Argument(help="YAML file with the config; `rayrec config` lists its fields.")]
+Config = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="YAML file with the config; `rayrec config` lists its fields.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, e.g. trainer.num_workers=4; may be repeated."),
 ]
-RunDir = Annotated[Path, typer.Argument(help="A run folder: <storage.path>/<name>.")]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run folder: <storage.path>/<name>.")]
 
 
 @app.command()
@@ -85,7 +87,7 @@ def report(run_dir: RunDir) -> None:
 @app.command()
 def config(
     file: Annotated[
-        Path | None, typer.Argument(help="Show this config with all defaults, instead of the list.")
+        Path | None, typer.Argument(metavar="CONFIG", help="Show this config with all defaults, instead of the list.")
     ] = None,
     overrides: Overrides = None,
 ) -> None:

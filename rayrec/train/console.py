@@ -115,10 +115,9 @@ class Display:
             ("samples/s", f"{result['samples_per_second']:,.0f}"),
             *places.items(),
         ]
-        grid = Table.grid(padding=(0, 2))
+        width = max(len(name) for name, _ in rows)
         for name, value in rows:
-            grid.add_row(name, escape(value))
-        self.console.print(grid, soft_wrap=True)
+            self.say(f"{name:<{width}}  {value}")
 
     def close(self) -> None:
         self._pause()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -69,13 +70,17 @@ def _is_lost_by_ray(error: BaseException) -> bool:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Raise what went wrong in a checkpoint instead of torch's wrapper around it, which is no `Exception`.
+    """For saving and loading: no warnings about a world of one, and errors as they are.
+
+    torch wraps what went wrong in an exception that is no `Exception`, with the stack traces of all ranks in its text.
 
     Raises:
         Exception: the failure of the lowest rank.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
     except CheckpointException as error:
         _, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
         if isinstance(cause, Exception):

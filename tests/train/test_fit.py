@@ -24,9 +24,6 @@ from rayrec.train.evaluate_run import evaluate_run
 from rayrec.train.run_folder import RunFolder
 from tests.train.small import raw_config, table, write, write_all
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
-
 SHOWN: dict[Path, io.StringIO] = {}
 
 

@@ -1,0 +1,184 @@
+"""The command line: what it prints, what it refuses, exit statuses, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rayrec.cli import run
+from tests.train.small import raw_config, write_all
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A config file whose data is there."""
+    write_all(tmp_path, rows=200)
+    file = tmp_path / "train.yaml"
+    file.write_text(yaml.safe_dump(raw_config(tmp_path, trainer__epochs=1)))
+    return file
+
+
+def test_train_report_and_evaluate(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", str(config), "--name", "first", "--set", "trainer.batch_size=32"]) == 0
+    folder = config.parent / "runs" / "first"
+    text = capsys.readouterr().out
+    for part in ("sharding plan", "samples/s", "evaluation after epoch 1", "evaluation AUC", str(folder)):
+        assert part in text
+    assert json.loads((folder / "result.json").read_text())["steps"] == 7
+
+    (folder / "report.html").unlink()
+    assert run(["report", str(folder)]) == 0
+    assert str(folder / "report.html") in capsys.readouterr().out
+    assert (folder / "report.html").exists()
+
+    assert run(["evaluate", str(folder), "--data", str(config.parent / "train")]) == 0
+    assert "on 200 rows" in capsys.readouterr().out
+    assert json.loads((folder / "evaluation.json").read_text())["samples"] == 200
+
+    assert run(["train", str(config), "--name", "first"]) == 0
+    assert "is finished already" in capsys.readouterr().out
+
+
+def test_plan_needs_no_data_and_writes_what_training_takes(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = config.parent / "plan.json"
+    assert run(["plan", str(config), "--world", "2x4", "--gpu", "h100", "--save", str(saved)]) == 0
+    text = capsys.readouterr().out
+    assert "sharding plan" in text
+    assert "estimated load of a step" in text
+    assert set(json.loads(saved.read_text())["plan"]["embedding_bags"]) == {"user", "item", "tag"}
+    assert run(["plan", str(config), "--save", str(saved / "below")]) == 1
+    assert run(["plan", str(config), "--world", "many"]) == 1
+    assert "HOSTSxRANKS" in capsys.readouterr().err
+    assert run(["plan", str(config), "--gpu", "abacus"]) == 1
+    assert "'abacus' is not known" in capsys.readouterr().err
+    assert run(["plan", str(config), "--save", str(saved)]) == 0
+    assert run(["train", str(config), "--set", f"sharding.plan={saved}", "--set", "trainer.num_workers=0"]) in (0, 1)
+
+
+def test_config_lists_fields_or_shows_a_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config"]) == 0
+    assert "| `trainer.num_workers` | integer ≥ 0 | `2` |" in capsys.readouterr().out
+    assert run(["config", str(config), "--set", "trainer.seed=7"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "part"),
+    [
+        (["train", "nowhere.yaml"], 1, "error: config file nowhere.yaml does not exist"),
+        (["train", "CONFIG", "--set", "trainer.num_worker=1"], 1, "did you mean 'num_workers'?"),
+        (["train", "CONFIG", "--set", "trainer"], 1, "write it as field.path=value"),
+        (["train", "CONFIG", "--set", "data.train=nowhere"], 1, "does not exist"),
+        (["train", "CONFIG", "--set", "storage.path=CONFIG"], 1, "cannot be written"),
+        (["evaluate", "nowhere"], 1, "is not a run folder"),
+        (["report", "nowhere"], 1, "nowhere"),
+        (["train"], 2, "Missing argument 'CONFIG'"),
+        (["train", "CONFIG", "--fast"], 2, "No such option: --fast"),
+        (["tarin", "CONFIG"], 2, "No such command 'tarin'"),
+    ],
+)
+def test_what_goes_wrong_is_one_message_and_a_status(
+    config: Path, capsys: pytest.CaptureFixture[str], args: list[str], status: int, part: str
+) -> None:
+    assert run([arg.replace("CONFIG", str(config)) for arg in args]) == status
+    error = " ".join(capsys.readouterr().err.split())
+    assert part in error
+    assert "Traceback" not in error
+
+
+def test_an_unforeseen_error_is_named_and_debug_shows_where(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYREC_DEBUG", "0")
+    monkeypatch.setattr("rayrec.train.config_file.load_config", lambda *_: 1 / 0)
+    assert run(["train", str(config)]) == 1
+    assert "error: ZeroDivisionError: division by zero (--debug shows where)" in capsys.readouterr().err
+    assert run(["train", "--debug", str(config)]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def descendants(pid: int) -> set[int]:
+    """Process ids below a process."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found, grown = {pid}, True
+    while grown:
+        more = {child for child, above in parents.items() if above in found} - found
+        found, grown = found | more, bool(more)
+    return found - {pid}
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_everything_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    """A real run of two Ray workers, interrupted in mid-epoch; nothing is left running."""
+    write_all(tmp_path, rows=200)
+    (tmp_path / "slow_model.py").write_text(
+        "import time\nfrom rayrec.models import DLRM\n"
+        "class Slow(DLRM):\n"
+        "    def forward(self, batch):\n"
+        "        time.sleep(0.3 if self.training else 0)\n"
+        "        return super().forward(batch)\n"
+    )
+    raw = raw_config(
+        tmp_path,
+        model={"factory": "slow_model:Slow", "args": {"dense_arch": [8], "over_arch": [1]}},
+        trainer={"num_workers": 2, "batch_size": 16, "epochs": 2, "log_every": 1, "checkpoint_every": 2},
+    )
+    config = tmp_path / "c.yaml"
+    config.write_text(yaml.safe_dump(raw))
+    metrics = tmp_path / "runs" / "small" / "metrics.jsonl"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    environment.pop("RAY_ADDRESS", None)
+    command = [sys.executable, "-m", "rayrec.cli", "train", str(config)]
+    started = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 120
+        while time.monotonic() < until and not (metrics.exists() and metrics.read_text().count('"train"') >= 5):
+            assert started.poll() is None, started.communicate()[0]
+            time.sleep(0.1)
+        below = descendants(started.pid)
+        assert below
+        os.killpg(started.pid, signal.SIGINT)
+        output, _ = started.communicate(timeout=60)
+    finally:
+        if started.poll() is None:
+            os.killpg(started.pid, signal.SIGKILL)
+    assert started.returncode == 130, output
+    assert "interrupted" in output
+    assert "the same command goes on from it" in output
+    assert "Traceback" not in output
+    until = time.monotonic() + 15
+    while time.monotonic() < until and any(map(running, below)):
+        time.sleep(0.2)
+    assert not [pid for pid in below if running(pid)]
+
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed from the checkpoint of step" in done.stdout
+    result = json.loads((tmp_path / "runs" / "small" / "result.json").read_text())
+    assert (result["steps"], result["train"]["samples"]) == (26, 400)
