@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 
 from rayrec.data.columns import check_types
 from rayrec.data.errors import DataError
-from rayrec.data.files import Found, find_files, open_filesystem
+from rayrec.data.files import Found, find_files
+from rayrec.data.opening import open_parquet, unreadable
 from rayrec.data.schema import Schema
 
 WINDOW_ROWS = 65_536
@@ -113,39 +114,6 @@ class Manifest:
         for window in self.windows:
             digest.update(repr([(s.file, s.row_group, s.start, s.stop) for s in window.slices]).encode())
         return digest.hexdigest()[:32]
-
-
-def open_parquet(uri: str, size_bytes: int | None = None) -> pq.ParquetFile:
-    """Opens a file for reading, its footer read.
-
-    Args:
-        size_bytes: what its size must be.
-
-    Raises:
-        DataError: the file is gone, is not Parquet, or has another size than it had.
-    """
-    filesystem, path = open_filesystem(uri)
-    try:
-        source = filesystem.open_input_file(path)
-        if size_bytes is not None and source.size() != size_bytes:
-            raise DataError(
-                f"the file changed while the run was going on: {source.size()} bytes now, {size_bytes} before",
-                file=uri,
-                fix="do not write to files that are being read; start the run again",
-            )
-        return pq.ParquetFile(source, pre_buffer=not path.startswith("/"))
-    except FileNotFoundError as error:
-        raise DataError("the file is gone", file=uri, fix="restore it, and check that every node sees it") from error
-    except (pa.ArrowInvalid, OSError) as error:
-        raise unreadable(uri, error) from error
-
-
-def unreadable(uri: str, error: Exception) -> DataError:
-    """The error of a file that is there but cannot be read."""
-    first_line = str(error).strip().split("\n")[0]
-    return DataError(
-        f"the file is not readable as Parquet: {first_line}", file=uri, fix="write the file again, or remove it"
-    )
 
 
 def _read_footer(file: Found, schema: Schema) -> tuple[FileFacts, dict[str, pa.DataType]]:

@@ -12,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.columns import check_types, without_views
+from rayrec.data.arrow_types import without_views
+from rayrec.data.columns import check_types
 from rayrec.data.dense import map_dense
 from rayrec.data.errors import DataError
 from rayrec.data.problems import Problems, Unplaced
 from rayrec.data.rows import Rows, collate
-from rayrec.data.schema import Schema
+from rayrec.data.schema import Schema, Vocabulary
 from rayrec.data.sparse import map_sparse
+from rayrec.data.vocabulary import load_vocabulary
 from rayrec.models.batch import Batch
 
 F32 = npt.NDArray[np.float32]
@@ -77,6 +79,14 @@ def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
             raise DataError(f"feature {name!r} is in no table", fix=f"add {name!r} to a table's features")
         if rows_of[name] < 1:
             raise DataError(f"feature {name!r}: its table has {rows_of[name]} rows", fix="give it at least 1 row")
+        if isinstance(feature.mapping, Vocabulary):
+            needed = feature.mapping.oov_rows + len(load_vocabulary(feature.mapping.path).keys)
+            if rows_of[name] < needed:
+                raise DataError(
+                    f"feature {name!r}: its table has {rows_of[name]} rows, its vocabulary needs {needed}",
+                    file=feature.mapping.path,
+                    fix=f"raise the table's rows to {needed}, or shorten the vocabulary",
+                )
         default = feature.default
         if feature.mapping.kind == "identity" and isinstance(default, int) and not 0 <= default < rows_of[name]:
             raise DataError(

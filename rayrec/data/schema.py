@@ -41,7 +41,20 @@ class Hash(Strict):
     seed: int = 0
 
 
-Mapping = Annotated[Identity | Hash, Field(discriminator="kind")]
+class Vocabulary(Strict):
+    """Every id of a vocabulary has a row of its own; all others share the first rows of the table.
+
+    Args:
+        path: Parquet file with a column `id`, or text with one id a line. Its k-th id has row `oov_rows + k`.
+        oov_rows: rows that ids outside the vocabulary are hashed onto; with 0 such an id is reported.
+    """
+
+    kind: Literal["vocabulary"] = "vocabulary"
+    path: str
+    oov_rows: int = Field(default=1, ge=0)
+
+
+Mapping = Annotated[Identity | Hash | Vocabulary, Field(discriminator="kind")]
 
 
 class Standardize(Strict):

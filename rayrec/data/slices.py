@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.data.columns import without_views
+from rayrec.data.arrow_types import without_views
 from rayrec.data.errors import DataError
-from rayrec.data.manifest import open_parquet, unreadable
+from rayrec.data.opening import open_parquet, unreadable
 from rayrec.data.retries import with_retries
 
 I64 = npt.NDArray[np.int64]

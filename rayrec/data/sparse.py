@@ -10,12 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.columns import is_text
+from rayrec.data.arrow_types import is_text
 from rayrec.data.hashing import hash_rows, hash_strings, seed_of, to_rows
 from rayrec.data.lists import filtered_offsets, offsets_of, row_of, truncate, unnest
 from rayrec.data.problems import Problems
 from rayrec.data.rows import Ids
-from rayrec.data.schema import Hash, Identity, SparseFeature
+from rayrec.data.schema import Hash, Identity, SparseFeature, Vocabulary
+from rayrec.data.vocabulary import load_vocabulary, text_keys
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -120,22 +121,27 @@ class _Bags:
     def _outside(self, values: I64, outside: I64, keep: Bools | None) -> Bools | None:
         """Treats ids outside the table; `values` still holds them."""
         mapping = self.feature.mapping
-        assert isinstance(mapping, Identity)
-        if mapping.bounds == "drop":
+        bounds = mapping.bounds if isinstance(mapping, Identity) else "error"
+        if bounds == "drop":
             keep = np.ones(len(values), dtype=np.bool_) if keep is None else keep
             keep[outside] = False
             return keep
-        if mapping.bounds == "clip":
+        if bounds == "clip":
             signed = pa.types.is_signed_integer(self._id_type())
             values[outside] = np.where(signed & (values[outside] < 0), 0, self.num_rows - 1)
             return keep
-        name, rows, leaf = self.feature.name, self.num_rows, self.leaf
+        name, leaf = self.feature.name, self.leaf
+        problem = f"the id is outside its table's rows [0, {self.num_rows})"
+        fix = f"raise the rows of {name!r}'s table above the largest id, or set mapping: {{kind: hash}}"
+        if isinstance(mapping, Vocabulary):
+            problem = "the id is not in its vocabulary"
+            fix = "build the vocabulary from this data, or set oov_rows to at least 1"
         self.problems.add(
             self._row_of(outside),
             self.feature.column,
-            lambda _: f"feature {name!r}: the id is outside its table's rows [0, {rows})",
+            lambda _: f"feature {name!r}: {problem}",
             lambda k: str(leaf[int(outside[k])].as_py()),
-            f"raise the rows of {name!r}'s table above the largest id, or set mapping: {{kind: hash}}",
+            fix,
         )
         values[outside] = 0
         return keep
@@ -152,13 +158,15 @@ def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[I64
         leaf = leaf.dictionary_decode()
     mapping = feature.mapping
     if is_text(leaf.type):
-        assert isinstance(mapping, Hash)
-        rows, nulls = _hash_texts(leaf, mapping, num_rows)
-        return rows, nulls, None
+        return _map_texts(leaf, mapping, num_rows)
     nulls = leaf.is_null().to_numpy(zero_copy_only=False) if leaf.null_count else None
     raw = _int64(leaf.fill_null(0) if nulls is not None else leaf)
     if isinstance(mapping, Hash):
         return hash_rows(raw, seed_of(mapping.seed), num_rows), nulls, None
+    if isinstance(mapping, Vocabulary):
+        rows = _look_up(raw.view(np.uint64), mapping)
+        unknown = rows < 0 if nulls is None else (rows < 0) & ~nulls
+        return rows, nulls, np.flatnonzero(unknown) if unknown.any() else None
     # Seen as unsigned, a negative id is larger than any table.
     unsigned = raw.view(np.uint64)
     outside = np.flatnonzero(unsigned >= np.uint64(num_rows)) if len(raw) and unsigned.max() >= num_rows else None
@@ -171,12 +179,27 @@ def _int64(leaf: pa.Array) -> I64:
     return raw.view(np.int64) if raw.dtype == np.uint64 else raw.astype(np.int64, copy=False)
 
 
-def _hash_texts(leaf: pa.Array, mapping: Hash, num_rows: int) -> tuple[I64, Bools | None]:
+def _look_up(keys: npt.NDArray[np.uint64], mapping: Vocabulary) -> I64:
+    """Table rows of a vocabulary's keys; negative for an unknown one where there are no rows for such."""
+    places = load_vocabulary(mapping.path).find(keys)
+    if not mapping.oov_rows:
+        return places
+    others = hash_rows(keys.view(np.int64), seed_of(0), mapping.oov_rows)
+    return np.where(places < 0, others, places + mapping.oov_rows)
+
+
+def _map_texts(
+    leaf: pa.Array, mapping: Identity | Hash | Vocabulary, num_rows: int
+) -> tuple[I64, Bools | None, I64 | None]:
+    """As `map_leaf`, for strings: every distinct one is looked at once."""
     encoded = leaf if pa.types.is_dictionary(leaf.type) else pc.dictionary_encode(leaf)
-    texts = encoded.dictionary
-    hashes = hash_strings(texts.cast(pa.large_binary()).fill_null(b"").to_pylist(), seed_of(mapping.seed))
-    rows = to_rows(hashes, num_rows)
-    indices = encoded.indices
+    texts, indices = encoded.dictionary, encoded.indices
+    if isinstance(mapping, Vocabulary):
+        distinct = _look_up(text_keys(texts), mapping)
+    else:
+        assert isinstance(mapping, Hash)
+        raw = texts.cast(pa.large_binary()).fill_null(b"").to_pylist()
+        distinct = to_rows(hash_strings(raw, seed_of(mapping.seed)), num_rows)
     codes = indices.fill_null(0).to_numpy(zero_copy_only=False) if indices.null_count else indices.to_numpy()
     nulls: Bools | None = None
     if indices.null_count:
@@ -184,7 +207,11 @@ def _hash_texts(leaf: pa.Array, mapping: Hash, num_rows: int) -> tuple[I64, Bool
     if texts.null_count:
         empty = texts.is_null().to_numpy(zero_copy_only=False)[codes]
         nulls = empty if nulls is None else nulls | empty
-    return (rows[codes] if len(rows) else np.zeros(len(codes), np.int64)), nulls
+    rows = distinct[codes] if len(distinct) else np.zeros(len(codes), np.int64)
+    if not isinstance(mapping, Vocabulary) or mapping.oov_rows:
+        return rows, nulls, None
+    unknown = rows < 0 if nulls is None else (rows < 0) & ~nulls
+    return rows, nulls, np.flatnonzero(unknown) if unknown.any() else None
 
 
 def _pairs(feature: SparseFeature, pairs: pa.StructArray, offsets: I64, problems: Problems) -> tuple[pa.Array, F32]:

@@ -367,7 +367,7 @@ def test_reads_that_fail_for_a_moment_are_tried_again(tmp_path: Path, monkeypatc
                 raise failures.pop()
             return super().open_input_file(path)
 
-    monkeypatch.setattr("rayrec.data.manifest.open_filesystem", lambda uri: (Flaky(), uri))
+    monkeypatch.setattr("rayrec.data.opening.open_filesystem", lambda uri: (Flaky(), uri))
     with stream(manifest, Cursor.start(0), 0, 1, options=ReadOptions(reader="local", retries=2)) as batches:
         assert sorted(row_ids([b for b, _ in batches])) == list(range(100))
     failures += [OSError("connection reset")] * 3

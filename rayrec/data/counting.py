@@ -1,0 +1,86 @@
+"""Counts the ids of a feature in a whole data set, to build its vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rayrec.data.arrow_types import is_list, without_views
+from rayrec.data.files import open_filesystem
+from rayrec.data.lists import unnest
+from rayrec.data.manifest import FileFacts, Manifest
+from rayrec.data.opening import open_parquet, unreadable
+from rayrec.data.schema import SparseFeature
+
+
+def build_vocabulary(
+    manifest: Manifest, feature: SparseFeature, *, min_count: int = 1, max_size: int | None = None
+) -> pa.Table:
+    """Counts a feature's ids in a whole data set.
+
+    Args:
+        min_count: rarer ids are left to the out-of-vocabulary rows.
+        max_size: at most so many ids, the most frequent ones.
+
+    Returns:
+        `id` and `count`, the most frequent id first, equal counts by id.
+    """
+    with ThreadPoolExecutor(4) as pool:
+        counted = list(pool.map(lambda file: _count_file(file, feature), manifest.files))
+    table = _sum(pa.concat_tables(counted))
+    table = table.filter(pc.greater_equal(table["count"], min_count))
+    table = table.sort_by([("count", "descending"), ("id", "ascending")])
+    return table if max_size is None else table.slice(0, max_size)
+
+
+def write_vocabulary(table: pa.Table, path: str) -> None:
+    """Writes what `build_vocabulary` gave as the Parquet file that a schema names."""
+    filesystem, inner = open_filesystem(path)
+    pq.write_table(table, inner, filesystem=filesystem)
+
+
+def _count_file(file: FileFacts, feature: SparseFeature) -> pa.Table:
+    with open_parquet(file.uri, file.size_bytes) as parquet:
+        kind = parquet.schema_arrow.field(feature.column).type
+        total = _counts(pa.array([], _id_type(kind)))
+        try:
+            for batch in parquet.iter_batches(columns=[feature.column], use_threads=False):
+                total = _sum(pa.concat_tables([total, *map(_counts, _ids(batch.column(0)))]))
+        except (pa.ArrowException, OSError) as error:
+            raise unreadable(file.uri, error) from error
+    return total
+
+
+def _ids(array: pa.Array) -> Iterator[pa.Array]:
+    array = array.cast(without_views(array.type))
+    while is_list(array.type):
+        array = unnest(array).leaf
+    if pa.types.is_struct(array.type):
+        array = pc.struct_field(array, "id")
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    yield array.drop_null().cast(_id_type(array.type))
+
+
+def _id_type(kind: pa.DataType) -> pa.DataType:
+    while is_list(kind):
+        kind = kind.value_type
+    if pa.types.is_struct(kind):
+        kind = kind.field("id").type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return without_views(kind)
+
+
+def _counts(ids: pa.Array) -> pa.Table:
+    counts = ids.value_counts()
+    return pa.table({"id": counts.field("values"), "count": counts.field("counts")})
+
+
+def _sum(table: pa.Table) -> pa.Table:
+    summed = table.group_by("id").aggregate([("count", "sum")])
+    return pa.table({"id": summed["id"], "count": summed["count_sum"]})

@@ -1,0 +1,88 @@
+"""Vocabularies: counted from data, read from files, looked up with rows for the ids they lack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.data import DataError, Manifest, Schema, build_vocabulary, to_batch, write_vocabulary
+from rayrec.data.mapping import check_rows_of
+from tests.data.sets import SCHEMA, write
+
+
+def feature(path: Path | str, kind: str = "id", **more) -> Schema:
+    mapping = {"kind": "vocabulary", "path": str(path), "oov_rows": more.pop("oov_rows", 2)}
+    return Schema.model_validate({"sparse": [{"name": "x", "kind": kind, "mapping": mapping} | more]})
+
+
+def ids_of(values: pa.Array, schema: Schema, rows: int = 10) -> list[int]:
+    label = pa.array([0] * len(values))
+    return to_batch(pa.table({"label": label, "x": values}), schema, {"x": rows}).sparse.values().tolist()
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("suffix", [".txt", ".parquet"])
+def test_known_ids_have_rows_of_their_own(tmp_path: Path, text: bool, suffix: str) -> None:
+    ids = ["30", "-4", "12"] if not text else ["b", "ü", "a b"]
+    path = tmp_path / f"v{suffix}"
+    known = pa.array(ids) if text else pa.array([int(i) for i in ids], pa.int32())
+    if suffix == ".txt":
+        path.write_text("\n".join(ids) + "\n")
+    else:
+        pq.write_table(pa.table({"id": known}), path)
+    schema = feature(path)
+    assert ids_of(known, schema) == [2, 3, 4]
+    assert ids_of(known.dictionary_encode(), schema) == [2, 3, 4]
+    unknown = pa.array([f"u{i}" for i in range(50)]) if text else pa.array(range(100, 150))
+    assert set(ids_of(unknown, schema)) == {0, 1}
+    lists = pa.array([known.to_pylist(), [], known.to_pylist()[:1]])
+    assert ids_of(lists, feature(path, "id_list")) == [2, 3, 4, 2]
+
+
+def test_without_rows_for_others_an_unknown_id_is_reported(tmp_path: Path) -> None:
+    for ids, unknown in [(["1", "2"], 7), (["a", "b"], "c")]:
+        path = tmp_path / f"{ids[0]}.txt"
+        path.write_text("\n".join(ids))
+        known: list = [int(i) for i in ids] if isinstance(unknown, int) else ids
+        schema = feature(path, oov_rows=0)
+        assert ids_of(pa.array(known), schema) == [0, 1]
+        with pytest.raises(DataError, match="not in its vocabulary") as caught:
+            ids_of(pa.array([*known, unknown]), schema)
+        assert caught.value.row == 2 and caught.value.value == str(unknown)
+        assert ids_of(pa.array([known[0], None]), feature(path, oov_rows=0, on_null="empty")) == [0]
+
+
+def test_wrong_vocabularies(tmp_path: Path) -> None:
+    path = tmp_path / "v.txt"
+    with pytest.raises(DataError, match="cannot be read"):
+        ids_of(pa.array([1]), feature(path))
+    path.write_text("1\n2\n1\n")
+    with pytest.raises(DataError, match="twice"):
+        ids_of(pa.array([1]), feature(path))
+    good = tmp_path / "good.txt"
+    good.write_text("1\n2\n")
+    with pytest.raises(DataError, match="whose vocabulary holds integers, must be one of them"):
+        ids_of(pa.array(["a"]), feature(good))
+    with pytest.raises(DataError, match="has 3 rows, its vocabulary needs 4"):
+        check_rows_of(feature(good), {"x": 3})
+    pq.write_table(pa.table({"name": [1]}), tmp_path / "v.parquet")
+    with pytest.raises(DataError, match="needs a column `id`"):
+        ids_of(pa.array([1]), feature(tmp_path / "v.parquet"))
+
+
+def test_built_from_data_and_used(tmp_path: Path) -> None:
+    manifest = Manifest.read(str(write(tmp_path / "data", [300, 200])), SCHEMA)
+    everything = pq.ParquetDataset(str(tmp_path / "data")).read()
+    for number, column in ((1, "user_id"), (2, "genres"), (3, "city")):
+        values = [v for row in everything[column].to_pylist() for v in (row if isinstance(row, list) else [row])]
+        expected = sorted({v: values.count(v) for v in values}.items(), key=lambda p: (-p[1], p[0]))
+        built = build_vocabulary(manifest, SCHEMA.sparse[number])
+        assert list(zip(built["id"].to_pylist(), built["count"].to_pylist(), strict=True)) == expected
+        few = build_vocabulary(manifest, SCHEMA.sparse[number], min_count=expected[2][1], max_size=2)
+        assert few["id"].to_pylist() == [v for v, _ in expected[:2]]
+        path = str(tmp_path / f"{column}.parquet")
+        write_vocabulary(built, path)
+        assert ids_of(pa.array([expected[0][0]]), feature(path, oov_rows=1)) == [1]
