@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -64,6 +65,16 @@ class Problems:
     def add_error(self, rows: npt.NDArray[np.int64], error: DataError) -> None:
         """Notes rows that all share one reason which has its own place, as a file that cannot be read."""
         self._findings.append(_Finding(rows, "", lambda _: "", lambda _: None, "", error))
+
+    def reasons(self) -> Counter[str]:
+        """How many findings there are of each kind."""
+        found: Counter[str] = Counter()
+        for finding in self._findings:
+            if finding.error is not None:
+                found[f"{finding.error.problem} ({finding.error.file})"] += len(finding.rows)
+            elif len(finding.rows):
+                found[finding.problem(0)] += len(finding.rows)
+        return found
 
     def rows(self) -> npt.NDArray[np.int64]:
         """All bad rows, ascending, each once."""

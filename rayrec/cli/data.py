@@ -1,0 +1,94 @@
+"""`rayrec data …`: looking at data sets before training on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rayrec.data.check import CheckReport
+    from rayrec.data.inspect import Inspection
+
+app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
+
+
+@app.command()
+def inspect(
+    paths: Annotated[list[str], typer.Argument(help="Parquet files, folders or globs, local or URIs.")],
+    rows: Annotated[int, typer.Option(help="How many rows to look at, spread over the files.", min=1)] = 500_000,
+) -> None:
+    """Read a data set and propose its schema and table sizes, as YAML for a train config."""
+    import yaml
+
+    from rayrec.data.inspect import inspect as look
+
+    found = look(paths, rows)
+    _print_columns(found)
+    typer.echo(yaml.safe_dump(found.proposal(), sort_keys=False, default_flow_style=None, width=120))
+
+
+@app.command()
+def check(
+    config: Annotated[Path, typer.Argument(help="A train config.")],
+    page: Annotated[Path | None, typer.Option("--html", help="Also write the result as a page.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Map a config's training data; report bad rows, nulls, collisions, list lengths. Exit status 1 on bad rows."""
+    from rayrec.data import Manifest
+    from rayrec.data.check import check as run_check
+    from rayrec.data.check_page import check_page
+    from rayrec.train import load_config
+
+    loaded = load_config(config)
+    rows_of = {feature: table.rows for table in loaded.tables for feature in table.features}
+    report = run_check(Manifest.read(loaded.data.train, loaded.data_schema), loaded.data_schema, rows_of)
+    if page is not None:
+        page.write_text(check_page(report, f"Data of {loaded.name}"), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(report.to_dict()))
+    else:
+        _print_check(report)
+    if report.bad_rows:
+        raise typer.Exit(1)
+
+
+def _print_columns(found: Inspection) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{found.rows:,} rows in {found.files} files, {found.looked_at:,} looked at")
+    for head in ("column", "type", "taken for", "nulls", "different ids", "range", "note"):
+        table.add_column(head)
+    for c in found.columns:
+        ids = f"{c.distinct:,}" if c.role.startswith(("id", "weighted")) else ""
+        if ids and c.ids_estimate > c.distinct:
+            ids += f", about {c.ids_estimate:,} in all"
+        span = "" if c.low is None or c.high is None else f"{c.low:g} … {c.high:g}"
+        table.add_row(c.name, c.kind, c.role, f"{c.nulls:,}", ids, span, c.note)
+    Console(stderr=True).print(table)
+
+
+def _print_check(report: CheckReport) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"{report.rows:,} rows, {report.bad_rows:,} bad, {report.positives:,} with label 1")
+    for reason, number in report.reasons.most_common():
+        console.print(f"  {number:,} × {reason}", style="red", markup=False)
+    for sample in report.samples[:5]:
+        console.print(f"    {sample}", markup=False)
+    table = Table()
+    for head in ("feature", "ids", "nulls", "different ids", "table rows", "rows used", "collisions"):
+        table.add_column(head, justify="left" if head == "feature" else "right")
+    for f in report.features:
+        different = "many" if f.distinct_ids is None else f"{f.distinct_ids:,}"
+        collisions = "?" if f.collisions is None else f"{f.collisions:,}"
+        counts = (f.ids, f.nulls)
+        table.add_row(
+            f.name, *(f"{n:,}" for n in counts), different, f"{f.table_rows:,}", f"{f.used_rows:,}", collisions
+        )
+    console.print(table)

@@ -1,0 +1,86 @@
+"""Looking at a data set: the proposed schema reads it, and the check counts what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.data import DataError, Manifest, Schema, to_batch
+from rayrec.data.check import check
+from rayrec.data.check_page import check_page
+from rayrec.data.inspect import inspect
+from tests.data.sets import CITIES, GENRES, ROWS_OF, SCHEMA, USERS, table, write
+
+
+def test_the_proposed_schema_reads_the_data(tmp_path: Path) -> None:
+    write(tmp_path, [400, 300])
+    found = inspect(str(tmp_path))
+    roles = {c.name: c.role for c in found.columns}
+    assert roles | {"row": "dense", "unused": "dense"} == roles
+    assert (roles["label"], roles["age"], roles["user_id"]) == ("label", "dense", "id")
+    assert (roles["genres"], roles["city"]) == ("id_list", "id")
+    proposal = found.proposal()
+    schema = Schema.model_validate(proposal["schema"])
+    rows_of = {t["name"]: t["rows"] for t in proposal["tables"]}
+    assert rows_of == {"user_id": USERS, "genres": GENRES, "city": 128}
+    data = pq.ParquetDataset(str(tmp_path)).read()
+    assert to_batch(data, schema, rows_of).rows == 700
+    assert not check(Manifest.read(str(tmp_path), schema), schema, rows_of).bad_rows
+
+
+def test_a_sample_estimates_how_many_ids_there_are(tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 1 << 40, 5000)[np.random.default_rng(1).integers(0, 5000, 40_000)]
+    label = np.arange(40_000) % 2
+    pq.write_table(pa.table({"user_id": ids, "label": label}), tmp_path / "x.parquet")
+    (user, _) = inspect(str(tmp_path), sample_rows=6000).columns
+    assert user.distinct < 4000 and 4500 < user.ids_estimate < 5500
+    assert user.table_rows == 16384 and not user.dense_range
+
+
+def test_odd_columns_are_left_out_with_a_reason(tmp_path: Path) -> None:
+    columns = {
+        "deep": pa.array([[[1]], [[2]]]),
+        "when": pa.array([1, 2], pa.timestamp("s")),
+        "flag": pa.array([True, False]),
+        "click": pa.array([0, 1]),
+        "pairs": pa.array([[{"id": 1, "weight": 0.5}], []]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    found = inspect(str(tmp_path))
+    roles = {c.name: c.role for c in found.columns}
+    assert roles == {"deep": "unused", "when": "unused", "flag": "dense", "click": "label", "pairs": "weighted_id_list"}
+    assert all(c.note for c in found.columns if c.role == "unused")
+    Schema.model_validate(found.proposal()["schema"])
+    pq.write_table(pa.table({"name": ["a"]}), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match="no column looks like a label"):
+        inspect(str(tmp_path)).proposal()
+
+
+def test_check_counts_what_is_wrong(tmp_path: Path) -> None:
+    write(tmp_path, [300])
+    bad = table(100, 300, user_id=pa.array([None, 77, *([3] * 98)]), label=pa.array([1, 1, 5, *([0] * 97)]))
+    pq.write_table(bad, tmp_path / "x.parquet")
+    report = check(Manifest.read(str(tmp_path), SCHEMA, window_rows=64), SCHEMA, ROWS_OF)
+    assert (report.rows, report.bad_rows, len(report.samples)) == (400, 3, 3)
+    assert sum(report.reasons.values()) == 3
+    source = pq.ParquetDataset(str(tmp_path)).read()
+    by_name = {f.name: f for f in report.features}
+    assert by_name["user"].nulls == 1 and by_name["user"].distinct_ids == USERS + 1
+    lengths = [len(g) for i, g in enumerate(source["genres"].to_pylist()) if i not in (300, 301, 302)]
+    assert by_name["genres"].lengths[:4].tolist() == np.bincount(lengths, minlength=4).tolist()
+    city = by_name["city"]
+    assert city.distinct_ids == 50 and city.used_rows <= CITIES and city.collisions == 50 - city.used_rows
+    page = check_page(report, "A <test>")
+    assert "3 bad rows" in page and "A &lt;test&gt;" in page and "<svg" in page and "http" not in page
+    assert report.to_dict()["features"][0]["name"] == "row"
+
+
+def test_check_goes_on_past_unreadable_files(tmp_path: Path) -> None:
+    manifest = Manifest.read(str(write(tmp_path, [100, 50])), SCHEMA)
+    (tmp_path / "part-001.parquet").unlink()
+    report = check(manifest, SCHEMA, ROWS_OF)
+    assert report.bad_rows == 50 and "the file is gone" in next(iter(report.reasons))
