@@ -113,9 +113,8 @@ def against_torchrec(python: str, problems: int) -> bool:
             scores,
         )
     _show("planner: worst rank against TorchRec 1.8.0 (ratio below 1: rayrec's plan is better)", table)
-    print(
-        f"{len(ratios)} of {problems} solved by both; median ratio {statistics.median(ratios):.3f}, worst {max(ratios):.3f}"
-    )
+    middle, worst = statistics.median(ratios), max(ratios)
+    print(f"{len(ratios)} of {problems} solved by both; median ratio {middle:.3f}, worst {worst:.4f}")
     return good
 
 
@@ -140,7 +139,7 @@ def _ask_torchrec(python: str, count: int, seed: int, topology: Topology, ours: 
                 "rows": t.num_embeddings,
                 "dim": t.embedding_dim,
                 "feature": t.feature_names[0],
-                "pooling": list(told[t.name].pooling_factors or [1.0])[0],
+                "pooling": next(iter(told[t.name].pooling_factors or [1.0])),
             }
             for t in tables
         ],

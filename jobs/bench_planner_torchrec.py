@@ -103,7 +103,7 @@ def _score(options: list[Any], plan: dict[str, Any], world_size: int) -> float |
         if not match:
             return None
         ranks = sharding["ranks"] if sharding["shards"] is None else [_rank(s) for s in sharding["shards"]]
-        for shard, rank in zip(match[0].shards, ranks):
+        for shard, rank in zip(match[0].shards, ranks, strict=False):
             load[rank] += shard.perf.total
     return max(load)
 

@@ -193,7 +193,7 @@ def step_seconds(kind: ShardingType, batch: int, group: dist.ProcessGroup, devic
 
 
 def fit_steps(group: dist.ProcessGroup, device: torch.device, known: dict[str, float]) -> dict[str, float]:
-    """What routing an id, cutting it to a row block, and sorting replicas' rows cost: whole steps less what is known."""
+    """What routing an id, finding its row block, and sorting replicas' rows cost: whole steps less what is known."""
     world = group.size()
     unknown = {"route_s": 0.0, "cut_s": 0.0, "sort_s": 0.0}
     plain = Topology(world, device.type)

@@ -29,7 +29,7 @@ class Exchange:
 def refine(
     problem: Problem, packing: Packing, target_s: float, enough_s: float, target_lookup: float, limit: int
 ) -> None:
-    """Lower the worst rank's seconds until `target_s` (0: leave them), then its lookup seconds until `target_lookup` times their mean.
+    """Lower the worst rank's seconds until `target_s` (0: leave them), then its lookups until `target_lookup` x mean.
 
     Args:
         enough_s: what the worst rank may take again while lookups are balanced, if it was below.

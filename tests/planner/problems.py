@@ -1,0 +1,51 @@
+"""Planning problems for the tests: tables from hypothesis, plain ones, and the sharder they are planned with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.planner import ParameterConstraints, Topology
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+
+SHARDER = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1})
+KINDS = ("table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "grid_shard", "data_parallel")
+
+
+def table(name: str, rows: int = 1000, dim: int = 64, features: Sequence[str] | None = None) -> EmbeddingBagConfig:
+    return EmbeddingBagConfig(
+        name=name, num_embeddings=rows, embedding_dim=dim, feature_names=list(features or [f"{name}_id"])
+    )
+
+
+def collection(tables: Sequence[EmbeddingBagConfig]) -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(tables=list(tables), device="meta")
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> list[EmbeddingBagConfig]:
+    shapes = draw(st.lists(st.tuples(st.integers(1, 3_000_000), st.integers(1, 32)), min_size=1, max_size=14))
+    return [table(f"t{n}", rows, 4 * units) for n, (rows, units) in enumerate(shapes)]
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    hosts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    kind = draw(st.sampled_from(["cpu", "cuda"]))
+    cap = [draw(st.sampled_from([1 << 29, 1 << 30, 1 << 33])) for _ in hosts]
+    memory = {"hbm_cap": cap, "ddr_cap": 1 << 33} if kind == "cuda" else {"ddr_cap": cap}
+    return Topology(sum(hosts), kind, hosts=hosts, **memory)
+
+
+@st.composite
+def constraints(draw: st.DrawFn, names: Sequence[str]) -> dict[str, ParameterConstraints]:
+    told = {}
+    for name in names:
+        if draw(st.booleans()):
+            kinds = draw(st.none() | st.lists(st.sampled_from(KINDS), min_size=1, max_size=3, unique=True))
+            bag = draw(st.none() | st.floats(0, 40))
+            told[name] = ParameterConstraints(sharding_types=kinds, pooling_factors=None if bag is None else [bag])
+    return told

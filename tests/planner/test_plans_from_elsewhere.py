@@ -1,0 +1,107 @@
+"""Plans that were loaded, edited or compared: checked, explained, drawn, told apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from rayrec.distributed.planner import (
+    NoPlanError,
+    ParameterConstraints,
+    Topology,
+    check_plan,
+    diff,
+    explain,
+    plan_tables,
+    write_html,
+)
+from rayrec.distributed.sharding.cuts import CUTS
+from rayrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType, Span
+from tests.planner.problems import SHARDER, table
+
+TABLES = [table("big", 2_000_000), table("wide", 5_000, 128), table("tiny", 100, 16)]
+TOPOLOGY = Topology(4, "cpu", local_world_size=2)
+
+
+def result_of(told=None, topology=TOPOLOGY):
+    return plan_tables(TABLES, topology, told, sharder=SHARDER)
+
+
+def edited(plan: ShardingPlan, **changes: ParameterSharding | None) -> ShardingPlan:
+    tables = {**plan.plan[""], **changes}
+    return ShardingPlan({"": {name: p for name, p in tables.items() if p is not None}})
+
+
+def sharding(kind: str, ranks: list[int], rows=2_000_000, dim=64, kernel="fused", name="big") -> ParameterSharding:
+    shards = CUTS[ShardingType(kind)](name, rows, dim, ranks)
+    return ParameterSharding(sharding_type=kind, compute_kernel=kernel, shards=shards)
+
+
+GOOD = sharding("row_wise", [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (None, "plan lacks table 'big'"),
+        (sharding("table_wise", [4]), "4 is not a rank of 0 .. 3"),
+        (sharding("table_wise", [0], rows=1_000), "leave 127936000 of 128000000 numbers on no rank"),
+        (sharding("table_wise", [0], rows=3_000_000), "is outside its 2000000 x 64"),
+        (sharding("data_parallel", [0, 1]), "needs one whole copy on each of the 4 ranks"),
+        (
+            sharding("table_wise", [0], kernel="fused_uvm"),
+            "compute kernel 'fused_uvm' cannot run with table_wise on cpu",
+        ),
+        (dataclasses.replace(GOOD, shards=GOOD.shards + GOOD.shards[:1]), "two shards overlap"),
+        (
+            dataclasses.replace(GOOD, shards=(dataclasses.replace(GOOD.shards[0], cols=Span(0, 30)), *GOOD.shards[1:])),
+            "must begin and end at a multiple of 4",
+        ),
+    ],
+)
+def test_unsound_plans_are_refused(change, message: str):
+    result = result_of()
+    with pytest.raises(ValueError, match=message):
+        check_plan(edited(result.plan, big=change), result.tables, TOPOLOGY)
+
+
+def test_edited_plans_are_accepted_and_scored():
+    result = result_of()
+    estimate = check_plan(edited(result.plan, big=sharding("table_wise", [0])), result.tables, TOPOLOGY)
+    assert estimate.worst_s >= result.bound_s
+
+
+def test_plans_that_do_not_fit_are_refused():
+    small = Topology(4, "cpu", ddr_cap=400 << 20)
+    with pytest.raises(NoPlanError, match=r"rank 0 needs .* and has 400.0 MiB; move"):
+        result = result_of()
+        check_plan(edited(result.plan, big=sharding("table_wise", [0])), result.tables, small)
+
+
+def test_explanation_names_what_binds_and_what_helps():
+    told = {"wide": ParameterConstraints(sharding_types=["table_wise"], pooling_factors=[200])}
+    text = explain(result_of(told))
+    assert "3 tables on 4 ranks (2 x 2, cpu): worst rank" in text
+    assert re.search(r"time: rank \d .*heaviest there: '", text)
+    assert re.search(r"memory: rank \d is \d+% full", text)
+    assert re.search(r"for 'wide', which its constraints forbid, lowers the worst rank by \d+%", text)
+
+
+def test_diff_shows_changed_tables_and_moved_weights():
+    plan = result_of({"big": ParameterConstraints(sharding_types=["row_wise"])}).plan
+    assert diff(plan, plan) == "no difference: both plans shard 3 tables alike"
+    text = diff(plan, edited(plan, big=sharding("table_wise", [1])))
+    assert re.search(r"^-  big +row_wise +fused +4  \[0, 1, 2, 3\]$", text, re.M)
+    assert re.search(r"^\+  big +table_wise +fused +1  \[1\]$", text, re.M)
+    assert "1 of 3 tables differ; 74.6% of all weights change their rank" in text
+
+
+def test_picture_stands_alone(tmp_path):
+    page = write_html(result_of(), tmp_path / "plan.html", title="a <plan>").read_text()
+    assert "a &lt;plan&gt;" in page
+    assert "big on rank" in page
+    assert not re.search(r"(src|href)=|https?://|@import", page)
+    with pytest.raises(ValueError, match="cannot be written"):
+        write_html(result_of(), tmp_path / "nowhere" / "plan.html")
