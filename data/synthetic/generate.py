@@ -1,0 +1,58 @@
+#!/usr/bin/env python
+"""Writes a synthetic click log as Parquet: `python data/synthetic/generate.py --rows 1000000`; see README.md."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from rayrec.data.synthetic import SyntheticSpec, write_file
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Writes the files, the last ones for evaluation, or prints the schema."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for name, field in SyntheticSpec.model_fields.items():
+        kind = float if isinstance(field.default, float) else int
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=field.default, help=" ")
+    parser.add_argument("--eval-files", type=int, default=1, help="how many of the files are for evaluation")
+    parser.add_argument("--out", type=Path, default=Path("data/synthetic/parquet"), help="folder to write to")
+    parser.add_argument("--schema", action="store_true", help="print schema and table sizes as YAML, write nothing")
+    parser.add_argument("--ray", action="store_true", help="write the files side by side, one Ray task each")
+    args = parser.parse_args(argv)
+    try:
+        spec = SyntheticSpec(**{name: getattr(args, name) for name in SyntheticSpec.model_fields})
+    except ValidationError as error:
+        parser.error("; ".join(f"--{e['loc'][0]}: {e['msg']}" for e in error.errors()))
+    if not 0 <= args.eval_files < spec.files:
+        parser.error(f"--eval-files must be at least 0 and less than --files {spec.files}")
+    if args.schema:
+        _print_schema(spec)
+        return 0
+    train = spec.files - args.eval_files
+    places = [(args.out / ("train" if n < train else "eval"), n) for n in range(spec.files)]
+    if args.ray:
+        import ray
+
+        ray.init(ignore_reinit_error=True, logging_level="ERROR")
+        task = ray.remote(write_file)
+        ray.get([task.remote(spec, folder.absolute(), n) for folder, n in places])
+    else:
+        for folder, n in places:
+            write_file(spec, folder, n)
+    print(f"{spec.rows:,} rows in {train} files to train on and {args.eval_files} for evaluation, in {args.out}")
+    return 0
+
+
+def _print_schema(spec: SyntheticSpec) -> None:
+    import yaml
+
+    tables = [{"name": name, "rows": rows, "dim": 16, "features": [name]} for name, rows in spec.ids.items()]
+    print(yaml.safe_dump({"schema": spec.schema_dict(), "tables": tables}, sort_keys=False, default_flow_style=None))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
