@@ -172,9 +172,7 @@ class EmbeddingCollection(nn.Module):
         self.seed = draw_seed() if seed is None else seed
         self.embeddings = nn.ModuleDict()
         for table in tables:
-            weight = torch.empty(
-                table.num_embeddings, table.embedding_dim, device=device, dtype=table.data_type.dtype
-            )
+            weight = torch.empty(table.num_embeddings, table.embedding_dim, device=device, dtype=table.data_type.dtype)
             self.embeddings[table.name] = nn.Embedding(table.num_embeddings, table.embedding_dim, _weight=weight)
         self._output_names = output_names(tables)
         self.reset_parameters()

@@ -89,9 +89,7 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         factory: makes the optimizer from a list of parameters, as in `lambda ps: torch.optim.Adam(ps, lr=1e-3)`.
     """
 
-    def __init__(
-        self, params: Mapping[str, torch.Tensor], factory: Callable[[list[torch.Tensor]], Optimizer]
-    ) -> None:
+    def __init__(self, params: Mapping[str, torch.Tensor], factory: Callable[[list[torch.Tensor]], Optimizer]) -> None:
         self._optimizer = factory(list(params.values()))
         super().__init__(params, self._optimizer.state, [])
         self.param_groups = self._optimizer.param_groups

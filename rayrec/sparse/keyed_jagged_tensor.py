@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from rayrec.sparse import ops
-from rayrec.sparse.jagged_tensor import JaggedTensor, jagged_text
+from rayrec.sparse.jagged import JaggedTensor, jagged_text
 
 InverseIndices = tuple[list[str], torch.Tensor]
 
@@ -89,7 +89,9 @@ class KeyedJaggedTensor:
         given = self._offsets.numel() - 1 if self._lengths is None else self._lengths.numel()  # type: ignore[union-attr]
         if self._stride_per_key is not None:
             if len(self._stride_per_key) != len(keys):
-                raise ValueError(f"stride_per_key_per_rank has {len(self._stride_per_key)} entries for {len(keys)} keys")
+                raise ValueError(
+                    f"stride_per_key_per_rank has {len(self._stride_per_key)} entries for {len(keys)} keys"
+                )
             wanted = sum(self._stride_per_key)
             if self._inverse_indices is not None:
                 stride = self._inverse_indices[1].shape[-1]
@@ -108,14 +110,24 @@ class KeyedJaggedTensor:
 
     @classmethod
     def from_lengths_sync(
-        cls, keys: Sequence[str], values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None = None, **kwargs: Any
+        cls,
+        keys: Sequence[str],
+        values: torch.Tensor,
+        lengths: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        **kwargs: Any,
     ) -> KeyedJaggedTensor:
         """From lengths, with lengths and offsets per key computed at once (a GPU synchronises here, not later)."""
         return cls(keys, values, weights, lengths=lengths, **kwargs).sync()
 
     @classmethod
     def from_offsets_sync(
-        cls, keys: Sequence[str], values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None = None, **kwargs: Any
+        cls,
+        keys: Sequence[str],
+        values: torch.Tensor,
+        offsets: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        **kwargs: Any,
     ) -> KeyedJaggedTensor:
         """From offsets, with lengths and offsets per key computed at once (a GPU synchronises here, not later)."""
         return cls(keys, values, weights, offsets=offsets, **kwargs).sync()
@@ -365,7 +377,9 @@ class KeyedJaggedTensor:
     def device(self) -> torch.device:
         return self._values.device
 
-    def to(self, device: torch.device | str, non_blocking: bool = False, dtype: torch.dtype | None = None) -> KeyedJaggedTensor:
+    def to(
+        self, device: torch.device | str, non_blocking: bool = False, dtype: torch.dtype | None = None
+    ) -> KeyedJaggedTensor:
         """On another device; `dtype` changes that of the weights."""
         moved = self._map(lambda t: t.to(device, non_blocking=non_blocking))
         if dtype is not None and moved._weights is not None:
@@ -380,7 +394,9 @@ class KeyedJaggedTensor:
             if tensor is not None and tensor.is_cuda:
                 tensor.record_stream(stream)
 
-    def _map(self, fn: Callable[[torch.Tensor], torch.Tensor], lengths: torch.Tensor | None = None) -> KeyedJaggedTensor:
+    def _map(
+        self, fn: Callable[[torch.Tensor], torch.Tensor], lengths: torch.Tensor | None = None
+    ) -> KeyedJaggedTensor:
         def apply(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else fn(tensor)
 
@@ -418,7 +434,9 @@ class KeyedJaggedTensor:
     def __str__(self) -> str:
         if not self._keys:
             return "KeyedJaggedTensor()\n"
-        return "KeyedJaggedTensor({\n" + ",\n".join(self._key_text(k, jt) for k, jt in self.to_dict().items()) + "\n})\n"
+        return (
+            "KeyedJaggedTensor({\n" + ",\n".join(self._key_text(k, jt) for k, jt in self.to_dict().items()) + "\n})\n"
+        )
 
     def _key_text(self, key: str, jt: JaggedTensor) -> str:
         text = jagged_text(jt, indent=" " * 8)

@@ -25,7 +25,9 @@ class KeyedTensor:
 
     __slots__ = ("_key_dim", "_keys", "_length_per_key", "_offset_per_key", "_values")
 
-    def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: torch.Tensor, key_dim: int = 1) -> None:
+    def __init__(
+        self, keys: Sequence[str], length_per_key: Sequence[int], values: torch.Tensor, key_dim: int = 1
+    ) -> None:
         self._keys = list(keys)
         self._length_per_key = list(length_per_key)
         self._values = values

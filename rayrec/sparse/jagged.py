@@ -1,0 +1,182 @@
+"""One sparse feature of a batch: a list of values for every example, all lists in one flat tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from rayrec.sparse import ops
+
+
+class JaggedTensor:
+    """B lists of values: `values [N]` (or `[N, D]`), cut by `lengths [B]` or `offsets [B + 1]`.
+
+    Either of lengths and offsets is computed from the other when first asked for.
+
+    Args:
+        values: all lists, one after the other.
+        weights: one number a value, or None.
+        lengths: how many values each example has.
+        offsets: where each example starts, and the end.
+
+    Raises:
+        ValueError: neither lengths nor offsets, or weights of another length than values.
+    """
+
+    __slots__ = ("_lengths", "_offsets", "_values", "_weights")
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        lengths: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+    ) -> None:
+        if lengths is None and offsets is None:
+            raise ValueError("JaggedTensor needs lengths or offsets")
+        if weights is not None and weights.shape[0] != values.shape[0]:
+            raise ValueError(f"JaggedTensor: {weights.shape[0]} weights for {values.shape[0]} values")
+        self._values = values
+        self._weights = weights
+        self._lengths = lengths
+        self._offsets = offsets
+
+    @classmethod
+    def empty(
+        cls,
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        values_dtype: torch.dtype = torch.int64,
+        weights_dtype: torch.dtype = torch.float32,
+        lengths_dtype: torch.dtype = torch.int64,
+    ) -> JaggedTensor:
+        """A tensor of no examples."""
+        return cls(
+            values=torch.empty(0, dtype=values_dtype, device=device),
+            weights=torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
+            lengths=torch.empty(0, dtype=lengths_dtype, device=device),
+            offsets=torch.zeros(1, dtype=lengths_dtype, device=device),
+        )
+
+    @classmethod
+    def from_dense(cls, values: Sequence[torch.Tensor], weights: Sequence[torch.Tensor] | None = None) -> JaggedTensor:
+        """From one tensor an example."""
+        lengths = torch.tensor([v.shape[0] for v in values], dtype=torch.int64, device=values[0].device)
+        return cls(torch.cat(list(values)), torch.cat(list(weights)) if weights is not None else None, lengths)
+
+    @classmethod
+    def from_dense_lengths(
+        cls, values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> JaggedTensor:
+        """From a padded `[B, L]` (or `[B, L, D]`) of which example b holds the first `lengths[b]` values."""
+        mask = torch.arange(values.shape[1], device=values.device)[None, :] < lengths[:, None]
+        return cls(values[mask], weights[mask] if weights is not None else None, lengths)
+
+    def values(self) -> torch.Tensor:
+        return self._values
+
+    def weights(self) -> torch.Tensor:
+        if self._weights is None:
+            raise ValueError("this JaggedTensor has no weights")
+        return self._weights
+
+    def weights_or_none(self) -> torch.Tensor | None:
+        return self._weights
+
+    def lengths(self) -> torch.Tensor:
+        """int `[B]`."""
+        if self._lengths is None:
+            assert self._offsets is not None
+            self._lengths = self._offsets[1:] - self._offsets[:-1]
+        return self._lengths
+
+    def lengths_or_none(self) -> torch.Tensor | None:
+        return self._lengths
+
+    def offsets(self) -> torch.Tensor:
+        """int `[B + 1]`."""
+        if self._offsets is None:
+            assert self._lengths is not None
+            self._offsets = ops.complete_cumsum(self._lengths)
+        return self._offsets
+
+    def offsets_or_none(self) -> torch.Tensor | None:
+        return self._offsets
+
+    def to_dense(self) -> list[torch.Tensor]:
+        """One tensor an example."""
+        return list(torch.split(self._values, self.lengths().tolist()))
+
+    def to_dense_weights(self) -> list[torch.Tensor]:
+        """One weight tensor an example."""
+        return list(torch.split(self.weights(), self.lengths().tolist()))
+
+    def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> torch.Tensor:
+        """`[B, desired_length]` (default: the longest list); longer lists are cut, shorter ones padded."""
+        return _pad(self._values, self.lengths(), self.offsets(), desired_length, padding_value)
+
+    def to_padded_dense_weights(self, desired_length: int | None = None, padding_value: float = 0.0) -> torch.Tensor:
+        """As `to_padded_dense`, for the weights."""
+        return _pad(self.weights(), self.lengths(), self.offsets(), desired_length, padding_value)
+
+    def device(self) -> torch.device:
+        return self._values.device
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedTensor:
+        return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> JaggedTensor:
+        return self._map(lambda t: t.pin_memory())
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        for tensor in (self._values, self._weights, self._lengths, self._offsets):
+            if tensor is not None and tensor.is_cuda:
+                tensor.record_stream(stream)
+
+    def _map(self, fn: Any) -> JaggedTensor:
+        parts = (self._values, self._weights, self._lengths, self._offsets)
+        values, weights, lengths, offsets = (None if t is None else fn(t) for t in parts)
+        return JaggedTensor(values, weights, lengths, offsets)
+
+    def __str__(self) -> str:
+        if self._offsets is None and self._lengths is None:
+            return "JaggedTensor()\n"
+        return "JaggedTensor({\n    " + jagged_text(self, indent="    ") + "\n})\n"
+
+
+def jagged_text(jt: JaggedTensor, indent: str) -> str:
+    """The lists of one feature as text; with weights, as an object of values and weights without its braces."""
+    values = str([v.tolist() for v in jt.to_dense()])
+    if jt.weights_or_none() is None:
+        return values
+    weights = str([w.tolist() for w in jt.to_dense_weights()])
+    return f'"values": {values},\n{indent}"weights": {weights}'
+
+
+def _pad(
+    data: torch.Tensor,
+    lengths: torch.Tensor,
+    offsets: torch.Tensor,
+    desired_length: int | None,
+    padding_value: float,
+) -> torch.Tensor:
+    width = desired_length if desired_length is not None else int(lengths.max()) if lengths.numel() else 0
+    out = data.new_full((lengths.shape[0], width, *data.shape[1:]), padding_value)
+    place = torch.arange(width, device=data.device)[None, :]
+    mask = place < lengths[:, None]
+    out[mask] = data[(offsets[:-1, None] + place)[mask]]
+    return out
+
+
+def _flatten(jt: JaggedTensor) -> tuple[list[Any], None]:
+    return [jt._values, jt._weights, jt._lengths, jt._offsets], None
+
+
+def _unflatten(parts: Any, _: Any) -> JaggedTensor:
+    return JaggedTensor(*parts)
+
+
+pytree.register_pytree_node(JaggedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.JaggedTensor")
