@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 MIN_S_BETWEEN_LINES = 1.0
+WIDTH_OF_FILES = 120
 
 
 def debugging() -> bool:
@@ -29,6 +30,8 @@ class Display:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
+        if console is None and not self.console.is_terminal:
+            self.console.width = WIDTH_OF_FILES
         self._progress: Progress | None = None
         self._task: Any = None
         self._figures: dict[str, float | None] = {}

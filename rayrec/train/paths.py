@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.train.config import TrainConfig
+from rayrec.train.errors import TrainError
 
 
 def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
@@ -15,10 +16,16 @@ def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
         root: folder that relative paths start from; default the working folder. Ray unpacks a job's `--working-dir`
             into a folder that is deleted later: without a root, a relative `storage.path` of a job lies in the home
             folder instead.
+
+    Raises:
+        TrainError: data of a job that Ray did not copy with its working folder.
     """
     here = root or Path.cwd()
     home = Path.home() / "rayrec" if root is None and in_job_package(here) else here
     raw = config.to_dict()
+    if root is None and in_job_package(here):
+        _refuse_left_behind(raw["data"]["train"], "data.train", here)
+        _refuse_left_behind(raw["data"]["eval"], "data.eval", here)
     raw["data"]["train"] = _absolute(raw["data"]["train"], here)
     raw["data"]["eval"] = _absolute(raw["data"]["eval"], here)
     raw["sharding"]["plan"] = _absolute(raw["sharding"]["plan"], here)
@@ -29,6 +36,17 @@ def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
 def in_job_package(folder: Path) -> bool:
     """Whether a folder is Ray's copy of a job's `--working-dir`."""
     return any(part.startswith("_ray_pkg_") for part in folder.parts)
+
+
+def _refuse_left_behind(path: Any, field: str, here: Path) -> None:
+    for one in path if isinstance(path, list) else [path]:
+        relative = one is not None and "://" not in one and not Path(one).expanduser().is_absolute()
+        if relative and not any(here.glob(one)):
+            raise TrainError(
+                f"{field}: {one} is not in the job's copy of the working folder, which leaves out what git ignores; "
+                f"name a path that every node sees (--set {field}=/…, or --root FOLDER for all relative paths), or "
+                f"submit with RAY_RUNTIME_ENV_IGNORE_GITIGNORE=1 to send all files along"
+            )
 
 
 def _absolute(path: Any, root: Path) -> Any:

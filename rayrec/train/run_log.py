@@ -109,22 +109,30 @@ class DirectSink:
 def drained(take: Callable[[], list[Record]], handle: Callable[[Record], None], every_s: float = 0.2) -> Iterator[None]:
     """Hand records over from a thread while the body runs; what is left is handed over at its end.
 
+    A `take` that fails is tried again at the next tick: a busy machine must not end a run.
+
     Raises:
-        Exception: the first that `handle` raised, after the body.
+        Exception: the first that `handle` raised, or the last `take`; after the body.
     """
     stop = threading.Event()
     broken: list[Exception] = []
 
-    def drain() -> None:
+    def drain(last: bool) -> None:
         try:
-            for record in take():
+            records = take()
+        except Exception as error:
+            if last:
+                broken.append(error)
+            return
+        try:
+            for record in records:
                 handle(record)
         except Exception as error:
             broken.append(error)
 
     def loop() -> None:
         while not stop.wait(every_s) and not broken:
-            drain()
+            drain(last=False)
 
     thread = threading.Thread(target=loop, name="rayrec-run-log", daemon=True)
     thread.start()
@@ -134,6 +142,6 @@ def drained(take: Callable[[], list[Record]], handle: Callable[[Record], None], 
         stop.set()
         thread.join(timeout=30)
         if not broken:
-            drain()
+            drain(last=True)
     if broken:
         raise broken[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.train import StorageError
+from rayrec.train import StorageError, TrainError
 from rayrec.train.config_file import apply_override, parse_config
 from rayrec.train.paths import resolved
 from rayrec.train.run_folder import RunFolder, refuse_other_config, write_json, write_yaml
@@ -88,8 +88,12 @@ def test_relative_paths_start_from_the_root(tmp_path: Path, monkeypatch: pytest.
     assert resolved(config, tmp_path).data.train == [str(tmp_path / "a"), "/b", "s3://c/d"]
     assert resolved(config, tmp_path).storage.path == str(tmp_path / "runs")
     package = tmp_path / "_ray_pkg_0123" / "sub"
-    package.mkdir(parents=True)
+    for part in ("a", "eval"):
+        (package / part).mkdir(parents=True)
     monkeypatch.chdir(package)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert resolved(config).data.eval == str(package / "eval")
     assert resolved(config).storage.path == str(tmp_path / "home" / "rayrec" / "runs")
+    (package / "eval").rmdir()
+    with pytest.raises(TrainError, match=r"data\.eval: eval is not in the job's copy of the working folder"):
+        resolved(config)

@@ -1,0 +1,157 @@
+"""What the driver makes of records: files, text on a terminal and elsewhere, and reasons of failures."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+from rich.console import Console
+
+from rayrec.train.console import Display, bytes_text, plan_table
+from rayrec.train.launch import failure_reason
+from rayrec.train.recorder import Recorder
+from rayrec.train.run_folder import RunFolder
+from rayrec.train.run_log import DirectSink, Mailbox, Record, drained
+
+TRAIN = {"kind": "train", "epoch": 0, "samples": 64, "loss": 0.5, "ne": 0.9, "auc": None, "samples_per_second": 1234.5,
+         "data_wait_fraction": 0.1, "lr": {"dense": 0.1, "sparse": 0.1}}  # fmt: skip
+EVAL = {"kind": "eval", "epoch": 0, "auc": 0.75, "ne": 0.8, "logloss": 0.6, "calibration": 1.0, "samples": 10}
+
+
+def recorded(folder: Path, records: list[Record], terminal: bool = False) -> tuple[Recorder, str, list[Record]]:
+    """Send records through a mailbox to a recorder: (recorder, what is shown, lines of metrics.jsonl)."""
+    out = io.StringIO()
+    recorder = Recorder(RunFolder(folder), Display(Console(file=out, force_terminal=terminal, width=150)))
+    sink = DirectSink(Mailbox(), recorder)
+    for record in records:
+        if record["kind"] == "begin":
+            sink.begin(leader=True)
+        sink.put(record)
+    recorder.close()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return recorder, out.getvalue(), lines
+
+
+def begin(step: int | None) -> Record:
+    return {"kind": "begin", "resumed_step": step, "world_size": 2}
+
+
+def test_a_recovery_is_told_once_with_its_reason(tmp_path: Path) -> None:
+    recorder, text, lines = recorded(
+        tmp_path,
+        [
+            begin(None),
+            {**TRAIN, "step": 10},
+            {"kind": "progress", "step": 17, "epoch": 0, "epochs": 1, "total_steps": 40},
+            {"kind": "failure", "reason": "worker 1 was lost"},
+            {"kind": "failure", "reason": "worker 1 was lost"},
+            begin(10),
+            {**TRAIN, "step": 20},
+            {"kind": "failure", "reason": "worker 0 was lost"},
+            begin(None),
+            {"kind": "done", "outcome": {}},
+        ],
+    )
+    message = "worker group failed at step 17 (worker 1 was lost); restarted, resumed from the checkpoint of step 10"
+    again = "worker group failed at step 20 (worker 0 was lost); restarted, started again at step 0"
+    assert [line["message"] for line in lines if line["kind"] == "event"] == [message, again]
+    assert message in text
+    assert (recorder.recoveries, recorder.last_reason) == (2, None)
+    assert [(line["kind"], line["attempt"]) for line in lines] == [
+        ("train", 1), ("event", 2), ("train", 2), ("event", 3)
+    ]  # fmt: skip
+
+
+def test_the_first_fatal_record_counts_and_no_attempt_after_it(tmp_path: Path) -> None:
+    box = Mailbox(attempts_before=3)
+    assert box.begin(leader=True) is False
+    assert box.begin(leader=False) is False
+    box.put({"kind": "fatal", "rank": 1, "error": "first"})
+    box.put({"kind": "fatal", "rank": 0, "error": "second"})
+    assert box.failed_ranks() == 2
+    assert box.begin(leader=True) is True
+    assert [record["attempt"] for record in box.take()] == [4, 4]
+    assert box.take() == []
+    fatal = [{"kind": "fatal", "rank": rank, "error": text} for rank, text in ((1, "first"), (0, "second"))]
+    (tmp_path / "metrics.jsonl").touch()
+    assert recorded(tmp_path, fatal)[0].fatal == "first"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_on_a_terminal_and_in_a_file(tmp_path: Path, terminal: bool) -> None:
+    steps = [{"kind": "progress", "step": 64, "epoch": 0, "epochs": 2, "total_steps": 128}, {**TRAIN, "step": 64}]
+    _, text, _ = recorded(tmp_path, [begin(None), *steps, {**EVAL, "step": 64}], terminal)
+    for part in ("1,234 samples/s  loss 0.5000  NE 0.9000", "AUC 0.7500", "on 10 rows"):
+        assert part in text
+    assert ("epoch 1/2" in text) is terminal
+    assert ("epoch 1  step 64" in text) is not terminal
+
+
+def test_the_plan_table_counts_what_it_leaves_out() -> None:
+    shard = {"shard_offsets": [0, 0], "shard_sizes": [500, 8], "placement": "rank:0/cpu"}
+    other = {"shard_offsets": [500, 0], "shard_sizes": [400, 8], "placement": "rank:3/cpu"}
+    sharding = {"sharding_type": "row_wise", "compute_kernel": "fused", "ranks": [0, 1, 2, 5], "shards": [shard, other]}
+    plan: dict[str, Any] = {"plan": {"bags": {f"table {i}": sharding for i in range(7)}}}
+    out = io.StringIO()
+    Console(file=out, width=150).print(plan_table(plan, most=3))
+    text = out.getvalue()
+    for part in ("table 2", "900 × 8", "2 of 500 × 8", "0–2, 5", "and 4 more tables"):
+        assert part in text
+    assert "table 3" not in text
+
+
+def test_bytes_for_people() -> None:
+    assert [bytes_text(n) for n in (0, 999, 1500, 2.5e6, 3e9, 4e15)] == [
+        "0 B", "999 B", "1.5 kB", "2.5 MB", "3.0 GB", "4000.0 TB"
+    ]  # fmt: skip
+
+
+def test_reasons_name_lost_workers_before_those_that_lost_them() -> None:
+    lost = RayActorError(None, "The actor died unexpectedly before finishing this task: SYSTEM_ERROR SIGKILL")
+    peer = RuntimeError("Connection closed by peer")
+    assert failure_reason({0: peer, 1: lost}) == "worker 1 was lost: its process was killed (SIGKILL, or out of memory)"
+    assert failure_reason({0: peer}) == "worker 0: RuntimeError: Connection closed by peer"
+    assert failure_reason({2: ValueError("first line\nsecond")}) == "worker 2: first line"
+
+
+def test_records_left_at_the_end_are_handed_over() -> None:
+    box, seen = Mailbox(), []
+    with drained(box.take, seen.append, every_s=0.01):
+        box.put({"kind": "progress", "step": 1})
+        until = time.monotonic() + 10
+        while not seen and time.monotonic() < until:
+            time.sleep(0.01)
+        assert [record["step"] for record in seen] == [1]
+    with drained(box.take, seen.append, every_s=60):
+        box.put({"kind": "progress", "step": 2})
+    assert [record["step"] for record in seen] == [1, 2]
+
+
+def test_a_record_that_cannot_be_kept_is_an_error_and_a_late_answer_is_not() -> None:
+    def full(record: Record) -> None:
+        raise OSError("disk is full")
+
+    box = Mailbox()
+    box.put({"kind": "progress", "step": 1})
+    with pytest.raises(OSError, match="disk is full"), drained(box.take, full, every_s=60):
+        pass
+
+    answers: list[Any] = [TimeoutError("busy"), [{"kind": "x"}]]
+
+    def take() -> list[Record]:
+        answer = answers.pop(0) if answers else []
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    seen: list[Record] = []
+    with drained(take, seen.append, every_s=0.01):
+        until = time.monotonic() + 10
+        while not seen and time.monotonic() < until:
+            time.sleep(0.01)
+    assert seen == [{"kind": "x"}]

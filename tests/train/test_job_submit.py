@@ -1,0 +1,136 @@
+"""`ray job submit` to a real cluster of one node, started and ended here."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.train.small import raw_config, write_all
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
+RAY = Path(sys.executable).parent / "ray"
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dict[str, str]]:
+    """The environment in which `ray job submit` finds a fresh head node of 4 CPUs."""
+    port, dashboard, agent, agent_grpc, client = free_ports(5)
+    temporary = Path(tempfile.mkdtemp(prefix="rr", dir="/tmp"))  # Ray's socket paths must be short
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {
+        "PATH": f"{RAY.parent}{os.pathsep}{environment['PATH']}",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(16),
+        "RAY_TMPDIR": str(temporary),
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+        "RAY_TRAIN_METRICS_ENABLED": "0",
+        "PYTHONWARNINGS": "ignore",
+    }
+    command = [
+        str(RAY), "start", "--head", "--block", "--num-cpus=4", f"--port={port}", f"--dashboard-port={dashboard}",
+        f"--dashboard-agent-listen-port={agent}", f"--dashboard-agent-grpc-port={agent_grpc}",
+        f"--ray-client-server-port={client}", "--disable-usage-stats", f"--temp-dir={temporary}",
+        "--include-dashboard=true",
+    ]  # fmt: skip
+    log = temporary / "head.log"
+    with open(log, "w", encoding="utf-8") as output:
+        head = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, cwd=temporary
+        )
+    try:
+        environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{dashboard}"
+        wait_for_jobs_api(environment, head, log)
+        yield environment
+    finally:
+        end_group(head)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def wait_for_jobs_api(environment: dict[str, str], head: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + 90
+    while time.monotonic() < until:
+        assert head.poll() is None, log.read_text()
+        listed = subprocess.run([str(RAY), "job", "list"], env=environment, capture_output=True, timeout=60)
+        if listed.returncode == 0:
+            return
+        time.sleep(1)
+    pytest.fail(f"no answer from the dashboard:\n{log.read_text()}")
+
+
+def end_group(head: subprocess.Popen[bytes]) -> None:
+    """End the head node and all it started: they are in process groups below its session."""
+    session = os.getsid(head.pid) if head.poll() is None else head.pid
+    members = [pid for pid in processes() if sid(pid) == session]
+    head.send_signal(signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        head.wait(15)
+    for pid in members:
+        if sid(pid) == session:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    head.wait(10)
+
+
+def processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def sid(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def submit(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(RAY), "job", "submit", "--working-dir", ".", "--", "python", "jobs/train.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=230)
+
+
+@pytest.mark.timeout(400)
+def test_a_submitted_job_trains_and_one_that_cannot_says_why(cluster: dict[str, str], tmp_path: Path) -> None:
+    write_all(tmp_path, rows=500)
+    config = tmp_path / "train.yaml"
+    raw = raw_config(tmp_path, trainer__num_workers=2, data__read={"reader": "ray"}, trainer__epochs=1)
+    config.write_text(yaml.safe_dump(raw))
+
+    done = submit(cluster, "--config", str(config))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "succeeded" in done.stdout
+    for part in ("sharding plan", "evaluation after epoch 1", "evaluation AUC"):
+        assert part in done.stdout
+    folder = tmp_path / "runs" / "small"
+    assert {path.name for path in folder.iterdir() if path.name != ".lock"} == {
+        "config.yaml", "plan.json", "metrics.jsonl", "checkpoints", "tensorboard", "report.html", "result.json"
+    }  # fmt: skip
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["world_size"], result["train"]["samples"], result["eval"]["samples"]) == (2, 500, 301)
+
+    refused = submit(cluster, "--config", str(config), "--name", "b", "--set", "data.train=not/uploaded")
+    assert refused.returncode != 0
+    text = refused.stdout + refused.stderr
+    assert "data.train: not/uploaded is not in the job's copy of the working folder" in text
+    assert "--root" in text
