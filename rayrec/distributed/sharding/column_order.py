@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from rayrec.distributed.sharding.buffers import BufferPool
 from rayrec.distributed.sharding.routing import Routes
 
 
@@ -30,10 +31,12 @@ class ColumnOrder:
 
     Args:
         routes: of the collection.
+        buffers: memory for results.
         device: where vectors lie.
     """
 
-    def __init__(self, routes: Routes, device: torch.device) -> None:
+    def __init__(self, routes: Routes, buffers: BufferPool, device: torch.device) -> None:
+        self._buffers = buffers
         runs = [(rank, run) for rank, route in enumerate(routes.ranks) for run in route.runs]
         edges = [edge for _, run in runs for edge in (run.src_col, run.dst_col, run.width)]
         self._unit = math.gcd(*edges, *(output.dim for output in routes.outputs)) or 1
@@ -73,7 +76,7 @@ class ColumnOrder:
             weights = None if factors is None else factors.index_select(0, self._owner(indices, batch))
             out = F.embedding_bag(indices.sources, rows, indices.starts, mode="sum", per_sample_weights=weights)
         else:
-            out = rows.index_select(0, indices.sources)
+            out = self._picked(rows, indices.sources)
             out = out if factors is None else out.mul_(factors[:, None])
         return out.view(batch, self._units * self._unit)
 
@@ -82,13 +85,18 @@ class ColumnOrder:
         batch = grad.shape[0]
         rows = grad.reshape(-1, self._unit)
         targets = self._indices(batch).targets
-        out = rows if self._in_order else rows.index_select(0, targets)
+        out = rows if self._in_order else self._picked(rows, targets)
         if factors_BE is not None:
             factors = self._by_unit(factors_BE * scale).reshape(-1)
-            out = out * (factors if self._in_order else factors.index_select(0, targets))[:, None]
+            factors = factors if self._in_order else factors.index_select(0, targets)
+            out = rows * factors[:, None] if self._in_order else out.mul_(factors[:, None])
         elif scale != 1:
             out = out * scale if self._in_order else out.mul_(scale)
         return out.view(-1)
+
+    def _picked(self, rows: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        out = self._buffers.empty(indices.numel() * self._unit, rows.dtype).view(-1, self._unit)
+        return torch.index_select(rows, 0, indices, out=out)
 
     def _by_unit(self, factors_BE: torch.Tensor) -> torch.Tensor:
         return factors_BE.index_select(1, self._output_of_unit)

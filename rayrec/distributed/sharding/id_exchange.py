@@ -8,7 +8,7 @@ waiting for each other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -24,6 +24,25 @@ VALUES, BATCH, BAD, GROUPS = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
+class Trace:
+    """Where this rank's own ids went, so that vectors can be put back in their places.
+
+    Args:
+        lengths_F: ids of each of the routes' features.
+        lengths_S: ids of each stream that was sent: the streams of rank 0, then of rank 1 …
+        origins: for each id sent, its place among the ids of the features.
+        asked: for each rank, how many of its ids this rank looks up, by kernel group.
+        sent: for each rank, how many of this rank's ids it looks up, by kernel group.
+    """
+
+    lengths_F: torch.Tensor
+    lengths_S: torch.Tensor
+    origins: torch.Tensor
+    asked: list[list[int]]
+    sent: list[list[int]]
+
+
+@dataclass(frozen=True)
 class RoutedIds:
     """What this rank looks up.
 
@@ -31,11 +50,13 @@ class RoutedIds:
         lookups: for each kernel group that this rank has, the ids of its lookups over the global batch.
         batch_sizes: examples of each rank, in rank order.
         row_counts: for each rank, the counts it announced in its header.
+        trace: where this rank's own ids went, if the exchange keeps track.
     """
 
     lookups: Mapping[int, Lookups]
     batch_sizes: list[int]
     row_counts: list[list[int]]
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +66,8 @@ class _Outgoing:
     weights: torch.Tensor | None
     header: torch.Tensor  # [W, GROUPS + groups]
     problem: ValueError | None
+    lengths_FB: torch.Tensor
+    origins: torch.Tensor | None
 
 
 class IdExchange:
@@ -57,6 +80,7 @@ class IdExchange:
         weighted: ids carry weights.
         num_counts: how many further counts each rank announces.
         device: where ids lie.
+        traced: what comes back tells where each id went; batches then have one example, the whole of a rank's ids.
     """
 
     def __init__(
@@ -67,10 +91,11 @@ class IdExchange:
         weighted: bool,
         num_counts: int,
         device: torch.device,
+        traced: bool = False,
     ) -> None:
         self.routes, self.group, self.rank = routes, group, rank
         self._weighted, self._num_counts, self._device = weighted, num_counts, device
-        self._sender = _Sender(routes, num_counts, device)
+        self._sender = _Sender(routes, num_counts, device, traced)
         self.receiver = _Receiver(routes, rank, device)
         self._key_orders: dict[tuple[str, ...], torch.Tensor | None] = {}
 
@@ -109,8 +134,8 @@ class IdExchange:
 class _Sender:
     """Puts ids in the order in which ranks receive them."""
 
-    def __init__(self, routes: Routes, num_counts: int, device: torch.device) -> None:
-        self._routes, self._device = routes, device
+    def __init__(self, routes: Routes, num_counts: int, device: torch.device, traced: bool) -> None:
+        self._routes, self._device, self._traced = routes, device, traced
         self._header_width = GROUPS + routes.num_groups + num_counts
         features = {feature: place for place, feature in enumerate(routes.features)}
         cut = [variant for variant in routes.variants if variant.edges is not None]
@@ -158,10 +183,13 @@ class _Sender:
         counts: torch.Tensor | None,
         problem: ValueError | None,
     ) -> _Outgoing:
-        batch = lengths_FB.shape[1]
+        batch, given_FB = lengths_FB.shape[1], lengths_FB
+        origins = torch.arange(values.numel(), device=values.device) if self._traced else None
         if self._num_cut:
-            lengths_FB, values, weights = self._with_buckets(lengths_FB, values, weights)
+            lengths_FB, values, weights, origins = self._with_buckets(lengths_FB, values, weights, origins)
         if self._order is not None:
+            if origins is not None:
+                origins = ops.permute_segments(self._order, lengths_FB, origins)[1]
             lengths_FB, values, weights = ops.permute_segments(self._order, lengths_FB, values, weights)
         header = torch.zeros(len(self._routes.ranks), self._header_width, dtype=torch.int64, device=self._device)
         totals = lengths_FB.sum(1, dtype=torch.int64)
@@ -170,23 +198,30 @@ class _Sender:
         header[:, BAD] = int(problem is not None)
         if counts is not None:
             header[:, GROUPS + self._routes.num_groups :] = counts
-        return _Outgoing(lengths_FB, values, weights, header, problem)
+        return _Outgoing(lengths_FB, values, weights, header, problem, given_FB, origins)
 
     def _with_buckets(
-        self, lengths_FB: torch.Tensor, values: torch.Tensor, weights: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        self,
+        lengths_FB: torch.Tensor,
+        values: torch.Tensor,
+        weights: torch.Tensor | None,
+        origins: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """The raw features, followed by every cut variant's buckets."""
         batch = lengths_FB.shape[1]
         cut_lengths, cut_values, cut_weights = lengths_FB, values, weights
         if not self._all_cut:
             cut_lengths, cut_values, cut_weights = ops.permute_segments(self._cut_features, lengths_FB, values, weights)
         blocks, edges = self._buckets(values.dtype)
-        lengths, ids, ws, _ = ops.bucketize_rows(
-            cut_lengths.reshape(-1), cut_values, cut_weights, blocks, self._num_buckets, edges
+        lengths, ids, ws, positions = ops.bucketize_rows(
+            cut_lengths.reshape(-1), cut_values, cut_weights, blocks, self._num_buckets, edges, origins is not None
         )
+        if origins is not None and positions is not None:
+            cut = origins if self._all_cut else ops.permute_segments(self._cut_features, lengths_FB, origins)[1]
+            origins = torch.cat([origins, torch.empty_like(cut).index_copy_(0, positions.to(torch.int64), cut)])
         lengths = lengths.view(self._num_buckets * self._num_cut, batch)
         joined = None if weights is None or ws is None else torch.cat([weights, ws])
-        return torch.cat([lengths_FB, lengths]), torch.cat([values, ids]), joined
+        return torch.cat([lengths_FB, lengths]), torch.cat([values, ids]), joined, origins
 
     def _buckets(self, dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
         if dtype not in self._dtype_tensors:
@@ -225,7 +260,18 @@ class _Exchange(Awaitable[RoutedIds]):
             parts = [_Part(outgoing.lengths_SB, outgoing.values, outgoing.weights)]
         else:
             parts = _swap(parent.group, outgoing, sent, received, streams, parent.rank)
-        return parent.receiver.order(parts, received)
+        routed = parent.receiver.order(parts, received)
+        if outgoing.origins is None:
+            return routed
+        counts = slice(GROUPS, GROUPS + parent.routes.num_groups)
+        trace = Trace(
+            lengths_F=outgoing.lengths_FB.view(-1),
+            lengths_S=outgoing.lengths_SB.view(-1),
+            origins=outgoing.origins,
+            asked=[header[counts] for header in received],
+            sent=[header[counts] for header in sent],
+        )
+        return replace(routed, trace=trace)
 
 
 @dataclass(frozen=True)

@@ -131,31 +131,7 @@ class ReplicatedExecutor:
             lookups = group_ids.lookups
             rows.append(group_ids.rows.distinct)
             sums.append(group.kernel.row_gradients(group_ids.rows, lookups.offsets, lookups.weights, grad))
-        for group, (all_rows, all_sums) in zip(self._groups, self._meet(rows, sums, row_counts), strict=True):
-            meeting = RowGroups.of(all_rows)
-            group.kernel.update(meeting.distinct, meeting.sum(all_sums) / self._place.world_size)
-
-    def _meet(
-        self, rows: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], row_counts: list[list[int]]
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """For each group the rows and gradients of all ranks, in rank order, by one gather of equal messages."""
-        if self._place.world_size == 1:
-            return list(zip(rows, grads, strict=True))
-        dims = [group.kernel.dim for group in self._groups]
-        sizes = [sum(count * (8 + 4 * dim) for count, dim in zip(counts, dims, strict=True)) for counts in row_counts]
-        message = torch.zeros(max(sizes), dtype=torch.uint8, device=self._place.device)
-        mine = [part.contiguous().view(-1).view(torch.uint8) for pair in zip(rows, grads, strict=True) for part in pair]
-        message[: sizes[self._place.rank]] = torch.cat(mine)
-        arrived = comm.all_gather(message, self._place.group)
-        out: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = [([], []) for _ in dims]
-        for rank, counts in enumerate(row_counts):
-            at = 0
-            for (group_rows, group_grads), count, dim in zip(out, counts, dims, strict=True):
-                middle, end = at + 8 * count, at + (8 + 4 * dim) * count
-                group_rows.append(arrived[rank, at:middle].clone().view(torch.int64))
-                group_grads.append(arrived[rank, middle:end].clone().view(torch.float32).view(count, dim))
-                at = end
-        return [(torch.cat(group_rows), torch.cat(group_grads)) for group_rows, group_grads in out]
+        update_together(self.kernels, rows, sums, row_counts, self._place)
 
     def weight_gradients(
         self, ids: ReplicatedIds, grads: Sequence[torch.Tensor], needed: Sequence[bool]
@@ -165,6 +141,53 @@ class ReplicatedExecutor:
             group.kernel.weight_gradients(group_ids.lookups, grad) if need else None
             for group, group_ids, grad, need in zip(self._groups, ids.groups, grads, needed, strict=True)
         ]
+
+
+def update_together(
+    kernels: Sequence[RowKernel],
+    rows: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    row_counts: list[list[int]],
+    place: Place,
+) -> None:
+    """Meets the other ranks' gradient rows and updates every touched row with the mean over ranks.
+
+    Args:
+        kernels: replicas of the same tables on every rank.
+        rows: for each kernel the distinct rows of its matrix that this rank touched, int64.
+        grads: for each kernel the gradients of those rows, `[n, dim]`.
+        row_counts: how many rows each rank touched, by kernel.
+    """
+    dims = [kernel.dim for kernel in kernels]
+    for kernel, (all_rows, all_grads) in zip(kernels, _meet(rows, grads, row_counts, dims, place), strict=True):
+        meeting = RowGroups.of(all_rows)
+        kernel.update(meeting.distinct, meeting.sum(all_grads) / place.world_size)
+
+
+def _meet(
+    rows: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    row_counts: list[list[int]],
+    dims: Sequence[int],
+    place: Place,
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """For each kernel the rows and gradients of all ranks, in rank order, by one gather of equal messages."""
+    if place.world_size == 1:
+        return list(zip(rows, grads, strict=True))
+    sizes = [sum(count * (8 + 4 * dim) for count, dim in zip(counts, dims, strict=True)) for counts in row_counts]
+    message = torch.zeros(max(sizes), dtype=torch.uint8, device=place.device)
+    mine = [part.contiguous().view(-1).view(torch.uint8) for pair in zip(rows, grads, strict=True) for part in pair]
+    message[: sizes[place.rank]] = torch.cat(mine)
+    arrived = comm.all_gather(message, place.group)
+    out: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = [([], []) for _ in dims]
+    for rank, counts in enumerate(row_counts):
+        at = 0
+        for (kernel_rows, kernel_grads), count, dim in zip(out, counts, dims, strict=True):
+            middle, end = at + 8 * count, at + (8 + 4 * dim) * count
+            kernel_rows.append(arrived[rank, at:middle].clone().view(torch.int64))
+            kernel_grads.append(arrived[rank, middle:end].clone().view(torch.float32).view(count, dim))
+            at = end
+    return [(torch.cat(kernel_rows), torch.cat(kernel_grads)) for kernel_rows, kernel_grads in out]
 
 
 def _make_group(

@@ -164,7 +164,7 @@ def _rank_route(pieces: Sequence[_Piece], written: set[int]) -> RankRoute:
     streams: dict[Stream, int] = {}
     tables: dict[int, list[LocalTable]] = {}
     lookups: list[Lookup] = []
-    for piece in sorted(pieces, key=lambda piece: (piece.group, piece.dst_col)):
+    for piece in _rectangle_after_rectangle(pieces):
         held = tables.setdefault(piece.group, [])
         if piece.local not in held:
             held.append(piece.local)
@@ -180,6 +180,18 @@ def _rank_route(pieces: Sequence[_Piece], written: set[int]) -> RankRoute:
         )
     frozen = {group: tuple(held) for group, held in tables.items()}
     return RankRoute(tuple(streams), tuple(lookups), frozen, _make_runs(lookups, written))
+
+
+def _rectangle_after_rectangle(pieces: Sequence[_Piece]) -> list[_Piece]:
+    """By group and column, but with all lookups in a rectangle side by side, as fbgemm's CPU kernels need them."""
+
+    def rectangle(piece: _Piece) -> tuple[str, Span, Span]:
+        return piece.local.config.name, piece.local.cols, piece.local.rows
+
+    first: dict[tuple[str, Span, Span], int] = {}
+    for piece in pieces:
+        first[rectangle(piece)] = min(first.get(rectangle(piece), piece.dst_col), piece.dst_col)
+    return sorted(pieces, key=lambda p: (p.group, first[rectangle(p)], p.local.rows, p.dst_col))
 
 
 def _make_runs(lookups: Sequence[Lookup], written: set[int]) -> tuple[Run, ...]:

@@ -13,6 +13,7 @@ import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.awaitable import Deferred, LazyAwaitable
+from rayrec.distributed.sharding.buffers import BufferPool
 from rayrec.distributed.sharding.column_order import ColumnOrder
 from rayrec.distributed.sharding.routing import Routes
 
@@ -53,7 +54,8 @@ class VectorExchange:
         self._group, self._rank, self._codec = group, rank, codec
         self.world = len(routes.ranks)
         self.widths = [route.width for route in routes.ranks]
-        self._order = ColumnOrder(routes, device)
+        self._buffers = BufferPool(device)
+        self._order = ColumnOrder(routes, self._buffers, device)
 
     def start(
         self, pooled: torch.Tensor, batch_sizes: list[int], factors_BE: torch.Tensor | None
@@ -80,7 +82,7 @@ class VectorExchange:
         if self.world == 1:
             transfer.arrived = message
             return
-        transfer.arrived = message.new_empty(sum(come))
+        transfer.arrived = self._buffers.empty(sum(come), message.dtype)
         transfer.wait = comm.all_to_all(transfer.arrived, message, come, leave, self._group)
 
     def receive(self, transfer: _Transfer) -> torch.Tensor:
@@ -97,7 +99,7 @@ class VectorExchange:
         if self.world == 1:
             transfer.grads = message
             return
-        transfer.grads = message.new_empty(sum(come))
+        transfer.grads = self._buffers.empty(sum(come), message.dtype)
         transfer.grads_wait = comm.all_to_all(transfer.grads, message, come, leave, self._group)
 
     def receive_grads(self, transfer: _Transfer) -> torch.Tensor:

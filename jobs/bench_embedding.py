@@ -1,0 +1,212 @@
+"""Times a training step of sharded embedding bags on this machine's CPU: forward, backward and update, two gloo ranks.
+
+    python jobs/bench_embedding.py                                # rayrec alone
+    pip install --target /tmp/peer --no-deps torchrec==1.8.0 iopath pyre-extensions tensordict portalocker pyvers orjson
+    PYTHONPATH=/tmp/peer python jobs/bench_embedding.py --against torchrec
+
+Both sides see the same tables, plans, optimizer and batches, in the same processes, in turns; what counts is the median
+of the ratios of neighbouring rounds. `--no-deps` matters: TorchRec would pull another build of fbgemm over this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.sharding.cuts import CUTS
+from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.sparse import KeyedJaggedTensor
+
+WORLD = 2
+TW, CW, RW, DP = "table_wise", "column_wise", "row_wise", "data_parallel"
+FUSED = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01, "eps": 1e-8}
+Step = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison: `kinds` are the tables' sharding types, `bag` the mean ids a bag (1 means exactly one)."""
+
+    name: str
+    batch: int
+    bag: int
+    kinds: tuple[str, ...]
+    rows: int = 100_000
+    dim: int = 64
+    goal: float | None = None
+
+
+CASES = [
+    Case("table-wise, batch 1024", 1024, 1, (TW,) * 26, goal=0.80),
+    Case("column-wise, batch 1024", 1024, 1, (CW,) * 26, goal=0.80),
+    Case("table-wise, batch 16", 16, 1, (TW,) * 26, goal=0.80),
+    Case("table-wise, batch 1024, ~10 ids a bag", 1024, 10, (TW,) * 26, goal=0.90),
+    Case("mixed TW+CW+RW, batch 1024", 1024, 1, (TW,) * 9 + (CW,) * 9 + (RW,) * 8, goal=0.80),
+    Case("20 TW + 6 DP, batch 1024", 1024, 1, (TW,) * 20 + (DP,) * 6, goal=0.20),
+    Case("1000 features, batch 64", 64, 1, (TW,) * 1000, rows=1000, dim=8, goal=0.50),
+]
+
+
+def names(case: Case) -> list[tuple[str, str, str]]:
+    return [(f"t{n}", f"f{n}", kind) for n, kind in enumerate(case.kinds)]
+
+
+def make_batches(case: Case, rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(values, lengths) of a few batches."""
+    generator = torch.Generator().manual_seed(rank)
+    batches = []
+    for _ in range(4):
+        count = len(case.kinds) * case.batch
+        lengths = torch.ones(count, dtype=torch.int64)
+        if case.bag > 1:
+            lengths = torch.randint(0, 2 * case.bag + 1, (count,), generator=generator)
+        values = torch.randint(0, case.rows, (int(lengths.sum()),), generator=generator)
+        batches.append((values, lengths))
+    return batches
+
+
+def stepper(sharded: Any, kjts: list[Any], case: Case) -> Step:
+    grad = torch.randn(case.batch, case.dim * len(case.kinds)) / 1000
+
+    def step(number: int) -> None:
+        sharded(kjts[number % len(kjts)]).wait().values().backward(grad)
+
+    return step
+
+
+def rayrec_step(case: Case, rank: int) -> Step:
+    ranks = {TW: lambda n: [n % WORLD], CW: lambda n: [0, 1], RW: lambda n: [0, 1], DP: lambda n: [0, 1]}
+    tables, plan = [], {}
+    for number, (table, feature, kind) in enumerate(names(case)):
+        tables.append(
+            EmbeddingBagConfig(
+                name=table, num_embeddings=case.rows, embedding_dim=case.dim, feature_names=[feature]
+            )
+        )
+        shards = CUTS[ShardingType(kind)](table, case.rows, case.dim, ranks[kind](number))
+        plan[table] = ParameterSharding(sharding_type=kind, compute_kernel="fused", shards=shards)
+    assert dist.group.WORLD is not None
+    sharded = EmbeddingBagCollectionSharder(FUSED).shard(
+        EmbeddingBagCollection(tables, device="meta"),
+        plan,
+        ShardingEnv.from_process_group(dist.group.WORLD),
+        torch.device("cpu"),
+    )
+    keys = [feature for _, feature, _ in names(case)]
+    kjts = [KeyedJaggedTensor(keys, values, lengths=lengths) for values, lengths in make_batches(case, rank)]
+    return stepper(sharded, kjts, case)
+
+
+def torchrec_step(case: Case, rank: int) -> Step:
+    import torchrec
+    from torchrec.distributed import sharding_plan as sp
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder as Sharder
+    from torchrec.distributed.types import ShardingEnv as Env
+
+    ebc = torchrec.EmbeddingBagCollection(
+        device=torch.device("meta"),
+        tables=[
+            torchrec.EmbeddingBagConfig(
+                name=table, num_embeddings=case.rows, embedding_dim=case.dim, feature_names=[feature]
+            )
+            for table, feature, _ in names(case)
+        ],
+    )
+    make = {
+        TW: lambda n: sp.table_wise(rank=n % WORLD, compute_kernel="fused"),
+        CW: lambda n: sp.column_wise(ranks=[0, 1], compute_kernel="fused"),
+        RW: lambda n: sp.row_wise(compute_kernel="fused"),
+        DP: lambda n: sp.data_parallel(),
+    }
+    sharder = Sharder(fused_params=dict(FUSED))
+    plan = sp.construct_module_sharding_plan(
+        ebc,
+        {table: make[kind](n) for n, (table, _, kind) in enumerate(names(case))},
+        sharder=sharder,
+        local_size=WORLD,
+        world_size=WORLD,
+        device_type="cpu",
+    )
+    env = Env.from_process_group(dist.group.WORLD)
+    sharded = sharder.shard(ebc, plan, env, torch.device("cpu"))
+    keys = [feature for _, feature, _ in names(case)]
+    kjts = [
+        torchrec.KeyedJaggedTensor(keys=keys, values=values, lengths=lengths)
+        for values, lengths in make_batches(case, rank)
+    ]
+    return stepper(sharded, kjts, case)
+
+
+def timed(step: Step, count: int) -> float:
+    """Milliseconds a step, of the slower rank."""
+    dist.barrier()
+    start = time.perf_counter()
+    for number in range(count):
+        step(number)
+    spent = torch.tensor((time.perf_counter() - start) / count * 1e3)
+    dist.all_reduce(spent, op=dist.ReduceOp.MAX)
+    return float(spent)
+
+
+def compare(case: Case, rank: int, peer: str | None, rounds: int) -> dict[str, Any]:
+    sides = [rayrec_step(case, rank)] + ([torchrec_step(case, rank)] if peer else [])
+    warm = torch.tensor(max(timed(side, 3) for side in sides))
+    count = max(3, min(100, int(300 / float(warm))))
+    times = [[timed(side, count) for side in sides] for _ in range(rounds)]
+    row = {"case": case.name, "rayrec_ms": statistics.median(t[0] for t in times), "goal": case.goal}
+    if peer:
+        row |= {
+            f"{peer}_ms": statistics.median(t[1] for t in times),
+            "ratio": statistics.median(t[0] / t[1] for t in times),
+        }
+    return row
+
+
+def work(rank: int, store: str, args: argparse.Namespace, results: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    for case in CASES:
+        if args.only and args.only not in case.name:
+            continue
+        row = compare(case, rank, args.against, args.rounds)
+        if rank == 0:
+            ratio = f"{row['ratio']:.2f} × (goal ≤ {case.goal:.2f})" if args.against else ""
+            peer = f"{args.against} {row[f'{args.against}_ms']:9.2f} ms" if args.against else ""
+            print(f"{case.name:40s} rayrec {row['rayrec_ms']:9.2f} ms  {peer}  {ratio}", flush=True)
+            results.append(row)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli.add_argument("--against", choices=["torchrec"], help="a peer that is installed, timed in the same run")
+    cli.add_argument("--rounds", type=int, default=15, help="timed rounds of each side (default 15)")
+    cli.add_argument("--only", help="cases whose name contains this")
+    cli.add_argument("--json", action="store_true", help="one object with all rows as the last line")
+    args = cli.parse_args()
+    print(f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
+          f"{WORLD} gloo ranks of 1 thread; ms a step (forward + backward + update), median of {args.rounds} rounds")
+    with tempfile.TemporaryDirectory() as folder, mp.Manager() as manager:
+        results = manager.list()
+        mp.spawn(work, (os.path.join(folder, "store"), args, results), nprocs=WORLD)
+        if args.json:
+            print(json.dumps({"rows": list(results)}))
+
+
+if __name__ == "__main__":
+    main()
