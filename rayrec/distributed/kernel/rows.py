@@ -83,6 +83,10 @@ class RowKernel:
         rows = self.matrix_rows(lookups.ids, lengths_LB)
         return _Pooled.apply(self._anchor, self, rows, lookups.offsets.to(torch.int64), lookups.weights)
 
+    def vectors(self, lookups: Lookups) -> torch.Tensor:
+        lengths_LB = (lookups.offsets[1:] - lookups.offsets[:-1]).view(self.num_lookups, -1)
+        return _Vectors.apply(self._anchor, self, self.matrix_rows(lookups.ids, lengths_LB))
+
     def matrix_rows(self, ids: torch.Tensor, lengths_LB: torch.Tensor) -> torch.Tensor:
         """int64 `[N]`: each id's row of the matrix that holds all tables."""
         counts = lengths_LB.sum(1, dtype=torch.int64)
@@ -160,3 +164,16 @@ class _Pooled(torch.autograd.Function):
         groups = RowGroups.of(lookups.ids)
         kernel.update(groups.distinct, kernel.row_gradients(groups, lookups.offsets, lookups.weights, grad))
         return None, None, None, None, weight_grad
+
+
+class _Vectors(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, kernel: RowKernel, rows: torch.Tensor) -> torch.Tensor:
+        ctx.kernel, ctx.rows = kernel, rows
+        return F.embedding(rows, kernel.weight_RD).float()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        groups = RowGroups.of(ctx.rows)
+        ctx.kernel.update(groups.distinct, groups.sum(grads[0].contiguous()))
+        return None, None, None

@@ -48,6 +48,9 @@ class Kernel(Protocol):
     def pooled(self, lookups: Lookups) -> torch.Tensor:
         """Sums of the bags' vectors, `[B, sum of the lookups' widths]` float32, with a backward that updates."""
 
+    def vectors(self, lookups: Lookups) -> torch.Tensor:
+        """Every id's own vector `[N, width]` float32, with a backward that updates; of a kernel that does not pool."""
+
     def weights(self) -> list[torch.Tensor]:
         """Each table's rectangle `[rows, cols]`, as a view of what is trained."""
 
