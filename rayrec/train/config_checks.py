@@ -90,6 +90,11 @@ def _check_dlrm(config: TrainConfig) -> None:
 
 def _check_trainer(config: TrainConfig) -> None:
     trainer = config.trainer
+    if "://" in config.storage.path:
+        raise _refuse(
+            "storage.path",
+            f"{config.storage.path} is a URI; runs are kept in a folder, on a cluster one that every node mounts",
+        )
     if trainer.batch_size < trainer.num_workers:
         raise _refuse(
             "trainer.batch_size",

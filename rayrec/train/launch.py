@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from rayrec.train.cluster import Cluster, await_resources, connected
@@ -78,7 +78,8 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
         with drained(lambda: ray.get(actor.take.remote(), timeout=30), listener):
             _fit(job, actor, need, listener)
     finally:
-        ray.kill(actor)
+        with suppress(Exception):  # the cluster may be gone
+            ray.kill(actor)
         shutil.rmtree(job.files.ray_state, ignore_errors=True)
 
 
@@ -90,9 +91,13 @@ def _fit(job: Job, actor: Any, need: Demand, listener: Listener) -> None:
     with _own_sigint():
         try:
             _torch_trainer(job, actor, need).fit()
-        except (KeyboardInterrupt, SystemExit, RayActorError):
-            # Ray Train answers Ctrl-C by ending its workers and its controller, and then the process.
+        except (KeyboardInterrupt, SystemExit):
             raise Interrupted("interrupted") from None
+        except RayActorError as error:
+            # Ray Train answers Ctrl-C by ending its workers, and then its controller by `exit_actor`.
+            if "exit_actor" in str(error):
+                raise Interrupted("interrupted") from None
+            raise TrainError(f"Ray Train's controller was lost: {_line(str(error), 400)}") from error
         except TrainingFailedError as error:
             if listener.fatal is None:
                 raise TrainError(_gave_up(error, trainer)) from error

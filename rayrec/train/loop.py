@@ -101,8 +101,7 @@ class Loop:
         if due(position.step, self.config.trainer.log_every):
             self._log(position)
         if due(position.step, self.config.trainer.checkpoint_every):
-            if not self.window.empty:
-                self._log(position)  # a loss that is not finite must not reach a checkpoint
+            self.window.check(position.step)
             self._save(position.merged(self.session.control))
         self._tell_progress(position)
 

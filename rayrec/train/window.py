@@ -55,9 +55,22 @@ class Window:
         self._loss.zero_()
         self._rows = self._all_rows = 0
         self._wait_s = self._seconds = 0.0
-        if not math.isfinite(loss_sum):
-            raise RankError(
-                f"the loss is not a finite number any more at step {step}; earlier checkpoints are intact: lower "
-                f"optimizers.dense.lr or optimizers.sparse.lr, and check dense features for extreme values"
-            )
+        _refuse_infinite(loss_sum, step)
         return figures
+
+    def check(self, step: int) -> None:
+        """A collective that only looks at the loss, so that one that is not finite never reaches a checkpoint.
+
+        Raises:
+            RankError: on every rank, if it is not a finite number any more.
+        """
+        (loss_sum,) = self._control.sums([float(self._loss)])
+        _refuse_infinite(loss_sum, step)
+
+
+def _refuse_infinite(loss_sum: float, step: int) -> None:
+    if not math.isfinite(loss_sum):
+        raise RankError(
+            f"the loss is not a finite number any more at step {step}; earlier checkpoints are intact: lower "
+            f"optimizers.dense.lr or optimizers.sparse.lr, and check dense features for extreme values"
+        )

@@ -58,6 +58,7 @@ def problem(*overrides: str) -> str:
         ("model.args.dense_arch=[16, 4]", ["model.args.dense_arch: [16, 4] must end with the dim of the tables, 8"]),
         ("model.args.over_arch=[16]", ["model.args.over_arch: [16] must end with 1"]),
         ("model.factory=a.b:c", ["model: give `name`", "or `factory`", "not both"]),
+        ("storage.path=s3://bucket/runs", ["storage.path: s3://bucket/runs is a URI"]),
         ("name=../up", ["name: got '../up'"]),
         ("name=null", ["name: got None"]),
         ("data=3", ["data: got 3 (int); it is a section with the fields train, eval, read"]),
