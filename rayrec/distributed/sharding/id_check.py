@@ -30,29 +30,30 @@ class IdCheck:
 
     def problem(self, kjt: KeyedJaggedTensor) -> ValueError | None:
         """What is wrong with the batch, with feature, id and table; None where nothing is."""
-        missing = [feature for feature in self._table_of if feature not in kjt.index_per_key()]
-        if missing:
-            return ValueError(f"the input has no feature {missing[0]!r}, which a table reads; it has {kjt.keys()}")
+        keys = tuple(kjt.keys())
+        if keys not in self._limits:
+            missing = [feature for feature in self._table_of if feature not in kjt.index_per_key()]
+            if missing:
+                return ValueError(f"the input has no feature {missing[0]!r}, which a table reads; it has {kjt.keys()}")
+            most = torch.iinfo(torch.int64).max
+            rows = [self._table_of[key].num_embeddings if key in self._table_of else most for key in keys]
+            self._limits[keys] = torch.tensor(rows, dtype=torch.int64, device=kjt.device())
         if self._weighted and kjt.weights_or_none() is None:
             return ValueError("the collection is weighted, but the input has no weights")
         values = kjt.values()
         if values.dtype not in (torch.int64, torch.int32):
             return ValueError(f"ids are {values.dtype}; int64 or int32 is needed")
-        if values.numel() == 0 or self._inside(kjt, values):
+        if values.numel() == 0 or self._inside(kjt, self._limits[keys]):
             return None
         return next(error for feature in self._table_of if (error := self._range_error(kjt, feature)))
 
-    def _inside(self, kjt: KeyedJaggedTensor, values: torch.Tensor) -> bool:
-        keys = tuple(kjt.keys())
-        if keys not in self._limits:
-            most = torch.iinfo(values.dtype).max
-            rows = [self._table_of[key].num_embeddings if key in self._table_of else most for key in keys]
-            self._limits[keys] = torch.tensor(rows, dtype=values.dtype, device=values.device)
-        counts = kjt.lengths().view(len(keys), kjt.stride()).sum(1)
-        limits = self._limits[keys].repeat_interleave(counts, output_size=values.numel())
-        outside = (values >= limits) | (values < 0)
-        if len(self._table_of) < len(keys):  # ids of features that no table reads are not ours to judge
-            outside &= limits < torch.iinfo(values.dtype).max
+    def _inside(self, kjt: KeyedJaggedTensor, limits: torch.Tensor) -> bool:
+        values = kjt.values()
+        counts = kjt.lengths().view(len(kjt.keys()), kjt.stride()).sum(1)
+        most = limits.repeat_interleave(counts, output_size=values.numel())
+        outside = (values >= most) | (values < 0)
+        if len(self._table_of) < len(kjt.keys()):  # ids of features that no table reads are not ours to judge
+            outside &= most < torch.iinfo(torch.int64).max
         return not bool(outside.any())
 
     def _range_error(self, kjt: KeyedJaggedTensor, feature: str) -> ValueError | None:
