@@ -47,7 +47,6 @@ class Display:
 
     def plan(self, plan: Mapping[str, Any]) -> None:
         """The sharding plan as a table, and the bytes it puts on each rank."""
-        self._pause()
         self.console.print(plan_table(plan))
         for line in memory_lines(plan):
             self.say(line)

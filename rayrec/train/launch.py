@@ -73,6 +73,8 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
     trainer, read = job.config.trainer, job.config.data.read
     need = demand(trainer, cluster.total(), reads_on_ray=read.reader != "local", cpus_per_read=read.cpus_per_read)
     await_resources(cluster, need, trainer.wait_for_resources_s, display)
+    each = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
+    display.say(f"starting {need.num_workers} workers ({each} each) on {'a local' if cluster.local else 'the'} Ray …")
     actor: Any = ray.remote(num_cpus=0)(Mailbox).remote(attempts_before)
     try:
         with drained(lambda: ray.get(actor.take.remote(), timeout=30), listener):

@@ -128,6 +128,7 @@ class Trainer:
         evaluation = None if config.data.eval is None else Manifest.read(config.data.eval, schema)
         build.model(config, "meta", self.factory)
         build.given_plan(config, config.trainer.num_workers)
+        self._tell_data(train, evaluation)
         evaluated = frozenset(int(record["step"]) for record in self.folder.read_metrics() if record["kind"] == "eval")
         return Job(
             config=config,
@@ -137,6 +138,12 @@ class Trainer:
             factory=self.factory,
             evaluated_steps=evaluated,
         )
+
+    def _tell_data(self, train: Manifest, evaluation: Manifest | None) -> None:
+        told = [f"training on {train.rows:,} rows in {len(train.files):,} files"]
+        if evaluation is not None:
+            told.append(f"evaluation on {evaluation.rows:,} rows in {len(evaluation.files):,} files")
+        self.display.say(f"run {self.config.name}: {', '.join(told)}")
 
     def _finished(self) -> Result | None:
         """The result of an earlier run of this name that has all its epochs."""

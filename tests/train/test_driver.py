@@ -85,7 +85,8 @@ def test_the_first_fatal_record_counts_and_no_attempt_after_it(tmp_path: Path) -
 @pytest.mark.parametrize("terminal", [False, True])
 def test_progress_on_a_terminal_and_in_a_file(tmp_path: Path, terminal: bool) -> None:
     steps = [{"kind": "progress", "step": 64, "epoch": 0, "epochs": 2, "total_steps": 128}, {**TRAIN, "step": 64}]
-    _, text, _ = recorded(tmp_path, [begin(None), *steps, {**EVAL, "step": 64}], terminal)
+    plan = {"kind": "plan", "plan": {"version": 1, "plan": {}, "memory": []}}
+    _, text, _ = recorded(tmp_path, [begin(None), plan, *steps, {**EVAL, "step": 64}], terminal)
     for part in ("1,234 samples/s  loss 0.5000  NE 0.9000", "AUC 0.7500", "on 10 rows"):
         assert part in text
     assert ("epoch 1/2" in text) is terminal
