@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -80,15 +81,19 @@ def session_alone(sink: Sink) -> Session:
     return Session(device=torch.device("cpu"), group=None, control=Control(0, 1, None), sink=sink)
 
 
-def session_on_ray(sink: Sink) -> Session:
-    """The session of a Ray Train worker, whose process group Ray has made."""
+def session_on_ray(sink: Sink, timeout_s: float) -> Session:
+    """The session of a Ray Train worker, whose process group Ray has made; exchanges fail after `timeout_s`."""
     import ray.train.torch
 
     device = ray.train.torch.get_device()
     group = dist.group.WORLD
     assert group is not None
     # The control exchange must never wait for a GPU.
-    control = group if dist.get_backend(group) == "gloo" else dist.new_group(backend="gloo")
+    control = (
+        group
+        if dist.get_backend(group) == "gloo"
+        else dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    )
     return Session(device=device, group=group, control=Control(group.rank(), group.size(), control), sink=sink)
 
 

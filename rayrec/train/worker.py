@@ -25,7 +25,13 @@ def work_on_ray(handed: dict[str, Any]) -> None:
     context = ray.train.get_context()
     set_threads(job.config, context.get_local_world_size())
     sink = ActorSink(handed["log"])
-    attempt(job, sink, context.get_world_rank(), context.get_world_size(), lambda: session_on_ray(sink))
+    attempt(
+        job,
+        sink,
+        context.get_world_rank(),
+        context.get_world_size(),
+        lambda: session_on_ray(sink, job.config.trainer.timeout_s),
+    )
 
 
 def work_alone(job: Job, sink: Sink) -> None:

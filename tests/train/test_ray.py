@@ -23,6 +23,7 @@ from rayrec.models import DLRM, Batch
 from rayrec.train import ResourceError, Trainer, TrainError
 from rayrec.train.config_file import parse_config
 from rayrec.train.console import Display
+from rayrec.train.evaluate_run import evaluate_run
 from rayrec.train.run_folder import RunFolder
 from tests.ranks import on_ranks
 from tests.train.small import fit_on_rank, raw_config, table, write_all
@@ -150,6 +151,9 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
     assert result.eval is not None
     assert result.eval["samples"] == 301
     assert result.eval["auc"] > 0.8
+    scores = evaluate_run(seen.files.path, num_workers=2, display=Display(Console(quiet=True)))
+    assert {name: scores[name] for name in result.eval} == pytest.approx(result.eval)
+    (seen.files.path / "evaluation.json").unlink()
     assert seen.events()[-1] == "checkpoint"
     assert "resumed" in seen.events()
     made = {path.name for path in seen.files.path.iterdir()} - {".lock"}
