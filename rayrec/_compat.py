@@ -25,7 +25,9 @@ def pair_error(torch_version: str, fbgemm: dict[str, str]) -> str | None:
     torch_major, torch_minor = _minor(torch_version)
     wanted = f"1.{torch_minor - 5}.0"
     if not fbgemm:
-        return f"fbgemm_gpu is not installed: pip install 'rayrec[cpu]' or 'rayrec[cuda]' (fbgemm {wanted} for this torch)"
+        return (
+            f"fbgemm_gpu is not installed: pip install 'rayrec[cpu]' or 'rayrec[cuda]' (fbgemm {wanted} for this torch)"
+        )
     if len(fbgemm) > 1:
         both = " and ".join(sorted(fbgemm))
         return (

@@ -42,9 +42,7 @@ def to_save(model: DistributedModelParallel, dense_optimizer: torch.optim.Optimi
 
 def state_keys(model: DistributedModelParallel) -> dict[str, list[str]]:
     """For each table, the optimizer states that this rank holds of it."""
-    return {
-        name: sorted({key for item in table.local for key in item.state}) for name, table in model.tables().items()
-    }
+    return {name: sorted({key for item in table.local for key in item.state}) for name, table in model.tables().items()}
 
 
 def dense_tensors(model: DistributedModelParallel) -> dict[str, torch.Tensor]:
@@ -62,9 +60,7 @@ def _whole_rows(table: ShardedTable, tensors: Mapping[int, torch.Tensor]) -> Rec
     return Rectangles((table.config.num_embeddings, table.config.embedding_dim), pieces)
 
 
-def _dense_state(
-    model: DistributedModelParallel, optimizer: torch.optim.Optimizer | None
-) -> dict[str, dict[str, Any]]:
+def _dense_state(model: DistributedModelParallel, optimizer: torch.optim.Optimizer | None) -> dict[str, dict[str, Any]]:
     if optimizer is None:
         return {}
     return {name: dict(optimizer.state.get(param, {})) for name, param in model.dense_parameters().items()}

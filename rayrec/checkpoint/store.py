@@ -82,7 +82,7 @@ class CheckpointStore:
             process_group=None if alone else group,
             no_dist=alone,
         )
-        manifest = {
+        manifest: dict[str, Any] = {
             "version": VERSION,
             "step": step,
             "time": time.time(),

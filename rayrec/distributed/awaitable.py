@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-
 T = TypeVar("T")
 _UNSET = object()
 
@@ -27,7 +26,7 @@ class Awaitable(ABC, Generic[T]):
 
 
 class LazyAwaitable(Awaitable[T]):
-    """An awaitable that waits by itself when it is used as its result: an attribute, an item, or in a torch function."""
+    """An awaitable that waits by itself where its result is used: an attribute, an item, in a torch function."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

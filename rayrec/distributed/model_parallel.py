@@ -17,10 +17,11 @@ from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from rayrec.optim import CombinedOptimizer, in_backward_optimizer_filter
 
-
 # buffers are not trained here; sending them every step would be one more collective. torch 2.13 renames the setting
 _SETTINGS = inspect.signature(DistributedDataParallel.__init__).parameters
-_NO_BUFFER_SYNC = {("forward_sync_buffers" if "forward_sync_buffers" in _SETTINGS else "broadcast_buffers"): False}
+_NO_BUFFER_SYNC: dict[str, Any] = {
+    ("forward_sync_buffers" if "forward_sync_buffers" in _SETTINGS else "broadcast_buffers"): False
+}
 
 
 def default_sharders() -> list[ModuleSharder[Any]]:

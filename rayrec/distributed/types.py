@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -236,7 +236,7 @@ def _module_text(path: str, tables: ModuleSharding) -> str:
     )
 
 
-def _text_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _text_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
     lines = [
         " | ".join(cell.center(w) for cell, w in zip(head, widths, strict=True)),

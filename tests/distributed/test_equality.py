@@ -81,7 +81,13 @@ def test_every_sharding_type_equals_one_process(kind: ShardingType, world: int) 
     check(world, uniform(kind, world), ADAGRAD)
 
 
-MIXED = [(T.ROW_WISE, [0, 1]), (T.COLUMN_WISE, [1, 0]), (T.DATA_PARALLEL, [0, 1]), (T.TABLE_WISE, [1]), (T.ROW_WISE, [1, 0])]
+MIXED = [
+    (T.ROW_WISE, [0, 1]),
+    (T.COLUMN_WISE, [1, 0]),
+    (T.DATA_PARALLEL, [0, 1]),
+    (T.TABLE_WISE, [1]),
+    (T.ROW_WISE, [1, 0]),
+]
 
 
 @pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
@@ -97,7 +103,9 @@ def test_row_wise_adagrad_equals_one_process(kind: ShardingType) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(5, 2), (0, 4), (3, 0)])
-@pytest.mark.parametrize("kinds", [uniform(T.ROW_WISE, 2), uniform(T.DATA_PARALLEL, 2), MIXED], ids=["rw", "dp", "mixed"])
+@pytest.mark.parametrize(
+    "kinds", [uniform(T.ROW_WISE, 2), uniform(T.DATA_PARALLEL, 2), MIXED], ids=["rw", "dp", "mixed"]
+)
 def test_ranks_may_bring_batches_of_different_size(sizes: tuple[int, ...], kinds: list[Any]) -> None:
     check(2, kinds, ADAGRAD, batch_sizes=sizes)
 

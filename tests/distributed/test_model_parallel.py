@@ -124,7 +124,9 @@ def train_on_rank(group: dist.ProcessGroup, plan: ModuleSharding) -> Any:
 def test_every_parameter_equals_one_process_on_the_global_batch(name: str, world: int) -> None:
     losses, expected = train_alone(world)
     answers = on_ranks(world, train_on_rank, plans(world)[name])
-    torch.testing.assert_close(torch.tensor([a[0] for a in answers]).mean(0), torch.tensor(losses), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        torch.tensor([a[0] for a in answers]).mean(0), torch.tensor(losses), atol=1e-5, rtol=1e-5
+    )
     for _, _, shards, others, names in answers:
         assert names == list(expected)
         for parameter, value in others.items():
@@ -169,9 +171,7 @@ def test_first_weights_do_not_depend_on_the_plan(name: str, device: str) -> None
     for answer in on_ranks(2, init_weights, plans(2)[name], device):
         for shard, weight in answer:
             table = expected[f"embedding_bags.{shard.table}.weight"]
-            assert torch.equal(
-                weight, table[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]
-            )
+            assert torch.equal(weight, table[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop])
 
 
 def round_trip(group: dist.ProcessGroup, plan: ModuleSharding, whole_tensors: dict[str, torch.Tensor]) -> Any:
@@ -192,9 +192,7 @@ def test_state_dicts_take_whole_tensors_and_their_own_output(name: str) -> None:
     for answer in on_ranks(2, round_trip, plans(2)[name], dict(whole_tensors)):
         for shard, weight in answer:
             table = whole_tensors[f"embedding_bags.{shard.table}.weight"]
-            assert torch.equal(
-                weight, table[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]
-            )
+            assert torch.equal(weight, table[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop])
 
 
 def replicas(group: dist.ProcessGroup) -> Any:

@@ -78,7 +78,7 @@ def whole_plan() -> ModuleSharding:
 
 def test_plans_that_do_not_fit_are_refused_by_name() -> None:
     plan = whole_plan()
-    with pytest.raises(ValueError, match="table 't2'; plan again"):
+    with pytest.raises(ValueError, match=r"table 't2'; plan again"):
         shard({"t1": plan["t1"]}, 1)
     far = {**plan, "t1": cut(tables()[0], ShardingType.TABLE_WISE, [3])}
     with pytest.raises(ValueError, match="table 't1': the plan uses rank 3, but there are 1 ranks"):
@@ -99,9 +99,9 @@ def test_plans_that_do_not_fit_are_refused_by_name() -> None:
 
 
 def test_wrong_optimizer_settings_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="'lr' is not a setting; there are .*learning_rate"):
+    with pytest.raises(ValueError, match=r"'lr' is not a setting; there are .*learning_rate"):
         shard(whole_plan(), 1, {"lr": 0.1})
-    with pytest.raises(ValueError, match=r"optimizer 'none' is not one of|'none'"):
+    with pytest.raises(ValueError, match="none"):
         shard(whole_plan(), 1, {"optimizer": EmbOptimType.NONE})
 
 

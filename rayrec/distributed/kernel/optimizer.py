@@ -86,6 +86,4 @@ def _default_lr(rule: EmbOptimType) -> float:
 
 
 # fbgemm's CPU kernels train with these; the row kernel serves the others there
-FUSED_ON_CPU = frozenset(
-    {EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD}
-)
+FUSED_ON_CPU = frozenset({EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD})

@@ -43,7 +43,9 @@ class Lookups:
 class Kernel(Protocol):
     """Looks up bags in the tables of one group, and trains them inside backward."""
 
-    tables: Sequence[LocalTable]
+    @property
+    def tables(self) -> Sequence[LocalTable]:
+        """The rectangles, in the order of `weights` and `states`."""
 
     def pooled(self, lookups: Lookups) -> torch.Tensor:
         """Sums of the bags' vectors, `[B, sum of the lookups' widths]` float32, with a backward that updates."""

@@ -1,8 +1,8 @@
 """Large CPU buffers that are used again, step after step.
 
-A fresh buffer of a few megabytes costs a page fault for every 4 KiB, which on a CPU takes longer than the exchange it is
-for. A buffer is free again when nothing but the pool refers to its memory, whoever held it: a view, a user, autograd.
-GPUs have torch's caching allocator for this.
+A fresh buffer of a few megabytes costs a page fault for every 4 KiB, which on a CPU takes longer than the exchange
+that it is for. A buffer is free again when nothing but the pool refers to its memory, whoever held it: a view, a user,
+autograd. GPUs have torch's caching allocator for this.
 """
 
 from __future__ import annotations

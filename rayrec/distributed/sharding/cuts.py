@@ -12,9 +12,9 @@ from rayrec.distributed.types import Shard, ShardingType, Span
 COLUMN_UNIT = 4  # fbgemm's kernels want widths that are a multiple of 4
 
 
-def blocks(size: int, parts: int, unit: int = 1) -> list[Span]:
-    """`size` in at most `parts` spans of `ceil(size / parts)` (rounded up to `unit`), the last ones shorter or absent."""
-    step = -(-size // (parts * unit)) * unit
+def blocks(size: int, parts: int) -> list[Span]:
+    """`size` in at most `parts` spans of `ceil(size / parts)`, the last ones shorter or absent."""
+    step = -(-size // parts)
     return [Span(start, min(start + step, size)) for start in range(0, size, step)]
 
 

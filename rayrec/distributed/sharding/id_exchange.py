@@ -172,8 +172,8 @@ class _Sender:
                 slots.append(rank * width + GROUPS + lookup.group)
                 sources.append(first + lookup.stream)
             first += len(route.streams)
-        as_index = dict(dtype=torch.int64, device=self._device)
-        return torch.tensor(slots, **as_index), torch.tensor(sources, **as_index)  # type: ignore[arg-type]
+        int64, device = torch.int64, self._device  # of empty lists, too
+        return torch.tensor(slots, dtype=int64, device=device), torch.tensor(sources, dtype=int64, device=device)
 
     def pack(
         self,
