@@ -19,6 +19,8 @@ class Choices:
     first_T: Ints
     work_O: Floats
     piece_O: Floats
+    least_work_O: Floats  # with the largest caches; for the lower bound
+    least_piece_O: Floats
     piece_lookup_O: Floats
     bytes_O: Floats
     piece_bytes_O: Floats
@@ -53,6 +55,8 @@ def make_choices(problem: Problem) -> Choices:
         extra_O=extra_O,
         shared_s=float(least_T.sum()),
         piece_O=np.array([option.piece_s for option in flat]),
+        least_work_O=np.array([option.least_work for option in flat]) + extra_O * problem.world_size,
+        least_piece_O=np.array([option.least_piece_s for option in flat]),
         piece_lookup_O=np.array([option.piece_lookup_s for option in flat]),
         bytes_O=np.array([option.device_bytes for option in flat]),
         piece_bytes_O=np.array([option.piece_bytes for option in flat]),
@@ -73,8 +77,8 @@ def lower_bound(problem: Problem, choices: Choices, usable_O: Bools, room: float
         room: bytes that all ranks have for shards together; infinite to leave memory out.
     """
     ranks = problem.world_size
-    work_O = np.where(usable_O, choices.work_O, np.inf)
-    piece_O = np.where(usable_O, choices.piece_O, np.inf)
+    work_O = np.where(usable_O, choices.least_work_O, np.inf)
+    piece_O = np.where(usable_O, choices.least_piece_O, np.inf)
     smallest_T = choices.least(piece_O)
     low = _pigeonhole(smallest_T, ranks)
     if not np.isfinite(low):

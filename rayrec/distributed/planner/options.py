@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import pairwise
 
 from rayrec.distributed.planner.cost import DEFAULT_CACHE_LOAD_FACTOR, executor_of, shard_cost, shared_seconds
 from rayrec.distributed.planner.storage import shard_storage
@@ -54,7 +55,8 @@ class Unit:
 class Option:
     """One way to shard table number `table`; a plan takes one option of each table and places its units.
 
-    `shared_s` are seconds that it costs every rank, wherever its units are.
+    `shared_s` are seconds that it costs every rank, wherever its units are. `best_units` are its units with the largest
+    cache that they could grow into: nothing in between costs less, which the lower bound needs.
     """
 
     table: int
@@ -62,6 +64,7 @@ class Option:
     kernel: str
     cache_load_factor: float
     units: tuple[Unit, ...]
+    best_units: tuple[Unit, ...]
     shared_s: float
 
     @property
@@ -71,6 +74,14 @@ class Option:
     @property
     def work(self) -> float:
         return sum(unit.work for unit in self.units)
+
+    @property
+    def least_work(self) -> float:
+        return sum(unit.work for unit in self.best_units)
+
+    @property
+    def least_piece_s(self) -> float:
+        return max(min(unit.seconds) for unit in self.best_units)
 
     @property
     def piece_s(self) -> float:
@@ -104,18 +115,20 @@ def options(number: int, table: Table, topology: Topology, off_device: bool) -> 
     """
     found = []
     for kind, kernels in table.kernels.items():
-        for kernel, factor in _kernels(table, kernels, off_device):
-            found += [
-                Option(
+        for kernel, factor, ceiling in _kernels(table, kernels, off_device):
+            cuts = list(_cuts(table, kind, kernel, factor, topology))
+            at_best = cuts if ceiling == factor else list(_cuts(table, kind, kernel, ceiling, topology))
+            for units, best in zip(cuts, at_best, strict=True):
+                option = Option(
                     table=number,
                     sharding_type=kind,
                     kernel=kernel,
                     cache_load_factor=factor,
                     units=units,
+                    best_units=best,
                     shared_s=shared_seconds(table, kind, len(units), _row_cuts(table, kind, topology), topology),
                 )
-                for units in _cuts(table, kind, kernel, factor, topology)
-            ]
+                found.append(option)
     return found
 
 
@@ -126,15 +139,17 @@ def _row_cuts(table: Table, kind: str, topology: Topology) -> int:
     return min(topology.local_world_size, table.rows) if kind in HOST_CUTS else 1
 
 
-def _kernels(table: Table, kernels: tuple[str, ...], off_device: bool) -> Iterator[tuple[str, float]]:
+def _kernels(table: Table, kernels: tuple[str, ...], off_device: bool) -> Iterator[tuple[str, float, float]]:
+    """(kernel, cache load factor, factor that the cache may yet grow to without becoming another option)."""
     on_device = [kernel for kernel in kernels if not kernel.startswith("fused_uvm")]
     for kernel in kernels if off_device or not on_device else on_device:
-        if kernel == "fused_uvm_caching":
-            factors = (table.cache_load_factor,) if table.cache_load_factor else CACHE_LOAD_FACTORS
-            for factor in factors:
-                yield kernel, factor
+        if kernel != "fused_uvm_caching":
+            yield kernel, 1.0, 1.0
+        elif table.cache_load_factor:
+            yield kernel, table.cache_load_factor, table.cache_load_factor
         else:
-            yield kernel, 1.0
+            for factor, ceiling in pairwise((*CACHE_LOAD_FACTORS, 1.0)):
+                yield kernel, factor, ceiling
 
 
 def _cuts(table: Table, kind: str, kernel: str, factor: float, topology: Topology) -> Iterator[tuple[Unit, ...]]:

@@ -79,8 +79,31 @@ def best_solution(tables: Sequence[Table], topology: Topology, reserve_R: Floats
     return kept[0], replace(kept[1], bound_s=min(answer.bound_s, other.bound_s))
 
 
+def feasible(tables: Sequence[Table], topology: Topology, reserve_R: Floats) -> bool:
+    """Whether the search would find a plan; sums of bytes are tried first, and nothing is refined."""
+    for off_device in (False, True):
+        problem = make_problem(tables, topology, reserve_R, off_device)
+        if not all(problem.options):
+            return False
+        choices = make_choices(problem)
+        if choices.least(choices.bytes_O).sum() > problem.room_R.sum():
+            continue
+        if choices.least(choices.piece_bytes_O).max() > problem.room_R.max():
+            continue
+        flat = [option for each in problem.options for option in each]
+        usable_O = np.ones(len(flat), dtype=np.bool_)
+        for byte_limit in BYTE_LIMITS:
+            for picked in choose(problem, choices, usable_O, 1.0, 1.0, byte_limit):
+                if isinstance(_pack(problem, [flat[i] for i in picked], 0.0, 1.0), Packing):
+                    return True
+    return False
+
+
 def search(problem: Problem) -> Solution | Stuck:
     """The best packing found, or the table that could not be placed."""
+    for number, each in enumerate(problem.options):
+        if not each:
+            return Stuck(table=number)
     choices = make_choices(problem)
     floors, free_floor = [], float("inf")
     for executors in _executor_sets(choices):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rayrec.distributed.planner.search import Solution, best_solution
+from rayrec.distributed.planner.search import Solution, best_solution, feasible
 from rayrec.distributed.planner.storage import reserves
 from rayrec.distributed.planner.tables import for_world
 from rayrec.distributed.planner.topology import Topology
@@ -45,7 +45,7 @@ def attempt(change: Change, dense_bytes: int) -> Tried | None:
 
 def fits(tables: Sequence[Table], topology: Topology, dense_bytes: int) -> bool:
     """Whether there is a plan at all."""
-    return attempt(Change(text="", tables=tuple(tables), topology=topology), dense_bytes) is not None
+    return feasible(tables, topology, reserves(tables, topology, dense_bytes))
 
 
 def unconstrained(table: Table, topology: Topology) -> Table:
