@@ -15,6 +15,9 @@ from rayrec.modules import MLP, EmbeddingBagCollection, EmbeddingBagConfig
 class DotInteraction(nn.Module):
     """Dot products of all pairs among F + 1 vectors (the dense one first), after the dense vector itself."""
 
+    _rows: torch.Tensor
+    _cols: torch.Tensor
+
     def __init__(self, num_features: int) -> None:
         super().__init__()
         rows, cols = torch.triu_indices(num_features + 1, num_features + 1, offset=1)

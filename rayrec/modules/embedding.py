@@ -94,7 +94,7 @@ class EmbeddingBagCollection(nn.Module):
     def reset_parameters(self) -> None:
         """Fills every table from the seed; does nothing on the meta device."""
         for config in self._configs:
-            weight = self.embedding_bags[config.name].weight
+            weight = self.embedding_bags.get_parameter(f"{config.name}.weight")
             if not weight.is_meta:
                 init.fill(weight, config, self.seed)
 
@@ -134,9 +134,10 @@ class EmbeddingBagCollection(nn.Module):
         values, offsets = ids.values(), ids.offsets().to(ids.values().dtype)
         if not self._is_weighted:
             return table(values, offsets)
-        weights = ids.weights().to(table.weight.dtype)
+        weight = self.embedding_bags.get_parameter(f"{config.name}.weight")
+        weights = ids.weights().to(weight.dtype)
         bags_BD = F.embedding_bag(
-            values, table.weight, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
+            values, weight, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
         )
         if config.pooling is PoolingType.MEAN:
             bags_BD = bags_BD / ids.lengths().clamp(min=1)[:, None]
@@ -180,7 +181,7 @@ class EmbeddingCollection(nn.Module):
     def reset_parameters(self) -> None:
         """Fills every table from the seed; does nothing on the meta device."""
         for config in self._configs:
-            weight = self.embeddings[config.name].weight
+            weight = self.embeddings.get_parameter(f"{config.name}.weight")
             if not weight.is_meta:
                 init.fill(weight, config, self.seed)
 

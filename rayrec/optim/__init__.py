@@ -1,6 +1,24 @@
-"""Optimizers by parameter name. The fused kernels' own updates live in `distributed.kernel`."""
+"""Optimizers by parameter name, schedules, clipping. The fused kernels' own updates live in `distributed.kernel`."""
 
-from rayrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from rayrec.optim.clipping import GradientClipping, GradientClippingOptimizer
+from rayrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 from rayrec.optim.optimizers import in_backward_optimizer_filter
+from rayrec.optim.rowwise import LAMB, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad
+from rayrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
-__all__ = ["CombinedOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "in_backward_optimizer_filter"]
+__all__ = [
+    "LAMB",
+    "CombinedOptimizer",
+    "GradientClipping",
+    "GradientClippingOptimizer",
+    "KeyedOptimizer",
+    "KeyedOptimizerWrapper",
+    "LarsSGD",
+    "OptimizerWrapper",
+    "PartialRowWiseAdam",
+    "RowWiseAdagrad",
+    "WarmupOptimizer",
+    "WarmupPolicy",
+    "WarmupStage",
+    "in_backward_optimizer_filter",
+]

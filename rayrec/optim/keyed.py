@@ -25,11 +25,11 @@ class KeyedOptimizer(Optimizer):
         param_groups: Sequence[Mapping[str, Any]],
     ) -> None:
         self.params = dict(params)
-        self.state = state  # type: ignore[assignment]
+        self.state: Any = state
         self.param_groups = [dict(group) for group in param_groups]
         self.defaults: dict[str, Any] = {}
-        self._optimizer_step_pre_hooks = {}  # type: ignore[assignment]
-        self._optimizer_step_post_hooks = {}  # type: ignore[assignment]
+        self._optimizer_step_pre_hooks: Any = {}
+        self._optimizer_step_post_hooks: Any = {}
 
     def state_dict(self) -> dict[str, Any]:
         """`{"state": {name: {key: value}}, "param_groups": [{"params": [names], ...}]}`."""
@@ -45,20 +45,24 @@ class KeyedOptimizer(Optimizer):
         """Copies what `state_dict` wrote into this optimizer's state.
 
         Raises:
-            ValueError: a parameter is unknown or missing, named.
+            ValueError: a parameter is unknown or missing, named, or another number of groups.
         """
-        unknown = set(state_dict["state"]) ^ set(self.params)
-        if unknown:
-            raise ValueError(f"optimizer state does not fit: {sorted(unknown)} is on one side only")
+        _check_fit(state_dict, self)
         for name, values in state_dict["state"].items():
-            mine = self.state.setdefault(self.params[name], {})  # type: ignore[attr-defined]
+            mine = self.state.setdefault(self.params[name], {})
             for key, value in values.items():
-                if isinstance(value, torch.Tensor) and isinstance(mine.get(key), torch.Tensor):
+                if not isinstance(value, torch.Tensor):
+                    mine[key] = value
+                elif isinstance(mine.get(key), torch.Tensor):
                     mine[key].detach().copy_(value)
                 else:
-                    mine[key] = value
+                    mine[key] = value.detach().clone()  # not yet made: an optimizer makes its state in its first step
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
+        self.settings_changed()
+
+    def settings_changed(self) -> None:
+        """To be called after a setting in `param_groups` was changed, for optimizers that keep a copy elsewhere."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Applies the update; a fused optimizer has done so in backward already."""
@@ -99,6 +103,45 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._optimizer.zero_grad(set_to_none)
+
+
+class OptimizerWrapper(KeyedOptimizer):
+    """A keyed optimizer that does something before or after another one; all else is the other one's.
+
+    Args:
+        optimizer: the one inside.
+    """
+
+    def __init__(self, optimizer: KeyedOptimizer) -> None:
+        self._optimizer = optimizer
+        self.params = optimizer.params
+        self.defaults = {}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self._optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self._optimizer.state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._optimizer.load_state_dict(state_dict)
+
+    def settings_changed(self) -> None:
+        self._optimizer.settings_changed()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self._optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._optimizer.zero_grad(set_to_none)
+
+    def __repr__(self) -> str:
+        return repr(self._optimizer)
 
 
 class CombinedOptimizer(KeyedOptimizer):
@@ -143,7 +186,17 @@ class CombinedOptimizer(KeyedOptimizer):
         for _, optimizer in self._optims:
             optimizer.zero_grad(set_to_none)
 
+    def settings_changed(self) -> None:
+        for _, optimizer in self._optims:
+            optimizer.settings_changed()
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Hands each optimizer its part of what `state_dict` wrote.
+
+        Raises:
+            ValueError: a parameter is unknown or missing, named, or another number of groups.
+        """
+        _check_fit(state_dict, self)
         groups = list(state_dict["param_groups"])
         for prefix, optimizer in self._optims:
             dot = f"{prefix}." if prefix else ""
@@ -154,3 +207,14 @@ class CombinedOptimizer(KeyedOptimizer):
 
     def __repr__(self) -> str:
         return "\n".join(f"{prefix}: {optimizer!r}" for prefix, optimizer in self._optims)
+
+
+def _check_fit(state_dict: Mapping[str, Any], optimizer: KeyedOptimizer) -> None:
+    unlike = set(state_dict["state"]) ^ set(optimizer.params)
+    if unlike:
+        name = min(unlike)
+        side = "the state to load" if name in state_dict["state"] else "this optimizer"
+        raise ValueError(f"optimizer state does not fit: only {side} has a parameter {name!r}")
+    there, here = len(state_dict["param_groups"]), len(optimizer.param_groups)
+    if there != here:
+        raise ValueError(f"optimizer state does not fit: it has {there} parameter groups, this optimizer {here}")

@@ -137,9 +137,10 @@ class JaggedTensor:
                 tensor.record_stream(stream)
 
     def _map(self, fn: Any) -> JaggedTensor:
-        parts = (self._values, self._weights, self._lengths, self._offsets)
-        values, weights, lengths, offsets = (None if t is None else fn(t) for t in parts)
-        return JaggedTensor(values, weights, lengths, offsets)
+        weights, lengths, offsets = (
+            None if t is None else fn(t) for t in (self._weights, self._lengths, self._offsets)
+        )
+        return JaggedTensor(fn(self._values), weights, lengths, offsets)
 
     def __str__(self) -> str:
         if self._offsets is None and self._lengths is None:

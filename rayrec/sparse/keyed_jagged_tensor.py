@@ -479,7 +479,8 @@ def _flatten(kjt: KeyedJaggedTensor) -> tuple[list[Any], Any]:
 
 def _unflatten(parts: Any, context: Any) -> KeyedJaggedTensor:
     keys, stride, strides = context
-    return KeyedJaggedTensor(keys, *parts, stride=stride, stride_per_key_per_rank=strides)
+    values, weights, lengths, offsets = parts
+    return KeyedJaggedTensor(keys, values, weights, lengths, offsets, stride=stride, stride_per_key_per_rank=strides)
 
 
 pytree.register_pytree_node(

@@ -1,0 +1,60 @@
+"""Gradients kept within bounds before an optimizer uses them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import torch
+
+from rayrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
+
+
+class GradientClipping(Enum):
+    """What is bounded: the norm of all gradients together, each number, or nothing."""
+
+    NORM = "norm"
+    VALUE = "value"
+    NONE = "none"
+
+
+class GradientClippingOptimizer(OptimizerWrapper):
+    """Bounds the gradients of the inner optimizer's parameters, then lets it step.
+
+    Dense gradients are averaged over ranks before `step`, so all ranks clip alike. Tables whose update is fused into
+    backward have no gradient left here and are not clipped.
+
+    Args:
+        optimizer: the one that steps.
+        clipping: what is bounded.
+        max_gradient: the bound.
+        norm_type: p of the norm; `float("inf")` for the largest number.
+
+    Raises:
+        ValueError: a bound that is not positive.
+    """
+
+    def __init__(
+        self,
+        optimizer: KeyedOptimizer,
+        clipping: GradientClipping = GradientClipping.NORM,
+        max_gradient: float = 1.0,
+        norm_type: float = 2.0,
+    ) -> None:
+        super().__init__(optimizer)
+        if max_gradient <= 0:
+            raise ValueError(f"gradient clipping: max_gradient={max_gradient} must be positive")
+        self._clipping = clipping
+        self._max_gradient = max_gradient
+        self._norm_type = norm_type
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        params = [param for param in self.params.values() if param.grad is not None]
+        match self._clipping:
+            case GradientClipping.NORM:
+                torch.nn.utils.clip_grad_norm_(params, self._max_gradient, norm_type=self._norm_type)
+            case GradientClipping.VALUE:
+                torch.nn.utils.clip_grad_value_(params, self._max_gradient)
+            case GradientClipping.NONE:
+                pass
+        super().step(closure)

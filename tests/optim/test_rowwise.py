@@ -1,0 +1,154 @@
+"""The plain row optimizers: the papers' formulas, rows that rest, and agreement with the fused kernels' rules."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.distributed.kernel import EmbOptimType, OptimizerSpec, updates
+from rayrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad
+
+ROWS, DIM = 7, 4
+# a class, its settings, and the same for the fused rule
+CASES: list[tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, Any]]] = [
+    (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-6}, {"learning_rate": 0.1, "eps": 1e-6}),
+    (RowWiseAdagrad, {"lr": 0.1, "weight_decay": 0.2}, {"learning_rate": 0.1, "weight_decay": 0.2}),
+    (PartialRowWiseAdam, {"lr": 0.05}, {"learning_rate": 0.05}),
+    (
+        PartialRowWiseAdam,
+        {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-4, "weight_decay": 0.1},
+        {"learning_rate": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-4, "weight_decay": 0.1},
+    ),
+    (LAMB, {"lr": 0.05}, {"learning_rate": 0.05}),
+    (LAMB, {"lr": 0.05, "weight_decay": 0.1}, {"learning_rate": 0.05, "weight_decay": 0.1}),
+    (LarsSGD, {"lr": 10.0}, {"learning_rate": 10.0}),
+    (
+        LarsSGD,
+        {"lr": 10.0, "momentum": 0.5, "eta": 0.01, "weight_decay": 0.1},
+        {"learning_rate": 10.0, "momentum": 0.5, "eta": 0.01, "weight_decay": 0.1},
+    ),
+]
+CLASSES = [RowWiseAdagrad, PartialRowWiseAdam, LAMB, LarsSGD]
+
+
+def gradients(generator: torch.Generator, touched: list[int]) -> torch.Tensor:
+    grad = torch.zeros(ROWS, DIM)
+    grad[touched] = torch.randn(len(touched), DIM, generator=generator)
+    return grad
+
+
+def fused(kind: EmbOptimType, params: dict[str, Any], start: torch.Tensor, grads: list[torch.Tensor]) -> torch.Tensor:
+    spec = OptimizerSpec.from_fused_params({"optimizer": kind, **params})
+    weight, state = start.clone(), updates.make_state(spec, ROWS, DIM, torch.device("cpu"))
+    for count, grad in enumerate(grads, start=1):
+        rows = (grad != 0).any(1).nonzero().squeeze(1)
+        step = updates.Step(rows, weight[rows], grad[rows], state, spec, spec.learning_rate, count)
+        updates.apply(weight, step)
+    return weight
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{len(case[1])}")
+@settings(max_examples=15, deadline=None)
+@given(touched=st.lists(st.sets(st.integers(0, ROWS - 1)), min_size=1, max_size=5), seed=st.integers(0, 99))
+def test_equals_the_fused_rule(case: Any, touched: list[set[int]], seed: int) -> None:
+    kind, plain, params = case
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(ROWS, DIM, generator=generator)
+    grads = [gradients(generator, sorted(rows)) for rows in touched]
+    weight = torch.nn.Parameter(start.clone())
+    optimizer = kind([weight], **plain)
+    for grad in grads:
+        weight.grad = grad.clone()
+        optimizer.step()
+    expected = fused(EmbOptimType(kind.fused_rule), params, start, grads)
+    torch.testing.assert_close(weight.detach(), expected, atol=1e-6, rtol=1e-5)
+    rest = sorted(set(range(ROWS)) - set().union(*touched))
+    assert torch.equal(weight.detach()[rest], start[rest])
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_sparse_and_dense_gradients_train_alike(kind: Any) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(ROWS, DIM)
+    results = []
+    for sparse in (False, True):
+        table = torch.nn.Embedding(ROWS, DIM, _weight=weight.clone(), sparse=sparse)
+        optimizer = kind(table.parameters(), lr=0.1)
+        for ids in ([1, 3, 3], [0, 1], []):
+            optimizer.zero_grad()
+            table(torch.tensor(ids, dtype=torch.int64)).square().sum().backward()
+            optimizer.step()
+        results.append(table.weight.detach())
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_named_row_without_a_gradient_stays_finite(kind: Any) -> None:
+    """A sparse gradient may name a row whose gradients cancel."""
+    weight = torch.nn.Parameter(torch.ones(3, 4))
+    optimizer = kind([weight], lr=0.1)
+    weight.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.zeros(1, 4), (3, 4), check_invariants=True)
+    optimizer.step()
+    assert torch.equal(weight.detach(), torch.ones(3, 4))
+
+
+def test_row_wise_adagrad_by_hand() -> None:
+    weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    optimizer = RowWiseAdagrad([weight], lr=0.5, eps=0.0)
+    total = 0.0
+    for grad in ([1.0, 3.0], [2.0, 0.0]):
+        before = weight.detach().clone()
+        weight.grad = torch.tensor([grad, [0.0, 0.0]])
+        optimizer.step()
+        total += (grad[0] ** 2 + grad[1] ** 2) / 2
+        moved = before[0] - 0.5 * torch.tensor(grad) / math.sqrt(total)
+        torch.testing.assert_close(weight.detach()[0], moved)
+    assert weight.detach()[1].tolist() == [3.0, 4.0]
+    assert optimizer.state[weight]["momentum1"].tolist() == [7.0, 0.0]
+
+
+def test_lamb_moves_a_row_by_lr_times_its_norm() -> None:
+    weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))
+    optimizer = LAMB([weight], lr=0.1)
+    weight.grad = torch.tensor([[1.0, -2.0]])
+    optimizer.step()
+    torch.testing.assert_close((torch.tensor([[3.0, 4.0]]) - weight.detach()).norm(), torch.tensor(0.5))
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_state_dicts_resume_exactly(kind: Any) -> None:
+    generator = torch.Generator().manual_seed(3)
+    grads = [gradients(generator, [0, 2, 5]) for _ in range(4)]
+    weights = []
+    for resume in (False, True):
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, ROWS * DIM).view(ROWS, DIM))
+        optimizer = kind([weight], lr=0.1)
+        for place, grad in enumerate(grads):
+            if resume and place == 2:
+                again = kind([weight], lr=0.9)
+                again.load_state_dict(optimizer.state_dict())
+                optimizer = again
+            weight.grad = grad.clone()
+            optimizer.step()
+        weights.append(weight.detach())
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_half_precision_tables_and_vectors_train(kind: Any) -> None:
+    for param in (torch.nn.Parameter(torch.ones(5, 4, dtype=torch.bfloat16)), torch.nn.Parameter(torch.ones(6))):
+        optimizer = kind([param], lr=1.0)
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+        assert torch.isfinite(param).all()
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_wrong_settings_are_named(kind: Any) -> None:
+    with pytest.raises(ValueError, match=f"{kind.__name__}: lr=-1"):
+        kind([torch.nn.Parameter(torch.ones(2, 2))], lr=-1)
