@@ -8,9 +8,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-
 
 class TrainError(ValueError):
     """A run that ended before its end; the message names the cause and what to do."""
@@ -38,7 +35,7 @@ _PEER_IS_GONE = re.compile(
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether `error` is what a rank sees of another rank's end, so not a cause of its own."""
-    if isinstance(error, dist.DistError):
+    if "torch.distributed" in sys.modules and isinstance(error, sys.modules["torch.distributed"].DistError):
         return True
     return type(error) in (RuntimeError, TimeoutError, ConnectionError) and bool(_PEER_IS_GONE.search(str(error)))
 
@@ -77,6 +74,8 @@ def plain_errors() -> Iterator[None]:
     Raises:
         Exception: the failure of the lowest rank.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
