@@ -1,0 +1,295 @@
+"""The sharded embedding collection, which looks up a vector for every id, and its sharder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable
+from rayrec.distributed.kernel import Kernel, OptimizerSpec
+from rayrec.distributed.sharding import collection
+from rayrec.distributed.sharding.id_check import IdCheck
+from rayrec.distributed.sharding.parameters import ShardedTable
+from rayrec.distributed.sharding.place import Place
+from rayrec.distributed.sharding.sequence import SequenceExecutor, SequenceIds
+from rayrec.distributed.sharding.sequence_replicated import SequenceReplicatedExecutor, SequenceReplicatedIds
+from rayrec.distributed.sharding.vector_exchange import Codec
+from rayrec.distributed.types import ModuleSharder, ModuleSharding, ShardingEnv, ShardingType
+from rayrec.modules import EmbeddingCollection, EmbeddingConfig
+from rayrec.modules.embedding import output_names
+from rayrec.optim import CombinedOptimizer
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+
+
+@dataclass(frozen=True)
+class RoutedBatch:
+    """A batch after `input_dist`: what this rank looks up for everyone, and for itself."""
+
+    kjt: KeyedJaggedTensor
+    sharded: SequenceIds
+    replicated: SequenceReplicatedIds | None
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """A batch after `lookup`: vectors of all ranks' ids, and those of this rank's ids in replicated tables."""
+
+    ids: RoutedBatch
+    sharded: list[torch.Tensor]
+    replicated: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class _Output:
+    """One feature read by one table: its block of rows in part `part` of what is looked up (0: sharded tables)."""
+
+    name: str
+    feature: str
+    part: int
+
+
+class ShardedEmbeddingCollection(nn.Module):
+    """The twin of an `EmbeddingCollection` whose tables lie on many ranks: same input, same output, to be waited for.
+
+    A step is three stages, which `forward` runs in turn: `input_dist`, `lookup`, `output_dist`. Embedding gradients are
+    averaged over ranks and applied inside backward.
+
+    Args:
+        tables: of the unsharded collection.
+        params: each table's sharding.
+        optimizers: each table's update.
+        env, device: where this process stands.
+        need_indices: the output's weights hold the ids.
+        dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once.
+        codec: number formats of the vectors on the wire.
+
+    Raises:
+        ValueError: shards that do not cover a table, or lie outside the world.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        params: ModuleSharding,
+        optimizers: Mapping[str, OptimizerSpec],
+        env: ShardingEnv,
+        device: torch.device,
+        need_indices: bool = False,
+        dedup: bool = False,
+        codec: Codec | None = None,
+    ) -> None:
+        super().__init__()
+        place = Place.of(env, device)
+        self._configs, self._need_indices = tuple(tables), need_indices
+        replicated = [table for table in tables if params[table.name].replicated]
+        sharded = [table for table in tables if not params[table.name].replicated]
+        self._replicated = SequenceReplicatedExecutor(replicated, optimizers, place) if replicated else None
+        num_groups = self._replicated.num_groups if self._replicated else 0
+        self._sharded = SequenceExecutor(sharded, params, optimizers, place, num_groups, codec or Codec(), dedup)
+        self._check = IdCheck(tables, weighted=False)
+        self._outputs = self._make_outputs()
+        self.embeddings = nn.ModuleDict(collection.make_tables(tables, self.kernels(), self._sharded.routes, place))
+        self._optimizer = CombinedOptimizer(collection.fused_optimizers(self.kernels(), self.tables(), "embeddings"))
+
+    # -- a step
+
+    def input_dist(self, features: KeyedJaggedTensor) -> Awaitable[RoutedBatch]:
+        """Sends ids to the ranks that hold their rows.
+
+        Raises (from `wait`, on every rank):
+            ValueError: a feature is missing, or an id is outside its table.
+        """
+        one = _as_one_example(features)
+        problem = self._check.problem(one)
+        if problem is not None:
+            one = self._check.nothing(one)
+        replicated = self._replicated.input_dist(one) if self._replicated else None
+        sharded = self._sharded.input_dist(one, replicated.counts if replicated else None, problem)
+        return Deferred(lambda: RoutedBatch(features, sharded.wait(), replicated))
+
+    def lookup(self, ids: RoutedBatch) -> Vectors:
+        """Looks up this rank's rows for all ranks, and replicated tables for itself."""
+        vectors: tuple[torch.Tensor, ...] = ()
+        if self._replicated is not None and ids.replicated is not None:
+            vectors = self._replicated.lookup(ids.replicated, ids.sharded.routed.row_counts)
+        parts = self._sharded.lookup(ids.sharded) if self._sharded.routes.outputs else []
+        return Vectors(ids, parts, vectors)
+
+    def output_dist(self, vectors: Vectors) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """Sends every id's vector back to its rank."""
+        kjt, replicated = vectors.ids.kjt, vectors.replicated
+        if not self._sharded.routes.outputs:
+            empty = replicated[0].new_empty(0, replicated[0].shape[1])
+            return EmbeddingCollectionAwaitable(lambda: self._by_feature(kjt, [empty, *replicated]))
+        rows = self._sharded.output_dist(vectors.sharded, vectors.ids.sharded)
+
+        def finish() -> dict[str, JaggedTensor]:
+            parts = [rows.wait(), *replicated]
+            return self._by_feature(kjt, list(_Together.apply(*parts)) if replicated else parts)
+
+        return EmbeddingCollectionAwaitable(finish)
+
+    def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """For each feature the vectors of this rank's ids, `values [N, D]` with the feature's lengths, to be waited for."""
+        return self.output_dist(self.lookup(self.input_dist(features).wait()))
+
+    def _by_feature(self, kjt: KeyedJaggedTensor, parts: Sequence[torch.Tensor]) -> dict[str, JaggedTensor]:
+        index, counts = kjt.index_per_key(), kjt.length_per_key()
+        sizes: list[list[int]] = [[] for _ in parts]
+        for output in self._outputs:
+            sizes[output.part].append(counts[index[output.feature]])
+        blocks = [iter(part.split(size) if size else ()) for part, size in zip(parts, sizes, strict=True)]
+        jagged = kjt.to_dict()
+        return {
+            output.name: JaggedTensor(
+                values=next(blocks[output.part]),
+                weights=jagged[output.feature].values() if self._need_indices else None,
+                lengths=jagged[output.feature].lengths(),
+            )
+            for output in self._outputs
+        }
+
+    def _make_outputs(self) -> tuple[_Output, ...]:
+        """In the order of the unsharded collection, which is also the order inside each part."""
+        kernels = self._replicated.outputs if self._replicated else []
+        part_of = {pair: number for number, pairs in enumerate(kernels, start=1) for pair in pairs}
+        names = output_names(self._configs)
+        return tuple(
+            _Output(name, feature, part_of.get((config.name, feature), 0))
+            for config, of_table in zip(self._configs, names, strict=True)
+            for feature, name in zip(config.feature_names, of_table, strict=True)
+        )
+
+    # -- what is trained
+
+    @property
+    def fused_optimizer(self) -> CombinedOptimizer:
+        """The optimizer that runs inside backward."""
+        return self._optimizer
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        return list(self._configs)
+
+    def embedding_dim(self) -> int:
+        return self._configs[0].embedding_dim
+
+    def need_indices(self) -> bool:
+        return self._need_indices
+
+    def tables(self) -> dict[str, ShardedTable]:
+        """Each table's shards by name."""
+        return {name: table for name, table in self.embeddings.items() if isinstance(table, ShardedTable)}
+
+    def kernels(self) -> list[Kernel]:
+        """This rank's kernels: those of sharded tables, then those of replicated ones."""
+        replicated: list[Kernel] = list(self._replicated.kernels) if self._replicated else []
+        return [*self._sharded.kernels.values(), *replicated]
+
+    # -- the stages by the tutorials' names
+
+    @property
+    def _input_dists(self) -> list[Any]:
+        return [executor.input_dist for executor in (self._sharded, self._replicated) if executor is not None]
+
+    @property
+    def _lookups(self) -> list[Any]:
+        return self.kernels()
+
+    @property
+    def _output_dists(self) -> list[Any]:
+        return [self._sharded.output_dist]
+
+
+class EmbeddingCollectionAwaitable(Deferred[dict[str, JaggedTensor]]):
+    """Vectors on their way; waits by itself where it is used as a dict."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.wait())
+
+    def __len__(self) -> int:
+        return len(self.wait())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.wait()
+
+
+class _Together(torch.autograd.Function):
+    """Nothing forward. Backward, gradients of all parts go on at once, so that every rank meets the others in the same
+    order, whatever its loss reads first and whether it reads every part."""
+
+    @staticmethod
+    def forward(ctx: Any, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(part.view_as(part) for part in parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return grads
+
+
+def _as_one_example(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """All ids of a feature in one list; where examples begin matters only to the reader of the vectors."""
+    if kjt.variable_stride_per_key():
+        lengths = torch.tensor(kjt.length_per_key(), dtype=torch.int64, device=kjt.device())
+    else:
+        lengths = kjt.lengths().view(len(kjt.keys()), kjt.stride()).sum(1)
+    return KeyedJaggedTensor(kjt.keys(), kjt.values(), lengths=lengths, stride=1)
+
+
+class EmbeddingCollectionSharder(ModuleSharder[EmbeddingCollection]):
+    """Shards an `EmbeddingCollection`.
+
+    Args:
+        fused_params: the tables' optimizer, as in `{"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.02}`;
+            SGD with learning rate 0.01 by default. A table that went through `apply_optimizer_in_backward` keeps the
+            optimizer from there.
+        dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once; results are the
+            same. Pays where ids come often, as in histories.
+        codec: number formats of the vectors on the wire.
+
+    Raises:
+        ValueError: an unknown setting in `fused_params`.
+    """
+
+    module_type = EmbeddingCollection
+
+    def __init__(
+        self, fused_params: Mapping[str, Any] | None = None, dedup: bool = False, codec: Codec | None = None
+    ) -> None:
+        self.optimizer = OptimizerSpec.from_fused_params(fused_params)
+        self._dedup, self._codec = dedup, codec
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: ModuleSharding,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+    ) -> ShardedEmbeddingCollection:
+        """The sharded twin. A materialized module's weights are kept; on meta each shard is filled where it lies.
+
+        Raises:
+            ValueError: a table that `params` does not have, or the other way round.
+        """
+        configs = module.embedding_configs()
+        collection.check_plan(configs, params)
+        device = device or collection.default_device()
+        weights = self.shardable_parameters(module)
+        optimizers = {name: collection.optimizer_of(weight, self.optimizer) for name, weight in weights.items()}
+        sharded = ShardedEmbeddingCollection(
+            configs, params, optimizers, env, device, module.need_indices(), self._dedup, self._codec
+        )
+        collection.fill_tables(sharded.tables(), weights, module.seed, env)
+        return sharded
+
+    def sharding_types(self, compute_device: str) -> list[str]:
+        return [kind.value for kind in ShardingType]
+
+    def compute_kernels(self, sharding_type: str, compute_device: str) -> list[str]:
+        return collection.compute_kernels(sharding_type, compute_device)
+
+    def shardable_parameters(self, module: EmbeddingCollection) -> dict[str, nn.Parameter]:
+        return collection.parameters_of(module.embeddings, module.embedding_configs())

@@ -1,0 +1,115 @@
+"""What sharded collections have in common: their tables and optimizers as users see them, and their first weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from rayrec.distributed import comm
+from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+from rayrec.distributed.fused_optimizer import EmbeddingFusedOptimizer
+from rayrec.distributed.kernel import Kernel, OptimizerSpec
+from rayrec.distributed.sharding.parameters import LocalShard, ShardedTable
+from rayrec.distributed.sharding.place import Place
+from rayrec.distributed.sharding.routing import Routes
+from rayrec.distributed.types import ModuleSharding, Shard, ShardingEnv, ShardingType
+from rayrec.modules import BaseEmbeddingConfig, init
+
+
+def make_tables(
+    configs: Sequence[BaseEmbeddingConfig], kernels: Sequence[Kernel], routes: Routes, place: Place
+) -> dict[str, ShardedTable]:
+    """Each table by name, with this rank's rectangles as views of what its kernels train.
+
+    Args:
+        configs: in the order of the collection.
+        kernels: all of this rank's.
+        routes: of the tables that are not replicated.
+        place: this process among the ranks.
+    """
+    local: dict[str, list[LocalShard]] = {config.name: [] for config in configs}
+    for kernel in kernels:
+        for table, weight, state in zip(kernel.tables, kernel.weights(), kernel.states(), strict=True):
+            shard = Shard(table=table.config.name, rows=table.rows, cols=table.cols, rank=place.rank)
+            local[shard.table].append(LocalShard(shard, weight, state))
+    everywhere: dict[str, list[Shard]] = {config.name: [] for config in configs}
+    for number, route in enumerate(routes.ranks):
+        for held in route.tables.values():
+            for table in held:
+                shard = Shard(table=table.config.name, rows=table.rows, cols=table.cols, rank=number)
+                everywhere[shard.table].append(shard)
+    return {config.name: ShardedTable(config, everywhere[config.name], local[config.name], place) for config in configs}
+
+
+def fused_optimizers(
+    kernels: Sequence[Kernel], tables: Mapping[str, ShardedTable], prefix: str
+) -> list[EmbeddingFusedOptimizer]:
+    """One a kernel, its parameters named `prefix.table.weight`.
+
+    A kernel's tables and a table's local shards come in the same order.
+    """
+    used = dict.fromkeys(tables, 0)
+    optimizers = []
+    for kernel in kernels:
+        names, params = [], []
+        for table in kernel.tables:
+            name = table.config.name
+            attribute = f"weight_{used[name]}" if used[name] else "weight"
+            names.append(f"{prefix}.{name}.{attribute}")
+            params.append(getattr(tables[name], attribute))
+            used[name] += 1
+        optimizers.append(EmbeddingFusedOptimizer(kernel, names, params))
+    return optimizers
+
+
+def fill_tables(
+    tables: Mapping[str, ShardedTable], weights: Mapping[str, torch.Tensor], seed: int, env: ShardingEnv
+) -> None:
+    """Gives every local shard its first weights: the materialized ones, or those that rank 0's seed decides."""
+    seed = comm.broadcast_object(seed, env.process_group)
+    with torch.no_grad():
+        for name, table in tables.items():
+            weight = weights[name]
+            for item in table.local:
+                rows, cols = item.shard.rows, item.shard.cols
+                if weight.is_meta:
+                    init.fill(item.weight, table.config, seed, (rows.start, rows.stop), (cols.start, cols.stop))
+                else:
+                    item.weight.copy_(weight[rows.start : rows.stop, cols.start : cols.stop])
+            if table.replicated and not weight.is_meta:
+                comm.broadcast(table.local[0].weight, env.process_group)
+
+
+def optimizer_of(weight: torch.Tensor, default: OptimizerSpec) -> OptimizerSpec:
+    """The optimizer that `apply_optimizer_in_backward` left on a table's weight, else the default."""
+    classes = getattr(weight, "_optimizer_classes", None)
+    if not classes:
+        return default
+    return OptimizerSpec.from_torch(classes[-1], weight._optimizer_kwargs[-1])  # type: ignore[attr-defined]
+
+
+def check_plan(configs: Sequence[BaseEmbeddingConfig], params: ModuleSharding) -> None:
+    """Raises ValueError for a table that the plan does not have, or the other way round."""
+    unlike = {config.name for config in configs} ^ set(params)
+    if unlike:
+        raise ValueError(f"plan and collection differ in table {min(unlike)!r}; plan again for this model")
+
+
+def compute_kernels(sharding_type: str, compute_device: str) -> list[str]:
+    """Kernels that can run for the sharding type on "cpu" or "cuda"."""
+    kernels = [EmbeddingComputeKernel.FUSED]
+    if compute_device == "cuda" and sharding_type != ShardingType.DATA_PARALLEL.value:
+        kernels += [EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING]
+    return [kernel.value for kernel in kernels]
+
+
+def default_device() -> torch.device:
+    """This process's GPU, or the CPU where there is none."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def parameters_of(tables: nn.ModuleDict, configs: Sequence[BaseEmbeddingConfig]) -> dict[str, nn.Parameter]:
+    """Each table's weight by name."""
+    return {config.name: tables[config.name].weight for config in configs}

@@ -1,0 +1,105 @@
+"""The sequence executor: lookups id by id, in any rectangles on any ranks, at a constant number of collectives a step.
+
+Header and ids on the way in, vectors on the way out, gradients back: four, whatever mix the plan holds. Where one rank's
+ids of a feature end and the next one's begin is all that matters, so a batch travels as one example for each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable
+from rayrec.distributed.kernel import FusedKernel, Kernel, LocalTable, OptimizerSpec, RowKernel
+from rayrec.distributed.sharding.flat import use_fused
+from rayrec.distributed.sharding.id_exchange import IdExchange, RoutedIds
+from rayrec.distributed.sharding.place import Place
+from rayrec.distributed.sharding.routing import make_routes
+from rayrec.distributed.sharding.sequence_dedup import Dedup, Duplicates
+from rayrec.distributed.sharding.sequence_exchange import SequenceExchange
+from rayrec.distributed.sharding.vector_exchange import Codec
+from rayrec.distributed.types import ModuleSharding
+from rayrec.modules import EmbeddingConfig
+from rayrec.sparse import KeyedJaggedTensor
+
+
+@dataclass(frozen=True)
+class SequenceIds:
+    """What this rank looks up, and which of its own ids stand for several."""
+
+    routed: RoutedIds
+    duplicates: Duplicates | None
+
+
+class SequenceExecutor:
+    """Lookups of sharded tables, one vector an id.
+
+    Args:
+        tables: in the order of the collection, of one width; none of them replicated.
+        plan: their shards.
+        optimizers: by table.
+        place: this process among the ranks.
+        num_counts: further numbers that ranks tell each other in the header.
+        codec: number formats of the vectors on the wire.
+        dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        plan: ModuleSharding,
+        optimizers: Mapping[str, OptimizerSpec],
+        place: Place,
+        num_counts: int,
+        codec: Codec,
+        dedup: bool,
+    ) -> None:
+        self._device = device = place.device
+        self.routes = make_routes(tables, plan, optimizers, place.world_size, lambda t: _kernel_group(t, device))
+        self._ids = IdExchange(self.routes, place.group, place.rank, False, num_counts, device, traced=True)
+        self._vectors = SequenceExchange(self.routes, place, codec)
+        self._dedup = Dedup(tables, self.routes.features, device) if dedup and tables else None
+        route = self.routes.ranks[place.rank]
+        self.kernels: dict[int, Kernel] = {
+            number: _make_kernel(held, [lookup.table for lookup in route.lookups_of(number)], device)
+            for number, held in route.tables.items()
+        }
+
+    def input_dist(
+        self, kjt: KeyedJaggedTensor, counts: torch.Tensor | None = None, problem: ValueError | None = None
+    ) -> Awaitable[SequenceIds]:
+        """Sends the ids of a batch of one example to the ranks that hold their rows.
+
+        Args:
+            kjt: every feature of the routes, among others.
+            counts: int64 numbers that every rank is told.
+            problem: why this rank cannot go on; `wait` then raises on every rank.
+        """
+        duplicates = None
+        if self._dedup is not None and problem is None:
+            kjt, duplicates = self._dedup.apply(kjt)
+        routed = self._ids.start(kjt, counts, problem)
+        return Deferred(lambda: SequenceIds(routed.wait(), duplicates))
+
+    def lookup(self, ids: SequenceIds) -> list[torch.Tensor]:
+        """For each kernel of this rank the vectors `[ids, width]` of all ranks' ids."""
+        parts = [self.kernels[number].vectors(lookups) for number, lookups in ids.routed.lookups.items()]
+        # a rank that holds no table takes part in every exchange
+        return parts or [torch.zeros(0, device=self._device, requires_grad=torch.is_grad_enabled())]
+
+    def output_dist(self, parts: Sequence[torch.Tensor], ids: SequenceIds) -> LazyAwaitable[torch.Tensor]:
+        """Sends each rank its ids' vectors: waits for `[N, dim]`, output after output."""
+        return self._vectors.start(parts, ids.routed, ids.duplicates)
+
+
+def _kernel_group(table: LocalTable, device: torch.device) -> Hashable:
+    """Tables of one key share a kernel, which has one width."""
+    return (use_fused(table, device), table.optimizer, table.config.data_type, table.cols.size)
+
+
+def _make_kernel(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> Kernel:
+    if use_fused(tables[0], device):
+        return FusedKernel(tables, table_of_lookup, device, one_by_one=True)
+    return RowKernel(tables, table_of_lookup, device)

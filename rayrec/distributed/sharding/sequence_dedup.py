@@ -1,0 +1,59 @@
+"""Each id once: a batch whose features hold no id twice, and where each of the original ids is found in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from rayrec.modules import BaseEmbeddingConfig
+from rayrec.sparse import KeyedJaggedTensor, ops
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """What was taken out.
+
+    Args:
+        inverse: for each original id, its place among the distinct ids of all features.
+        lengths_F: original ids of each feature.
+    """
+
+    inverse: torch.Tensor
+    lengths_F: torch.Tensor
+
+
+class Dedup:
+    """Takes duplicates out of the features that `tables` read.
+
+    Args:
+        tables: in the order of the collection.
+        features: of the routes, in their order.
+        device: where ids lie.
+    """
+
+    def __init__(self, tables: Sequence[BaseEmbeddingConfig], features: Sequence[str], device: torch.device) -> None:
+        self._features = list(features)
+        rows = [max(table.num_embeddings for table in tables if feature in table.feature_names) for feature in features]
+        # ids of different features in ranges of their own, so that one pass finds the distinct ids of all
+        self._edges = torch.tensor([0, *accumulate(rows)], dtype=torch.int64, device=device)
+
+    def apply(self, kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Duplicates]:
+        """The distinct ids of each feature, ascending, as one example; and how to get back.
+
+        Args:
+            kjt: a batch of one example, every id inside its table.
+        """
+        index = kjt.index_per_key()
+        order = torch.tensor([index[feature] for feature in self._features], dtype=torch.int32, device=kjt.device())
+        lengths_F1, values, _ = ops.permute_segments(order, kjt.lengths().view(-1, 1), kjt.values())
+        lengths_F = lengths_F1.view(-1)
+        firsts = self._edges[:-1]
+        numbers = values.to(torch.int64) + firsts.repeat_interleave(lengths_F, output_size=values.numel())
+        distinct, inverse = torch.unique(numbers, return_inverse=True)
+        ends = torch.searchsorted(distinct, self._edges)
+        counts = ends[1:] - ends[:-1]
+        ids = (distinct - firsts.repeat_interleave(counts, output_size=distinct.numel())).to(values.dtype)
+        return KeyedJaggedTensor(self._features, ids, lengths=counts, stride=1), Duplicates(inverse, lengths_F)
