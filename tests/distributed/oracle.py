@@ -12,6 +12,7 @@ import torch.distributed as dist
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.sharding.cuts import CUTS
+from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharding, ParameterSharding, ShardingEnv, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
@@ -118,9 +119,10 @@ def train_sharded(
     plan: ModuleSharding,
     steps: Sequence[Sequence[KeyedJaggedTensor]],
     fused_params: dict[str, Any],
+    codec: Codec | None = None,
 ) -> tuple[list[torch.Tensor], dict[str, list[tuple[Any, torch.Tensor]]]]:
     """On one rank: outputs of each step for its own examples, and its shards of every table afterwards."""
-    sharder = EmbeddingBagCollectionSharder(fused_params)
+    sharder = EmbeddingBagCollectionSharder(fused_params, codec)
     sharded = sharder.shard(ebc, plan, ShardingEnv.from_process_group(group), torch.device("cpu"))
     outputs = []
     for batches in steps:

@@ -60,7 +60,8 @@ class OptimizerSpec:
         Raises:
             ValueError: a class or setting that no fused update stands for.
         """
-        rule = getattr(optimizer, "fused_rule", None) or _FROM_TORCH.get(optimizer)
+        named = getattr(optimizer, "fused_rule", None)  # rayrec.optim's own, which know nothing of fbgemm
+        rule = _FROM_TORCH.get(optimizer) if named is None else EmbOptimType(named)
         if rule is None:
             known = [c.__name__ for c in _FROM_TORCH] + ["RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "LarsSGD"]
             raise ValueError(f"{optimizer.__name__} has no fused update for embedding tables; there are {known}")
