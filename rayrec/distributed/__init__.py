@@ -1,5 +1,6 @@
 """Sharded training: plans, exchanges, kernels, executors, sharded modules."""
 
+from rayrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
@@ -11,9 +12,11 @@ from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingPla
 __all__ = [
     "DistributedModelParallel",
     "EmbeddingBagCollectionSharder",
+    "EmbeddingCollectionSharder",
     "EmbeddingComputeKernel",
     "ParameterSharding",
     "ShardedEmbeddingBagCollection",
+    "ShardedEmbeddingCollection",
     "ShardingEnv",
     "ShardingPlan",
     "ShardingType",

@@ -53,7 +53,7 @@ class _Output:
 
 
 class ShardedEmbeddingCollection(nn.Module):
-    """The twin of an `EmbeddingCollection` whose tables lie on many ranks: same input, same output, to be waited for.
+    """The twin of an `EmbeddingCollection` whose tables lie on many ranks: same input, same output, waited for.
 
     A step is three stages, which `forward` runs in turn: `input_dist`, `lookup`, `output_dist`. Embedding gradients are
     averaged over ranks and applied inside backward.
@@ -134,7 +134,7 @@ class ShardedEmbeddingCollection(nn.Module):
         return EmbeddingCollectionAwaitable(finish)
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """For each feature the vectors of this rank's ids, `values [N, D]` with the feature's lengths, to be waited for."""
+        """For each feature the vectors of this rank's ids, `values [N, D]` with the feature's lengths, waited for."""
         return self.output_dist(self.lookup(self.input_dist(features).wait()))
 
     def _by_feature(self, kjt: KeyedJaggedTensor, parts: Sequence[torch.Tensor]) -> dict[str, JaggedTensor]:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rayrec.distributed.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, default_device
 from rayrec.distributed.kernel import Kernel
 from rayrec.distributed.sharding.parameters import ShardedTable
@@ -26,7 +27,7 @@ _NO_BUFFER_SYNC: dict[str, Any] = {
 
 def default_sharders() -> list[ModuleSharder[Any]]:
     """A sharder for every kind of collection, with its default optimizer."""
-    return [EmbeddingBagCollectionSharder()]
+    return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
 
 
 class DistributedModelParallel(nn.Module):

@@ -199,7 +199,9 @@ def test_ids_of_32_bits_and_keys_in_another_order_with_more_of_them() -> None:
     for dedup in (False, True):
         answers = on_ranks(2, train_sharded, ec, plan_of(configs, MIXED), given_steps, ADAGRAD, dedup)
         for answer in answers:
-            answer[0][:] = [{n: (v, l.to(torch.int64)) for n, (v, l) in out.items()} for out in answer[0]]
+            answer[0][:] = [
+                {name: (values, lengths.long()) for name, (values, lengths) in out.items()} for out in answer[0]
+            ]
         assert_equal(answers, expected)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import nn
@@ -112,4 +113,4 @@ def default_device() -> torch.device:
 
 def parameters_of(tables: nn.ModuleDict, configs: Sequence[BaseEmbeddingConfig]) -> dict[str, nn.Parameter]:
     """Each table's weight by name."""
-    return {config.name: tables[config.name].weight for config in configs}
+    return {config.name: cast(nn.Parameter, tables[config.name].weight) for config in configs}

@@ -1,8 +1,8 @@
 """Where vectors that come back belong: from the order in which ids were sent to the order of the outputs.
 
 The result is a matrix of one row an id, output after output. What arrives is cut in chunks: for each rank, and each of
-its lookups, the vectors of this rank's ids, as wide as the rectangle that was read. Little rows, as wide as divides every
-column cut, make one gather of both row and column cuts.
+its lookups, the vectors of this rank's ids, as wide as the rectangle that was read. Where nothing is cut, chunks change
+their order. Else little rows, as wide as divides every column cut, make one gather of row cuts and column cuts.
 """
 
 from __future__ import annotations

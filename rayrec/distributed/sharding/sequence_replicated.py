@@ -1,7 +1,7 @@
 """Data-parallel tables without pooling: whole on every rank, looked up there, kept bit-identical.
 
-As `replicated.py` does for bags: a rank adds up the gradients of the rows that its batch touched, all ranks exchange those
-rows, and each applies the same update to the same sums.
+As `replicated.py` does for bags: a rank adds up the gradients of the rows that its batch touched, all ranks exchange
+those rows, and each applies the same update to the same sums.
 """
 
 from __future__ import annotations
