@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from rayrec.data.criteo import Layout, convert
 from rayrec.data.errors import DataError
+from rayrec.data.on_ray import each
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,7 +28,9 @@ def main(argv: list[str] | None = None) -> int:
     layout = Layout(rows_per_file=args.rows_per_file)
     try:
         files: list[Path] = []
-        for source, some in _converted(args.sources, args.out / "train", layout, args.ray):
+        work = partial(convert, folder=(args.out / "train").absolute(), layout=layout)
+        sources = [source.absolute() for source in args.sources]
+        for source, some in zip(sources, each(work, sources, on_ray=args.ray), strict=True):
             print(f"{source}: {len(some)} files", flush=True)
             files += some
     except DataError as error:
@@ -42,25 +45,6 @@ def main(argv: list[str] | None = None) -> int:
         file.rename(args.out / "eval" / file.name)
     print(f"{len(files) - held_out} files to train on, {held_out} for evaluation, in {args.out}")
     return 0
-
-
-def _converted(sources: list[Path], folder: Path, layout: Layout, on_ray: bool) -> Iterator[tuple[Path, list[Path]]]:
-    """(input, its files), in the order of the inputs."""
-    if not on_ray:
-        for source in sources:
-            yield source, convert(source, folder, layout)
-        return
-    import ray
-
-    ray.init(ignore_reinit_error=True, logging_level="ERROR")
-    task = ray.remote(convert)
-    refs = [task.remote(source.absolute(), folder.absolute(), layout) for source in sources]
-    for source, ref in zip(sources, refs, strict=True):
-        try:
-            yield source, ray.get(ref)
-        except ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            raise cause if isinstance(cause, DataError) else error from None
 
 
 if __name__ == "__main__":

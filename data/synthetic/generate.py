@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from rayrec.data.on_ray import each
 from rayrec.data.synthetic import SyntheticSpec, write_file
 
 
@@ -33,18 +35,15 @@ def main(argv: list[str] | None = None) -> int:
         _print_schema(spec)
         return 0
     train = spec.files - args.eval_files
-    places = [(args.out / ("train" if n < train else "eval"), n) for n in range(spec.files)]
-    if args.ray:
-        import ray
-
-        ray.init(ignore_reinit_error=True, logging_level="ERROR")
-        task = ray.remote(write_file)
-        ray.get([task.remote(spec, folder.absolute(), n) for folder, n in places])
-    else:
-        for folder, n in places:
-            write_file(spec, folder, n)
+    folders = {n: (args.out / ("train" if n < train else "eval")).absolute() for n in range(spec.files)}
+    for _ in each(partial(_write, spec, folders), range(spec.files), on_ray=args.ray):
+        pass
     print(f"{spec.rows:,} rows in {train} files to train on and {args.eval_files} for evaluation, in {args.out}")
     return 0
+
+
+def _write(spec: SyntheticSpec, folders: dict[int, Path], number: int) -> Path:
+    return write_file(spec, folders[number], number)
 
 
 def _print_schema(spec: SyntheticSpec) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from rayrec.data import DataError, Manifest
 from rayrec.data.criteo import CATEGORIES, COLUMNS, NUMBERS, Layout, convert
+from rayrec.data.on_ray import each
 from rayrec.train import load_config
 
 ROOT = Path(__file__).parents[2]
@@ -80,3 +81,14 @@ def test_prepared_data_fits_its_train_config(tmp_path: Path, name: str, monkeypa
     assert Manifest.read(config.data.train, config.data_schema).rows in (60, 600)
     tables = {t.features[0]: t.rows for t in config.tables}
     assert list(tables) == config.data_schema.sparse_names
+
+
+def test_inputs_run_side_by_side_on_ray(running_ray: None) -> None:
+    assert list(each(abs, [-3, 2, -1], on_ray=True)) == list(each(abs, [-3, 2, -1], on_ray=False)) == [3, 2, 1]
+
+    def refuse(number: int) -> int:
+        raise DataError("no", file=str(number))
+
+    with pytest.raises(DataError, match="no") as caught:
+        list(each(refuse, [7], on_ray=True))
+    assert caught.value.file == "7"

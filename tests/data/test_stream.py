@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,18 +27,6 @@ LOCAL, RAY = ReadOptions(reader="local"), ReadOptions(reader="ray", cpus_per_rea
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     folder = write(tmp_path_factory.mktemp("set"), [730, 0, 12, 1301], row_group_size=150)
     return Manifest.read(str(folder), SCHEMA, window_rows=300)
-
-
-@pytest.fixture(scope="module")
-def running_ray() -> Iterator[None]:
-    import ray
-
-    mine = not ray.is_initialized()
-    if mine:
-        ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
-    yield
-    if mine:
-        ray.shutdown()
 
 
 def stream(manifest: Manifest, cursor: Cursor, rank: int, world_size: int, **more) -> BatchStream:
