@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rayrec.data.errors import DataError
 
@@ -27,7 +27,7 @@ def each(function: Callable[[A], T], inputs: Sequence[A], *, on_ray: bool) -> It
     import ray
 
     ray.init(ignore_reinit_error=True, logging_level=logging.ERROR)
-    task = ray.remote(_call)
+    task: Any = ray.remote(_call)
     refs = [task.remote(function, item) for item in inputs]
     for ref in refs:
         try:

@@ -1,0 +1,20 @@
+"""The benchmark of the data path runs and prints what it promises; how fast is not a test's business."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.bench_data import measure, show
+from rayrec.data.synthetic import SyntheticSpec, write_files
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_every_contender(tmp_path: Path, running_ray: None) -> None:
+    list(write_files(SyntheticSpec(rows=9_000, files=2), tmp_path))
+    found = json.loads(json.dumps(measure(tmp_path, 9_000, 1)))
+    assert {"rows_per_s", "ratio_to_pyarrow", "ratio_to_ray_stock", "first_batch_s", "peak_rss_bytes"} < found.keys()
+    assert all(values["rows_per_s"] > 0 for values in found["details"].values())
+    assert "Ray's reader" in show(found, 9_000)
