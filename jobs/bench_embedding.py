@@ -14,11 +14,13 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from rayrec.distributed.kernel import EmbOptimType, FusedKernel, LocalTable, Lookups, OptimizerSpec
 from rayrec.distributed.sharding.cuts import CUTS
 from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType, Span
@@ -92,6 +94,13 @@ def stepper(sharded: Any, kjts: list[Any], case: Case) -> Step:
 
 
 def rayrec_step(case: Case, rank: int) -> Step:
+    sharded = rayrec_sharded(case)
+    keys = [feature for _, feature, _ in names(case)]
+    kjts = [KeyedJaggedTensor(keys, values, lengths=lengths) for values, lengths in make_batches(case, rank)]
+    return stepper(sharded, kjts, case)
+
+
+def rayrec_sharded(case: Case) -> ShardedEmbeddingBagCollection:
     ranks = {TW: lambda n: [n % WORLD], CW: lambda n: [0, 1], RW: lambda n: [0, 1], DP: lambda n: [0, 1]}
     tables, plan = [], {}
     for number, (table, feature, kind) in enumerate(names(case)):
@@ -101,15 +110,12 @@ def rayrec_step(case: Case, rank: int) -> Step:
         shards = CUTS[ShardingType(kind)](table, case.rows, case.dim, ranks[kind](number))
         plan[table] = ParameterSharding(sharding_type=kind, compute_kernel="fused", shards=shards)
     assert dist.group.WORLD is not None
-    sharded = EmbeddingBagCollectionSharder(FUSED).shard(
+    return EmbeddingBagCollectionSharder(FUSED).shard(
         EmbeddingBagCollection(tables, device="meta"),
         plan,
         ShardingEnv.from_process_group(dist.group.WORLD),
         torch.device("cpu"),
     )
-    keys = [feature for _, feature, _ in names(case)]
-    kjts = [KeyedJaggedTensor(keys, values, lengths=lengths) for values, lengths in make_batches(case, rank)]
-    return stepper(sharded, kjts, case)
 
 
 def torchrec_step(case: Case, rank: int) -> Step:
@@ -221,9 +227,40 @@ def compare(case: Case, rank: int, peer: str | None, rounds: int) -> dict[str, A
     return row
 
 
+MEMORY = Case("memory: 20 tables × 500k × 64, table-wise and row-wise", 1024, 1, (TW, RW) * 10, rows=500_000)
+
+
+def memory(rank: int) -> dict[str, Any]:
+    """Peak memory of a rank, from sharding on meta to trained steps, against what it must hold."""
+    case, kib = MEMORY, 1024
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    sharded = rayrec_sharded(case)
+    keys = [feature for _, feature, _ in names(case)]
+    kjts = [KeyedJaggedTensor(keys, values, lengths=lengths) for values, lengths in make_batches(case, rank)]
+    step = stepper(sharded, kjts, case)
+    for number in range(5):
+        step(number)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kib - before
+    rows = sum(item.shard.rows.size for table in sharded.tables().values() for item in table.local)
+    shards, state = rows * case.dim * 4, rows * 4
+    vectors = case.batch * case.dim * 4 * len(case.kinds)
+    needed = shards + state + 2 * vectors
+    return {"case": case.name, "peak_bytes": peak, "needed_bytes": needed, "ratio": peak / needed, "goal": 1.1}
+
+
 def work(rank: int, store: str, args: argparse.Namespace, results: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    if args.memory:
+        row = memory(rank)
+        if rank == 0:
+            print(
+                f"{row['case']}: peak {row['peak_bytes'] / 2**20:.0f} MiB above the start, {row['ratio']:.2f} × "
+                f"(shards + optimizer state + two batches: {row['needed_bytes'] / 2**20:.0f} MiB; goal ≤ {row['goal']})"
+            )
+            results.append(row)
+        dist.barrier()
+        return
     for case in CASES:
         if args.only and args.only not in case.name:
             continue
@@ -245,6 +282,7 @@ def main() -> None:
     cli.add_argument("--against", choices=["torchrec"], help="a peer that is installed, timed in the same run")
     cli.add_argument("--rounds", type=int, default=15, help="timed rounds of each side (default 15)")
     cli.add_argument("--only", help="cases whose name contains this")
+    cli.add_argument("--memory", action="store_true", help="peak memory of a rank instead of times")
     cli.add_argument("--json", action="store_true", help="one object with all rows as the last line")
     args = cli.parse_args()
     print(
