@@ -1,6 +1,7 @@
 """Measures the planner: speed and distance from the lower bound, against TorchRec's, and its estimates against reality.
 
     python jobs/bench_planner.py                                   # 100 x 16, 1000 x 128, 5000 x 512
+    python jobs/bench_planner.py --shapes                          # Criteo 1TB on 8 GPUs, 10 TB on 512
     python jobs/bench_planner.py --reality calibration.json --ranks 2       # from jobs/calibrate.py
     python -m venv peer && peer/bin/pip install torch fbgemm-gpu-cpu && \\
         peer/bin/pip install --no-deps torchrec==1.8.0 iopath pyre-extensions tensordict portalocker pyvers orjson
@@ -12,6 +13,7 @@ Every mode prints a dated table.
 from __future__ import annotations
 
 import argparse
+import collections
 import datetime
 import json
 import math
@@ -30,12 +32,18 @@ from rich.table import Table as RichTable
 
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.planner import ParameterConstraints, PlanResult, Topology, plan_tables
+from rayrec.distributed.planner import ParameterConstraints, PlanResult, Topology, explain, plan_tables, write_html
 from rayrec.distributed.planner.evaluate import evaluate
+from rayrec.distributed.planner.text import columns, human_bytes
 from rayrec.distributed.types import ShardingPlan
 from rayrec.modules import EmbeddingBagConfig
 
 SIZES = ((100, 2, 8, 0.5), (1000, 16, 8, 5.0), (5000, 64, 8, 60.0))  # tables, hosts, ranks a host, seconds allowed
+CRITEO_ROWS = (
+    *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10),
+    *(2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36),
+)
+CRITEO_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 PEER = Path(__file__).with_name("bench_planner_torchrec.py")
 FUSED = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
 BATCH = 512
@@ -164,6 +172,64 @@ def _ask_torchrec(python: str, count: int, seed: int, topology: Topology, ours: 
     return json.loads(done.stdout.strip().splitlines()[-1])  # type: ignore[no-any-return]
 
 
+def shapes(html: str | None) -> bool:
+    """Prints the plans of two models of real size, with what binds and what would help."""
+    sharder = EmbeddingBagCollectionSharder(FUSED)
+    for title, (tables, told), topology, batch in (
+        ("MLPerf DLRM-DCNv2: 26 Criteo 1TB tables", criteo(), Topology.from_world("1x8", "h100"), 8192),
+        ("synthetic, 10 TB of weights", ten_terabytes(), Topology.from_world("64x8", "h100"), BATCH),
+    ):
+        start = time.perf_counter()
+        result = plan_tables(tables, topology, told, batch_size=batch, sharder=sharder)
+        seconds = time.perf_counter() - start
+        size = sum(t.weight_bytes for t in result.tables)
+        print(f"== {title}: {size / 1e12:.2f} TB, {batch} examples a rank, planned in {seconds:.2f} s ==\n")
+        print(explain(result), "\n")
+        print(_sharding_text(result), "\n")
+        if html:
+            name = title.split(":")[0].split(",")[0].replace(" ", "_").lower()
+            print("picture:", write_html(result, Path(html) / f"{name}.html", title))
+    return True
+
+
+def criteo() -> tuple[list[EmbeddingBagConfig], dict[str, ParameterConstraints]]:
+    """The 26 tables, capped at 40 million rows, with MLPerf's multi-hot ids a bag."""
+    tables = [
+        EmbeddingBagConfig(name=f"cat_{n}", num_embeddings=rows, embedding_dim=128, feature_names=[f"cat_{n}"])
+        for n, rows in enumerate(CRITEO_ROWS)
+    ]
+    return tables, {f"cat_{n}": ParameterConstraints(pooling_factors=[bag]) for n, bag in enumerate(CRITEO_BAGS)}
+
+
+def ten_terabytes() -> tuple[list[EmbeddingBagConfig], dict[str, ParameterConstraints]]:
+    """400 tables of width 64 or 128, rows spread over five decades and scaled to 10 TB of fp32 weights."""
+    rng = np.random.default_rng(10)
+    weight = 10 ** rng.uniform(0, 5, 400)
+    dims = rng.choice([64, 128], 400)
+    rows = np.maximum(100, weight * (10e12 / 4 / (weight * dims).sum())).astype(np.int64)
+    tables = [
+        EmbeddingBagConfig(name=f"t{n:03d}", num_embeddings=int(r), embedding_dim=int(d), feature_names=[f"f{n}"])
+        for n, (r, d) in enumerate(zip(rows, dims, strict=True))
+    ]
+    return tables, {t.name: ParameterConstraints(pooling_factors=[float(20 ** rng.uniform())]) for t in tables}
+
+
+def _sharding_text(result: PlanResult, most: int = 26) -> str:
+    """The largest tables, one line each."""
+    sharded = {t.key: result.plan.plan[t.path][t.name] for t in result.tables}
+    largest = sorted(result.tables, key=lambda t: (-t.weight_bytes, t.key))[:most]
+    rows = []
+    for t in largest:
+        p = sharded[t.key]
+        ranks = str(p.ranks) if len(p.ranks) <= 8 else f"[{p.ranks[0]} .. {p.ranks[-1]}] ({len(p.ranks)})"
+        rows.append(
+            (t.label, f"{t.rows:,} x {t.dim}", human_bytes(t.weight_bytes), p.sharding_type, p.compute_kernel, ranks)
+        )
+    text = columns(("table", "rows x dim", "weights", "sharding type", "kernel", "ranks"), rows, frozenset({1, 2}))
+    kinds = collections.Counter(p.sharding_type for p in sharded.values())
+    return f"{text}\nall tables: " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+
+
 def reality(calibration: str, ranks: int) -> bool:
     """Predicted and measured step time and peak memory of many plans of one model, on gloo ranks of this machine."""
     from bench_planner_reality import measure_plans
@@ -209,13 +275,17 @@ def _show(title: str, table: RichTable) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="drawn problems of each size")
+    parser.add_argument("--shapes", action="store_true", help="plan two models of real size")
+    parser.add_argument("--html", metavar="FOLDER", help="with --shapes: draw the plans there")
     parser.add_argument("--against", choices=["torchrec"], help="compare with another planner")
     parser.add_argument("--python", default="python", help="an interpreter that has torchrec")
     parser.add_argument("--problems", type=int, default=20, help="how many to compare")
     parser.add_argument("--reality", metavar="CALIBRATION", help="measure plans on this machine")
     parser.add_argument("--ranks", type=int, default=2)
     args = parser.parse_args()
-    if args.against:
+    if args.shapes:
+        good = shapes(args.html)
+    elif args.against:
         good = against_torchrec(args.python, args.problems)
     elif args.reality:
         good = reality(args.reality, args.ranks)

@@ -40,14 +40,20 @@ from rayrec.sparse import KeyedJaggedTensor
 
 ROWS = 300_000
 MESSAGE_BYTES = (1 << 12, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
-STEP_TABLES, STEP_DIM, STEP_BAG = 8, 64, 10
-STEPS = (
-    (ShardingType.TABLE_WISE, 32),
-    (ShardingType.TABLE_WISE, 512),
-    (ShardingType.COLUMN_WISE, 512),
-    (ShardingType.ROW_WISE, 512),
-    (ShardingType.DATA_PARALLEL, 256),
+STEP_TABLES = 8
+STEPS = (  # sharding type, width, examples a rank, ids a bag
+    (ShardingType.TABLE_WISE, 64, 32, 1),
+    (ShardingType.TABLE_WISE, 64, 512, 1),
+    (ShardingType.TABLE_WISE, 64, 512, 10),
+    (ShardingType.COLUMN_WISE, 64, 512, 1),
+    (ShardingType.COLUMN_WISE, 64, 512, 10),
+    (ShardingType.ROW_WISE, 64, 512, 1),
+    (ShardingType.ROW_WISE, 64, 512, 10),
+    (ShardingType.DATA_PARALLEL, 16, 256, 5),
+    (ShardingType.DATA_PARALLEL, 64, 256, 5),
+    (ShardingType.DATA_PARALLEL, 128, 256, 5),
 )
+PASSES = 3  # over all steps; other work on the machine only ever adds
 FUSED = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01}
 
 
@@ -94,7 +100,7 @@ def lookup_seconds(load: Load, device: torch.device) -> float:
         EmbeddingBagConfig(name=f"t{n}", num_embeddings=ROWS, embedding_dim=load.dim, feature_names=[f"f{n}"])
         for n in range(load.tables)
     ]
-    plan = plan_of(ShardingType.TABLE_WISE, configs, [0], device.type)
+    plan = plan_of(ShardingType.TABLE_WISE, 64, configs, [0], device.type)
     collection = EmbeddingBagCollection(tables=configs, device="meta")
     sharded = EmbeddingBagCollectionSharder(FUSED).shard(collection, plan, ShardingEnv.from_local(1, 0), device)
     count = load.tables * load.batch
@@ -172,10 +178,12 @@ def plan_of(kind: ShardingType, configs: list[EmbeddingBagConfig], ranks: list[i
     return plan
 
 
-def step_seconds(kind: ShardingType, batch: int, group: dist.ProcessGroup, device: torch.device) -> float:
+def step_seconds(
+    kind: ShardingType, dim: int, batch: int, bag: int, group: dist.ProcessGroup, device: torch.device
+) -> float:
     """A whole training step of `STEP_TABLES` tables."""
     configs = [
-        EmbeddingBagConfig(name=f"t{n}", num_embeddings=ROWS, embedding_dim=STEP_DIM, feature_names=[f"f{n}"])
+        EmbeddingBagConfig(name=f"t{n}", num_embeddings=ROWS, embedding_dim=dim, feature_names=[f"f{n}"])
         for n in range(STEP_TABLES)
     ]
     plan = plan_of(kind, configs, list(range(group.size())), device.type)
@@ -184,47 +192,49 @@ def step_seconds(kind: ShardingType, batch: int, group: dist.ProcessGroup, devic
         collection, plan, ShardingEnv.from_process_group(group), device
     )
     count = STEP_TABLES * batch
-    ids = torch.randint(0, ROWS, (count * STEP_BAG,), generator=torch.Generator().manual_seed(group.rank())).to(device)
-    kjt = KeyedJaggedTensor(
-        [f"f{n}" for n in range(STEP_TABLES)], ids, lengths=torch.full((count,), STEP_BAG).to(device)
-    )
-    grad = torch.full((batch, STEP_TABLES * STEP_DIM), 1e-3, device=device)
+    ids = torch.randint(0, ROWS, (count * bag,), generator=torch.Generator().manual_seed(group.rank())).to(device)
+    kjt = KeyedJaggedTensor([f"f{n}" for n in range(STEP_TABLES)], ids, lengths=torch.full((count,), bag).to(device))
+    grad = torch.full((batch, STEP_TABLES * dim), 1e-3, device=device)
     return seconds_of(lambda: sharded(kjt).wait().values().backward(grad), device)
 
 
 def fit_steps(group: dist.ProcessGroup, device: torch.device, known: dict[str, float]) -> dict[str, float]:
     """What routing an id, finding its row block, and sorting replicas' rows cost: whole steps less what is known."""
     world = group.size()
-    unknown = {"route_s": 0.0, "cut_s": 0.0, "sort_s": 0.0}
+    unknown = {"route_s": 0.0, "cut_s": 0.0, "partial_s": 0.0, "sort_s": 0.0, "replica_bw": 1e18}
     plain = Topology(world, device.type)
     topology = plain.with_device(replace(plain.device, **known, **unknown))
     rows, left, times = [], [], []
-    for kind, batch in STEPS:
-        told = {f"t{n}": ParameterConstraints(pooling_factors=[STEP_BAG]) for n in range(STEP_TABLES)}
+    passes = [[step_seconds(*step, group, device) for step in STEPS] for _ in range(PASSES)]
+    for number, (kind, dim, batch, bag) in enumerate(STEPS):
+        told = {f"t{n}": ParameterConstraints(pooling_factors=[bag]) for n in range(STEP_TABLES)}
         configs = [
-            EmbeddingBagConfig(name=f"t{n}", num_embeddings=ROWS, embedding_dim=STEP_DIM, feature_names=[f"f{n}"])
+            EmbeddingBagConfig(name=f"t{n}", num_embeddings=ROWS, embedding_dim=dim, feature_names=[f"f{n}"])
             for n in range(STEP_TABLES)
         ]
         sharder = EmbeddingBagCollectionSharder(FUSED)
         tables = plan_tables(configs, topology, told, batch_size=batch, sharder=sharder).tables
         plan = ShardingPlan({"": plan_of(kind, configs, list(range(world)), device.type)})
-        seconds = step_seconds(kind, batch, group, device)
-        ids = float(STEP_TABLES * batch * STEP_BAG)
+        seconds = min(each[number] for each in passes)
+        bags, ids = float(STEP_TABLES * batch), float(STEP_TABLES * batch * bag)
         copies = {ShardingType.COLUMN_WISE: world, ShardingType.DATA_PARALLEL: 0}.get(kind, 1)
-        touched = STEP_TABLES * distinct(batch * STEP_BAG, ROWS) * world
+        touched = STEP_TABLES * distinct(batch * bag, ROWS) * world
         sorted_rows = ids + touched if kind is ShardingType.DATA_PARALLEL else 0.0
-        rows.append((1.0, ids * copies, ids if kind is ShardingType.ROW_WISE else 0.0, sorted_rows))
+        cut, partial = (ids, bags * (world - 1)) if kind is ShardingType.ROW_WISE else (0.0, 0.0)
+        rows.append((1.0, ids * copies, cut, partial, sorted_rows, sorted_rows * dim * 4))
         left.append(max(0.0, seconds - evaluate(plan, tables, topology).step_s))
         times.append(seconds)
     weights = 1 / np.array(times)
     answer = _least_squares(np.array(rows) * weights[:, None], np.array(left) * weights)
-    step_s, route_s, cut_s, sort_s = (float(x) for x in answer)
+    step_s, route_s, cut_s, partial_s, sort_s, byte_s = (float(x) for x in answer)
     collectives = ID_COLLECTIVES + COLLECTIVES["flat"]
     return {
         "collective_s": known["collective_s"] + step_s / collectives,
         "route_s": max(route_s, 1e-12),
         "cut_s": max(cut_s, 1e-12),
+        "partial_s": max(partial_s, 1e-12),
         "sort_s": max(sort_s, 1e-12),
+        "replica_bw": 1 / max(byte_s, 1e-14),
     }
 
 

@@ -11,21 +11,28 @@ from rayrec.distributed.planner.problem import Bools, Floats, Ints, Problem
 
 
 def choose(
-    problem: Problem, choices: Choices, usable_O: Bools, bound_s: float, piece_limit: float, byte_limit: float
+    problem: Problem,
+    choices: Choices,
+    usable_O: Bools,
+    bound_s: float,
+    piece_limit: float,
+    byte_limit: float,
+    with_lookups: bool,
 ) -> Iterator[Ints]:
     """For each table the option of least work within the limits, with memory free, then at the price that fits.
 
     Args:
         bound_s: lower bound of the worst rank.
-        piece_limit: how much of `bound_s`, and of the mean lookup load, one piece may cost.
+        piece_limit: how much of `bound_s` one piece may cost.
         byte_limit: how much of a rank's room one piece may take.
+        with_lookups: whether one piece may cost only `piece_limit` of the mean lookup load, too.
     """
     biggest = max(1.0, float(problem.room_R.max()))
     over_s = np.maximum(choices.piece_O / max(piece_limit * bound_s, 1e-30), 1.0) - 1.0
     mean_lookup_s = _mean_lookup(choices, usable_O) / problem.world_size
     over_lookup = np.maximum(choices.piece_lookup_O / max(piece_limit * mean_lookup_s, 1e-30), 1.0) - 1.0
     over_bytes = np.maximum(choices.piece_bytes_O / (byte_limit * biggest), 1.0) - 1.0
-    penalty = 1e3 * float(choices.work_O.max()) * (over_s + over_lookup + over_bytes)
+    penalty = 1e3 * float(choices.work_O.max()) * (over_s + with_lookups * over_lookup + over_bytes)
     cost_O = np.where(usable_O, choices.work_O + penalty, np.inf)
     room = float(problem.room_R.sum())
     cheapest = choices.best(cost_O)

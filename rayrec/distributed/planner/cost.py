@@ -42,15 +42,16 @@ def fixed_seconds(executors: frozenset[str], topology: Topology) -> float:
 def shared_seconds(table: Table, sharding_type: str, col_cuts: int, row_cuts: int, topology: Topology) -> float:
     """Seconds that a table costs every rank alike, wherever its shards are: routing its own ids, adding partials.
 
-    ids of a rank * (route_s * column cuts, as each gets all ids [+ cut_s under row cuts]), and for row cuts reading and
-    adding (row cuts - 1) partial sums of each of the rank's own vectors. Replicas route nothing.
+    ids of a rank * (route_s * column cuts, as each gets all ids [+ cut_s under row cuts]), and for each row block but
+    one, partial_s a bag, and reading and adding a partial sum of each of the rank's own vectors. Replicas: nothing.
     """
     device, world = topology.device, topology.world_size
     if sharding_type == ShardingType.DATA_PARALLEL.value or world == 1:
         return 0.0
     ids, vectors = table.ids / world, (table.bags if table.pooled else 0.0) / world
     routed = ids * (device.route_s * col_cuts + (device.cut_s if row_cuts > 1 else 0.0))
-    return routed + (row_cuts - 1) * vectors * table.dim * VECTOR_ELEMENT_BYTES * 2 / device.memory_bw
+    adding = device.partial_s + table.dim * VECTOR_ELEMENT_BYTES * 2 / device.memory_bw
+    return routed + (row_cuts - 1) * vectors * adding
 
 
 def distinct(ids: float, rows: float) -> float:
@@ -140,8 +141,7 @@ def _replicated(
     return Cost(
         lookup=_read(table, kernel, ids, shape[1], rows_bw, device) + out / device.memory_bw,
         backward=out / device.memory_bw
-        + gathered / device.memory_bw
-        + (ids + touched * world) * device.sort_s
+        + (ids + touched * world) * (device.sort_s + shape[1] * VECTOR_ELEMENT_BYTES / device.replica_bw)
         + _update(table, kernel, touched * world, shape, rows_bw, device),
         gradient_intra=gathered * near,
         gradient_inter=gathered * far,

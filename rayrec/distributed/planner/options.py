@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from itertools import pairwise
 
 from rayrec.distributed.planner.cost import DEFAULT_CACHE_LOAD_FACTOR, executor_of, shard_cost, shared_seconds
@@ -102,6 +103,7 @@ class Option:
         return sum(unit.total_device_bytes for unit in self.units)
 
 
+@lru_cache(maxsize=16)
 def host_sizes(topology: Topology) -> tuple[int, ...]:
     """The different numbers of ranks that hosts have, ascending; the order of every per-host-size tuple."""
     return tuple(sorted({host.num_ranks for host in topology.hosts}))
@@ -176,7 +178,11 @@ def _cuts(table: Table, kind: str, kernel: str, factor: float, topology: Topolog
         case ShardingType.GRID_SHARD:
             for parts in _column_counts(table, len(hosts)) if hosts else ():
                 spans = even_widths(table.dim, parts)
-                yield tuple(_host_unit(table, kind, kernel, factor, span, topology) for span in spans)
+                made = {
+                    width: _host_unit(table, kind, kernel, factor, Span(0, width), topology)
+                    for width in {span.size for span in spans}
+                }
+                yield tuple(replace(made[span.size], cols=span) for span in spans)
 
 
 def usable_hosts(table: Table, topology: Topology) -> list[int]:

@@ -125,21 +125,19 @@ def _add(problem: Problem, packing: Packing, unit: Unit, ranks: Ints) -> None:
 def _place_on_host(problem: Problem, packing: Packing, option: Option, unit_number: int, memory_weight: float) -> bool:
     unit = option.units[unit_number]
     taken = packing.hosts_of.setdefault(option.table, [-1] * len(option.units))
-    best, best_score = -1, np.inf
-    for number in usable_hosts(problem.tables[option.table], problem.topology):
-        if number in taken:
-            continue
-        ranks = np.arange(problem.topology.hosts[number].ranks.start, problem.topology.hosts[number].ranks.stop)
-        kind = problem.class_R[ranks[0]]
-        device = packing.device_R[ranks] + unit.device_bytes[kind]
-        beside = packing.beside_R[ranks] + unit.host_bytes[kind]
-        if (device > problem.room_R[ranks]).any() or (beside > problem.host_room_R[ranks]).any():
-            continue
-        full = float((device / np.maximum(problem.room_R[ranks], 1.0)).max())
-        score = float(packing.seconds_R[ranks].max() + unit.seconds[kind]) + memory_weight * full
-        if score < best_score:
-            best, best_score = number, score
-    if best < 0:
+    starts, kind = [host.first_rank for host in problem.topology.hosts], problem.class_R
+    device_R = packing.device_R + np.array(unit.device_bytes)[kind]
+    beside_R = packing.beside_R + np.array(unit.host_bytes)[kind]
+    over_R = (device_R > problem.room_R) | (beside_R > problem.host_room_R)
+    score_H = np.maximum.reduceat(packing.seconds_R + np.array(unit.seconds)[kind], starts)
+    if memory_weight:
+        score_H = score_H + memory_weight * np.maximum.reduceat(device_R / np.maximum(problem.room_R, 1.0), starts)
+    usable = np.zeros(len(starts), dtype=np.bool_)
+    usable[usable_hosts(problem.tables[option.table], problem.topology)] = True
+    usable[[host for host in taken if host >= 0]] = False
+    score_H[np.logical_or.reduceat(over_R, starts) | ~usable] = np.inf
+    best = int(score_H.argmin())
+    if not np.isfinite(score_H[best]):
         return False
     host = problem.topology.hosts[best]
     _add(problem, packing, unit, np.arange(host.ranks.start, host.ranks.stop))

@@ -6,9 +6,11 @@ Planning is pure: the model, the sharders and the planner are only read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayrec.distributed.planner.build import build_plan, grown_caches
+from rayrec.distributed.planner.check import check_plan
 from rayrec.distributed.planner.evaluate import evaluate
 from rayrec.distributed.planner.refusal import refuse
 from rayrec.distributed.planner.search import Solution, best_solution
@@ -72,6 +74,17 @@ class EmbeddingShardingPlanner:
         found = find_tables(module, sharders, target.compute_device)
         tables = planner_tables(found, target, self._constraints, self._batch_size)
         return solve(tables, target, dense_bytes(module, sharders))
+
+    def judge(self, plan: ShardingPlan, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> PlanResult:
+        """A plan from elsewhere (loaded, edited) with its estimate, and the lower bound for `module`.
+
+        Raises:
+            NoPlanError: a rank's memory is too small for it.
+            ValueError: it does not cover every table exactly once, or names ranks or kernels that are not there.
+        """
+        own = self.result(module, sharders)
+        estimate = check_plan(plan, own.tables, own.topology, own.dense_bytes)
+        return replace(own, plan=plan, estimate=estimate, cache_load_factors={})
 
     def collective_plan(
         self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]], pg: dist.ProcessGroup | None = None

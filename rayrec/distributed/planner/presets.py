@@ -22,7 +22,9 @@ class Device:
         id_s: seconds an id costs besides its bytes.
         route_s: seconds that a rank spends to check an id of its batch and send it on its way, for each copy.
         cut_s: seconds more to find the row block of an id, in a table cut by rows.
+        partial_s: seconds more for each bag of such a table, per further row block.
         sort_s: seconds a row number costs where replicas sort the rows that they touched.
+        replica_bw: adding up, exchanging and updating the gradients of those rows, besides the links' time.
         collective_s: seconds a collective costs besides its bytes.
         table_s: host seconds that one shard adds to a step.
     """
@@ -38,7 +40,9 @@ class Device:
     id_s: float
     route_s: float
     cut_s: float
+    partial_s: float
     sort_s: float
+    replica_bw: float
     collective_s: float
     table_s: float
 
@@ -56,7 +60,9 @@ def _gpu(memory_gib: int, memory_tb_s: float, nvlink_gb_s: float, network_gb_s: 
         id_s=5e-11,
         route_s=1e-10,
         cut_s=1e-10,
+        partial_s=1e-10,
         sort_s=1e-9,
+        replica_bw=memory_tb_s * 1e12 / 8,
         collective_s=3e-5,
         table_s=1e-6,
     )
@@ -82,7 +88,9 @@ DEVICES: dict[str, Device] = {
         id_s=4e-8,
         route_s=5e-8,
         cut_s=5e-8,
+        partial_s=2e-7,
         sort_s=2e-7,
+        replica_bw=4e8,
         collective_s=2e-4,
         table_s=5e-6,
     ),

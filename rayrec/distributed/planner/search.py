@@ -93,7 +93,7 @@ def feasible(tables: Sequence[Table], topology: Topology, reserve_R: Floats) -> 
         flat = [option for each in problem.options for option in each]
         usable_O = np.ones(len(flat), dtype=np.bool_)
         for byte_limit in BYTE_LIMITS:
-            for picked in choose(problem, choices, usable_O, 1.0, 1.0, byte_limit):
+            for picked in choose(problem, choices, usable_O, 1.0, 1.0, byte_limit, False):
                 if isinstance(_pack(problem, [flat[i] for i in picked], 0.0, 1.0), Packing):
                     return True
     return False
@@ -159,17 +159,23 @@ def _solve(problem: Problem, choices: Choices, usable_O: Bools, bound_s: float) 
                 stuck = stuck or answer
         return done
 
-    for byte_limit in BYTE_LIMITS:
-        picks = [
+    def picks(byte_limit: float, with_lookups: bool) -> list[Ints]:
+        return [
             picked
-            for piece_limit in PIECE_LIMITS
-            for picked in choose(problem, choices, usable_O, bound_s, piece_limit, byte_limit)
+            for limit in PIECE_LIMITS
+            for picked in choose(problem, choices, usable_O, bound_s, limit, byte_limit, with_lookups)
         ]
-        packed = packings(picks)
+
+    enough_s = bound_s * _care(problem).enough
+    for byte_limit in BYTE_LIMITS:
+        first = picks(byte_limit, False)
+        packed = packings(first)
         if packed:
             best = _refine_best(problem, packed, bound_s)
-            if best.worst_s > bound_s * _care(problem).enough:
-                best = _refine_best(problem, [best, *packings(mixtures(choices, picks, problem.world_size))], bound_s)
+            if best.worst_s > enough_s:
+                best = _refine_best(problem, [best, *packings(mixtures(choices, first, problem.world_size))], bound_s)
+            if _lookup_ratio(best) > WORST_LOOKUP:
+                best = _refine_best(problem, [best, *packings(picks(byte_limit, True))], bound_s)
             return best
     return stuck or Stuck(table=0)
 
