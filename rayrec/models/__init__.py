@@ -7,9 +7,11 @@ from collections.abc import Callable
 from torch import nn
 
 from rayrec.models.batch import Batch
+from rayrec.models.dcn import DCN
+from rayrec.models.deepfm import DeepFM
 from rayrec.models.dlrm import DLRM
 
 # factory(tables, num_dense, device=..., **settings); the tables stay on the meta device until they are sharded
-MODELS: dict[str, Callable[..., nn.Module]] = {"dlrm": DLRM}
+MODELS: dict[str, Callable[..., nn.Module]] = {"dlrm": DLRM, "dcn": DCN, "deepfm": DeepFM}
 
-__all__ = ["DLRM", "MODELS", "Batch"]
+__all__ = ["DCN", "DLRM", "MODELS", "Batch", "DeepFM"]

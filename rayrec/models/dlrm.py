@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from rayrec.models.batch import Batch
+from rayrec.models.parts import check_logit, common_dim, mean_loss
 from rayrec.modules import MLP, EmbeddingBagCollection, EmbeddingBagConfig
 
 
@@ -40,8 +40,10 @@ class DLRM(nn.Module):
         dense_arch: layer widths of the bottom MLP, the last of them D.
         over_arch: layer widths of the top MLP, the last of them 1.
         dropout: in both MLPs.
+        is_weighted: ids carry weights.
         device: of the dense part; the tables lie on "meta" until they are sharded, unless `tables_device` says
             otherwise.
+        seed: of the tables' first weights.
 
     Raises:
         ValueError: widths that do not fit together, with the setting to change.
@@ -54,22 +56,19 @@ class DLRM(nn.Module):
         dense_arch: Sequence[int],
         over_arch: Sequence[int],
         dropout: float = 0.0,
+        is_weighted: bool = False,
         device: torch.device | str | None = None,
         tables_device: torch.device | str | None = "meta",
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        dims = {table.name: table.embedding_dim for table in tables}
-        if len(set(dims.values())) != 1:
-            raise ValueError(f"dlrm: all tables need one embedding_dim; there are {dims}")
-        dim = next(iter(dims.values()))
+        dim = common_dim("dlrm", tables)
         if num_dense and (not dense_arch or dense_arch[-1] != dim):
             raise ValueError(f"dlrm: dense_arch={list(dense_arch)} must end with the embedding_dim {dim}")
-        if not over_arch or over_arch[-1] != 1:
-            raise ValueError(f"dlrm: over_arch={list(over_arch)} must end with 1, the logit")
+        check_logit("dlrm", "over_arch", over_arch)
         num_features = sum(len(table.feature_names) for table in tables)
         self.num_features, self.dim = num_features, dim
-        self.embedding_bags = EmbeddingBagCollection(list(tables), device=tables_device, seed=seed)
+        self.embedding_bags = EmbeddingBagCollection(list(tables), is_weighted, device=tables_device, seed=seed)
         self.dense_arch = MLP(num_dense, dense_arch, dropout=dropout, device=device) if num_dense else None
         self.interaction = DotInteraction(num_features)
         width = dim + num_features * (num_features + 1) // 2
@@ -84,4 +83,4 @@ class DLRM(nn.Module):
             dense_BD = batch.label.new_zeros(batch.rows, self.dim)
         sparse_BFD = pooled.values().view(-1, self.num_features, self.dim)
         logits = self.over_arch(self.interaction(dense_BD, sparse_BFD)).squeeze(1)
-        return F.binary_cross_entropy_with_logits(logits, batch.label), logits
+        return mean_loss(logits, batch.label), logits

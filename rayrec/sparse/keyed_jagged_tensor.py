@@ -372,6 +372,18 @@ class KeyedJaggedTensor:
         """The same with lengths `[F * B]`, where they were given as `[F, B]`."""
         return self._map(lambda t: t, lengths=self.lengths().view(-1))
 
+    def with_weights(self, weights: torch.Tensor | None) -> KeyedJaggedTensor:
+        """The same ids with these weights `[N]`, or without any.
+
+        Raises:
+            ValueError: not one weight a value.
+        """
+        out = self._map(lambda t: t)
+        if weights is not None and weights.shape[0] != self._values.shape[0]:
+            raise ValueError(f"{weights.shape[0]} weights for {self._values.shape[0]} values")
+        out._weights = weights
+        return out
+
     # -- moving
 
     def device(self) -> torch.device:

@@ -1,4 +1,8 @@
-"""The door to fbgemm's jagged-tensor operators. Shapes: F features (or segments), B examples, N values."""
+"""The door to fbgemm's jagged-tensor operators. Shapes: F features (or segments), B examples, N values.
+
+Weights may need gradients. fbgemm's own backward of a permutation is wrong where segments repeat or are left out (it
+reads memory that is not its own), so such weights are moved by a gather along the places that the operator finds.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +35,18 @@ def permute_segments(
     Returns:
         lengths `[F', B]`, values, weights.
     """
-    return _ops.permute_2D_sparse_data(order, lengths_FB, values, weights, num_values)
+    if not _needs_gradient(weights):
+        return _ops.permute_2D_sparse_data(order, lengths_FB, values, weights, num_values)
+    assert weights is not None
+    lengths, moved, _ = _ops.permute_2D_sparse_data(order, lengths_FB, values, None, num_values)
+    places = _ops.permute_2D_sparse_data(order, lengths_FB, _count(values), None, num_values)[1]
+    return lengths, moved, weights[places]
 
 
 def permute_chunks(order: torch.Tensor, sizes: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     """Chunks of `data` with the given `sizes` in another order (int32); chunks may repeat or be left out."""
+    if _needs_gradient(data):
+        return data[_ops.permute_1D_sparse_data(order, sizes, _count(data), None, None)[1]]
     return _ops.permute_1D_sparse_data(order, sizes, data, None, None)[1]
 
 
@@ -61,14 +72,28 @@ def bucketize_rows(
         lengths `[K * F * B]` (bucket-major), ids counted from their block's first row, weights,
         and for each input value its position in the output (None unless asked).
     """
+    gather = _needs_gradient(weights)
     new_lengths, new_values, new_weights, _, positions = _ops.block_bucketize_sparse_features(
         lengths,
         values,
         False,
-        with_positions,
+        with_positions or gather,
         block_sizes,
         num_buckets,
-        weights,
+        None if gather else weights,
         block_bucketize_pos=edges,
     )
-    return new_lengths, new_values, new_weights, positions
+    if gather and weights is not None:
+        source = torch.empty_like(positions).index_copy_(
+            0, positions.to(torch.int64), _count(values).to(positions.dtype)
+        )
+        new_weights = weights[source]
+    return new_lengths, new_values, new_weights, positions if with_positions else None
+
+
+def _needs_gradient(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and tensor.requires_grad and torch.is_grad_enabled()
+
+
+def _count(like: torch.Tensor) -> torch.Tensor:
+    return torch.arange(like.shape[0], device=like.device)

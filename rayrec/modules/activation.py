@@ -1,0 +1,27 @@
+"""Activations with parameters of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+
+class SwishLayerNorm(nn.Module):
+    """x ⊙ sigmoid(LayerNorm(x)).
+
+    Args:
+        input_dims: the trailing dimensions that are normalized.
+        device: of the parameters.
+    """
+
+    def __init__(self, input_dims: int | Sequence[int], device: torch.device | str | None = None) -> None:
+        super().__init__()
+        dims = [input_dims] if isinstance(input_dims, int) else list(input_dims)
+        self.norm = nn.LayerNorm(dims, device=device)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Same shape as the input."""
+        gate: torch.Tensor = torch.sigmoid(self.norm(inputs))
+        return inputs * gate

@@ -1,0 +1,241 @@
+"""The built-in models: formulas spelled out, gradients, empty batches, seeds, wrong settings, sharded training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.types import ShardingType
+from rayrec.models import DCN, DLRM, MODELS, Batch, DeepFM
+from rayrec.modules import EmbeddingBagConfig
+from tests.distributed.oracle import cut, draw_kjt, join
+from tests.ranks import on_ranks
+
+DIM = 8
+ARGS: dict[str, dict[str, Any]] = {
+    "dlrm": {"dense_arch": [6, DIM], "over_arch": [5, 1]},
+    "dcn": {"dense_arch": [6, DIM], "over_arch": [5, 1], "cross_layers": 2, "cross_rank": 3},
+    "deepfm": {"deep_arch": [6, 1]},
+}
+
+
+def tables() -> list[EmbeddingBagConfig]:
+    return [
+        EmbeddingBagConfig(name="user", num_embeddings=20, embedding_dim=DIM, feature_names=["user"]),
+        EmbeddingBagConfig(name="item", num_embeddings=30, embedding_dim=DIM, feature_names=["item", "liked"]),
+    ]
+
+
+def make(name: str, num_dense: int = 3, seed: int = 1, **settings: Any) -> nn.Module:
+    torch.manual_seed(seed)
+    return MODELS[name](tables(), num_dense, **{**ARGS[name], **settings}, tables_device="cpu", seed=seed)
+
+
+def batch(rows: int, num_dense: int = 3, seed: int = 0, weighted: bool = False) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return Batch(
+        torch.randn(rows, num_dense, generator=generator),
+        draw_kjt(generator, tables(), rows, 3, weighted),
+        torch.randint(0, 2, (rows,), generator=generator).float(),
+    )
+
+
+def loss_by_hand(logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    click = torch.sigmoid(logits)
+    return -(label * click.log() + (1 - label) * (1 - click).log()).mean()
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_loss_and_logits_have_their_shapes_and_every_parameter_its_gradient(name: str) -> None:
+    model, rows = make(name), batch(16)
+    loss, logits = model(rows)
+    assert loss.shape == () and logits.shape == (16,) and logits.dtype == torch.float32
+    torch.testing.assert_close(loss, loss_by_hand(logits, rows.label))
+    loss.backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+    assert sum(float(p.grad.abs().sum()) > 0 for p in model.parameters()) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("num_dense", [0, 3])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_an_empty_batch_has_no_loss_and_gradients_of_zero(name: str, num_dense: int) -> None:
+    model = make(name, num_dense)
+    loss, logits = model(batch(0, num_dense))
+    assert logits.shape == (0,) and loss.item() == 0.0
+    loss.backward()
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+    assert torch.isfinite(model(batch(1, num_dense))[0])
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_seed_decides_every_first_weight(name: str) -> None:
+    first, again, other = (make(name, seed=seed).state_dict() for seed in (5, 5, 6))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_weighted_ids_count_by_their_weight(name: str) -> None:
+    model, rows = make(name, is_weighted=True), batch(6, weighted=True)
+    plain = make(name)
+    ones = Batch(rows.dense, rows.sparse.with_weights(torch.ones(rows.sparse.values().numel())), rows.label)
+    without = Batch(rows.dense, rows.sparse.with_weights(None), rows.label)
+    torch.testing.assert_close(model(ones)[1], plain(without)[1])
+    assert not torch.allclose(model(rows)[1], model(ones)[1])
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_models_learn(name: str) -> None:
+    model, rows = make(name), batch(32)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss, _ = model(rows)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def fields(model: nn.Module, rows: Batch) -> list[list[torch.Tensor]]:
+    """Each example's pooled vectors, one feature at a time."""
+    out = []
+    for table in tables():
+        weight = model.embedding_bags.embedding_bags[table.name].weight
+        for feature in table.feature_names:
+            out.append([weight[ids].sum(0) for ids in rows.sparse[feature].to_dense()])
+    return [list(example) for example in zip(*out, strict=True)]
+
+
+def dlrm_by_hand(model: DLRM, rows: Batch) -> list[torch.Tensor]:
+    logits = []
+    for x, vectors in zip(rows.dense, fields(model, rows), strict=True):
+        dense = model.dense_arch(x[None])[0]
+        every = [dense, *vectors]
+        dots = [every[i] @ every[j] for i in range(len(every)) for j in range(i + 1, len(every))]
+        logits.append(model.over_arch(torch.cat([dense, torch.stack(dots)])[None])[0, 0])
+    return logits
+
+
+def dcn_by_hand(model: DCN, rows: Batch) -> list[torch.Tensor]:
+    logits = []
+    for x, vectors in zip(rows.dense, fields(model, rows), strict=True):
+        x0 = torch.cat([model.dense_arch(x[None])[0], *vectors])
+        crossed = x0
+        for down, up in zip(model.cross.down, model.cross.up, strict=True):
+            crossed = x0 * (up.weight @ (down.weight @ crossed) + up.bias) + crossed
+        logits.append(model.over_arch(crossed[None])[0, 0])
+    return logits
+
+
+def deepfm_by_hand(model: DeepFM, rows: Batch) -> list[torch.Tensor]:
+    logits = []
+    for x, vectors in zip(rows.dense, fields(model, rows), strict=True):
+        every = [*vectors, *(value * vector for value, vector in zip(x, model.dense_vectors_ND, strict=True))]
+        logit = model.bias + sum(u @ v for u, v in zip(model.projection_FD, every, strict=True))
+        for i in range(len(every)):
+            for j in range(i + 1, len(every)):
+                logit = logit + every[i] @ every[j]
+        logits.append(logit + model.deep(torch.cat(every)[None])[0, 0])
+    return logits
+
+
+BY_HAND: dict[str, Callable[..., list[torch.Tensor]]] = {
+    "dlrm": dlrm_by_hand,
+    "dcn": dcn_by_hand,
+    "deepfm": deepfm_by_hand,
+}
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_each_model_follows_its_formula(name: str) -> None:
+    model, rows = make(name), batch(7)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    torch.testing.assert_close(model(rows)[1], torch.stack(BY_HAND[name](model, rows)), atol=1e-4, rtol=1e-4)
+
+
+def test_a_dcn_may_have_full_crosses_raw_dense_features_and_tables_of_any_width() -> None:
+    wide = [*tables(), EmbeddingBagConfig(name="c", num_embeddings=4, embedding_dim=4, feature_names=["c"])]
+    model = DCN(wide, 3, dense_arch=[], over_arch=[1], cross_rank=0, tables_device="cpu")
+    assert model.cross.layers[0].weight.shape == (3 + 3 * DIM + 4,) * 2
+    generator = torch.Generator().manual_seed(0)
+    rows = Batch(torch.ones(5, 3), draw_kjt(generator, wide, 5, 2), torch.ones(5))
+    assert model(rows)[1].shape == (5,)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("dlrm", {"dense_arch": [4]}, r"dlrm: dense_arch=\[4\] must end with the embedding_dim 8"),
+        ("dlrm", {"over_arch": [4]}, r"dlrm: over_arch=\[4\] must end with 1, the logit"),
+        ("dcn", {"over_arch": []}, r"dcn: over_arch=\[\] must end with 1, the logit"),
+        ("dcn", {"cross_rank": -1}, "dcn: cross_rank=-1 must be positive, or 0"),
+        ("dcn", {"cross_layers": 0}, "num_layers=0 must be at least 1"),
+        ("deepfm", {"deep_arch": [2]}, r"deepfm: deep_arch=\[2\] must end with 1, the logit"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(name: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(name, **settings)
+
+
+@pytest.mark.parametrize("name", ["dlrm", "deepfm"])
+def test_tables_of_several_widths_are_named(name: str) -> None:
+    unlike = [*tables(), EmbeddingBagConfig(name="c", num_embeddings=4, embedding_dim=4, feature_names=["c"])]
+    with pytest.raises(ValueError, match=f"{name}: all tables need one embedding_dim; there are .*'c': 4"):
+        MODELS[name](unlike, 3, **ARGS[name])
+
+
+def parts(world: int) -> list[list[Batch]]:
+    return [[batch(3 + 2 * rank, seed=10 * step + rank) for rank in range(world)] for step in range(3)]
+
+
+def train_on_rank(group: dist.ProcessGroup, name: str) -> dict[str, torch.Tensor]:
+    plan = {
+        "user": cut(tables()[0], ShardingType.ROW_WISE, [0, 1]),
+        "item": cut(tables()[1], ShardingType.TABLE_WISE, [1]),
+    }
+    model = DistributedModelParallel(
+        make(name),
+        env=ShardingEnv.from_process_group(group),
+        device=torch.device("cpu"),
+        plan=ShardingPlan({"embedding_bags": plan}),
+        sharders=[EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1})],
+    )
+    optimizer = torch.optim.SGD(model.dense_parameters().values(), lr=0.1)
+    for step in parts(group.size()):
+        optimizer.zero_grad()
+        mine = step[group.rank()]
+        loss, _ = model(mine)
+        (loss * mine.rows * group.size() / sum(part.rows for part in step)).backward()
+        optimizer.step()
+    return {key: value.detach() for key, value in model.dense_parameters().items()}
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_two_ranks_train_as_one_process(name: str) -> None:
+    model = make(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in parts(2):
+        optimizer.zero_grad()
+        whole = Batch(
+            torch.cat([part.dense for part in step]),
+            join([part.sparse for part in step]),
+            torch.cat([part.label for part in step]),
+        )
+        model(whole)[0].backward()
+        optimizer.step()
+    expected = dict(model.named_parameters())
+    for answer in on_ranks(2, train_on_rank, name):
+        assert set(answer) == {key for key in expected if not key.startswith("embedding_bags.")}
+        for key, value in answer.items():
+            torch.testing.assert_close(value, expected[key].detach(), atol=1e-5, rtol=1e-4)
