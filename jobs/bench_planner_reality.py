@@ -145,7 +145,7 @@ def _run_rank(rank: int, world: int, folder: str, plans: dict[str, ShardingPlan]
     if rank == 0:
         rows = [(max(each[n][0] for each in gathered), [each[n][1] for each in gathered]) for n in range(len(measured))]
         torch.save(rows, Path(folder) / "measured.pt")
-    dist.barrier()
+    comm.barrier(dist.group.WORLD)
     dist.destroy_process_group()
 
 

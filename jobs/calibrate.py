@@ -267,7 +267,7 @@ def run_rank(rank: int, world: int, local: int, store: str, out: str) -> None:
     measured = measure(dist.group.WORLD, device, local)
     if rank == 0:
         write(Path(out), device, world, measured)
-    dist.barrier()
+    comm.barrier(dist.group.WORLD)
     dist.destroy_process_group()
 
 

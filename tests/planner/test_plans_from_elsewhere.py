@@ -6,8 +6,11 @@ import dataclasses
 import re
 
 import pytest
+from torch import nn
 
+from rayrec.distributed.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.planner import (
+    EmbeddingShardingPlanner,
     NoPlanError,
     ParameterConstraints,
     Topology,
@@ -19,7 +22,8 @@ from rayrec.distributed.planner import (
 )
 from rayrec.distributed.sharding.cuts import CUTS
 from rayrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType, Span
-from tests.planner.problems import SHARDER, table
+from rayrec.modules import EmbeddingCollection, EmbeddingConfig
+from tests.planner.problems import SHARDER, collection, table
 
 TABLES = [table("big", 2_000_000), table("wide", 5_000, 128), table("tiny", 100, 16)]
 TOPOLOGY = Topology(4, "cpu", local_world_size=2)
@@ -105,3 +109,27 @@ def test_picture_stands_alone(tmp_path):
     assert not re.search(r"(src|href)=|https?://|@import", page)
     with pytest.raises(ValueError, match="cannot be written"):
         write_html(result_of(), tmp_path / "nowhere" / "plan.html")
+
+
+def test_given_plans_are_judged_against_the_bound():
+    module = collection(TABLES)
+    planner = EmbeddingShardingPlanner(topology=TOPOLOGY)
+    own = planner.result(module, [SHARDER])
+    given = edited(own.plan, big=sharding("table_wise", [0]), wide=sharding("table_wise", [0], 5_000, 128, name="wide"))
+    judged = planner.judge(given, module, [SHARDER])
+    assert judged.plan == given
+    assert judged.bound_s == own.bound_s
+    assert judged.gap > own.gap
+    assert "planning anew lowers the worst rank by" in explain(judged)
+
+
+def test_sequences_are_planned_as_well():
+    sequences = EmbeddingCollection(
+        tables=[EmbeddingConfig(name="clicks", num_embeddings=1000, embedding_dim=32, feature_names=["clicks_id"])],
+        device="meta",
+    )
+    module = nn.ModuleDict({"seq": sequences, "bag": collection(TABLES)})
+    planner = EmbeddingShardingPlanner(topology=TOPOLOGY)
+    result = planner.result(module, [EmbeddingCollectionSharder(), SHARDER])
+    assert {t.label: t.pooled for t in result.tables}["seq.clicks"] is False
+    check_plan(result.plan, result.tables, TOPOLOGY)
