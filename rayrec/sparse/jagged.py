@@ -63,7 +63,13 @@ class JaggedTensor:
 
     @classmethod
     def from_dense(cls, values: Sequence[torch.Tensor], weights: Sequence[torch.Tensor] | None = None) -> JaggedTensor:
-        """From one tensor an example."""
+        """From one tensor an example.
+
+        Raises:
+            ValueError: no examples, so that dtype and device are unknown.
+        """
+        if not values:
+            raise ValueError("from_dense: there are no examples; use JaggedTensor.empty()")
         lengths = torch.tensor([v.shape[0] for v in values], dtype=torch.int64, device=values[0].device)
         return cls(torch.cat(list(values)), torch.cat(list(weights)) if weights is not None else None, lengths)
 
@@ -177,7 +183,9 @@ def _flatten(jt: JaggedTensor) -> tuple[list[Any], None]:
 
 
 def _unflatten(parts: Any, _: Any) -> JaggedTensor:
-    return JaggedTensor(*parts)
+    out = JaggedTensor.__new__(JaggedTensor)  # tracing may hand in placeholders that have no shape to check
+    out._values, out._weights, out._lengths, out._offsets = parts
+    return out
 
 
 pytree.register_pytree_node(JaggedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.JaggedTensor")

@@ -94,6 +94,9 @@ class KeyedJaggedTensor:
                 )
             wanted = sum(self._stride_per_key)
             if self._inverse_indices is not None:
+                without = [key for key in keys if key not in self._inverse_indices[0]]
+                if without:
+                    raise ValueError(f"inverse_indices lack key {without[0]!r}; they have {self._inverse_indices[0]}")
                 stride = self._inverse_indices[1].shape[-1]
             elif stride is None:
                 stride = max(self._stride_per_key, default=0)
@@ -139,6 +142,8 @@ class KeyedJaggedTensor:
         Raises:
             ValueError: some entries have weights and some have not.
         """
+        if not jt_dict:
+            return cls.empty()
         jts = list(jt_dict.values())
         strides = [jt.lengths().shape[0] for jt in jts]
         return cls(
@@ -156,8 +161,11 @@ class KeyedJaggedTensor:
         Raises:
             ValueError: strides differ, a key comes twice, or only some have weights.
         """
+        if not kjt_list:
+            raise ValueError("concat: there is nothing to join; use KeyedJaggedTensor.empty() for no features")
         varying = any(kjt.variable_stride_per_key() for kjt in kjt_list)
-        if not varying and len({kjt.stride() for kjt in kjt_list}) > 1:
+        joined = _join_inverse(kjt_list)
+        if (not varying or joined is not None) and len({kjt.stride() for kjt in kjt_list}) > 1:
             raise ValueError(f"concat: strides differ: {[kjt.stride() for kjt in kjt_list]}")
         weights = {", ".join(kjt.keys()): kjt.weights_or_none() for kjt in kjt_list}
         return cls(
@@ -167,6 +175,7 @@ class KeyedJaggedTensor:
             lengths=_cat([kjt.lengths() for kjt in kjt_list]),
             stride=None if varying else kjt_list[0].stride(),
             stride_per_key_per_rank=[s for kjt in kjt_list for s in kjt.stride_per_key_per_rank()] if varying else None,
+            inverse_indices=None if joined is None else (joined[0], torch.cat(joined[1])),
         )
 
     @classmethod
@@ -341,7 +350,15 @@ class KeyedJaggedTensor:
             lengths=self.lengths()[rows[first] : rows[last]],
             stride=self._stride,
             stride_per_key_per_rank=None if self._strides is None else self._strides[first:last],
+            inverse_indices=self._inverse_of(range(first, last), self._keys[first:last]),
         )
+
+    def _inverse_of(self, places: Sequence[int], names: list[str]) -> InverseIndices | None:
+        """The inverse indices of the keys at `places`, under new names."""
+        if self._inverse_indices is None:
+            return None
+        keys, indices_FB = self._inverse_indices
+        return names, indices_FB[[keys.index(self._keys[place]) for place in places]]
 
     def permute(self, indices: Sequence[int], indices_tensor: torch.Tensor | None = None) -> KeyedJaggedTensor:
         """The keys at `indices`, in that order. A key taken twice is named `name`, `name@1`, `name@2` …"""
@@ -356,7 +373,9 @@ class KeyedJaggedTensor:
                 values=_cat([p.values() for p in parts]),
                 weights=None if self._weights is None else _cat([p.weights() for p in parts]),
                 lengths=_cat([p.lengths() for p in parts]),
+                stride=self._stride,
                 stride_per_key_per_rank=[self._strides[i] for i in indices],
+                inverse_indices=self._inverse_of(indices, keys),
             )
         known = self._length_per_key
         lengths, values, weights = ops.permute_segments(
@@ -371,6 +390,27 @@ class KeyedJaggedTensor:
     def flatten_lengths(self) -> KeyedJaggedTensor:
         """The same with lengths `[F * B]`, where they were given as `[F, B]`."""
         return self._map(lambda t: t, lengths=self.lengths().view(-1))
+
+    def expanded(self) -> KeyedJaggedTensor:
+        """With a batch size that varies by key, the lists of all B examples, repeated as the inverse indices say; a
+        tensor of one batch size is returned as it is.
+
+        Raises:
+            ValueError: the batch size varies, and there are no inverse indices.
+        """
+        if self._strides is None:
+            return self
+        if self._inverse_indices is None:
+            raise ValueError(
+                f"batch sizes differ by key ({dict(zip(self._keys, self.stride_per_key(), strict=True))}); "
+                "give inverse_indices, which say which list stands for each example"
+            )
+        keys, indices_FB = self._inverse_indices
+        order = [keys.index(key) for key in self._keys]
+        starts = torch.tensor([0, *accumulate(self.stride_per_key())][:-1], device=self.device())
+        rows = (indices_FB[order] + starts[:, None]).view(-1).to(torch.int32)
+        lengths, values, weights = ops.permute_segments(rows, self.lengths()[:, None], self._values, self._weights)
+        return KeyedJaggedTensor(self._keys, values, weights, lengths=lengths.view(-1), stride=self._stride)
 
     def with_weights(self, weights: torch.Tensor | None) -> KeyedJaggedTensor:
         """The same ids with these weights `[N]`, or without any.
@@ -475,6 +515,13 @@ def _cat_weights(weights: Mapping[str, torch.Tensor | None]) -> torch.Tensor | N
     return _cat(present)
 
 
+def _join_inverse(kjt_list: Sequence[KeyedJaggedTensor]) -> tuple[list[str], list[torch.Tensor]] | None:
+    parts = [part for kjt in kjt_list if (part := kjt.inverse_indices_or_none()) is not None]
+    if len(parts) < len(kjt_list):
+        return None
+    return [key for keys, _ in parts for key in keys], [indices for _, indices in parts]
+
+
 def _distinct(keys: list[str]) -> list[str]:
     seen: dict[str, int] = {}
     out = []
@@ -486,13 +533,19 @@ def _distinct(keys: list[str]) -> list[str]:
 
 
 def _flatten(kjt: KeyedJaggedTensor) -> tuple[list[Any], Any]:
-    return [kjt._values, kjt._weights, kjt._lengths, kjt._offsets], (kjt._keys, kjt._stride, kjt._strides)
+    names, indices = kjt._inverse_indices or (None, None)
+    parts = [kjt._values, kjt._weights, kjt._lengths, kjt._offsets, indices]
+    return parts, (kjt._keys, kjt._stride, kjt._strides, names)
 
 
 def _unflatten(parts: Any, context: Any) -> KeyedJaggedTensor:
-    keys, stride, strides = context
-    values, weights, lengths, offsets = parts
-    return KeyedJaggedTensor(keys, values, weights, lengths, offsets, stride=stride, stride_per_key_per_rank=strides)
+    out = KeyedJaggedTensor.__new__(KeyedJaggedTensor)  # tracing may hand in placeholders that have no shape to check
+    out._keys, out._stride, out._strides, names = context
+    out._values, out._weights, out._lengths, out._offsets, indices = parts
+    out._inverse_indices = None if names is None else (names, indices)
+    out._stride_per_key = None if out._strides is None else [sum(part) for part in out._strides]
+    out._length_per_key = out._offset_per_key = out._key_index = out._jagged_by_key = None
+    return out
 
 
 pytree.register_pytree_node(
