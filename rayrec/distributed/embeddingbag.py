@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -47,7 +47,7 @@ class Bags:
 
 
 class ShardedEmbeddingBagCollection(nn.Module):
-    """The twin of an `EmbeddingBagCollection` whose tables lie on many ranks: same input, same output, to be waited for.
+    """The twin of an `EmbeddingBagCollection` whose tables lie on many ranks: same input, same output, waited for.
 
     A step is three stages, which `forward` runs in turn: `input_dist`, `lookup`, `output_dist`. Embedding gradients are
     averaged over ranks and applied inside backward.
@@ -183,9 +183,16 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     # -- the stages by the tutorials' names
 
+    def _executors(self) -> list[Any]:
+        return [executor for executor in (self._flat, self._replicated) if executor is not None]
+
+    def extra_repr(self) -> str:
+        stages = [f"(executors): {self._executors()}", f"(lookups): {self.kernels()}"]
+        return "\n".join(stages)
+
     @property
     def _input_dists(self) -> list[Any]:
-        return [executor.input_dist for executor in (self._flat, self._replicated) if executor is not None]
+        return self._executors()
 
     @property
     def _lookups(self) -> list[Any]:
@@ -193,7 +200,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     @property
     def _output_dists(self) -> list[Any]:
-        return [self._flat.output_dist]
+        return self._executors()
 
 
 class EmbeddingBagCollectionAwaitable(Deferred[KeyedTensor]):
@@ -258,13 +265,11 @@ class EmbeddingBagCollectionSharder(ModuleSharder[EmbeddingBagCollection]):
         if unlike:
             raise ValueError(f"plan and collection differ in table {min(unlike)!r}; plan again for this model")
         device = device or default_device()
-        optimizers = {
-            config.name: optimizer_of(module.embedding_bags[config.name].weight, self.optimizer) for config in configs
-        }
+        weights = self.shardable_parameters(module)
+        optimizers = {config.name: optimizer_of(weights[config.name], self.optimizer) for config in configs}
         sharded = ShardedEmbeddingBagCollection(
             configs, params, optimizers, env, device, module.is_weighted(), self._codec
         )
-        weights = {config.name: module.embedding_bags[config.name].weight for config in configs}
         fill_tables(sharded.tables(), weights, module.seed, env)
         return sharded
 
@@ -278,7 +283,7 @@ class EmbeddingBagCollectionSharder(ModuleSharder[EmbeddingBagCollection]):
         return [kernel.value for kernel in kernels]
 
     def shardable_parameters(self, module: EmbeddingBagCollection) -> dict[str, nn.Parameter]:
-        return {config.name: module.embedding_bags[config.name].weight for config in module.embedding_bag_configs()}
+        return {name: cast(nn.Parameter, table.weight) for name, table in module.embedding_bags.items()}
 
 
 def default_device() -> torch.device:

@@ -33,12 +33,13 @@ class EmbeddingFusedOptimizer(KeyedOptimizer):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """The rows are up to date already; sets the learning rate of the next backward."""
-        self._hand_on()
+        self.settings_changed()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._hand_on()
+        self.settings_changed()
 
-    def _hand_on(self) -> None:
+    def settings_changed(self) -> None:
+        """Hands the learning rate to the kernel."""
         lr = self.param_groups[0]["lr"]
         if lr != self._kernel.learning_rate:
             self._kernel.learning_rate = float(lr)

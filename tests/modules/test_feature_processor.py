@@ -182,7 +182,6 @@ def test_position_weights_train_before_a_sharded_collection(name: str) -> None:
     check_against_one_process(name, world=1)
 
 
-@pytest.mark.xfail(reason="the flat executor does not send the gradients of weights back yet", strict=False)
 @pytest.mark.parametrize("name", list(plans(2)))
 def test_position_weights_train_over_two_ranks(name: str) -> None:
     check_against_one_process(name, world=2)

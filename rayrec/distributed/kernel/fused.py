@@ -85,6 +85,9 @@ class FusedKernel:
             device=device,
         )
 
+    def __repr__(self) -> str:
+        return f"FusedKernel({[table.config.name for table in self.tables]}, {self.tables[0].optimizer})"
+
     def pooled(self, lookups: Lookups) -> torch.Tensor:
         return self._tbe(lookups.ids, lookups.offsets, lookups.weights)
 

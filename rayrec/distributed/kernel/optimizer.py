@@ -73,6 +73,7 @@ class OptimizerSpec:
             out["beta1"], out["beta2"] = spec.pop("betas")
         if rule == EmbOptimType.LARS_SGD:
             out["momentum"] = float(spec.pop("momentum", 0.9))
+            out["eta"] = float(spec.pop("eta", 0.001))
         left = {name: value for name, value in spec.items() if value}
         if left:
             raise ValueError(f"{optimizer.__name__} for embedding tables: the settings {left} have no fused update")

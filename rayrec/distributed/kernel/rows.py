@@ -77,6 +77,9 @@ class RowKernel:
     def num_lookups(self) -> int:
         return self._first_row.numel()
 
+    def __repr__(self) -> str:
+        return f"RowKernel({[table.config.name for table in self.tables]}, {self.tables[0].optimizer})"
+
     def pooled(self, lookups: Lookups) -> torch.Tensor:
         num_bags = lookups.offsets.numel() - 1
         lengths_LB = (lookups.offsets[1:] - lookups.offsets[:-1]).view(self.num_lookups, num_bags // self.num_lookups)

@@ -75,15 +75,20 @@ def partial_rowwise_adam(step: Step) -> torch.Tensor:
 def lamb(step: Step) -> torch.Tensor:
     """You et al. 2020 with the trust ratio taken row by row, as in fbgemm."""
     direction = _adam_direction(step, rowwise=False) + step.spec.weight_decay * step.weight_nD
-    ratio = step.weight_nD.norm(dim=1) / direction.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+    ratio = _ratio(step.weight_nD.norm(dim=1), direction.norm(dim=1))
     return step.weight_nD - step.lr * ratio[:, None] * direction
+
+
+def _ratio(size: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`size / other`, 0 where `other` is 0: a row whose gradients cancel stays where it is."""
+    return torch.where(other > 0, size / other, 0)
 
 
 def lars_sgd(step: Step) -> torch.Tensor:
     """You et al. 2017 with the layer-wise rate taken row by row, as in fbgemm."""
     spec, weight, grad = step.spec, step.weight_nD, step.grad_nD
     norm_w, norm_g = weight.norm(dim=1), grad.norm(dim=1)
-    rate = step.lr * spec.eta * norm_w / (norm_g + spec.weight_decay * norm_w)
+    rate = step.lr * spec.eta * _ratio(norm_w, norm_g + spec.weight_decay * norm_w)
     moved = spec.momentum * step.state["momentum1"][step.rows]
     moved = moved + rate[:, None] * (grad + spec.weight_decay * weight)
     step.state["momentum1"][step.rows] = moved

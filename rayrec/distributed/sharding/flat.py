@@ -55,6 +55,9 @@ class FlatExecutor:
         }
         self._scale = MeanScale([(o.feature, is_mean(tables, o.table)) for o in self.routes.outputs])
 
+    def __repr__(self) -> str:
+        return f"FlatExecutor({len(self.routes.outputs)} outputs over {len(self.routes.ranks)} ranks)"
+
     def input_dist(
         self, kjt: KeyedJaggedTensor, counts: torch.Tensor | None = None, problem: ValueError | None = None
     ) -> Awaitable[RoutedIds]:
@@ -65,7 +68,8 @@ class FlatExecutor:
         """Sums of this rank's lookups for the global batch, `[global B, own width]`."""
         parts = [self.kernels[number].pooled(lookups) for number, lookups in ids.lookups.items()]
         if not parts:  # this rank holds no table, but takes part in every exchange
-            return torch.zeros(sum(ids.batch_sizes), 0, device=self._device, requires_grad=torch.is_grad_enabled())
+            nothing = torch.zeros(sum(ids.batch_sizes), 0, device=self._device, requires_grad=torch.is_grad_enabled())
+            return nothing if ids.weights is None else nothing + ids.weights.sum() * 0
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def output_dist(

@@ -17,6 +17,7 @@ from rayrec.distributed import comm
 from rayrec.distributed.awaitable import Awaitable
 from rayrec.distributed.kernel import Lookups
 from rayrec.distributed.sharding.routing import Routes
+from rayrec.distributed.sharding.weight_exchange import with_way_back
 from rayrec.sparse import KeyedJaggedTensor, ops
 
 # columns of a header, before one count for each kernel group and one for each group of replicated tables
@@ -51,12 +52,14 @@ class RoutedIds:
         batch_sizes: examples of each rank, in rank order.
         row_counts: for each rank, the counts it announced in its header.
         trace: where this rank's own ids went, if the exchange keeps track.
+        weights: all arrived weights where they need gradients; backward must reach them on every rank.
     """
 
     lookups: Mapping[int, Lookups]
     batch_sizes: list[int]
     row_counts: list[list[int]]
     trace: Trace | None = None
+    weights: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -260,7 +263,8 @@ class _Exchange(Awaitable[RoutedIds]):
             parts = [_Part(outgoing.lengths_SB, outgoing.values, outgoing.weights)]
         else:
             parts = _swap(parent.group, outgoing, sent, received, streams, parent.rank)
-        routed = parent.receiver.order(parts, received)
+        parts, weights = self._trainable(parts, sent, received) if len(streams) > 1 else (parts, None)
+        routed = replace(parent.receiver.order(parts, received), weights=weights)
         if outgoing.origins is None:
             return routed
         counts = slice(GROUPS, GROUPS + parent.routes.num_groups)
@@ -272,6 +276,18 @@ class _Exchange(Awaitable[RoutedIds]):
             sent=[header[counts] for header in sent],
         )
         return replace(routed, trace=trace)
+
+    def _trainable(
+        self, parts: list[_Part], sent: list[list[int]], received: list[list[int]]
+    ) -> tuple[list[_Part], torch.Tensor | None]:
+        """Parts whose weights hand their gradients back, and all these weights, where the weights need gradients."""
+        weights = self._outgoing.weights
+        if weights is None or not weights.requires_grad or not torch.is_grad_enabled() or len(parts) == 1:
+            return parts, None
+        counts = [header[VALUES] for header in received]
+        arrived = torch.cat([part.weights for part in parts if part.weights is not None])
+        back = with_way_back(weights, arrived, [header[VALUES] for header in sent], counts, self._parent.group)
+        return [replace(part, weights=w) for part, w in zip(parts, back.split(counts), strict=True)], back
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,9 @@ class ReplicatedExecutor:
         # autograd needs something to differentiate with respect to; the update is the real product of backward
         self._anchor = torch.zeros(0, device=place.device, requires_grad=True)
 
+    def __repr__(self) -> str:
+        return f"ReplicatedExecutor({len(self.outputs)} outputs on {self._place.world_size} ranks)"
+
     @property
     def num_groups(self) -> int:
         return len(self._groups)
