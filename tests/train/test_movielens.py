@@ -1,0 +1,53 @@
+"""MovieLens, real rows: the quality that was promised, alike for any number of ranks and any plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayrec.train.config_file import apply_override, read_yaml
+from tests.ranks import on_ranks
+from tests.train.small import fit_on_rank
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "data" / "movielens"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (DATA / "parquet" / "eval").is_dir(), reason="`make data` has not been run"),
+]
+
+
+def config(folder: Path, name: str, sharding_type: str | None) -> dict[str, Any]:
+    """One epoch of the example config; None keeps its own mix of sharding types."""
+    raw = read_yaml(DATA / "train.yaml")
+    raw["name"], raw["storage"] = name, {"path": str(folder)}
+    raw["data"] = {part: str(DATA / "parquet" / part) for part in ("train", "eval")} | {"read": {"reader": "local"}}
+    raw = apply_override(apply_override(raw, "trainer.epochs=1"), "trainer.checkpoint_every=1000")
+    if sharding_type is not None:
+        constraint = {"sharding_types": [sharding_type], "min_partition": 8}
+        raw["sharding"] = {"constraints": {table["name"]: constraint for table in raw["tables"]}}
+    return raw
+
+
+def test_quality_is_alike_for_ranks_and_plans(tmp_path: Path) -> None:
+    cases = [
+        (1, None),
+        (2, None),
+        (2, "table_wise"),
+        (2, "row_wise"),
+        (2, "column_wise"),
+        (2, "data_parallel"),
+        (4, None),
+    ]
+    found: dict[tuple[int, str | None], float] = {}
+    for world_size, kind in cases:
+        raw = config(tmp_path, f"{kind}-{world_size}", kind)
+        outcome = on_ranks(world_size, fit_on_rank, raw, timeout_s=150)[0]
+        assert outcome["train"]["samples"] == 80_000
+        assert outcome["eval"]["samples"] == 20_000
+        found[world_size, kind] = outcome["eval"]["auc"]
+    assert min(found.values()) >= 0.70, found
+    assert max(found.values()) - min(found.values()) <= 0.005, found
