@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +43,24 @@ def check_features(kjt: KeyedJaggedTensor, wanted: Sequence[str]) -> None:
     missing = [name for name in wanted if name not in kjt.index_per_key()]
     if missing:
         raise ValueError(f"the input has no feature {missing[0]!r}, which a table reads; it has {kjt.keys()}")
+
+
+@contextmanager
+def naming_ids(table: BaseEmbeddingConfig, feature: str, ids: torch.Tensor) -> Iterator[None]:
+    """Turns a failed lookup into a ValueError with table, feature and id, where an id outside the table is the cause.
+
+    The lookup itself looks at every id, so that good batches are not read twice.
+    """
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        bad = ids[(ids < 0) | (ids >= table.num_embeddings)]
+        if not bad.numel():
+            raise
+        raise ValueError(
+            f"feature {feature!r}: id {int(bad[0])} is outside the rows [0, {table.num_embeddings}) of table "
+            f"{table.name!r}; map ids to rows (for example by hash) or give the table more rows"
+        ) from error
 
 
 def draw_seed() -> int:
@@ -115,14 +134,21 @@ class EmbeddingBagCollection(nn.Module):
             features: ids of every feature that a table reads (others are ignored).
 
         Raises:
-            ValueError: a feature is missing, or weights are missing from a weighted collection.
+            ValueError: a feature is missing, weights are missing from a weighted collection, an id is outside its
+                table, or batch sizes vary by feature without inverse indices.
         """
         check_features(features, feature_names(self._configs))
+        if self._is_weighted and features.weights_or_none() is None:
+            raise ValueError("the collection is weighted, but the input has no weights")
         inverse = features.inverse_indices_or_none()
+        if inverse is None:
+            features = features.expanded()
         pooled, keys = [], []
         for config, names in zip(self._configs, self._output_names, strict=True):
             for feature, name in zip(config.feature_names, names, strict=True):
-                bags_BD = self._pool(config, features[feature]).float()
+                ids = features[feature]
+                with naming_ids(config, feature, ids.values()):
+                    bags_BD = self._pool(config, ids).float()
                 if inverse is not None:
                     bags_BD = bags_BD[inverse[1][inverse[0].index(feature)]]
                 pooled.append(bags_BD)
@@ -202,15 +228,17 @@ class EmbeddingCollection(nn.Module):
         """For each feature the vectors of its ids, `values [N, D]` with the feature's lengths.
 
         Raises:
-            ValueError: a feature is missing.
+            ValueError: a feature is missing, or an id is outside its table.
         """
         check_features(features, feature_names(self._configs))
         out: dict[str, JaggedTensor] = {}
         for config, names in zip(self._configs, self._output_names, strict=True):
             for feature, name in zip(config.feature_names, names, strict=True):
                 ids = features[feature]
+                with naming_ids(config, feature, ids.values()):
+                    vectors_ND = self.embeddings[config.name](ids.values()).float()
                 out[name] = JaggedTensor(
-                    values=self.embeddings[config.name](ids.values()).float(),
+                    values=vectors_ND,
                     weights=ids.values() if self._need_indices else None,
                     lengths=ids.lengths(),
                 )

@@ -130,7 +130,7 @@ def test_first_weights_come_from_seed_and_name_alone() -> None:
     for name in ("t", "u"):
         assert torch.equal(first.embedding_bags[name].weight, same.embedding_bags[name].weight)
     bound = (1 / 9) ** 0.5
-    weight = first.embedding_bags["t"].weight
+    weight = first.embedding_bags["t"].weight.detach()
     assert weight.abs().max() <= bound and weight.std() == pytest.approx(bound / 3**0.5, rel=0.4)
     torch.manual_seed(1)
     one, two = EmbeddingBagCollection(bag_tables()), EmbeddingBagCollection(bag_tables())
@@ -198,6 +198,24 @@ def config(**changes: Any) -> EmbeddingBagConfig:
                 KeyedJaggedTensor(["f"], torch.arange(1), lengths=torch.tensor([1]))
             ),
             "the collection is weighted, but the input has no weights",
+        ),
+        (
+            lambda: EmbeddingBagCollection([config()])(
+                KeyedJaggedTensor(["f"], torch.tensor([1, 3]), lengths=torch.tensor([2]))
+            ),
+            r"feature 'f': id 3 is outside the rows \[0, 3\) of table 't'",
+        ),
+        (
+            lambda: EmbeddingBagCollection([config()], is_weighted=True)(
+                KeyedJaggedTensor(["f"], torch.tensor([1, -1]), torch.ones(2), torch.tensor([2]))
+            ),
+            r"feature 'f': id -1 is outside the rows \[0, 3\) of table 't'",
+        ),
+        (
+            lambda: EmbeddingCollection(
+                [EmbeddingConfig(name="t", num_embeddings=3, embedding_dim=4, feature_names=["f"])]
+            )(KeyedJaggedTensor(["f"], torch.tensor([7]), lengths=torch.tensor([1]))),
+            r"feature 'f': id 7 is outside the rows \[0, 3\) of table 't'",
         ),
         (
             lambda: EmbeddingCollection(
