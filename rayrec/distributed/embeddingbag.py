@@ -97,7 +97,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
         Raises (from `wait`, on every rank):
             ValueError: a feature is missing, or an id is outside its table.
         """
-        problem = self._check.problem(features)
+        features, problem = _whole_batch(features)
+        problem = problem or self._check.problem(features)
         kjt = features if problem is None else self._check.nothing(features)
         replicated = self._replicated.input_dist(kjt) if self._replicated else None
         routed = self._flat.input_dist(kjt, replicated.counts if replicated else None, problem)
@@ -201,6 +202,14 @@ class ShardedEmbeddingBagCollection(nn.Module):
     @property
     def _output_dists(self) -> list[Any]:
         return self._executors()
+
+
+def _whole_batch(features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, ValueError | None]:
+    """The batch with the lists of every example, where it came with a batch size that varies by key."""
+    try:
+        return features.expanded(), None
+    except ValueError as error:
+        return features, error
 
 
 class EmbeddingBagCollectionAwaitable(Deferred[KeyedTensor]):
