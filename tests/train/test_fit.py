@@ -279,7 +279,7 @@ def test_a_storage_path_below_a_file_is_refused_before_any_work(tmp_path: Path) 
     ("changes", "part"),
     [
         ({"model__name": "dlmr"}, "there is no built-in model 'dlmr'; did you mean 'dlrm'?"),
-        ({"model": {}}, "model: give `name` (built in: dlrm) or `factory`"),
+        ({"model": {}}, "or `factory` (your own)"),
         (
             {"model__args": {"over_arch": [1], "dense_arch": [8], "depth": 3}},
             "model.args: model.name=dlrm does not take",
