@@ -8,7 +8,7 @@ from rayrec.modules.configs import (
     EmbeddingConfig,
     PoolingType,
 )
-from rayrec.modules.crosses import CrossNet, LowRankCrossNet, LowRankMixtureCrossNet, VectorCrossNet
+from rayrec.modules.crossnet import CrossNet, LowRankCrossNet, LowRankMixtureCrossNet, VectorCrossNet
 from rayrec.modules.embedding import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.modules.feature_processor import (
     FeatureProcessedEmbeddingBagCollection,

@@ -1,5 +1,6 @@
 """Optimizers by parameter name, schedules, clipping. The fused kernels' own updates live in `distributed.kernel`."""
 
+from rayrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from rayrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from rayrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 from rayrec.optim.optimizers import in_backward_optimizer_filter
@@ -20,5 +21,6 @@ __all__ = [
     "WarmupOptimizer",
     "WarmupPolicy",
     "WarmupStage",
+    "apply_optimizer_in_backward",
     "in_backward_optimizer_filter",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import re
 from typing import Any
@@ -257,6 +258,30 @@ def test_older_names_of_kernels_mean_the_same() -> None:
 
     assert Kernel.BATCHED_FUSED is Kernel.FUSED and Kernel("batched_fused") is Kernel.FUSED
     assert Kernel("batched_fused_uvm_caching") is Kernel.FUSED_UVM_CACHING
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("sparse.jagged_tensor", ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"]),
+        ("modules.embedding_configs", ["EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "DataType"]),
+        ("modules.embedding_modules", ["EmbeddingBagCollection", "EmbeddingCollection"]),
+        ("modules.crossnet", ["CrossNet", "LowRankCrossNet", "LowRankMixtureCrossNet", "VectorCrossNet"]),
+        ("modules.mlp", ["MLP"]),
+        ("optim.keyed", ["CombinedOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper"]),
+        ("optim.optimizers", ["in_backward_optimizer_filter"]),
+        ("optim.apply_optimizer_in_backward", ["apply_optimizer_in_backward"]),
+        ("optim.warmup", ["WarmupOptimizer", "WarmupPolicy", "WarmupStage"]),
+        ("optim.clipping", ["GradientClipping", "GradientClippingOptimizer"]),
+        ("distributed.types", ["ShardingEnv", "ShardingPlan", "ShardingType", "ParameterSharding", "ModuleSharder"]),
+        ("distributed.embedding_types", ["EmbeddingComputeKernel"]),
+        ("distributed.planner", ["EmbeddingShardingPlanner", "Topology"]),
+        ("distributed.model_parallel", ["DistributedModelParallel"]),
+    ],
+)
+def test_names_are_found_where_the_tutorials_library_has_them(path: str, names: list[str]) -> None:
+    module = importlib.import_module(f"rayrec.{path}")
+    assert all(hasattr(module, name) for name in names)
 
 
 def test_every_public_name_can_be_loaded() -> None:
