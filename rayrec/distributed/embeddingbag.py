@@ -16,7 +16,7 @@ from rayrec.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from rayrec.distributed.kernel import Kernel, OptimizerSpec
 from rayrec.distributed.sharding.flat import FlatExecutor
 from rayrec.distributed.sharding.id_check import IdCheck
-from rayrec.distributed.sharding.id_exchange import RoutedIds
+from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.parameters import LocalShard, ShardedTable
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.replicated import ReplicatedExecutor, ReplicatedIds

@@ -10,8 +10,9 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 
 from rayrec.distributed.awaitable import Awaitable, LazyAwaitable
-from rayrec.distributed.kernel import FUSED_ON_CPU, FusedKernel, Kernel, LocalTable, OptimizerSpec, RowKernel
-from rayrec.distributed.sharding.id_exchange import IdExchange, RoutedIds
+from rayrec.distributed.kernel import FUSED_ON_CPU, FusedKernel, LocalTable, OptimizerSpec, PoolingKernel, RowKernel
+from rayrec.distributed.sharding.id_exchange import IdExchange
+from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.pooling import MeanScale, is_mean
 from rayrec.distributed.sharding.routing import make_routes
@@ -49,7 +50,7 @@ class FlatExecutor:
         self._ids = IdExchange(self.routes, place.group, place.rank, weighted, num_counts, device)
         self._vectors = VectorExchange(self.routes, place.group, place.rank, codec, device)
         route = self.routes.ranks[place.rank]
-        self.kernels: dict[int, Kernel] = {
+        self.kernels: dict[int, PoolingKernel] = {
             number: make_kernel(held, [lookup.table for lookup in route.lookups_of(number)], device)
             for number, held in route.tables.items()
         }
@@ -92,7 +93,7 @@ def use_fused(table: LocalTable, device: torch.device) -> bool:
     return table.optimizer.optimizer in FUSED_ON_CPU and table.config.data_type.dtype != torch.bfloat16
 
 
-def make_kernel(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> Kernel:
+def make_kernel(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> PoolingKernel:
     """The kernel for a group of local tables."""
     kind = FusedKernel if use_fused(tables[0], device) else RowKernel
     return kind(tables, table_of_lookup, device)

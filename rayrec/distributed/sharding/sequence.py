@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable
-from rayrec.distributed.kernel import FusedKernel, Kernel, LocalTable, OptimizerSpec, RowKernel
+from rayrec.distributed.kernel import FusedVectorKernel, LocalTable, OptimizerSpec, RowKernel, VectorKernel
 from rayrec.distributed.sharding.flat import use_fused
-from rayrec.distributed.sharding.id_exchange import IdExchange, RoutedIds
+from rayrec.distributed.sharding.id_exchange import IdExchange
+from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.routing import make_routes
 from rayrec.distributed.sharding.sequence_dedup import Dedup, Duplicates
@@ -62,7 +63,7 @@ class SequenceExecutor:
         self._vectors = SequenceExchange(self.routes, place, codec)
         self._dedup = Dedup(tables, self.routes.features, device) if dedup and tables else None
         route = self.routes.ranks[place.rank]
-        self.kernels: dict[int, Kernel] = {
+        self.kernels: dict[int, VectorKernel] = {
             number: _make_kernel(held, [lookup.table for lookup in route.lookups_of(number)], device)
             for number, held in route.tables.items()
         }
@@ -95,11 +96,10 @@ class SequenceExecutor:
 
 
 def _kernel_group(table: LocalTable, device: torch.device) -> Hashable:
-    """Tables of one key share a kernel, which has one width."""
-    return (use_fused(table, device), table.optimizer, table.config.data_type, table.cols.size)
+    """Tables of one key share a kernel, which has one width and one place in memory."""
+    return (use_fused(table, device), table.optimizer, table.config.data_type, table.cols.size, table.kernel)
 
 
-def _make_kernel(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> Kernel:
-    if use_fused(tables[0], device):
-        return FusedKernel(tables, table_of_lookup, device, one_by_one=True)
-    return RowKernel(tables, table_of_lookup, device)
+def _make_kernel(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> VectorKernel:
+    kind = FusedVectorKernel if use_fused(tables[0], device) else RowKernel
+    return kind(tables, table_of_lookup, device)

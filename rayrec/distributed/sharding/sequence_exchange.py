@@ -13,7 +13,7 @@ import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.awaitable import Deferred, LazyAwaitable
-from rayrec.distributed.sharding.id_exchange import RoutedIds
+from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.routing import Routes
 from rayrec.distributed.sharding.sequence_dedup import Duplicates

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from rayrec.distributed.kernel import RowGroups
-from rayrec.distributed.sharding.id_exchange import Trace
+from rayrec.distributed.sharding.id_receiver import Trace
 from rayrec.distributed.sharding.routing import Routes
 from rayrec.distributed.sharding.sequence_dedup import Duplicates
 from rayrec.sparse import ops
