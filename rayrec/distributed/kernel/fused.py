@@ -43,16 +43,9 @@ class FusedKernel:
         tables: the rectangles.
         table_of_lookup: for each lookup, the place of its table in `tables`.
         device: "cpu" or a CUDA device.
-        one_by_one: ids are looked up one by one, not pooled; the rectangles then have one width.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[LocalTable],
-        table_of_lookup: Sequence[int],
-        device: torch.device,
-        one_by_one: bool = False,
-    ) -> None:
+    def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
         self.tables = list(tables)
         first = self.tables[0]
         spec = first.optimizer
@@ -80,7 +73,7 @@ class FusedKernel:
             weight_decay=spec.weight_decay,
             weight_decay_mode=WeightDecayMode.L2 if spec.weight_decay else WeightDecayMode.NONE,
             stochastic_rounding=False,
-            pooling_mode=PoolingMode.NONE if one_by_one else PoolingMode.SUM,
+            pooling_mode=PoolingMode.SUM,
             bounds_check_mode=BoundsCheckMode.NONE,  # ids were checked where they came in, with their names
             device=device,
         )
@@ -90,9 +83,6 @@ class FusedKernel:
 
     def pooled(self, lookups: Lookups) -> torch.Tensor:
         return self._tbe(lookups.ids, lookups.offsets, lookups.weights)
-
-    def vectors(self, lookups: Lookups) -> torch.Tensor:
-        return self._tbe(lookups.ids, lookups.offsets)
 
     def weights(self) -> list[torch.Tensor]:
         self._tbe.flush()

@@ -41,17 +41,11 @@ class Lookups:
 
 
 class Kernel(Protocol):
-    """Looks up bags in the tables of one group, and trains them inside backward."""
+    """Looks up the tables of one group, and trains them inside backward."""
 
     @property
     def tables(self) -> Sequence[LocalTable]:
         """The rectangles, in the order of `weights` and `states`."""
-
-    def pooled(self, lookups: Lookups) -> torch.Tensor:
-        """Sums of the bags' vectors, `[B, sum of the lookups' widths]` float32, with a backward that updates."""
-
-    def vectors(self, lookups: Lookups) -> torch.Tensor:
-        """Every id's own vector `[N, width]` float32, with a backward that updates; of a kernel that does not pool."""
 
     def weights(self) -> list[torch.Tensor]:
         """Each table's rectangle `[rows, cols]`, as a view of what is trained."""
@@ -61,3 +55,17 @@ class Kernel(Protocol):
 
     learning_rate: float
     iteration: int  # updates so far; Adam and its relatives correct their bias by it
+
+
+class PoolingKernel(Kernel, Protocol):
+    """A kernel that looks up bags."""
+
+    def pooled(self, lookups: Lookups) -> torch.Tensor:
+        """Sums of the bags' vectors, `[B, sum of the lookups' widths]` float32, with a backward that updates."""
+
+
+class VectorKernel(Kernel, Protocol):
+    """A kernel of one width that looks up id by id."""
+
+    def vectors(self, lookups: Lookups) -> torch.Tensor:
+        """Every id's own vector, `[N, width]` float32, with a backward that updates."""

@@ -13,6 +13,7 @@ import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.awaitable import Deferred, LazyAwaitable
+from rayrec.distributed.sharding.buffers import BufferPool
 from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.routing import Routes
@@ -49,6 +50,7 @@ class SequenceExchange:
 
     def __init__(self, routes: Routes, place: Place, codec: Codec) -> None:
         self._place, self._codec = place, codec
+        self._buffers = BufferPool(place.device)
         self._order = SequenceOrder(routes, place.device)
         self.dim = self._order.dim
         widths = {g: held[0].cols.size for route in routes.ranks for g, held in route.tables.items()}
@@ -96,7 +98,7 @@ class SequenceExchange:
         if self._place.world_size == 1:
             transfer.arrived = message
             return
-        transfer.arrived = message.new_empty(sum(transfer.come))
+        transfer.arrived = self._buffers.empty(sum(transfer.come), message.dtype)
         transfer.wait = comm.all_to_all(transfer.arrived, message, transfer.come, transfer.leave, self._place.group)
 
     def receive(self, transfer: _Transfer) -> torch.Tensor:
@@ -114,7 +116,7 @@ class SequenceExchange:
             transfer.grads = message
             return
         message = (message / self._place.world_size).to(self._codec.backward)
-        transfer.grads = message.new_empty(sum(transfer.leave))
+        transfer.grads = self._buffers.empty(sum(transfer.leave), message.dtype)
         transfer.grads_wait = comm.all_to_all(transfer.grads, message, transfer.leave, transfer.come, self._place.group)
 
     def receive_grads(self, transfer: _Transfer) -> list[torch.Tensor]:
