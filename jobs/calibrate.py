@@ -100,7 +100,7 @@ def lookup_seconds(load: Load, device: torch.device) -> float:
         EmbeddingBagConfig(name=f"t{n}", num_embeddings=ROWS, embedding_dim=load.dim, feature_names=[f"f{n}"])
         for n in range(load.tables)
     ]
-    plan = plan_of(ShardingType.TABLE_WISE, 64, configs, [0], device.type)
+    plan = plan_of(ShardingType.TABLE_WISE, configs, [0], device.type)
     collection = EmbeddingBagCollection(tables=configs, device="meta")
     sharded = EmbeddingBagCollectionSharder(FUSED).shard(collection, plan, ShardingEnv.from_local(1, 0), device)
     count = load.tables * load.batch
