@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
-from rayrec.distributed import comm
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable, NoWait
-from rayrec.distributed.embedding_types import EmbeddingComputeKernel
-from rayrec.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from rayrec.distributed.kernel import Kernel, OptimizerSpec
+from rayrec.distributed.sharding import collection
 from rayrec.distributed.sharding.flat import FlatExecutor
 from rayrec.distributed.sharding.id_check import IdCheck
 from rayrec.distributed.sharding.id_receiver import RoutedIds
-from rayrec.distributed.sharding.parameters import LocalShard, ShardedTable
+from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.replicated import ReplicatedExecutor, ReplicatedIds
 from rayrec.distributed.sharding.vector_exchange import Codec
-from rayrec.distributed.types import ModuleSharder, ModuleSharding, Shard, ShardingEnv, ShardingType, Span
-from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, init
+from rayrec.distributed.types import ModuleSharder, ModuleSharding, ShardingEnv, ShardingType, Span
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.modules.embedding import output_names
 from rayrec.optim import CombinedOptimizer
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
@@ -75,7 +73,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         codec: Codec | None = None,
     ) -> None:
         super().__init__()
-        self._place = place = Place.of(env, device)
+        place = Place.of(env, device)
         self._configs = tuple(tables)
         replicated = [table for table in tables if params[table.name].replicated]
         sharded = [table for table in tables if not params[table.name].replicated]
@@ -86,8 +84,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._names = [name for names in output_names(tables) for name in names]
         self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
         self._merge = _merge_order(tables, params, self._replicated)
-        self.embedding_bags = nn.ModuleDict(self._tables())
-        self._optimizer = CombinedOptimizer(self._fused_optimizers())
+        shown = collection.make_tables(tables, self.kernels(), self._flat.routes, place)
+        self.embedding_bags = nn.ModuleDict(shown)
+        self._optimizer = CombinedOptimizer(collection.fused_optimizers(self.kernels(), shown, "embedding_bags"))
 
     # -- a step
 
@@ -148,39 +147,6 @@ class ShardedEmbeddingBagCollection(nn.Module):
         """This rank's kernels: those of sharded tables, then those of replicated ones."""
         replicated: list[Kernel] = list(self._replicated.kernels) if self._replicated else []
         return [*self._flat.kernels.values(), *replicated]
-
-    def _tables(self) -> dict[str, nn.Module]:
-        rank = self._place.rank
-        local: dict[str, list[LocalShard]] = {config.name: [] for config in self._configs}
-        for kernel in self.kernels():
-            for table, weight, state in zip(kernel.tables, kernel.weights(), kernel.states(), strict=True):
-                shard = Shard(table=table.config.name, rows=table.rows, cols=table.cols, rank=rank)
-                local[shard.table].append(LocalShard(shard, weight, state))
-        everywhere: dict[str, list[Shard]] = {config.name: [] for config in self._configs}
-        for number, route in enumerate(self._flat.routes.ranks):
-            for held in route.tables.values():
-                for table in held:
-                    shard = Shard(table=table.config.name, rows=table.rows, cols=table.cols, rank=number)
-                    everywhere[shard.table].append(shard)
-        return {
-            config.name: ShardedTable(config, everywhere[config.name], local[config.name], self._place)
-            for config in self._configs
-        }
-
-    def _fused_optimizers(self) -> list[EmbeddingFusedOptimizer]:
-        """One a kernel; a kernel's tables and a table's local shards come in the same order."""
-        used = dict.fromkeys(self.embedding_bags, 0)
-        optimizers = []
-        for kernel in self.kernels():
-            names, params = [], []
-            for table in kernel.tables:
-                name = table.config.name
-                attribute = f"weight_{used[name]}" if used[name] else "weight"
-                names.append(f"embedding_bags.{name}.{attribute}")
-                params.append(getattr(self.embedding_bags[name], attribute))
-                used[name] += 1
-            optimizers.append(EmbeddingFusedOptimizer(kernel, names, params))
-        return optimizers
 
     # -- the stages by the tutorials' names
 
@@ -270,57 +236,21 @@ class EmbeddingBagCollectionSharder(ModuleSharder[EmbeddingBagCollection]):
             ValueError: a table that `params` does not have, or the other way round.
         """
         configs = module.embedding_bag_configs()
-        unlike = {config.name for config in configs} ^ set(params)
-        if unlike:
-            raise ValueError(f"plan and collection differ in table {min(unlike)!r}; plan again for this model")
-        device = device or default_device()
+        collection.check_plan(configs, params)
+        device = device or collection.default_device()
         weights = self.shardable_parameters(module)
-        optimizers = {config.name: optimizer_of(weights[config.name], self.optimizer) for config in configs}
+        optimizers = {config.name: collection.optimizer_of(weights[config.name], self.optimizer) for config in configs}
         sharded = ShardedEmbeddingBagCollection(
             configs, params, optimizers, env, device, module.is_weighted(), self._codec
         )
-        fill_tables(sharded.tables(), weights, module.seed, env)
+        collection.fill_tables(sharded.tables(), weights, module.seed, env)
         return sharded
 
     def sharding_types(self, compute_device: str) -> list[str]:
         return [kind.value for kind in ShardingType]
 
     def compute_kernels(self, sharding_type: str, compute_device: str) -> list[str]:
-        kernels = [EmbeddingComputeKernel.FUSED]
-        if compute_device == "cuda" and sharding_type != ShardingType.DATA_PARALLEL.value:
-            kernels += [EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING]
-        return [kernel.value for kernel in kernels]
+        return collection.compute_kernels(sharding_type, compute_device)
 
     def shardable_parameters(self, module: EmbeddingBagCollection) -> dict[str, nn.Parameter]:
-        return {name: cast(nn.Parameter, table.weight) for name, table in module.embedding_bags.items()}
-
-
-def default_device() -> torch.device:
-    """This process's GPU, or the CPU where there is none."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def optimizer_of(weight: torch.Tensor, default: OptimizerSpec) -> OptimizerSpec:
-    """The optimizer that `apply_optimizer_in_backward` left on a table's weight, else the default."""
-    classes = getattr(weight, "_optimizer_classes", None)
-    if not classes:
-        return default
-    return OptimizerSpec.from_torch(classes[-1], weight._optimizer_kwargs[-1])  # type: ignore[attr-defined]
-
-
-def fill_tables(
-    tables: Mapping[str, ShardedTable], weights: Mapping[str, torch.Tensor], seed: int, env: ShardingEnv
-) -> None:
-    """Gives every local shard its first weights: the materialized ones, or those that rank 0's seed decides."""
-    seed = comm.broadcast_object(seed, env.process_group)
-    with torch.no_grad():
-        for name, table in tables.items():
-            weight = weights[name]
-            for item in table.local:
-                rows, cols = item.shard.rows, item.shard.cols
-                if weight.is_meta:
-                    init.fill(item.weight, table.config, seed, (rows.start, rows.stop), (cols.start, cols.stop))
-                else:
-                    item.weight.copy_(weight[rows.start : rows.stop, cols.start : cols.stop])
-            if table.replicated and not weight.is_meta:
-                comm.broadcast(table.local[0].weight, env.process_group)
+        return collection.parameters_of(module.embedding_bags, module.embedding_bag_configs())
