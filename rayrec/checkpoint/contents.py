@@ -21,6 +21,8 @@ TABLE, TABLE_STATE, DENSE, DENSE_STATE = "table", "table_state", "dense", "dense
 
 def to_save(model: DistributedModelParallel, dense_optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """This rank's part of the state, by key."""
+    for kernel in model.kernels():
+        kernel.weights()  # rows in a device cache are written back to where the shards point
     state: dict[str, Any] = {}
     for name, table in model.tables().items():
         state[f"{TABLE}/{name}"] = _whole_rows(table, {n: item.weight for n, item in enumerate(table.local)})

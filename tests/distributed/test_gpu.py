@@ -1,0 +1,86 @@
+"""The same equality on a GPU: NCCL, a world of one, every sharding type, weights in device memory and in UVM.
+
+The CPU stands in where there is no GPU, with gloo and the one kernel it has, so that the test itself is always run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.sharding.cuts import CUTS
+from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+from tests.distributed.oracle import draw_kjt, targets, train_plain
+from tests.ranks import on_ranks
+
+TABLES = [
+    EmbeddingBagConfig(name="a", num_embeddings=50, embedding_dim=16, feature_names=["f1", "f2"]),
+    EmbeddingBagConfig(name="b", num_embeddings=30, embedding_dim=32, feature_names=["f3"], pooling=PoolingType.MEAN),
+]
+ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1}
+KERNELS = ["fused", "fused_uvm", "fused_uvm_caching"]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.fixture
+def nccl() -> Iterator[dist.ProcessGroup]:
+    torch.cuda.set_device(0)
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        assert dist.group.WORLD is not None
+        yield dist.group.WORLD
+        dist.destroy_process_group()
+
+
+def check(group: dist.ProcessGroup, kind: ShardingType, kernel: str, device: str) -> None:
+    """Three steps on the device equal three plain steps on the CPU."""
+    place = torch.device(device)
+    ranks: Any = [[0]] if kind is ShardingType.GRID_SHARD else [0]
+    plan = {
+        t.name: ParameterSharding(
+            sharding_type=kind.value,
+            compute_kernel=kernel,
+            shards=CUTS[kind](t.name, t.num_embeddings, t.embedding_dim, ranks),
+            device=place.type,
+        )
+        for t in TABLES
+    }
+    generator = torch.Generator().manual_seed(1)
+    steps = [[draw_kjt(generator, TABLES, 7, 4)] for _ in range(3)]
+    ebc = EmbeddingBagCollection(TABLES, seed=1)
+    outputs, weights = train_plain(ebc, steps, ADAGRAD)
+    sharded = EmbeddingBagCollectionSharder(ADAGRAD).shard(ebc, plan, ShardingEnv.from_process_group(group), place)
+    for (batch,), expected in zip(steps, outputs, strict=True):
+        kt = sharded(batch.to(place)).wait()
+        torch.testing.assert_close(kt.values().detach().cpu(), expected, atol=1e-5, rtol=1e-5)
+        factors = kt.to("cpu")
+        targets(factors).mean().backward()
+    for held in sharded.kernels():
+        held.weights()  # a cache is written back
+    for name, table in sharded.tables().items():
+        (item,) = table.local
+        expected = weights[f"embedding_bags.{name}.weight"]
+        torch.testing.assert_close(item.weight.cpu(), expected, atol=1e-5, rtol=1e-5)
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kind", list(ShardingType), ids=lambda kind: kind.value)
+def test_a_gpu_equals_one_plain_process(nccl: dist.ProcessGroup, kind: ShardingType, kernel: str) -> None:
+    if kind is ShardingType.DATA_PARALLEL and kernel != "fused":
+        pytest.skip("replicated tables lie in device memory")
+    check(nccl, kind, kernel, "cuda:0")
+
+
+@pytest.mark.parametrize("kind", list(ShardingType), ids=lambda kind: kind.value)
+def test_a_cpu_alone_equals_one_plain_process(kind: ShardingType) -> None:
+    on_ranks(1, check, kind, "fused", "cpu")
