@@ -191,9 +191,15 @@ class ShardedEmbeddingCollection(nn.Module):
 
     # -- the stages by the tutorials' names
 
+    def _executors(self) -> list[Any]:
+        return [executor for executor in (self._sharded, self._replicated) if executor is not None]
+
+    def extra_repr(self) -> str:
+        return f"(executors): {self._executors()}\n(lookups): {self.kernels()}"
+
     @property
     def _input_dists(self) -> list[Any]:
-        return [executor.input_dist for executor in (self._sharded, self._replicated) if executor is not None]
+        return self._executors()
 
     @property
     def _lookups(self) -> list[Any]:
@@ -201,7 +207,7 @@ class ShardedEmbeddingCollection(nn.Module):
 
     @property
     def _output_dists(self) -> list[Any]:
-        return [self._sharded.output_dist]
+        return self._executors()
 
 
 class EmbeddingCollectionAwaitable(Deferred[dict[str, JaggedTensor]]):

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ModuleSharding, ShardingType
-from rayrec.modules import DataType, EmbeddingCollection, EmbeddingConfig
+from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
+from tests.distributed import oracle
 from tests.distributed.embedding_oracle import assert_equal, train_plain, train_sharded
 from tests.distributed.oracle import cut, draw_kjt
 from tests.ranks import on_ranks
@@ -217,3 +218,18 @@ def test_tables_of_16_bits_return_float32_as_one_process_does(data_type: DataTyp
     assert all(v.dtype == torch.float32 for answer in answers for v, _ in answer[0][0].values())
     assert_equal(answers, (outputs, weights), atol=2e-2)
     assert_equal([(answer[0], {}, {}) for answer in answers], (outputs, weights), atol=0)
+
+
+@pytest.mark.parametrize("kind, ranks", [(T.COLUMN_WISE, [0, 1, 0]), (T.ROW_WISE, [0, 1, 0, 1])], ids=["cw", "rw"])
+def test_bags_too_may_be_cut_into_rectangles_that_lie_apart_on_one_rank(kind: ShardingType, ranks: list[int]) -> None:
+    """Each rectangle's lookups go to fbgemm side by side; its CPU kernels take them for two tables otherwise."""
+    table = EmbeddingBagConfig(name="a", num_embeddings=11, embedding_dim=16, feature_names=["f1", "f2"])
+    ebc = EmbeddingBagCollection([table], seed=1)
+    generator = torch.Generator().manual_seed(0)
+    steps = [[draw_kjt(generator, [table], 4, 3) for _ in range(2)] for _ in range(2)]
+    _, weights = oracle.train_plain(ebc, steps, ADAGRAD)
+    for _, shards in on_ranks(2, oracle.train_sharded, ebc, {"a": cut(table, kind, ranks)}, steps, ADAGRAD):
+        for name, pieces in shards.items():
+            for where, piece in pieces:
+                part = weights[name][where.rows.start : where.rows.stop, where.cols.start : where.cols.stop]
+                torch.testing.assert_close(piece, part, atol=1e-5, rtol=1e-5)

@@ -68,6 +68,9 @@ class SequenceExecutor:
             for number, held in route.tables.items()
         }
 
+    def __repr__(self) -> str:
+        return f"SequenceExecutor({len(self.routes.outputs)} outputs over {len(self.routes.ranks)} ranks)"
+
     def input_dist(
         self, kjt: KeyedJaggedTensor, counts: torch.Tensor | None = None, problem: ValueError | None = None
     ) -> Awaitable[SequenceIds]:

@@ -111,11 +111,11 @@ class SequenceExchange:
     def send_grads(self, grads: torch.Tensor, transfer: _Transfer) -> None:
         """Begins the way back: each rank gets the gradients of the vectors it looked up, averaged over ranks."""
         assert transfer.places is not None
-        message = self._order.take_apart(grads, transfer.places)
+        message = self._order.take_apart(grads, transfer.places, 1 / self._place.world_size)
         if self._place.world_size == 1:
             transfer.grads = message
             return
-        message = (message / self._place.world_size).to(self._codec.backward)
+        message = message.to(self._codec.backward)
         transfer.grads = self._buffers.empty(sum(transfer.leave), message.dtype)
         transfer.grads_wait = comm.all_to_all(transfer.grads, message, transfer.leave, transfer.come, self._place.group)
 

@@ -133,13 +133,13 @@ class SequenceOrder:
             source = source.view(-1, self.dim // self._unit).index_select(0, places.expand).view(-1)
         return arrived.view(-1, self._unit).index_select(0, source).view(-1, self.dim)
 
-    def take_apart(self, grads: torch.Tensor, places: Places) -> torch.Tensor:
-        """The flat gradients of what arrived, from those of the outputs' vectors; duplicates are added up."""
+    def take_apart(self, grads: torch.Tensor, places: Places, factor: float) -> torch.Tensor:
+        """The flat gradients of what arrived, from those of the outputs' vectors, times `factor`; duplicates add up."""
         if places.little is None:
             if places.chunk_sizes is None:
-                return grads.reshape(-1)
+                return grads.reshape(-1) * factor
             sizes_O = places.chunk_sizes[self._chunk_of_output]
-            return ops.permute_chunks(self._chunk_order, sizes_O, grads.reshape(-1))
+            return ops.permute_chunks(self._chunk_order, sizes_O, grads.reshape(-1)).mul_(factor)
         if places.expand is not None:
             grads = RowGroups.of(places.expand).sum(grads.contiguous())
-        return grads.reshape(-1, self._unit).index_select(0, places.little).view(-1)
+        return grads.reshape(-1, self._unit).index_select(0, places.little).view(-1).mul_(factor)

@@ -54,6 +54,9 @@ class SequenceReplicatedExecutor:
         self._anchor = torch.zeros(0, device=place.device, requires_grad=True)
         self._orders: dict[tuple[str, ...], list[torch.Tensor]] = {}
 
+    def __repr__(self) -> str:
+        return f"SequenceReplicatedExecutor({sum(map(len, self.outputs))} outputs on {self._place.world_size} ranks)"
+
     @property
     def num_groups(self) -> int:
         return len(self.kernels)
