@@ -132,5 +132,5 @@ def test_a_submitted_job_trains_and_one_that_cannot_says_why(cluster: dict[str, 
     refused = submit(cluster, "--config", str(config), "--name", "b", "--set", "data.train=not/uploaded")
     assert refused.returncode != 0
     text = refused.stdout + refused.stderr
-    assert "data.train: not/uploaded is not in the job's copy of the working folder" in text
+    assert "data.train: not/uploaded is not in the job's copy of the working folder" in text, text
     assert "--root" in text
