@@ -134,3 +134,14 @@ def test_a_submitted_job_trains_and_one_that_cannot_says_why(cluster: dict[str, 
     text = refused.stdout + refused.stderr
     assert "data.train: not/uploaded is not in the job's copy of the working folder" in text, text
     assert "--root" in text
+
+
+@pytest.mark.timeout(400)
+def test_the_documented_command_trains_movielens(cluster: dict[str, str], tmp_path: Path) -> None:
+    """Git ignores the Parquet files, so the job's copy comes without them and prepares its own."""
+    options = ["--set", f"storage.path={tmp_path}", "--set", "trainer.epochs=1"]
+    done = submit(cluster, "--config", "data/movielens/train.yaml", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "movielens" / "result.json").read_text())
+    assert result["train"]["samples"] == 80_000
+    assert result["eval"]["auc"] > 0.70
