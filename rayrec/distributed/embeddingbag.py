@@ -12,9 +12,9 @@ from torch import nn
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable, NoWait
 from rayrec.distributed.kernel import Kernel, OptimizerSpec
 from rayrec.distributed.sharding import collection
+from rayrec.distributed.sharding.dedup import DedupExecutor
 from rayrec.distributed.sharding.flat import FlatExecutor
 from rayrec.distributed.sharding.id_check import IdCheck
-from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.replicated import ReplicatedExecutor, ReplicatedIds
@@ -31,7 +31,7 @@ class BagIds:
     """A batch after `input_dist`: what this rank looks up for everyone, and for itself."""
 
     kjt: KeyedJaggedTensor
-    routed: RoutedIds
+    routed: Any  # of the executor of sharded tables
     replicated: ReplicatedIds | None
 
 
@@ -40,7 +40,7 @@ class Bags:
     """A batch after `lookup`: sums for the global batch, and finished vectors of replicated tables."""
 
     ids: BagIds
-    pooled: torch.Tensor
+    pooled: Any  # of the executor of sharded tables
     replicated: list[torch.Tensor]
 
 
@@ -56,7 +56,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
         optimizers: each table's update.
         env, device: where this process stands.
         weighted: ids carry weights.
-        codec: number formats of the pooled vectors on the wire.
+        codec: number formats of the vectors on the wire.
+        dedup: an id that comes several times in a feature of a rank's batch is sent once, and pooled on its own rank.
 
     Raises:
         ValueError: shards that do not cover a table, or lie outside the world.
@@ -71,6 +72,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         device: torch.device,
         weighted: bool = False,
         codec: Codec | None = None,
+        dedup: bool = False,
     ) -> None:
         super().__init__()
         place = Place.of(env, device)
@@ -79,7 +81,10 @@ class ShardedEmbeddingBagCollection(nn.Module):
         sharded = [table for table in tables if not params[table.name].replicated]
         self._replicated = ReplicatedExecutor(replicated, optimizers, place, weighted) if replicated else None
         num_groups = self._replicated.num_groups if self._replicated else 0
-        self._flat = FlatExecutor(sharded, params, optimizers, place, weighted, num_groups, codec or Codec())
+        executor = DedupExecutor if dedup and sharded else FlatExecutor
+        self._flat: FlatExecutor | DedupExecutor = executor(
+            sharded, params, optimizers, place, weighted, num_groups, codec or Codec()
+        )
         self._check = IdCheck(tables, weighted)
         self._names = [name for names in output_names(tables) for name in names]
         self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
@@ -114,7 +119,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         """Sends every example's vectors back to its rank."""
         if not self._flat.routes.outputs:
             return NoWait(self._keyed(torch.empty(0), bags.replicated))
-        vectors = self._flat.output_dist(bags.pooled, bags.ids.routed.batch_sizes, bags.ids.kjt)
+        vectors = self._flat.output_dist(bags.pooled, bags.ids.routed, bags.ids.kjt)
         return EmbeddingBagCollectionAwaitable(lambda: self._keyed(vectors.wait(), bags.replicated))
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[KeyedTensor]:
@@ -211,7 +216,9 @@ class EmbeddingBagCollectionSharder(ModuleSharder[EmbeddingBagCollection]):
         fused_params: the tables' optimizer, as in `{"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.02}`;
             SGD with learning rate 0.01 by default. A table that went through `apply_optimizer_in_backward` keeps the
             optimizer from there.
-        codec: number formats of the pooled vectors on the wire.
+        codec: number formats of the vectors on the wire.
+        dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once, its vector
+            comes back unpooled, and its rank pools; results are the same. Pays where bags are long and ids repeat.
 
     Raises:
         ValueError: an unknown setting in `fused_params`.
@@ -219,9 +226,11 @@ class EmbeddingBagCollectionSharder(ModuleSharder[EmbeddingBagCollection]):
 
     module_type = EmbeddingBagCollection
 
-    def __init__(self, fused_params: Mapping[str, Any] | None = None, codec: Codec | None = None) -> None:
+    def __init__(
+        self, fused_params: Mapping[str, Any] | None = None, codec: Codec | None = None, *, dedup: bool = False
+    ) -> None:
         self.optimizer = OptimizerSpec.from_fused_params(fused_params)
-        self._codec = codec
+        self._codec, self._dedup = codec, dedup
 
     def shard(
         self,
@@ -241,7 +250,7 @@ class EmbeddingBagCollectionSharder(ModuleSharder[EmbeddingBagCollection]):
         weights = self.shardable_parameters(module)
         optimizers = {config.name: collection.optimizer_of(weights[config.name], self.optimizer) for config in configs}
         sharded = ShardedEmbeddingBagCollection(
-            configs, params, optimizers, env, device, module.is_weighted(), self._codec
+            configs, params, optimizers, env, device, module.is_weighted(), self._codec, self._dedup
         )
         collection.fill_tables(sharded.tables(), weights, module.seed, env)
         return sharded

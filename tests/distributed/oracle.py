@@ -120,9 +120,10 @@ def train_sharded(
     steps: Sequence[Sequence[KeyedJaggedTensor]],
     fused_params: dict[str, Any],
     codec: Codec | None = None,
+    dedup: bool = False,
 ) -> tuple[list[torch.Tensor], dict[str, list[tuple[Any, torch.Tensor]]]]:
     """On one rank: outputs of each step for its own examples, and its shards of every table afterwards."""
-    sharder = EmbeddingBagCollectionSharder(fused_params, codec)
+    sharder = EmbeddingBagCollectionSharder(fused_params, codec, dedup=dedup)
     sharded = sharder.shard(ebc, plan, ShardingEnv.from_process_group(group), torch.device("cpu"))
     outputs = []
     for batches in steps:

@@ -58,6 +58,7 @@ def check(
     pooling: PoolingType = PoolingType.SUM,
     weighted: bool = False,
     batch_sizes: tuple[int, ...] | None = None,
+    dedup: bool = False,
 ) -> None:
     configs = tables(pooling)
     ebc = EmbeddingBagCollection(configs, is_weighted=weighted, seed=3)
@@ -65,7 +66,7 @@ def check(
     sizes = batch_sizes or (6,) * world
     steps = [[draw_kjt(generator, configs, size, 3, weighted) for size in sizes] for _ in range(3)]
     outputs, weights = train_plain(ebc, steps, fused_params)
-    answers = on_ranks(world, train_sharded, ebc, plan_of(configs, kinds), steps, fused_params)
+    answers = on_ranks(world, train_sharded, ebc, plan_of(configs, kinds), steps, fused_params, None, dedup)
     for step, output in enumerate(outputs):
         torch.testing.assert_close(torch.cat([answer[0][step] for answer in answers]), output, atol=1e-5, rtol=1e-5)
     for _, shards in answers:

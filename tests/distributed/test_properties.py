@@ -65,9 +65,10 @@ def assert_same(
     params: dict[str, Any],
     expected: Any,
     tol: float = 1e-5,
+    dedup: bool = False,
 ) -> None:
     outputs, weights = expected
-    answers = on_ranks(WORLD, train_sharded, ebc, plan, steps, params)
+    answers = on_ranks(WORLD, train_sharded, ebc, plan, steps, params, None, dedup)
     for step, output in enumerate(outputs):
         got = torch.cat([answer[0][step] for answer in answers])
         torch.testing.assert_close(got, output, atol=tol, rtol=tol)

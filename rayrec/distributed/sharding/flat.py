@@ -73,11 +73,9 @@ class FlatExecutor:
             return nothing if ids.weights is None else nothing + ids.weights.sum() * 0
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def output_dist(
-        self, pooled: torch.Tensor, batch_sizes: list[int], kjt: KeyedJaggedTensor
-    ) -> LazyAwaitable[torch.Tensor]:
+    def output_dist(self, pooled: torch.Tensor, ids: RoutedIds, kjt: KeyedJaggedTensor) -> LazyAwaitable[torch.Tensor]:
         """Sends each rank its examples' vectors: waits for `[B, total width]`, means where tables ask for them."""
-        return self._vectors.start(pooled, batch_sizes, self._scale.of(kjt))
+        return self._vectors.start(pooled, ids.batch_sizes, self._scale.of(kjt))
 
 
 def kernel_group(table: LocalTable, device: torch.device) -> Hashable:

@@ -22,7 +22,7 @@ from rayrec.distributed.sharding.sequence_dedup import Dedup, Duplicates
 from rayrec.distributed.sharding.sequence_exchange import SequenceExchange
 from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharding
-from rayrec.modules import EmbeddingConfig
+from rayrec.modules import BaseEmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 
@@ -38,7 +38,7 @@ class SequenceExecutor:
     """Lookups of sharded tables, one vector an id.
 
     Args:
-        tables: in the order of the collection, of one width; none of them replicated.
+        tables: in the order of the collection; of one width, if `dedup`; none of them replicated.
         plan: their shards.
         optimizers: by table.
         place: this process among the ranks.
@@ -49,7 +49,7 @@ class SequenceExecutor:
 
     def __init__(
         self,
-        tables: Sequence[EmbeddingConfig],
+        tables: Sequence[BaseEmbeddingConfig],
         plan: ModuleSharding,
         optimizers: Mapping[str, OptimizerSpec],
         place: Place,
@@ -94,7 +94,7 @@ class SequenceExecutor:
         return parts or [torch.zeros(0, device=self._device, requires_grad=torch.is_grad_enabled())]
 
     def output_dist(self, parts: Sequence[torch.Tensor], ids: SequenceIds) -> LazyAwaitable[torch.Tensor]:
-        """Sends each rank its ids' vectors: waits for `[N, dim]`, output after output."""
+        """Sends each rank its ids' vectors: waits for `[N, dim]`, output after output (see `sequence_order`)."""
         return self._vectors.start(parts, ids.routed, ids.duplicates)
 
 

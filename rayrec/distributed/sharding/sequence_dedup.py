@@ -47,9 +47,12 @@ class Dedup:
             kjt: a batch of one example, every id inside its table.
         """
         index = kjt.index_per_key()
-        order = torch.tensor([index[feature] for feature in self._features], dtype=torch.int32, device=kjt.device())
-        lengths_F1, values, _ = ops.permute_segments(order, kjt.lengths().view(-1, 1), kjt.values())
-        lengths_F = lengths_F1.view(-1)
+        places = [index[feature] for feature in self._features]
+        lengths_F, values = kjt.lengths(), kjt.values()
+        if places != list(range(len(index))):
+            order = torch.tensor(places, dtype=torch.int32, device=kjt.device())
+            lengths_F1, values, _ = ops.permute_segments(order, lengths_F.view(-1, 1), values)
+            lengths_F = lengths_F1.view(-1)
         firsts = self._edges[:-1]
         numbers = values.to(torch.int64) + firsts.repeat_interleave(lengths_F, output_size=values.numel())
         distinct, inverse = torch.unique(numbers, return_inverse=True)

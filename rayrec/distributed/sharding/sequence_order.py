@@ -1,6 +1,7 @@
 """Where vectors that come back belong: from the order in which ids were sent to the order of the outputs.
 
-The result is a matrix of one row an id, output after output. What arrives is cut in chunks: for each rank, and each of
+The result is a matrix of one row an id, output after output; where widths differ, an id has as many rows of their
+greatest common divisor as make its vector. What arrives is cut in chunks: for each rank, and each of
 its lookups, the vectors of this rank's ids, as wide as the rectangle that was read. Where nothing is cut, chunks change
 their order. Else little rows, as wide as divides every column cut, make one gather of row cuts and column cuts.
 """
@@ -44,11 +45,14 @@ class SequenceOrder:
 
     def __init__(self, routes: Routes, device: torch.device) -> None:
         self._device = device
-        self.dim = routes.outputs[0].dim if routes.outputs else 0
+        dims = [output.dim for output in routes.outputs]
+        self.dim = math.gcd(*dims)
         lookups = [lookup for route in routes.ranks for lookup in route.lookups]
         outputs = [lookup.output for lookup in lookups]
         cols = [lookup.dst_col - routes.outputs[lookup.output].col for lookup in lookups]
         self._unit = math.gcd(self.dim, *(lookup.width for lookup in lookups), *cols)
+        self._dims_C = self._index([dims[output] for output in outputs])
+        self._units_O = self._index([dim // self._unit for dim in dims]) if len(set(dims)) > 1 else None
         self._streams = self._stream_of_chunk(routes)
         self._output_of_chunk = self._index(outputs)
         place = {feature: number for number, feature in enumerate(routes.features)}
@@ -79,18 +83,16 @@ class SequenceOrder:
         return None if streams == list(range(first)) else self._index(streams)
 
     def places(self, trace: Trace, duplicates: Duplicates | None) -> Places:
-        """From where the ids went, and which of them stand for several."""
+        """From where the ids went, and which of them stand for several (with outputs of one width)."""
+        assert duplicates is None or self._units_O is None
         sizes_C = trace.lengths_S if self._streams is None else trace.lengths_S[self._streams]
         if self._whole and duplicates is None:
-            return Places(None if self._in_order else sizes_C.to(torch.int64) * self.dim, None, None)
+            return Places(None if self._in_order else sizes_C.to(torch.int64) * self._dims_C, None, None)
         rows = trace.origins
         if self._streams is not None:
             rows = ops.permute_chunks(self._streams.to(torch.int32), trace.lengths_S.to(torch.int32), rows)
-        if self._moved:
-            shifts_C = self._shifts(trace.lengths_F)[self._output_of_chunk]
-            rows = rows + shifts_C.repeat_interleave(sizes_C, output_size=rows.numel())
         expand = None if duplicates is None else self._expand(trace, duplicates)
-        return Places(None, self._little_rows(rows, sizes_C), expand)
+        return Places(None, self._spread(self._first_little(rows, sizes_C, trace.lengths_F), sizes_C), expand)
 
     def _shifts(self, lengths_F: torch.Tensor) -> torch.Tensor:
         """`[O]`: how far an output's first row lies behind its feature's first id."""
@@ -106,22 +108,38 @@ class SequenceOrder:
         picked = ops.permute_chunks(order, lengths_F.to(torch.int32), duplicates.inverse)
         return picked + self._shifts(trace.lengths_F).repeat_interleave(lengths_O, output_size=picked.numel())
 
-    def _little_rows(self, rows: torch.Tensor, sizes_C: torch.Tensor) -> torch.Tensor:
+    def _first_little(self, rows: torch.Tensor, sizes_C: torch.Tensor, lengths_F: torch.Tensor) -> torch.Tensor:
+        """For each id that arrives its first little row, from its place among the ids of all features."""
+
+        def of_id(numbers_C: torch.Tensor) -> torch.Tensor:
+            return numbers_C.repeat_interleave(sizes_C, output_size=rows.numel())
+
+        if self._units_O is not None:
+            numbers_O = lengths_F[self._features] * self._units_O
+            first_id_O = (lengths_F.cumsum(0) - lengths_F)[self._features]
+            shifts_O = numbers_O.cumsum(0) - numbers_O - first_id_O * self._units_O
+            shifts_C = shifts_O[self._output_of_chunk] + self._first_unit_C
+            return rows * of_id(self._units_O[self._output_of_chunk]) + of_id(shifts_C)
+        if self._moved:
+            rows = rows + of_id(self._shifts(lengths_F)[self._output_of_chunk])
         if self._unit == self.dim:
             return rows
-        first = rows * (self.dim // self._unit) + self._first_unit_C.repeat_interleave(
-            sizes_C, output_size=rows.numel()
-        )
+        return rows * (self.dim // self._unit) + of_id(self._first_unit_C)
+
+    def _spread(self, first: torch.Tensor, sizes_C: torch.Tensor) -> torch.Tensor:
+        """All little rows of each id, from its first."""
+        if set(self._units_of_chunk) == {1}:
+            return first
         if len(set(self._units_of_chunk)) == 1:
             steps = torch.arange(self._units_of_chunk[0], device=self._device)
             return (first[:, None] + steps).view(-1)
-        counts = self._units_C.repeat_interleave(sizes_C, output_size=rows.numel())
+        counts = self._units_C.repeat_interleave(sizes_C, output_size=first.numel())
         begins = counts.cumsum(0) - counts
         little = (first - begins).repeat_interleave(counts)
         return little + torch.arange(little.numel(), device=self._device)
 
     def assemble(self, arrived: torch.Tensor, places: Places) -> torch.Tensor:
-        """The outputs' vectors `[N, dim]` from the flat numbers that arrived."""
+        """The outputs' vectors, in rows `[N, dim]`, from the flat numbers that arrived."""
         if places.little is None:
             if places.chunk_sizes is not None:
                 arrived = ops.permute_chunks(self._chunk_of_output, places.chunk_sizes, arrived)

@@ -1,0 +1,124 @@
+"""Ids sent once and pooled where they came from: the same function as one plain process, at as many collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+
+from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.types import ModuleSharding, ShardingType
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+from rayrec.sparse import KeyedJaggedTensor
+from tests.distributed.oracle import cut, draw_kjt, targets, train_plain
+from tests.distributed.test_equality import ADAGRAD, MIXED, ROWWISE, SGD, check, uniform
+from tests.distributed.test_properties import assert_same, problems
+from tests.ranks import on_ranks
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("kind", list(ShardingType), ids=lambda kind: kind.value)
+def test_every_sharding_type_equals_one_process(kind: ShardingType, world: int) -> None:
+    check(world, uniform(kind, world), ADAGRAD, dedup=True)
+
+
+@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    "kinds, params",  # cut by columns, the parts of a row have row-wise sums of their own
+    [(MIXED, SGD), (MIXED, ADAGRAD), (uniform(ShardingType.ROW_WISE, 2), ROWWISE)],
+    ids=["mixed-sgd", "mixed-adagrad", "rw-rowwise"],
+)
+def test_sums_and_means_equal_one_process(
+    kinds: list[Any], params: dict[str, Any], pooling: PoolingType, weighted: bool
+) -> None:
+    check(2, kinds, params, pooling, weighted, dedup=True)
+
+
+@pytest.mark.parametrize("sizes", [(5, 2), (0, 4)])
+@pytest.mark.parametrize("kinds", [uniform(ShardingType.ROW_WISE, 2), MIXED], ids=["rw", "mixed"])
+def test_ranks_may_bring_batches_of_different_size(sizes: tuple[int, ...], kinds: list[Any]) -> None:
+    check(2, kinds, ADAGRAD, PoolingType.MEAN, weighted=True, batch_sizes=sizes, dedup=True)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(problems())
+def test_drawn_plans_equal_one_process(problem: Any) -> None:
+    tables, plan, sizes, weighted, seed = problem
+    generator = torch.Generator().manual_seed(seed)
+    steps = [[draw_kjt(generator, tables, size, 6, weighted) for size in sizes] for _ in range(2)]
+    ebc = EmbeddingBagCollection(tables, is_weighted=weighted, seed=seed)
+    params = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1}
+    assert_same(ebc, plan, steps, params, train_plain(ebc, steps, params), dedup=True)
+
+
+TABLES = [
+    EmbeddingBagConfig(name="a", num_embeddings=9, embedding_dim=16, feature_names=["f1", "f2"]),
+    EmbeddingBagConfig(name="b", num_embeddings=5, embedding_dim=16, feature_names=["f2"], pooling=PoolingType.MEAN),
+    EmbeddingBagConfig(name="c", num_embeddings=7, embedding_dim=16, feature_names=["f3"]),
+]
+PLAN = {
+    "a": cut(TABLES[0], ShardingType.ROW_WISE, [0, 1]),
+    "b": cut(TABLES[1], ShardingType.COLUMN_WISE, [1, 0]),
+    "c": cut(TABLES[2], ShardingType.DATA_PARALLEL, [0, 1]),
+}
+
+
+def shard(group: dist.ProcessGroup, ebc: EmbeddingBagCollection, plan: ModuleSharding, dedup: bool) -> Any:
+    sharder = EmbeddingBagCollectionSharder(SGD, dedup=dedup)
+    return sharder.shard(ebc, plan, ShardingEnv.from_process_group(group), CPU)
+
+
+def weight_gradient(group: dist.ProcessGroup, batches: list[KeyedJaggedTensor], dedup: bool) -> tuple[Any, Any]:
+    sharded = shard(group, EmbeddingBagCollection(TABLES, is_weighted=True, seed=1), PLAN, dedup)
+    kjt = batches[group.rank()]
+    weights = kjt.weights().clone().requires_grad_()
+    given = KeyedJaggedTensor(kjt.keys(), kjt.values(), weights, lengths=kjt.lengths(), stride=kjt.stride())
+    with comm.count_collectives() as counts:
+        targets(sharded(given).wait()).sum().backward()
+    return weights.grad, dict(counts)
+
+
+def test_gradients_of_the_weights_are_those_of_one_process_and_never_travel() -> None:
+    generator = torch.Generator().manual_seed(2)
+    batches = [draw_kjt(generator, TABLES, size, 5, weighted=True) for size in (4, 3)]
+    with_dedup = on_ranks(2, weight_gradient, batches, True)
+    without = on_ranks(2, weight_gradient, batches, False)
+    for kjt, (grad, counts), (grad_flat, counts_flat) in zip(batches, with_dedup, without, strict=True):
+        plain = EmbeddingBagCollection(TABLES, is_weighted=True, seed=1)
+        weights = kjt.weights().clone().requires_grad_()
+        given = KeyedJaggedTensor(kjt.keys(), kjt.values(), weights, lengths=kjt.lengths(), stride=kjt.stride())
+        targets(plain(given)).sum().backward()
+        torch.testing.assert_close(grad, weights.grad, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(grad, grad_flat, atol=1e-5, rtol=1e-5)
+        assert sum(counts.values()) == sum(counts_flat.values()) - 1
+
+
+def answer_to(group: dist.ProcessGroup, batches: list[KeyedJaggedTensor]) -> str:
+    sharded = shard(group, EmbeddingBagCollection(TABLES, seed=1), PLAN, True)
+    with pytest.raises(ValueError) as error:
+        sharded(batches[group.rank()]).wait()
+    return str(error.value)
+
+
+def test_an_id_outside_its_table_stops_every_rank() -> None:
+    good = draw_kjt(torch.Generator().manual_seed(2), TABLES, 3, 5)
+    bad = KeyedJaggedTensor(["f1", "f2", "f3"], torch.tensor([1, 5, 2]), lengths=torch.tensor([1, 1, 1]))
+    mine, other = on_ranks(2, answer_to, [bad, good])
+    assert "'f2': id 5" in mine
+    assert "rank 0" in other
+
+
+def test_one_process_and_replicated_tables_alone_need_no_exchange() -> None:
+    kjt = draw_kjt(torch.Generator().manual_seed(2), TABLES, 3, 5)
+    ebc = EmbeddingBagCollection(TABLES, seed=1)
+    for kind in (ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL):
+        plan = {table.name: cut(table, kind, [0]) for table in TABLES}
+        sharded = EmbeddingBagCollectionSharder(dedup=True).shard(ebc, plan, ShardingEnv.from_local(1, 0), CPU)
+        torch.testing.assert_close(sharded(kjt).wait().values(), ebc(kjt).values())
