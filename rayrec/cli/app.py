@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rayrec.cli.data import app as data
+
 app = typer.Typer(
     name="rayrec",
     help="Train recommendation models whose embedding tables outgrow one GPU, on Ray.",
@@ -15,6 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="--debug with any command (or RAYREC_DEBUG=1) shows tracebacks and Ray's own messages.",
 )
+
+app.add_typer(data, name="data")
 
 Config = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="YAML file with the config; `rayrec config` lists its fields.")
@@ -67,13 +71,17 @@ def plan(
         str | None, typer.Option(help="Workers, or HOSTSxWORKERS as 16x8; default: trainer.num_workers.")
     ] = None,
     gpu: Annotated[str, typer.Option(help="What a worker has: cpu, a100_80, h100, …")] = "cpu",
+    load: Annotated[Path | None, typer.Option(help="Judge this plan instead of searching for one.")] = None,
+    against: Annotated[Path | None, typer.Option("--diff", help="Show what differs from this plan.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan here, for sharding.plan.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a picture of the plan here.")] = None,
 ) -> None:
-    """Show how tables would be sharded; needs no cluster and no GPU."""
+    """Show how tables would be sharded, what binds and what would help; needs no cluster and no GPU."""
     from rayrec.train import load_config
-    from rayrec.train.plan_only import show_plan
+    from rayrec.train.plan_only import PlanFiles, show_plan
 
-    show_plan(load_config(config, overrides or []), world, gpu, save)
+    files = PlanFiles(load=load, against=against, save=save, html=html)
+    show_plan(load_config(config, overrides or []), world, gpu, files)
 
 
 @app.command()

@@ -2,75 +2,106 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
-
+from rayrec.distributed import ShardingPlan
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from rayrec.distributed.planner import EmbeddingShardingPlanner, PlanResult, Topology
+from rayrec.distributed.planner import EmbeddingShardingPlanner, PlanResult, Topology, diff, explain, write_html
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
-from rayrec.train.console import Display, bytes_text, plan_table
+from rayrec.train.console import Display, plan_table
 from rayrec.train.control import dealt
 from rayrec.train.errors import StorageError
 from rayrec.train.run_folder import write_json
 
 
-def make_plan(config: TrainConfig, topology: Topology, factory: build.Factory | None = None) -> PlanResult:
-    """The plan for a config on machines that need not be there.
+@dataclass(frozen=True, kw_only=True)
+class PlanFiles:
+    """Files that a plan is read from, compared with, and written to.
+
+    Args:
+        load: a plan to judge instead of searching for one.
+        against: an earlier plan, whose differences are shown.
+        save: takes the plan, for `sharding.plan`.
+        html: takes a picture of the plan with its explanation.
+    """
+
+    load: Path | None = None
+    against: Path | None = None
+    save: Path | None = None
+    html: Path | None = None
+
+
+def make_plan(
+    config: TrainConfig, topology: Topology, factory: build.Factory | None = None, given: ShardingPlan | None = None
+) -> PlanResult:
+    """The plan for a config on machines that need not be there, with its estimate.
+
+    Args:
+        given: a plan to judge; by default one is searched for.
 
     Raises:
-        ValueError: the model cannot be built, or nothing fits (`NoPlanError`).
+        ValueError: the model cannot be built, nothing fits (`NoPlanError`), or the given plan is not for this model.
     """
     planner = EmbeddingShardingPlanner(
         topology=topology,
         constraints=build.constraints(config),
         batch_size=dealt(config.trainer.batch_size, 0, topology.world_size),
     )
-    sharder = EmbeddingBagCollectionSharder(fused_params=build.fused_params(config))
-    return planner.result(build.model(config, "meta", factory), [sharder])
+    sharders = [EmbeddingBagCollectionSharder(fused_params=build.fused_params(config))]
+    model = build.model(config, "meta", factory)
+    return planner.result(model, sharders) if given is None else planner.judge(given, model, sharders)
 
 
 def show_plan(
-    config: TrainConfig, world: str | None, gpu: str, save: Path | None = None, display: Display | None = None
+    config: TrainConfig,
+    world: str | None,
+    gpu: str,
+    files: PlanFiles | None = None,
+    display: Display | None = None,
 ) -> PlanResult:
-    """Plan, show tables and the load of each rank, and write the plan to a file that `sharding.plan` takes.
+    """Plan, show tables, each rank's load, what binds and what would help; write the plan or a picture of it.
 
     Args:
         world: workers, or `HOSTSxWORKERS`; default `trainer.num_workers`.
         gpu: a device that the planner knows; "cpu" for workers without one.
 
     Raises:
-        ValueError: as `make_plan`; an unknown device; a file that cannot be written (`StorageError`).
+        ValueError: as `make_plan`; an unknown device; a file that is no plan, or cannot be written (`StorageError`).
     """
-    display = display or Display()
+    display, files = display or Display(), files or PlanFiles()
     topology = Topology.from_world(world or str(max(1, config.trainer.num_workers)), gpu=gpu)
-    result = make_plan(config, topology)
+    result = make_plan(config, topology, given=_read_plan("--load", files.load))
     display.console.print(plan_table(result.plan.to_dict()))
-    display.console.print(_load_table(result))
-    worst = result.estimate.worst_rank
-    display.say(f"slowest: rank {worst}; at most {max(0.0, result.gap):.1%} above the lower bound of any plan")
-    if save is not None:
-        try:
-            write_json(save, result.plan.to_dict())
-        except OSError as error:
-            raise StorageError(f"--save {save}: cannot be written ({error.strerror})") from None
-        display.say(f"plan written to {save}; use it with --set sharding.plan={save}")
+    explanation = explain(result)
+    display.console.print(explanation, highlight=False, markup=False, soft_wrap=True)
+    earlier = _read_plan("--diff", files.against)
+    if earlier is not None:
+        display.console.print("\n" + diff(earlier, result.plan), highlight=False, markup=False, soft_wrap=True)
+    if files.save is not None:
+        _writing("--save", files.save, lambda path: write_json(path, result.plan.to_dict()))
+        display.say(f"plan written to {files.save}; use it with --set sharding.plan={files.save}")
+    if files.html is not None:
+        _writing("--html", files.html, lambda path: write_html(result, path, f"plan of {config.name}", explanation))
+        display.say(f"picture written to {files.html}")
     return result
 
 
-def _load_table(result: PlanResult) -> Table:
-    estimate = result.estimate
-    table = Table(title="estimated load of a step", title_justify="left")
-    for head in ("rank", "time", "device memory", "of", "host memory"):
-        table.add_column(head, justify="right")
-    room = [host.memory_bytes for host in result.topology.hosts for _ in host.ranks]
-    for rank in range(result.topology.world_size):
-        table.add_row(
-            str(rank),
-            f"{estimate.seconds_R[rank] * 1e3:.2f} ms",
-            bytes_text(float(estimate.device_bytes_R[rank])),
-            bytes_text(float(room[rank])),
-            bytes_text(float(estimate.host_bytes_R[rank])),
-        )
-    return table
+def _read_plan(option: str, path: Path | None) -> ShardingPlan | None:
+    if path is None:
+        return None
+    try:
+        return ShardingPlan.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{option} {path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ValueError(f"{option} {path}: {error}") from None
+
+
+def _writing(option: str, path: Path, write: Callable[[Path], object]) -> None:
+    try:
+        write(path)
+    except OSError as error:
+        raise StorageError(f"{option} {path}: cannot be written ({error.strerror})") from None

@@ -54,7 +54,7 @@ def test_plan_needs_no_data_and_writes_what_training_takes(config: Path, capsys:
     assert run(["plan", str(config), "--world", "2x4", "--gpu", "h100", "--save", str(saved)]) == 0
     text = capsys.readouterr().out
     assert "sharding plan" in text
-    assert "estimated load of a step" in text
+    assert "What binds:" in text
     assert set(json.loads(saved.read_text())["plan"]["embedding_bags"]) == {"user", "item", "tag"}
     assert run(["plan", str(config), "--save", str(saved / "below")]) == 1
     assert run(["plan", str(config), "--world", "many"]) == 1
@@ -63,6 +63,26 @@ def test_plan_needs_no_data_and_writes_what_training_takes(config: Path, capsys:
     assert "'abacus' is not known" in capsys.readouterr().err
     assert run(["plan", str(config), "--save", str(saved)]) == 0
     assert run(["train", str(config), "--set", f"sharding.plan={saved}", "--set", "trainer.num_workers=0"]) in (0, 1)
+
+
+def test_a_plan_is_loaded_compared_and_drawn(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, picture = config.parent / "plan.json", config.parent / "plan.html"
+    assert run(["plan", str(config), "--world", "4", "--save", str(saved)]) == 0
+    loaded = ["plan", str(config), "--world", "4", "--load", str(saved), "--diff", str(saved), "--html", str(picture)]
+    assert run(loaded) == 0
+    assert "no difference" in capsys.readouterr().out
+    assert "<svg" in picture.read_text()
+    assert run(["plan", str(config), "--load", str(config)]) == 1
+    assert "plan is not JSON" in capsys.readouterr().err
+    assert run(["plan", str(config), "--diff", str(config.parent / "none.json")]) == 1
+    assert "--diff" in capsys.readouterr().err
+    assert run(["plan", str(config), "--html", str(saved / "below")]) == 1
+
+
+def test_data_can_be_looked_at(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["data", "check", str(config)]) == 0
+    assert run(["data", "inspect", str(config.parent / "train")]) == 0
+    assert "schema:" in capsys.readouterr().out
 
 
 def test_config_lists_fields_or_shows_a_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
