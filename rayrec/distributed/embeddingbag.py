@@ -218,7 +218,8 @@ class EmbeddingBagCollectionSharder(ModuleSharder[EmbeddingBagCollection]):
             optimizer from there.
         codec: number formats of the vectors on the wire.
         dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once, its vector
-            comes back unpooled, and its rank pools; results are the same. Pays where bags are long and ids repeat.
+            comes back unpooled, and its rank pools; results are the same. Sends less where a feature has fewer distinct
+            ids than bags in a rank's batch.
 
     Raises:
         ValueError: an unknown setting in `fused_params`.

@@ -122,3 +122,10 @@ def test_one_process_and_replicated_tables_alone_need_no_exchange() -> None:
         plan = {table.name: cut(table, kind, [0]) for table in TABLES}
         sharded = EmbeddingBagCollectionSharder(dedup=True).shard(ebc, plan, ShardingEnv.from_local(1, 0), CPU)
         torch.testing.assert_close(sharded(kjt).wait().values(), ebc(kjt).values())
+
+
+def test_a_batch_without_any_id_trains_too() -> None:
+    ebc = EmbeddingBagCollection(TABLES, is_weighted=True, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    steps = [[draw_kjt(generator, TABLES, 3, longest, weighted=True) for longest in pair] for pair in ((0, 4), (0, 0))]
+    assert_same(ebc, PLAN, steps, SGD, train_plain(ebc, steps, SGD), dedup=True)

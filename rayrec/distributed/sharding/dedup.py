@@ -1,7 +1,9 @@
 """The dedup executor: pooled lookups that send each distinct id once and pool where the bags are wanted.
 
-Pays where bags are long and ids repeat: what travels is one vector for each distinct id of a rank's batch, and no
-weights. The way there and back is the sequence executor's, at its constant number of collectives a step.
+What travels is one vector for each distinct id of a rank's batch, and no weights, instead of one vector for each bag
+(and each block of rows that it reads). That is less where a rank's batch has fewer distinct ids than bags: few rows or
+very uneven ids, and large batches. The way there and back is the sequence executor's, at its constant number of
+collectives a step.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ class DedupExecutor:
         lengths_FB, values, weights = self._features(kjt)
         one = KeyedJaggedTensor(list(self.routes.features), values, lengths=lengths_FB.sum(1), stride=1)
         distinct, duplicates = self._dedup.apply(one)
-        bags = DistinctBags(duplicates.inverse, lengths_FB, distinct.lengths(), weights)
+        bags = DistinctBags(duplicates, lengths_FB, distinct.lengths(), weights)
         asked = self._sequence.input_dist(distinct, counts, problem)
         return Deferred(lambda: DistinctIds(asked.wait(), bags))
 

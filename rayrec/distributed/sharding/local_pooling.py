@@ -1,14 +1,17 @@
-"""Bags out of the vectors of distinct ids, on the rank that wants them; autograd carries gradients to vectors and
-weights. Nothing is sent here."""
+"""Bags out of the vectors of distinct ids, on the rank that wants them, and gradients the other way. Nothing is sent
+here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from rayrec.distributed.kernel import RowGroups
 from rayrec.distributed.sharding.routing import Routes
+from rayrec.distributed.sharding.sequence_dedup import Duplicates
 from rayrec.sparse import ops
 
 
@@ -17,13 +20,13 @@ class DistinctBags:
     """A batch's bags, feature after feature.
 
     Args:
-        places: for each id, its place among the distinct ids of all features.
+        duplicates: which ids are the same.
         lengths_FB: ids of each bag.
         counts_F: distinct ids of each feature.
         weights: of each id, or None.
     """
 
-    places: torch.Tensor
+    duplicates: Duplicates
     lengths_FB: torch.Tensor
     counts_F: torch.Tensor
     weights: torch.Tensor | None
@@ -89,20 +92,72 @@ class LocalPooling:
 
 def _sums(width: _Width, vectors: torch.Tensor, bags: DistinctBags) -> torch.Tensor:
     """`[E, B, D]`: for each output of the width its bags' sums."""
-    lengths, places, weights = bags.lengths_FB, bags.places, bags.weights
+    lengths_EB, weights, places, groups = bags.lengths_FB, bags.weights, bags.duplicates.inverse, bags.duplicates.groups
     if not width.natural:
-        order = width.features.to(torch.int32)
-        lengths, places, weights = ops.permute_segments(order, lengths, places, weights)
-        counts_E = bags.counts_F[width.features]
-        first_F = bags.counts_F.cumsum(0) - bags.counts_F
-        shifts_E = counts_E.cumsum(0) - counts_E - first_F[width.features]
-        places = places + shifts_E.repeat_interleave(lengths.sum(1), output_size=places.numel())
-    sums = F.embedding_bag(
-        places,
-        vectors,
-        ops.complete_cumsum(lengths.reshape(-1).to(torch.int64)),
-        mode="sum",
-        per_sample_weights=None if weights is None else weights.to(vectors.dtype),
-        include_last_offset=True,
-    )
-    return sums.view(len(width.outputs), lengths.shape[1], width.dim)
+        lengths_EB, places, weights = ops.permute_segments(
+            width.features.to(torch.int32), bags.lengths_FB, places, weights
+        )
+        places, groups = _moved(width, places, bags)
+    offsets = ops.complete_cumsum(lengths_EB.reshape(-1).to(torch.int64))
+    weights = None if weights is None else weights.to(vectors.dtype)
+    sums: torch.Tensor = _Sums.apply(vectors, weights, places, offsets, groups)
+    return sums.view(len(width.outputs), lengths_EB.shape[1], width.dim)
+
+
+def _moved(width: _Width, picked: torch.Tensor, bags: DistinctBags) -> tuple[torch.Tensor, RowGroups]:
+    """Places and groups counted from the first id and vector of the width's outputs.
+
+    Args:
+        picked: places among the distinct ids of all features, for each id of the outputs.
+    """
+    order, groups = width.features.to(torch.int32), bags.duplicates.groups
+    ids_F, counts_F = bags.duplicates.lengths_F.to(torch.int64), bags.counts_F.to(torch.int64)
+    ids_E, counts_E = ids_F[width.features], counts_F[width.features]
+
+    def shift(numbers: torch.Tensor, sizes_F: torch.Tensor, repeats_E: torch.Tensor) -> torch.Tensor:
+        """Numbers that were counted over all features, now over the outputs."""
+        sizes_E = sizes_F[width.features]
+        shifts_E = sizes_E.cumsum(0) - sizes_E - (sizes_F.cumsum(0) - sizes_F)[width.features]
+        return numbers + shifts_E.repeat_interleave(repeats_E, output_size=numbers.numel())
+
+    moved_order = shift(ops.permute_chunks(order, ids_F, groups.order), ids_F, ids_E)
+    starts = shift(ops.permute_chunks(order, counts_F, groups.starts), ids_F, counts_E)
+    distinct = torch.arange(starts.numel(), device=starts.device)
+    return shift(picked, counts_F, ids_E), RowGroups(distinct, moved_order, starts)
+
+
+class _Sums(torch.autograd.Function):
+    """`F.embedding_bag`, whose backward needs no sort of its own: the ids' groups are known."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        vectors: torch.Tensor,
+        weights: torch.Tensor | None,
+        places: torch.Tensor,
+        offsets: torch.Tensor,
+        groups: RowGroups,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(vectors, weights, places, offsets)
+        ctx.groups = groups
+        return _bags(vectors, weights, places, offsets)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        vectors, weights, places, offsets = ctx.saved_tensors
+        grad, weight_grad = grads[0].contiguous(), None
+        if ctx.needs_input_grad[1]:
+            with torch.enable_grad():
+                leaf = weights.detach().requires_grad_()
+                (weight_grad,) = torch.autograd.grad(_bags(vectors.detach(), leaf, places, offsets), leaf, grad)
+        lengths = offsets[1:] - offsets[:-1]
+        bag_of_id = torch.arange(lengths.numel(), device=offsets.device).repeat_interleave(
+            lengths, output_size=places.numel()
+        )
+        return ctx.groups.sum(grad, bag_of_id, weights), weight_grad, None, None, None
+
+
+def _bags(
+    vectors: torch.Tensor, weights: torch.Tensor | None, places: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    return F.embedding_bag(places, vectors, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True)
