@@ -15,6 +15,7 @@ import torch
 
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable
 from rayrec.distributed.kernel import OptimizerSpec, VectorKernel
+from rayrec.distributed.sharding.feature_order import FeatureOrder
 from rayrec.distributed.sharding.local_pooling import DistinctBags, LocalPooling
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.pooling import MeanScale, is_mean
@@ -23,7 +24,7 @@ from rayrec.distributed.sharding.sequence_dedup import Dedup
 from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharding
 from rayrec.modules import EmbeddingBagConfig
-from rayrec.sparse import KeyedJaggedTensor, ops
+from rayrec.sparse import KeyedJaggedTensor
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class DedupExecutor:
         self._sequence = SequenceExecutor(tables, plan, optimizers, place, num_counts, codec, dedup=False)
         self.routes = self._sequence.routes
         self.kernels: dict[int, VectorKernel] = self._sequence.kernels
+        self._features = FeatureOrder(self.routes.features, place.device)
         self._dedup = Dedup(tables, self.routes.features, place.device)
         self._pooling = LocalPooling(self.routes, place.device)
         self._scale = MeanScale([(o.feature, is_mean(tables, o.table)) for o in self.routes.outputs])
@@ -77,7 +79,7 @@ class DedupExecutor:
         self, kjt: KeyedJaggedTensor, counts: torch.Tensor | None = None, problem: ValueError | None = None
     ) -> Awaitable[DistinctIds]:
         """Sends distinct ids to the ranks that hold their rows; `problem` reaches every rank as an error."""
-        lengths_FB, values, weights = self._features(kjt)
+        lengths_FB, values, weights = self._features.of(kjt, self._weighted)
         one = KeyedJaggedTensor(list(self.routes.features), values, lengths=lengths_FB.sum(1), stride=1)
         distinct, duplicates = self._dedup.apply(one)
         bags = DistinctBags(duplicates, lengths_FB, distinct.lengths(), weights)
@@ -95,15 +97,3 @@ class DedupExecutor:
         rows = self._sequence.output_dist(parts, ids.asked)
         factors_BE = self._scale.of(kjt)
         return Deferred(lambda: self._pooling.pool(rows.wait(), ids.bags, factors_BE))
-
-    def _features(self, kjt: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Lengths `[F, B]`, values and weights of the routes' features in their own order."""
-        weights = kjt.weights() if self._weighted else None
-        lengths_FB = kjt.lengths().view(len(kjt.keys()), kjt.stride())
-        index = kjt.index_per_key()
-        order = [index[feature] for feature in self.routes.features]
-        if order == list(range(len(index))):
-            return lengths_FB, kjt.values(), weights
-        return ops.permute_segments(
-            torch.tensor(order, dtype=torch.int32, device=lengths_FB.device), lengths_FB, kjt.values(), weights
-        )

@@ -13,12 +13,13 @@ import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.awaitable import Awaitable
+from rayrec.distributed.sharding.feature_order import FeatureOrder
 from rayrec.distributed.sharding.id_message import BAD, GROUPS, VALUES, Part, swap
 from rayrec.distributed.sharding.id_receiver import Receiver, RoutedIds, Trace
 from rayrec.distributed.sharding.id_sender import Outgoing, Sender
 from rayrec.distributed.sharding.routing import Routes
 from rayrec.distributed.sharding.weight_exchange import with_way_back
-from rayrec.sparse import KeyedJaggedTensor, ops
+from rayrec.sparse import KeyedJaggedTensor
 
 
 class IdExchange:
@@ -45,10 +46,10 @@ class IdExchange:
         traced: bool = False,
     ) -> None:
         self.routes, self.group, self.rank = routes, group, rank
-        self._weighted, self._num_counts, self._device = weighted, num_counts, device
+        self._weighted = weighted
         self._sender = Sender(routes, num_counts, device, traced)
         self.receiver = Receiver(routes, rank, device)
-        self._key_orders: dict[tuple[str, ...], torch.Tensor | None] = {}
+        self._features = FeatureOrder(routes.features, device)
 
     def start(
         self, kjt: KeyedJaggedTensor, counts: torch.Tensor | None = None, problem: ValueError | None = None
@@ -60,26 +61,10 @@ class IdExchange:
             counts: int64 numbers that every rank is told.
             problem: why this rank cannot go on; `wait` then raises on every rank.
         """
-        outgoing = self._sender.pack(*self._features(kjt), counts, problem)
+        outgoing = self._sender.pack(*self._features.of(kjt, self._weighted), counts, problem)
         received = torch.empty_like(outgoing.header)
         wait = comm.all_to_all(received.view(-1), outgoing.header.view(-1), None, None, self.group)
         return _Exchange(self, outgoing, received, wait)
-
-    def _features(self, kjt: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Lengths `[F, B]`, values and weights of the routes' features in their own order."""
-        keys = tuple(kjt.keys())
-        if keys not in self._key_orders:
-            order = [kjt.index_per_key()[feature] for feature in self.routes.features]
-            natural = order == list(range(len(keys)))
-            self._key_orders[keys] = None if natural else torch.tensor(order, dtype=torch.int32, device=self._device)
-        weights = kjt.weights() if self._weighted else None
-        lengths_FB, values = kjt.lengths().view(len(keys), kjt.stride()), kjt.values().to(torch.int64)
-        order_tensor = self._key_orders[keys]
-        if order_tensor is None:
-            return lengths_FB, values, weights
-        if not self.routes.features:
-            return lengths_FB[:0], values[:0], None if weights is None else weights[:0]
-        return ops.permute_segments(order_tensor, lengths_FB, values, weights)
 
 
 class _Exchange(Awaitable[RoutedIds]):

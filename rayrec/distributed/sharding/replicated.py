@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel import LocalTable, Lookups, OptimizerSpec, RowGroups, RowKernel
+from rayrec.distributed.sharding.feature_order import FeatureOrder
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.pooling import MeanScale
 from rayrec.distributed.types import Span
-from rayrec.modules import EmbeddingBagConfig, PoolingType
+from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor, ops
+
+Config = TypeVar("Config", bound=BaseEmbeddingConfig)
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class _Group:
     kernel: RowKernel
     outputs: tuple[tuple[str, str, bool], ...]  # (table, feature, whether it is a mean)
     scale: MeanScale
+    features: FeatureOrder
 
 
 class ReplicatedExecutor:
@@ -64,11 +68,8 @@ class ReplicatedExecutor:
         weighted: bool,
     ) -> None:
         self._place, self._weighted = place, weighted
-        by_key: dict[Hashable, list[EmbeddingBagConfig]] = {}
-        for table in tables:
-            key = (optimizers[table.name], table.data_type, table.embedding_dim)
-            by_key.setdefault(key, []).append(table)
-        self._groups = [_make_group(members, optimizers, place.device) for members in by_key.values()]
+        members = kernel_members(tables, optimizers)
+        self._groups = [_make_group(together, optimizers, place.device) for together in members]
         self.kernels = [group.kernel for group in self._groups]
         # autograd needs something to differentiate with respect to; the update is the real product of backward
         self._anchor = torch.zeros(0, device=place.device, requires_grad=True)
@@ -93,11 +94,7 @@ class ReplicatedExecutor:
         return ReplicatedIds(groups, torch.tensor(counts, dtype=torch.int64, device=self._place.device))
 
     def _group_ids(self, group: _Group, kjt: KeyedJaggedTensor, train: bool) -> GroupIds:
-        index = kjt.index_per_key()
-        order = torch.tensor([index[f] for _, f, _ in group.outputs], dtype=torch.int32, device=kjt.device())
-        lengths_FB = kjt.lengths().view(len(kjt.keys()), kjt.stride())
-        weights = kjt.weights() if self._weighted else None
-        lengths, values, weights = ops.permute_segments(order, lengths_FB, kjt.values(), weights)
+        lengths, values, weights = group.features.of(kjt, self._weighted)
         rows = group.kernel.matrix_rows(values, lengths)
         offsets = ops.complete_cumsum(lengths.view(-1).to(torch.int64))
         return GroupIds(Lookups(rows, offsets, weights), RowGroups.of(rows) if train else None)
@@ -193,9 +190,18 @@ def _meet(
     return [(torch.cat(kernel_rows), torch.cat(kernel_grads)) for kernel_rows, kernel_grads in out]
 
 
-def _make_group(
-    tables: Sequence[EmbeddingBagConfig], optimizers: Mapping[str, OptimizerSpec], device: torch.device
-) -> _Group:
+def kernel_members(tables: Sequence[Config], optimizers: Mapping[str, OptimizerSpec]) -> list[list[Config]]:
+    """The tables that share a kernel: of one optimizer, number format and width."""
+    by_key: dict[Hashable, list[Config]] = {}
+    for table in tables:
+        by_key.setdefault((optimizers[table.name], table.data_type, table.embedding_dim), []).append(table)
+    return list(by_key.values())
+
+
+def whole_tables_kernel(
+    tables: Sequence[BaseEmbeddingConfig], optimizers: Mapping[str, OptimizerSpec], device: torch.device
+) -> RowKernel:
+    """The kernel of whole tables, with one lookup for each of a table's features."""
     local = [
         LocalTable(
             config=table,
@@ -206,10 +212,19 @@ def _make_group(
         )
         for table in tables
     ]
+    return RowKernel(local, [place for place, table in enumerate(tables) for _ in table.feature_names], device)
+
+
+def _make_group(
+    tables: Sequence[EmbeddingBagConfig], optimizers: Mapping[str, OptimizerSpec], device: torch.device
+) -> _Group:
     outputs = tuple((t.name, f, t.pooling is PoolingType.MEAN) for t in tables for f in t.feature_names)
-    table_of_lookup = [place for place, table in enumerate(tables) for _ in table.feature_names]
-    kernel = RowKernel(local, table_of_lookup, device)
-    return _Group(kernel, outputs, MeanScale([(feature, mean) for _, feature, mean in outputs]))
+    return _Group(
+        whole_tables_kernel(tables, optimizers, device),
+        outputs,
+        MeanScale([(feature, mean) for _, feature, mean in outputs]),
+        FeatureOrder([feature for _, feature, _ in outputs], device),
+    )
 
 
 class _Pooled(torch.autograd.Function):
