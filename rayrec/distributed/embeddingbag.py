@@ -14,6 +14,7 @@ from rayrec.distributed.kernel import Kernel, OptimizerSpec
 from rayrec.distributed.sharding import collection
 from rayrec.distributed.sharding.dedup import DedupExecutor
 from rayrec.distributed.sharding.flat import FlatExecutor
+from rayrec.distributed.sharding.hierarchical import HierarchicalExecutor, worthwhile_hosts
 from rayrec.distributed.sharding.id_check import IdCheck
 from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.sharding.place import Place
@@ -81,15 +82,12 @@ class ShardedEmbeddingBagCollection(nn.Module):
         sharded = [table for table in tables if not params[table.name].replicated]
         self._replicated = ReplicatedExecutor(replicated, optimizers, place, weighted) if replicated else None
         num_groups = self._replicated.num_groups if self._replicated else 0
-        executor = DedupExecutor if dedup and sharded else FlatExecutor
-        self._flat: FlatExecutor | DedupExecutor = executor(
-            sharded, params, optimizers, place, weighted, num_groups, codec or Codec()
-        )
+        self._sharded = _executor(sharded, params, optimizers, place, weighted, num_groups, codec or Codec(), dedup)
         self._check = IdCheck(tables, weighted)
         self._names = [name for names in output_names(tables) for name in names]
         self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
         self._merge = _merge_order(tables, params, self._replicated)
-        shown = collection.make_tables(tables, self.kernels(), self._flat.routes, place)
+        shown = collection.make_tables(tables, self.kernels(), self._sharded.routes, place)
         self.embedding_bags = nn.ModuleDict(shown)
         self._optimizer = CombinedOptimizer(collection.fused_optimizers(self.kernels(), shown, "embedding_bags"))
 
@@ -105,7 +103,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         problem = problem or self._check.problem(features)
         kjt = features if problem is None else self._check.nothing(features)
         replicated = self._replicated.input_dist(kjt) if self._replicated else None
-        routed = self._flat.input_dist(kjt, replicated.counts if replicated else None, problem)
+        routed = self._sharded.input_dist(kjt, replicated.counts if replicated else None, problem)
         return Deferred(lambda: BagIds(kjt, routed.wait(), replicated))
 
     def lookup(self, ids: BagIds) -> Bags:
@@ -113,13 +111,13 @@ class ShardedEmbeddingBagCollection(nn.Module):
         vectors: list[torch.Tensor] = []
         if self._replicated is not None and ids.replicated is not None:
             vectors = self._replicated.lookup(ids.replicated, ids.routed.row_counts, ids.kjt)
-        return Bags(ids, self._flat.lookup(ids.routed), vectors)
+        return Bags(ids, self._sharded.lookup(ids.routed), vectors)
 
     def output_dist(self, bags: Bags) -> LazyAwaitable[KeyedTensor]:
         """Sends every example's vectors back to its rank."""
-        if not self._flat.routes.outputs:
+        if not self._sharded.routes.outputs:
             return NoWait(self._keyed(torch.empty(0), bags.replicated))
-        vectors = self._flat.output_dist(bags.pooled, bags.ids.routed, bags.ids.kjt)
+        vectors = self._sharded.output_dist(bags.pooled, bags.ids.routed, bags.ids.kjt)
         return EmbeddingBagCollectionAwaitable(lambda: self._keyed(vectors.wait(), bags.replicated))
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[KeyedTensor]:
@@ -151,12 +149,12 @@ class ShardedEmbeddingBagCollection(nn.Module):
     def kernels(self) -> list[Kernel]:
         """This rank's kernels: those of sharded tables, then those of replicated ones."""
         replicated: list[Kernel] = list(self._replicated.kernels) if self._replicated else []
-        return [*self._flat.kernels.values(), *replicated]
+        return [*self._sharded.kernels.values(), *replicated]
 
     # -- the stages by the tutorials' names
 
     def _executors(self) -> list[Any]:
-        return [executor for executor in (self._flat, self._replicated) if executor is not None]
+        return [executor for executor in (self._sharded, self._replicated) if executor is not None]
 
     def extra_repr(self) -> str:
         stages = [f"(executors): {self._executors()}", f"(lookups): {self.kernels()}"]
@@ -173,6 +171,24 @@ class ShardedEmbeddingBagCollection(nn.Module):
     @property
     def _output_dists(self) -> list[Any]:
         return self._executors()
+
+
+def _executor(
+    tables: Sequence[EmbeddingBagConfig],
+    params: ModuleSharding,
+    optimizers: Mapping[str, OptimizerSpec],
+    place: Place,
+    weighted: bool,
+    num_counts: int,
+    codec: Codec,
+    dedup: bool,
+) -> FlatExecutor | HierarchicalExecutor | DedupExecutor:
+    """The one that serves the tables that are not replicated; the same on every rank."""
+    if dedup and tables:
+        return DedupExecutor(tables, params, optimizers, place, weighted, num_counts, codec)
+    if hosts := worthwhile_hosts(tables, params, place):
+        return HierarchicalExecutor(tables, params, optimizers, place, hosts, weighted, num_counts, codec)
+    return FlatExecutor(tables, params, optimizers, place, weighted, num_counts, codec)
 
 
 def _whole_batch(features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, ValueError | None]:

@@ -248,16 +248,21 @@ def _text_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 @dataclass(frozen=True)
 class ShardingEnv:
-    """Who takes part: world size, own rank, and the process group that joins them (None: plan only)."""
+    """Who takes part: world size, own rank, and the process group that joins them (None: plan only).
+
+    `local_world_size` is the number of ranks of each host, where hosts have equally many and come one after the other;
+    None: their names tell, when it matters (see `sharding/hosts.py`).
+    """
 
     world_size: int
     rank: int
     process_group: dist.ProcessGroup | None = None
+    local_world_size: int | None = None
 
     @classmethod
-    def from_process_group(cls, pg: dist.ProcessGroup) -> ShardingEnv:
+    def from_process_group(cls, pg: dist.ProcessGroup, local_world_size: int | None = None) -> ShardingEnv:
         """The environment of an initialized `torch.distributed` group."""
-        return cls(pg.size(), pg.rank(), pg)
+        return cls(pg.size(), pg.rank(), pg, local_world_size)
 
     @classmethod
     def from_local(cls, world_size: int, rank: int) -> ShardingEnv:

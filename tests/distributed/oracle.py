@@ -121,10 +121,12 @@ def train_sharded(
     fused_params: dict[str, Any],
     codec: Codec | None = None,
     dedup: bool = False,
+    local_world_size: int | None = None,
 ) -> tuple[list[torch.Tensor], dict[str, list[tuple[Any, torch.Tensor]]]]:
     """On one rank: outputs of each step for its own examples, and its shards of every table afterwards."""
     sharder = EmbeddingBagCollectionSharder(fused_params, codec, dedup=dedup)
-    sharded = sharder.shard(ebc, plan, ShardingEnv.from_process_group(group), torch.device("cpu"))
+    env = ShardingEnv.from_process_group(group, local_world_size)
+    sharded = sharder.shard(ebc, plan, env, torch.device("cpu"))
     outputs = []
     for batches in steps:
         kt = sharded(batches[group.rank()]).wait()

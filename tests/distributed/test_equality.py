@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -59,6 +60,7 @@ def check(
     weighted: bool = False,
     batch_sizes: tuple[int, ...] | None = None,
     dedup: bool = False,
+    train: Callable[..., Any] = train_sharded,
 ) -> None:
     configs = tables(pooling)
     ebc = EmbeddingBagCollection(configs, is_weighted=weighted, seed=3)
@@ -66,7 +68,7 @@ def check(
     sizes = batch_sizes or (6,) * world
     steps = [[draw_kjt(generator, configs, size, 3, weighted) for size in sizes] for _ in range(3)]
     outputs, weights = train_plain(ebc, steps, fused_params)
-    answers = on_ranks(world, train_sharded, ebc, plan_of(configs, kinds), steps, fused_params, None, dedup)
+    answers = on_ranks(world, train, ebc, plan_of(configs, kinds), steps, fused_params, None, dedup)
     for step, output in enumerate(outputs):
         torch.testing.assert_close(torch.cat([answer[0][step] for answer in answers]), output, atol=1e-5, rtol=1e-5)
     for _, shards in answers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -66,9 +67,10 @@ def assert_same(
     expected: Any,
     tol: float = 1e-5,
     dedup: bool = False,
+    train: Callable[..., Any] = train_sharded,
 ) -> None:
     outputs, weights = expected
-    answers = on_ranks(WORLD, train_sharded, ebc, plan, steps, params, None, dedup)
+    answers = on_ranks(len(steps[0]), train, ebc, plan, steps, params, None, dedup)
     for step, output in enumerate(outputs):
         got = torch.cat([answer[0][step] for answer in answers])
         torch.testing.assert_close(got, output, atol=tol, rtol=tol)

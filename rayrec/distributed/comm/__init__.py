@@ -12,6 +12,7 @@ from rayrec.distributed.comm.collectives import (
     broadcast_object,
     count_collectives,
 )
+from rayrec.distributed.comm.groups import subgroup
 
 __all__ = [
     "Group",
@@ -24,4 +25,5 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "count_collectives",
+    "subgroup",
 ]

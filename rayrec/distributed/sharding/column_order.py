@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from rayrec.distributed.sharding.buffers import BufferPool
-from rayrec.distributed.sharding.routing import Routes
+from rayrec.distributed.sharding.columns import ColumnMap
 
 
 @dataclass(frozen=True)
@@ -27,41 +27,41 @@ class _Indices:
 
 
 class ColumnOrder:
-    """The order of columns of a collection.
+    """Puts what senders have where it belongs in the result.
 
     Args:
-        routes: of the collection.
+        columns: which of the result's columns each sender has.
         buffers: memory for results.
         device: where vectors lie.
     """
 
-    def __init__(self, routes: Routes, buffers: BufferPool, device: torch.device) -> None:
+    def __init__(self, columns: ColumnMap, buffers: BufferPool, device: torch.device) -> None:
         self._buffers = buffers
-        runs = [(rank, run) for rank, route in enumerate(routes.ranks) for run in route.runs]
+        runs = [(sender, run) for sender, each in enumerate(columns.runs) for run in each]
         edges = [edge for _, run in runs for edge in (run.src_col, run.dst_col, run.width)]
-        self._unit = math.gcd(*edges, *(output.dim for output in routes.outputs)) or 1
-        self._units = routes.width // self._unit
-        self._rank_units = [route.width // self._unit for route in routes.ranks]
-        self._partials = any(run.adds for _, run in runs)
-        first = [sum(self._rank_units[:rank]) for rank in range(len(routes.ranks))]
+        self._unit = math.gcd(*edges, *columns.blocks) or 1
+        self._units = columns.width // self._unit
+        self._rank_units = [width // self._unit for width in columns.widths]
+        first = [sum(self._rank_units[:sender]) for sender in range(len(columns.runs))]
         rows = sorted(
-            (run.dst_col // self._unit + n, first[rank], self._rank_units[rank], run.src_col // self._unit + n)
-            for rank, run in runs
+            (run.dst_col // self._unit + n, first[sender], self._rank_units[sender], run.src_col // self._unit + n)
+            for sender, run in runs
             for n in range(run.width // self._unit)
         )
+        self._partials = len(rows) > self._units
         self._rows = torch.tensor(rows, dtype=torch.int64, device=device).view(-1, 4)
         arrival = sorted((first_unit + src, dst) for dst, first_unit, _, src in rows)
         self._dst_of_arrived = torch.tensor([dst for _, dst in arrival], dtype=torch.int64, device=device)
         self._output_of_unit = torch.tensor(
-            [number for number, output in enumerate(routes.outputs) for _ in range(output.dim // self._unit)],
+            [number for number, width in enumerate(columns.blocks) for _ in range(width // self._unit)],
             dtype=torch.int64,
             device=device,
         )
-        self._in_order = len(routes.ranks) == 1 and [dst for _, dst in arrival] == list(range(self._units))
+        self._in_order = len(columns.runs) == 1 and [dst for _, dst in arrival] == list(range(self._units))
         self._cache: dict[int, _Indices] = {}
 
     def assemble(self, arrived: torch.Tensor, batch: int, factors_BE: torch.Tensor | None) -> torch.Tensor:
-        """`[B, total width]` from what every rank sent, rank after rank.
+        """`[B, total width]` from what every sender sent, one after the other.
 
         Args:
             arrived: flat, float32.
@@ -81,7 +81,7 @@ class ColumnOrder:
         return out.view(batch, self._units * self._unit)
 
     def take_apart(self, grad: torch.Tensor, factors_BE: torch.Tensor | None, scale: float) -> torch.Tensor:
-        """The way back, flat: for every rank the gradient of each column that it sent, times its factor and `scale`."""
+        """The way back, flat: for every sender the gradient of each of its columns, times its factor and `scale`."""
         batch = grad.shape[0]
         rows = grad.reshape(-1, self._unit)
         targets = self._indices(batch).targets

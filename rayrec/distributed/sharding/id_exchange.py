@@ -7,6 +7,7 @@ waiting for each other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -33,6 +34,7 @@ class IdExchange:
         num_counts: how many further counts each rank announces.
         device: where ids lie.
         traced: what comes back tells where each id went; batches then have one example, the whole of a rank's ids.
+        sources: the order of ranks within what this rank looks up; by default rank order.
     """
 
     def __init__(
@@ -44,11 +46,12 @@ class IdExchange:
         num_counts: int,
         device: torch.device,
         traced: bool = False,
+        sources: Sequence[int] | None = None,
     ) -> None:
         self.routes, self.group, self.rank = routes, group, rank
         self._weighted = weighted
         self._sender = Sender(routes, num_counts, device, traced)
-        self.receiver = Receiver(routes, rank, device)
+        self.receiver = Receiver(routes, rank, device, sources)
         self._features = FeatureOrder(routes.features, device)
 
     def start(

@@ -52,14 +52,19 @@ class RoutedIds:
 
 
 class Receiver:
-    """Puts what arrives in the order of this rank's lookups: lookup after lookup, rank after rank."""
+    """Puts what arrives in the order of this rank's lookups: lookup after lookup, rank after rank.
 
-    def __init__(self, routes: Routes, rank: int, device: torch.device) -> None:
+    Args:
+        sources: the order in which ranks come after one another; by default rank order.
+    """
+
+    def __init__(self, routes: Routes, rank: int, device: torch.device, sources: Sequence[int] | None = None) -> None:
         route = routes.ranks[rank]
         self._first_count = GROUPS + routes.num_groups
         self._groups = [(group, len(route.lookups_of(group))) for group in route.tables]
         world, streams = len(routes.ranks), len(route.streams)
-        order = [source * streams + lookup.stream for lookup in route.lookups for source in range(world)]
+        in_turn = range(world) if sources is None else sources
+        order = [source * streams + lookup.stream for lookup in route.lookups for source in in_turn]
         self._order = torch.tensor(order, dtype=torch.int32, device=device)
         self._in_order = order == list(range(world * streams))
 

@@ -6,7 +6,6 @@ Pure facts, equal on every rank; the exchanges and executors only follow them. W
 - variant: a feature's ids as a whole (edges None), or split by the row edges of a table that is cut by rows.
 - stream: what one rank receives of a variant: all of it, or one bucket of rows. Sent once, whoever reads it there.
 - lookup: one output read in one rectangle of its table, on the rank that holds it.
-- run: columns that lie side by side both in a rank's lookups and in the result.
 """
 
 from __future__ import annotations
@@ -56,14 +55,6 @@ class Lookup:
     width: int
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    src_col: int
-    dst_col: int
-    width: int
-    adds: bool  # another row block of the same columns has been written already
-
-
 @dataclass(frozen=True)
 class RankRoute:
     """What one rank receives, holds and sends back."""
@@ -71,11 +62,6 @@ class RankRoute:
     streams: tuple[Stream, ...]
     lookups: tuple[Lookup, ...]  # group after group
     tables: Mapping[int, tuple[LocalTable, ...]]  # by group
-    runs: tuple[Run, ...]  # in the order of the rank's columns
-
-    @property
-    def width(self) -> int:
-        return sum(lookup.width for lookup in self.lookups)
 
     def lookups_of(self, group: int) -> list[Lookup]:
         return [lookup for lookup in self.lookups if lookup.group == group]
@@ -90,10 +76,6 @@ class Routes:
     variants: tuple[Variant, ...]
     ranks: tuple[RankRoute, ...]
     num_groups: int
-
-    @property
-    def width(self) -> int:
-        return sum(output.dim for output in self.outputs)
 
 
 def make_outputs(tables: Sequence[BaseEmbeddingConfig]) -> tuple[Output, ...]:
@@ -154,13 +136,12 @@ def make_routes(
             group = group_index.setdefault(group_of(local), len(group_index))
             stream = Stream(variant_index.setdefault(variant, len(variant_index)), bucket)
             by_rank[shard.rank].append(_Piece(group, place, local, stream, output.col + shard.cols.start))
-    written: set[int] = set()
-    ranks = tuple(_rank_route(pieces, written) for pieces in by_rank)
+    ranks = tuple(_rank_route(pieces) for pieces in by_rank)
     features = tuple(dict.fromkeys(output.feature for output in outputs))
     return Routes(features, outputs, tuple(variant_index), ranks, len(group_index))
 
 
-def _rank_route(pieces: Sequence[_Piece], written: set[int]) -> RankRoute:
+def _rank_route(pieces: Sequence[_Piece]) -> RankRoute:
     streams: dict[Stream, int] = {}
     tables: dict[int, list[LocalTable]] = {}
     lookups: list[Lookup] = []
@@ -179,7 +160,7 @@ def _rank_route(pieces: Sequence[_Piece], written: set[int]) -> RankRoute:
             )
         )
     frozen = {group: tuple(held) for group, held in tables.items()}
-    return RankRoute(tuple(streams), tuple(lookups), frozen, _make_runs(lookups, written))
+    return RankRoute(tuple(streams), tuple(lookups), frozen)
 
 
 def _rectangle_after_rectangle(pieces: Sequence[_Piece]) -> list[_Piece]:
@@ -192,22 +173,6 @@ def _rectangle_after_rectangle(pieces: Sequence[_Piece]) -> list[_Piece]:
     for piece in pieces:
         first[rectangle(piece)] = min(first.get(rectangle(piece), piece.dst_col), piece.dst_col)
     return sorted(pieces, key=lambda p: (p.group, first[rectangle(p)], p.local.rows, p.dst_col))
-
-
-def _make_runs(lookups: Sequence[Lookup], written: set[int]) -> tuple[Run, ...]:
-    """Joins neighbouring lookups; `written` holds the destination columns that some rank writes first."""
-    runs: list[Run] = []
-    src_col = 0
-    for lookup in lookups:
-        run = Run(src_col, lookup.dst_col, lookup.width, adds=lookup.dst_col in written)
-        written.add(lookup.dst_col)
-        src_col += lookup.width
-        last = runs[-1] if runs else None
-        if last and last.dst_col + last.width == run.dst_col and last.adds == run.adds:
-            runs[-1] = replace(last, width=last.width + run.width)
-        else:
-            runs.append(run)
-    return tuple(runs)
 
 
 def _joined(config: BaseEmbeddingConfig, shards: Sequence[Shard], world_size: int) -> list[Shard]:

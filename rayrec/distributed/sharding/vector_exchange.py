@@ -15,7 +15,7 @@ from rayrec.distributed import comm
 from rayrec.distributed.awaitable import Deferred, LazyAwaitable
 from rayrec.distributed.sharding.buffers import BufferPool
 from rayrec.distributed.sharding.column_order import ColumnOrder
-from rayrec.distributed.sharding.routing import Routes
+from rayrec.distributed.sharding.columns import ColumnMap
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,19 @@ class VectorExchange:
     """Sends each rank its examples' pooled vectors, and puts what arrives in the order of the outputs.
 
     Args:
-        routes: of the collection.
+        columns: which of the result's columns each rank has.
         group: joins the ranks.
-        rank: of this process.
+        rank: of this process, among them.
         codec: number formats on the wire.
         device: where vectors lie.
     """
 
-    def __init__(self, routes: Routes, group: comm.Group, rank: int, codec: Codec, device: torch.device) -> None:
+    def __init__(self, columns: ColumnMap, group: comm.Group, rank: int, codec: Codec, device: torch.device) -> None:
         self._group, self._rank, self._codec = group, rank, codec
-        self.world = len(routes.ranks)
-        self.widths = [route.width for route in routes.ranks]
+        self.widths = columns.widths
+        self.world = len(self.widths)
         self._buffers = BufferPool(device)
-        self._order = ColumnOrder(routes, self._buffers, device)
+        self._order = ColumnOrder(columns, self._buffers, device)
 
     def start(
         self, pooled: torch.Tensor, batch_sizes: list[int], factors_BE: torch.Tensor | None
