@@ -30,9 +30,9 @@ import ray.data
 from ray.data.collate_fn import ArrowBatchCollateFn
 
 from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema, to_batch
+from rayrec.data.collate import collate
 from rayrec.data.mapping import map_rows
 from rayrec.data.problems import Problems, Unplaced
-from rayrec.data.rows import collate
 from rayrec.data.synthetic import SyntheticSpec, write_files
 from rayrec.models.batch import Batch
 

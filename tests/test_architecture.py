@@ -155,6 +155,13 @@ def test_importing_it_does_not_import_ray(module: str) -> None:
     assert done.returncode == 0, done.stderr or f"import {module} imports ray"
 
 
+def test_a_process_that_reads_rows_loads_no_torch() -> None:
+    """Importing it takes longer than reading a small data set, and a read task may start a process anew."""
+    code = "import sys, rayrec.data.ray_reader; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr or "rayrec.data.ray_reader imports torch"
+
+
 def test_the_reader_sees_through_aliases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     file = tmp_path / "rayrec" / "train" / "x.py"

@@ -1,14 +1,29 @@
-"""Parquet to batches: every row exactly once an epoch, in a seeded order, resumable on any number of ranks."""
+"""Parquet to batches: every row exactly once an epoch, in a seeded order, resumable on any number of ranks.
+
+What needs torch is loaded when first used, so that a process which only reads rows starts without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from rayrec.data.counting import build_vocabulary, write_vocabulary
 from rayrec.data.cursor import Cursor, RankCursor
 from rayrec.data.errors import DataError
 from rayrec.data.manifest import Manifest
-from rayrec.data.mapping import to_batch
 from rayrec.data.options import BadRows, ReadOptions
-from rayrec.data.rows import empty_batch
 from rayrec.data.schema import DenseFeature, Hash, Identity, Label, Schema, SparseFeature, Standardize, Vocabulary
-from rayrec.data.stream import BatchStream
+
+if TYPE_CHECKING:
+    from rayrec.data.collate import empty_batch, to_batch
+    from rayrec.data.stream import BatchStream
+
+_WITH_TORCH = {
+    "BatchStream": "rayrec.data.stream",
+    "empty_batch": "rayrec.data.collate",
+    "to_batch": "rayrec.data.collate",
+}
 
 __all__ = [
     "BadRows",
@@ -31,3 +46,9 @@ __all__ = [
     "to_batch",
     "write_vocabulary",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WITH_TORCH:
+        return getattr(importlib.import_module(_WITH_TORCH[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

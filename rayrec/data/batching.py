@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rayrec.data.collate import collate
 from rayrec.data.cursor import RankCursor
 from rayrec.data.errors import DataError
 from rayrec.data.options import BadRows
 from rayrec.data.order import count
 from rayrec.data.reading import PROBLEM
-from rayrec.data.rows import Part, Rows, collate, from_columns
+from rayrec.data.rows import Part, Rows, from_columns
 from rayrec.data.schema import Schema
 from rayrec.models.batch import Batch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+N = TypeVar("N", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,25 @@ class Lists:
     leaf: pa.Array
     offsets: I64
     nulls: Bools | None
+
+
+def take_bags(values: npt.NDArray[N], offsets: I64, order: I64) -> tuple[npt.NDArray[N], I64]:
+    """The bags `order[0]`, `order[1]`, … one after the other, and where each starts.
+
+    To Arrow a bag is a string of bytes, so that it is moved as a whole instead of number by number.
+
+    Args:
+        values: of all bags.
+        offsets: [n + 1], where each bag starts in `values`, and where the last one ends.
+    """
+    size = values.itemsize
+    places = pa.py_buffer(offsets * size)
+    bags = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(offsets) - 1, [None, places, pa.py_buffer(np.ascontiguousarray(values))]
+    )
+    _, places, taken = bags.take(pa.array(order)).buffers()
+    starts = np.frombuffer(places, np.int64, len(order) + 1) // size
+    return np.frombuffer(taken, values.dtype, int(starts[-1])), starts
 
 
 def unnest(array: pa.Array) -> Lists:

@@ -1,4 +1,4 @@
-"""Arrow columns to mapped rows and batches, whole columns at a time.
+"""Arrow columns to mapped rows, whole columns at a time.
 
 Values are checked here and bad rows collected with their place; types were checked in `columns.py`, and nested columns
 are taken apart in `lists.py`.
@@ -13,36 +13,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rayrec.data.arrow_types import without_views
-from rayrec.data.columns import check_types
 from rayrec.data.dense import map_dense
 from rayrec.data.errors import DataError
-from rayrec.data.problems import Problems, Unplaced
-from rayrec.data.rows import Rows, collate
+from rayrec.data.problems import Problems
+from rayrec.data.rows import Rows
 from rayrec.data.schema import Schema, Vocabulary
 from rayrec.data.sparse import map_sparse
 from rayrec.data.vocabulary import load_vocabulary
-from rayrec.models.batch import Batch
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
-
-
-def to_batch(table: pa.RecordBatch | pa.Table, schema: Schema, rows_of: Mapping[str, int]) -> Batch:
-    """One batch of all rows of `table`.
-
-    Args:
-        table: has the schema's columns.
-        rows_of: rows of the table that each sparse feature is looked up in.
-
-    Raises:
-        DataError: a wrong type, or the first row with a bad value.
-    """
-    check_types(schema, table.schema, "the given table")
-    problems = Problems(Unplaced())
-    rows = map_rows(table, schema, rows_of, problems)
-    if problems:
-        raise problems.error(int(problems.rows()[0]))
-    return collate([(rows, 0, len(rows))], schema)
 
 
 def map_rows(

@@ -1,24 +1,18 @@
-"""Rows that are ready to be batched: plain arrays, their Arrow form for transport, and slicing into a Batch.
+"""Rows that are ready to be batched: plain arrays, and their Arrow form for transport.
 
-How Arrow columns become these arrays is `mapping.py`'s work.
+How Arrow columns become these arrays is `mapping.py`'s work, how these become a batch `collate.py`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
 from rayrec.data.buffers import empty
-from rayrec.data.lists import offsets_of
-from rayrec.data.schema import Schema
-from rayrec.models.batch import Batch
-from rayrec.sparse import KeyedJaggedTensor
-from rayrec.sparse.ops import permute_segments
+from rayrec.data.lists import take_bags
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -44,14 +38,8 @@ class Ids:
             return self
         if self.offsets is None:
             return Ids(np.take(self.values, order, out=empty(len(order), np.int64), mode="clip"), None)
-        first, last = self.span(0, len(self.offsets) - 1)
-        lengths, values, weights = permute_segments(
-            torch.from_numpy(order.astype(np.int32)),
-            torch.from_numpy(np.diff(self.offsets)).reshape(-1, 1),
-            _tensor(self.values[first:last]),
-            None if self.weights is None else _tensor(self.weights[first:last]),
-        )
-        return Ids(values.numpy(), offsets_of(lengths.numpy()[:, 0]), None if weights is None else weights.numpy())
+        values, offsets = take_bags(self.values, self.offsets, order)
+        return Ids(values, offsets, None if self.weights is None else take_bags(self.weights, self.offsets, order)[0])
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """Where the values of the rows `[start, stop)` lie."""
@@ -70,64 +58,7 @@ class Rows:
         return len(self.label)
 
 
-def _tensor(array: npt.NDArray[np.generic]) -> torch.Tensor:
-    # torch warns about memory that it could not write to: Arrow's, where ids are used as they are
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
 Part = tuple[Rows, int, int]  # rows [start, stop) of mapped rows
-
-
-def collate(parts: Sequence[Part], schema: Schema) -> Batch:
-    """One batch of the given rows, in order.
-
-    Returns:
-        dense float32 [B, N]; sparse int64 values and lengths, key-major; label float32 [B].
-    """
-    size = sum(stop - start for _, start, stop in parts)
-    dense = np.empty((size, schema.num_dense), dtype=np.float32)
-    label = np.empty(size, dtype=np.float32)
-    at = 0
-    for rows, start, stop in parts:
-        end = at + stop - start
-        dense[at:end], label[at:end] = rows.dense[start:stop], rows.label[start:stop]
-        at = end
-    return Batch(torch.from_numpy(dense), _jagged(parts, schema, size), torch.from_numpy(label))
-
-
-def empty_batch(schema: Schema) -> Batch:
-    """A batch of no rows, for a rank whose part of the epoch is done."""
-    return collate([], schema)
-
-
-def _jagged(parts: Sequence[Part], schema: Schema, size: int) -> KeyedJaggedTensor:
-    values: list[I64] = []
-    weights: list[F32] = []
-    weighted = schema.weighted
-    lengths = np.ones(len(schema.sparse) * size, dtype=np.int64)
-    at = 0
-    for feature in range(len(schema.sparse)):
-        for rows, start, stop in parts:
-            ids = rows.ids[feature]
-            first, last = ids.span(start, stop)
-            values.append(ids.values[first:last])
-            if weighted:
-                weights.append(np.ones(last - first, np.float32) if ids.weights is None else ids.weights[first:last])
-            end = at + stop - start
-            if ids.offsets is not None:
-                np.subtract(ids.offsets[start + 1 : stop + 1], ids.offsets[start:stop], out=lengths[at:end])
-            at = end
-    return KeyedJaggedTensor(
-        keys=schema.sparse_names,
-        values=torch.from_numpy(np.concatenate(values) if values else np.empty(0, np.int64)),
-        weights=torch.from_numpy(_joined(weights)) if weighted else None,
-        lengths=torch.from_numpy(lengths),
-        stride=size,
-    )
-
-
-def _joined(weights: list[F32]) -> F32:
-    return np.concatenate(weights) if weights else np.empty(0, np.float32)
 
 
 def to_columns(rows: Rows) -> dict[str, pa.Array]:
