@@ -15,6 +15,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+from rayrec.distributed.kernel.stacking import Stacks
 from rayrec.distributed.kernel.tables import LocalTable, Lookups
 
 logging.getLogger("fbgemm_gpu").setLevel(logging.WARNING)
@@ -50,6 +51,7 @@ class FusedKernel:
         first = self.tables[0]
         spec = first.optimizer
         on_cpu = device.type == "cpu"
+        self._stacks = Stacks(self.tables, table_of_lookup, device, apart=not on_cpu)
         self._tbe = SplitTableBatchedEmbeddingBagsCodegen(
             embedding_specs=[
                 (
@@ -58,9 +60,9 @@ class FusedKernel:
                     EmbeddingLocation.HOST if on_cpu else _LOCATIONS[table.kernel],
                     ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA,
                 )
-                for table in self.tables
+                for table in self._stacks.tables
             ],
-            feature_table_map=list(table_of_lookup),
+            feature_table_map=self._stacks.stack_of_lookup,
             weights_precision=_PRECISION[first.config.data_type.dtype],
             output_dtype=SparseType.FP32,
             optimizer=spec.optimizer,
@@ -82,25 +84,25 @@ class FusedKernel:
         return f"FusedKernel({[table.config.name for table in self.tables]}, {self.tables[0].optimizer})"
 
     def pooled(self, lookups: Lookups) -> torch.Tensor:
-        return self._tbe(lookups.ids, lookups.offsets, lookups.weights)
+        return self._tbe(self._stacks.ids(lookups), lookups.offsets, lookups.weights)
 
     def weights(self) -> list[torch.Tensor]:
         self._tbe.flush()
-        return [weight.detach() for weight in self._tbe.split_embedding_weights()]
+        return self._stacks.apart([weight.detach() for weight in self._tbe.split_embedding_weights()])
 
     def states(self) -> list[dict[str, torch.Tensor]]:
         names = _STATE_NAMES[self.tables[0].optimizer.optimizer]
         if not names:
             return [{} for _ in self.tables]
         self._tbe.flush()
-        split = self._tbe.split_optimizer_states()
-        return [
-            {
-                name: state.detach() if state.numel() == table.rows.size else state.detach().view(table.rows.size, -1)
-                for name, state in zip(names, states, strict=True)
-            }
-            for table, states in zip(self.tables, split, strict=True)
-        ]
+        columns = []  # one for each name, of every table
+        for of_stacks in zip(*self._tbe.split_optimizer_states(), strict=True):
+            shaped = [
+                state.detach() if state.numel() == stack.rows.size else state.detach().view(stack.rows.size, -1)
+                for stack, state in zip(self._stacks.tables, of_stacks, strict=True)
+            ]
+            columns.append(self._stacks.apart(shaped))
+        return [dict(zip(names, of_table, strict=True)) for of_table in zip(*columns, strict=True)]
 
     @property
     def learning_rate(self) -> float:
