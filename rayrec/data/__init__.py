@@ -13,7 +13,18 @@ from rayrec.data.cursor import Cursor, RankCursor
 from rayrec.data.errors import DataError
 from rayrec.data.manifest import Manifest
 from rayrec.data.options import BadRows, ReadOptions
-from rayrec.data.schema import DenseFeature, Hash, Identity, Label, Schema, SparseFeature, Standardize, Vocabulary
+from rayrec.data.schema import (
+    DenseFeature,
+    Hash,
+    Identity,
+    Label,
+    SampleWeight,
+    Schema,
+    SparseFeature,
+    Standardize,
+    Task,
+    Vocabulary,
+)
 
 if TYPE_CHECKING:
     from rayrec.data.collate import empty_batch, to_batch
@@ -37,9 +48,11 @@ __all__ = [
     "Manifest",
     "RankCursor",
     "ReadOptions",
+    "SampleWeight",
     "Schema",
     "SparseFeature",
     "Standardize",
+    "Task",
     "Vocabulary",
     "build_vocabulary",
     "empty_batch",

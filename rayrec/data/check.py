@@ -57,7 +57,9 @@ class FeatureReport:
 
 @dataclass(slots=True)
 class CheckReport:
-    """The result of `check`: rows, the bad ones by reason, samples of them, and every sparse feature."""
+    """The result of `check`: rows, the bad ones by reason, samples of them, positives (of the first label, where there
+    are several), and every sparse feature.
+    """
 
     rows: int
     bad_rows: int
@@ -156,7 +158,7 @@ def check(manifest: Manifest, schema: Schema, rows_of: Mapping[str, int], max_sa
         report.bad_rows += len(bad)
         report.reasons.update(problems.reasons())
         report.samples += [problems.error(int(row)) for row in bad[: max_samples - len(report.samples)]]
-        report.positives += int(rows.label[good].sum())
+        report.positives += int((rows.label.reshape(piece.rows, -1)[good, 0] == 1).sum())
         for feature, ids in zip(features, rows.ids, strict=True):
             feature.add(table.column(feature.feature.column), ids, good)
     report.features = [feature.finish() for feature in features]

@@ -28,17 +28,27 @@ def collate(parts: Sequence[Part], schema: Schema) -> Batch:
     """One batch of the given rows, in order.
 
     Returns:
-        dense float32 [B, N]; sparse int64 values and lengths, key-major; label float32 [B].
+        dense float32 [B, N]; sparse int64 values and lengths, key-major; label float32 [B], or [B, T] of several
+        labels; weight, where the schema has one, float32 [B].
     """
     size = sum(stop - start for _, start, stop in parts)
-    dense = np.empty((size, schema.num_dense), dtype=np.float32)
-    label = np.empty(size, dtype=np.float32)
+    return Batch(
+        dense=_stacked(parts, "dense", (size, schema.num_dense)),
+        sparse=_jagged(parts, schema, size),
+        label=_stacked(parts, "label", (size, *schema.label_shape)),
+        weight=None if schema.sample_weight is None else _stacked(parts, "weight", (size,)),
+    )
+
+
+def _stacked(parts: Sequence[Part], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """One array of the rows, parts after one another."""
+    out = np.empty(shape, dtype=np.float32)
     at = 0
     for rows, start, stop in parts:
         end = at + stop - start
-        dense[at:end], label[at:end] = rows.dense[start:stop], rows.label[start:stop]
+        out[at:end] = getattr(rows, name)[start:stop]
         at = end
-    return Batch(torch.from_numpy(dense), _jagged(parts, schema, size), torch.from_numpy(label))
+    return torch.from_numpy(out)
 
 
 def empty_batch(schema: Schema) -> Batch:

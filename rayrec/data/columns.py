@@ -40,9 +40,14 @@ def check_types(schema: Schema, found: pa.Schema, file: str) -> None:
             )
         if found.names.count(column) > 1:
             raise DataError("two columns have this name", file=file, column=column, fix="rename one of them")
-    label = found.field(schema.label.column).type
-    if not _is_number(label) or pat.is_decimal(label):
-        raise _wrong("the label", "a number or boolean that is 0 or 1", label, file, schema.label.column)
+    for task in schema.tasks:
+        label = found.field(task.column).type
+        if not _is_number(label) or pat.is_decimal(label):
+            raise _wrong("the label", "a number or boolean that is 0 or 1", label, file, task.column)
+    if schema.sample_weight is not None:
+        weight = found.field(schema.sample_weight.column).type
+        if not _is_number(weight):
+            raise _wrong("the sample weight", "a number", weight, file, schema.sample_weight.column)
     for dense in schema.dense:
         _check_dense(dense, found.field(dense.column).type, file)
     for sparse in schema.sparse:

@@ -19,6 +19,7 @@ from rayrec.data.problems import Problems
 from rayrec.data.rows import Rows
 from rayrec.data.schema import Schema, Vocabulary
 from rayrec.data.sparse import map_sparse
+from rayrec.data.targets import map_labels, map_weight
 from rayrec.data.vocabulary import load_vocabulary
 
 F32 = npt.NDArray[np.float32]
@@ -39,12 +40,14 @@ def map_rows(
             feature is put in order right after it is mapped, while it is in the processor's cache.
     """
     columns = {name: _one_array(table.column(name)) for name in schema.columns}
-    label = _label(columns[schema.label.column], schema.label.column, problems)
+    label = map_labels(columns, schema, problems)
+    weight = None if schema.sample_weight is None else map_weight(columns, schema.sample_weight, problems)
     dense = map_dense(schema.dense, columns, table.num_rows, problems)
     if order is not None:
-        dense, label = np.take(dense, order, axis=0), np.take(label, order)
+        dense, label = np.take(dense, order, axis=0), np.take(label, order, axis=0)
+        weight = None if weight is None else np.take(weight, order)
     ids = (map_sparse(feature, columns, rows_of[feature.name], problems) for feature in schema.sparse)
-    return Rows(dense, label, tuple(bags.take(order) for bags in ids))
+    return Rows(dense, label, tuple(bags.take(order) for bags in ids), weight)
 
 
 def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
@@ -80,28 +83,3 @@ def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     plain = without_views(column.type)
     return column if plain == column.type else column.cast(plain)
-
-
-def _label(array: pa.Array, column: str, problems: Problems) -> F32:
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if array.null_count:
-        problems.add(
-            np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)),
-            column,
-            lambda _: "the label is null",
-            lambda _: None,
-            "remove the row or fill the label with 0 or 1",
-        )
-        array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
-    values = array.to_numpy(zero_copy_only=False)
-    bad = np.flatnonzero((values != 0) & (values != 1))
-    if len(bad):
-        problems.add(
-            bad,
-            column,
-            lambda _: "the label must be 0 or 1",
-            lambda k: str(values[bad[k]]),
-            "write labels as 0 and 1 (a threshold on a rating, say)",
-        )
-    return values.astype(np.float32)

@@ -48,11 +48,14 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """n mapped rows: dense [n, N], label [n], one `Ids` per sparse feature."""
+    """n mapped rows: dense [n, N], label [n] or [n, T] of several, one `Ids` per sparse feature, and the sample
+    weight [n] where there is one.
+    """
 
     dense: F32
     label: F32
     ids: tuple[Ids, ...]
+    weight: F32 | None = None
 
     def __len__(self) -> int:
         return len(self.label)
@@ -63,15 +66,25 @@ Part = tuple[Rows, int, int]  # rows [start, stop) of mapped rows
 
 def to_columns(rows: Rows) -> dict[str, pa.Array]:
     """Arrow columns that `from_columns` reads; no copy of the values."""
-    columns = {"label": pa.array(rows.label)}
-    width = rows.dense.shape[1]
-    if width:
-        columns["dense"] = pa.FixedSizeListArray.from_arrays(pa.array(rows.dense.reshape(-1)), width)
+    columns = {"label": pa.array(rows.label) if rows.label.ndim == 1 else _fixed(rows.label)}
+    if rows.weight is not None:
+        columns["weight"] = pa.array(rows.weight)
+    if rows.dense.shape[1]:
+        columns["dense"] = _fixed(rows.dense)
     for number, ids in enumerate(rows.ids):
         columns[f"ids{number}"] = _to_array(ids.values, ids.offsets)
         if ids.weights is not None:
             columns[f"weights{number}"] = _to_array(ids.weights, ids.offsets)
     return columns
+
+
+def _fixed(matrix: F32) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), matrix.shape[1])
+
+
+def _matrix(array: pa.Array) -> F32:
+    found: F32 = array.flatten().to_numpy().reshape(len(array), array.type.list_size)
+    return found
 
 
 def _to_array(values: npt.NDArray[np.generic], offsets: I64 | None) -> pa.Array:
@@ -82,13 +95,10 @@ def _to_array(values: npt.NDArray[np.generic], offsets: I64 | None) -> pa.Array:
 
 def from_columns(batch: pa.RecordBatch, num_features: int) -> Rows:
     """The rows that `to_columns` wrote; views of Arrow's memory."""
-    label = batch.column("label").to_numpy()
+    array = batch.column("label")
+    label = _matrix(array) if pa.types.is_fixed_size_list(array.type) else array.to_numpy()
     names = set(batch.schema.names)
-    if "dense" in names:
-        array = batch.column("dense")
-        dense = array.flatten().to_numpy().reshape(len(array), array.type.list_size)
-    else:
-        dense = np.empty((len(label), 0), np.float32)
+    dense = _matrix(batch.column("dense")) if "dense" in names else np.empty((len(label), 0), np.float32)
     ids = []
     for number in range(num_features):
         array, weights = batch.column(f"ids{number}"), None
@@ -98,4 +108,4 @@ def from_columns(batch: pa.RecordBatch, num_features: int) -> Rows:
         if f"weights{number}" in names:
             weights = batch.column(f"weights{number}").values.to_numpy()
         ids.append(Ids(array.values.to_numpy(), array.offsets.to_numpy(), weights))
-    return Rows(dense, label, tuple(ids))
+    return Rows(dense, label, tuple(ids), batch.column("weight").to_numpy() if "weight" in names else None)

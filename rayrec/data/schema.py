@@ -70,6 +70,12 @@ class Label(Strict):
     column: str = "label"
 
 
+class SampleWeight(Strict):
+    """A number of at least 0 that says how much a row counts, in the loss and in every figure."""
+
+    column: str = "weight"
+
+
 class _Feature(Strict):
     """What every feature has; `column` is the feature's name where none is given."""
 
@@ -82,6 +88,19 @@ class _Feature(Strict):
         if isinstance(data, dict) and "name" in data and data.get("column") is None:
             return {**data, "column": data["name"]}
         return data
+
+
+class Task(_Feature):
+    """One of several labels: a column of 0 and 1 that is predicted under a name.
+
+    Args:
+        weight: of its loss in the sum of all labels' losses.
+        on_null: "error" reports a null; with "ignore" the label was not observed in that row, which then neither
+            trains nor measures it.
+    """
+
+    weight: float = Field(default=1.0, gt=0)
+    on_null: Literal["error", "ignore"] = "error"
 
 
 class DenseFeature(_Feature):
@@ -167,16 +186,37 @@ class SparseFeature(_Feature):
 class Schema(Strict):
     """A data set's columns: what is predicted and from what.
 
+    Args:
+        label: what is predicted; for several labels, `labels` instead.
+        sample_weight: how much each row counts; without it all count alike.
+
     Raises:
         ValueError (pydantic.ValidationError): unknown field, wrong type, a name given twice, or no feature at all.
     """
 
-    label: Label = Label()
+    label: Label | None = Label()
+    labels: list[Task] = []
+    sample_weight: SampleWeight | None = None
     dense: list[DenseFeature] = []
     sparse: list[SparseFeature] = []
 
+    @model_validator(mode="before")
+    @classmethod
+    def _label_or_labels(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("labels"):
+            if data.get("label") is not None:
+                raise ValueError("give `label` (one) or `labels` (several), not both")
+            return {**data, "label": None}
+        return data
+
     @model_validator(mode="after")
     def _check(self) -> Schema:
+        if self.label is None and not self.labels:
+            raise ValueError("nothing is predicted: give `label`, or several under `labels`")
+        tasks = [task.name for task in self.labels]
+        twice = sorted({name for name in tasks if tasks.count(name) > 1})
+        if twice:
+            raise ValueError(f"labels must have names of their own, these appear more than once: {twice}")
         names = [feature.name for feature in (*self.dense, *self.sparse)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -184,6 +224,21 @@ class Schema(Strict):
         if not names:
             raise ValueError("the schema has no features: list some under dense or sparse")
         return self
+
+    @property
+    def tasks(self) -> list[Task]:
+        """What is predicted, in the order of the logits; a single one where there is one `label`."""
+        return self.labels if self.label is None else [Task(name="label", column=self.label.column)]
+
+    @property
+    def task_names(self) -> list[str] | None:
+        """The names of several labels; None for one."""
+        return None if self.label is not None else [task.name for task in self.labels]
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """What follows B in the shape of labels and logits: nothing for one label, T for several."""
+        return () if self.label is not None else (len(self.labels),)
 
     @property
     def num_dense(self) -> int:
@@ -203,7 +258,8 @@ class Schema(Strict):
     @property
     def columns(self) -> list[str]:
         """The Parquet columns that are read, each once."""
-        names = [self.label.column, *(f.column for f in self.dense)]
+        names = [*(task.column for task in self.tasks), *([self.sample_weight.column] if self.sample_weight else [])]
+        names += [feature.column for feature in self.dense]
         for feature in self.sparse:
             names += [feature.column] + ([feature.weight_column] if feature.weight_column else [])
         return list(dict.fromkeys(names))

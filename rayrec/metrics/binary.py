@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torchmetrics
@@ -18,27 +18,37 @@ if TYPE_CHECKING:
 
 
 class _Sums(torchmetrics.Metric):
-    """The sums that every metric here follows from; they add up over batches and ranks."""
+    """The sums that every metric of T labels follows from; they add up over batches and ranks.
+
+    Sums of weights that are whole numbers are exact up to 2**53.
+    """
 
     full_state_update = False
-    counts: torch.Tensor  # int64 [2, bins]: examples by label and by bin of their logit
-    totals: torch.Tensor  # float64 [2]: of the examples' log loss (nats), of their predicted probabilities
+    counts: torch.Tensor  # float64 [T, 2, bins]: weight of the examples by label and by bin of their logit
+    totals: torch.Tensor  # float64 [T, 3]: weighted log loss (nats), weighted predicted probabilities, examples
+    first_cell: torch.Tensor  # int64 [T]: where each label's counts start
 
-    def __init__(self, bins: LogitBins) -> None:
+    def __init__(self, num_labels: int, bins: LogitBins) -> None:
         super().__init__(sync_on_compute=False)  # ranks are summed by BinaryMetrics, through rayrec's own collectives
         self.bins = bins
-        self.add_state("counts", torch.zeros(2, bins.count, dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("totals", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
+        counts, totals = torch.zeros(num_labels, 2, bins.count), torch.zeros(num_labels, 3)
+        self.add_state("counts", counts.double(), dist_reduce_fx="sum")
+        self.add_state("totals", totals.double(), dist_reduce_fx="sum")
+        self.register_buffer("first_cell", torch.arange(num_labels) * 2 * bins.count, persistent=False)
 
-    def update(self, logits_B: torch.Tensor, labels_B: torch.Tensor) -> None:
-        logits_B, labels_B = logits_B.detach().double(), labels_B.detach().double()
-        cell_B = (labels_B > 0.5).long() * self.bins.count + self.bins.index(logits_B)
-        self.counts.view(-1).scatter_add_(0, cell_B, torch.ones_like(cell_B))
-        loss = binary_cross_entropy_with_logits(logits_B, labels_B, reduction="sum")
-        self.totals += torch.stack((loss, torch.sigmoid(logits_B).sum()))
+    def update(self, logits_BT: torch.Tensor, labels_BT: torch.Tensor, weights_B: torch.Tensor | None) -> None:
+        logits_BT, labels_BT = logits_BT.detach().double(), labels_BT.detach().double()
+        seen_BT = (~labels_BT.isnan()).double()
+        labels_BT = labels_BT.nan_to_num()
+        weights_BT = seen_BT if weights_B is None else seen_BT * weights_B.detach().double()[:, None]
+        cell_BT = self.first_cell + (labels_BT > 0.5) * self.bins.count + self.bins.index(logits_BT)
+        self.counts.view(-1).scatter_add_(0, cell_BT.view(-1), weights_BT.reshape(-1))
+        loss_BT = binary_cross_entropy_with_logits(logits_BT, labels_BT, weights_BT, reduction="none")
+        predicted_BT = torch.sigmoid(logits_BT) * weights_BT
+        self.totals += torch.stack((loss_BT.sum(0), predicted_BT.sum(0), seen_BT.sum(0)), dim=1)
 
-    def compute(self) -> dict[str, float | int | None]:
-        return _figures(self.counts, self.totals)
+    def compute(self) -> list[dict[str, float | int | None]]:
+        return [_figures(*of_label) for of_label in zip(self.counts, self.totals, strict=True)]
 
 
 class BinaryMetrics:
@@ -53,37 +63,54 @@ class BinaryMetrics:
     - `logloss`: mean log loss, in nats.
     - `calibration`: sum of predictions over sum of labels; 1 is calibrated.
     - `samples`: examples seen.
+    - `tasks`, for a model with several labels: all of the above for each label, by name; the first label's stand above.
 
-    A figure that is not defined is None: all where there is no example, `auc`, `ne` (and, without a positive,
-    `calibration`) where all labels are alike, `logloss` and what depends on it once a logit was not finite.
+    With weights, every sum over examples is a weighted one: an example of weight 2 counts as two of them. Only
+    `samples` stays what it is. A label that is NaN was not observed: the example does not count for it.
+
+    A figure that is not defined is None: all where no example has a weight above 0, `auc`, `ne` (and, without a
+    positive, `calibration`) where all labels are alike, `logloss` and what depends on it once a logit was not finite.
 
     Args:
-        device: where the state lives (1 MiB); that of the logits avoids copies.
+        device: where the state lives (1 MiB a label); that of the logits avoids copies.
         bins: how logits are binned for the AUC.
+        names: of T labels, for a model with several; None for one label.
     """
 
-    def __init__(self, device: torch.device | str | None = None, bins: LogitBins | None = None) -> None:
-        self._sums = _Sums(bins or LogitBins()).to(device or torch.device("cpu"))
+    def __init__(
+        self,
+        device: torch.device | str | None = None,
+        bins: LogitBins | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        self._names = names
+        self._sums = _Sums(1 if names is None else len(names), bins or LogitBins()).to(device or torch.device("cpu"))
 
-    def update(self, logits_B: torch.Tensor, labels_B: torch.Tensor) -> None:
+    def update(self, logits: torch.Tensor, labels: torch.Tensor, weights_B: torch.Tensor | None = None) -> None:
         """Adds a batch; never waits for the device.
 
         Args:
-            logits_B: floating [B]; B may be 0.
-            labels_B: [B], each 0 or 1.
+            logits: floating [B], or [B, T] with several labels; B may be 0.
+            labels: of the same shape, each 0 or 1, or NaN where a label was not observed.
+            weights_B: [B], each finite and at least 0; None: all 1.
 
         Raises:
-            ValueError: the shapes differ or are not [B].
+            ValueError: the shapes are not these.
         """
-        if logits_B.dim() != 1 or logits_B.shape != labels_B.shape:
+        wanted = "[B]" if self._names is None else f"[B, {len(self._names)}]"
+        tail = () if self._names is None else (len(self._names),)
+        if logits.shape != labels.shape or logits.dim() < 1 or logits.shape[1:] != tail:
             raise ValueError(
-                f"logits {list(logits_B.shape)} and labels {list(labels_B.shape)} must both be of shape [B]; "
-                "squeeze the last dimension of a [B, 1] output"
+                f"logits {list(logits.shape)} and labels {list(labels.shape)} must both be of shape {wanted}"
+                + ("; squeeze the last dimension of a [B, 1] output" if self._names is None else "")
             )
-        device = self._sums.counts.device
-        self._sums.update(logits_B.to(device), labels_B.to(device))
+        if weights_B is not None and weights_B.shape != labels.shape[:1]:
+            raise ValueError(f"weights {list(weights_B.shape)} must be [B], as labels {list(labels.shape)} have B rows")
+        device, shape = self._sums.counts.device, (len(labels), self._sums.counts.shape[0])
+        weights_B = None if weights_B is None else weights_B.to(device)
+        self._sums.update(logits.to(device).reshape(shape), labels.to(device).reshape(shape), weights_B)
 
-    def compute(self, group: dist.ProcessGroup | None = None) -> dict[str, float | int | None]:
+    def compute(self, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
         """The metrics of all that was added since the last `reset`.
 
         Args:
@@ -91,11 +118,14 @@ class BinaryMetrics:
                 this process saw alone.
         """
         state = self.state(group)
-        return _figures(state["counts"], state["totals"])
+        figures = [_figures(*of_label) for of_label in zip(state["counts"], state["totals"], strict=True)]
+        if self._names is None:
+            return figures[0]
+        return {**figures[0], "tasks": dict(zip(self._names, figures, strict=True))}
 
     def auc_error_bound(self, group: dist.ProcessGroup | None = None) -> float | None:
         """How far `auc` can be from the exact area; None where it is not defined. Collective like `compute`."""
-        counts = self.state(group)["counts"].double()
+        counts = self.state(group)["counts"][0]
         area = binned_auc(counts[0], counts[1])
         return area[1] if area else None
 
@@ -104,7 +134,7 @@ class BinaryMetrics:
         self._sums.reset()
 
     def state(self, group: dist.ProcessGroup | None = None) -> dict[str, torch.Tensor]:
-        """A copy of the state, on the CPU, for a checkpoint: `counts` int64 [2, bins], `totals` float64 [2].
+        """A copy of the state, on the CPU, for a checkpoint: `counts` [T, 2, bins], `totals` [T, 3], both float64.
 
         States add up: that of a run is the sum over its ranks. With a `group` it is that sum (collective like
         `compute`), and belongs to one rank of the resumed run, whatever the number of ranks; the others start empty.
@@ -112,15 +142,15 @@ class BinaryMetrics:
         counts, totals = self._sums.counts, self._sums.totals
         if group is None:
             return {"counts": counts.cpu().clone(), "totals": totals.cpu().clone()}
-        # One collective for both; float64 holds counts exactly up to 2**53.
-        packed = all_reduce(torch.cat((totals, counts.view(-1).double())), group).cpu()
-        return {"counts": packed[2:].long().view_as(counts), "totals": packed[:2].clone()}
+        packed = all_reduce(torch.cat((totals.view(-1), counts.view(-1))), group).cpu()  # one collective for both
+        first, rest = packed.split([totals.numel(), counts.numel()])
+        return {"counts": rest.view_as(counts), "totals": first.view_as(totals).clone()}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replaces the state by one that `state` gave.
 
         Raises:
-            ValueError: it is not such a state, or was made with another number of bins.
+            ValueError: it is not such a state, or was made with another number of labels or bins.
         """
         own = {"counts": self._sums.counts, "totals": self._sums.totals}
         if set(state) != set(own):
@@ -129,27 +159,26 @@ class BinaryMetrics:
             if state[name].shape != current.shape:
                 raise ValueError(
                     f"metrics state {name!r} has shape {list(state[name].shape)}, this one {list(current.shape)}: "
-                    "make BinaryMetrics with the same bins"
+                    "make BinaryMetrics with the same bins and labels"
                 )
             setattr(self._sums, name, state[name].to(current.device, current.dtype, copy=True))
 
 
 def _figures(counts: torch.Tensor, totals: torch.Tensor) -> dict[str, float | int | None]:
-    """The metrics that counts [2, bins] and totals [2] stand for, as `BinaryMetrics.compute` documents them."""
-    histogram = counts.double()
-    negatives, positives = (int(count) for count in counts.sum(1))
-    samples = negatives + positives
-    loss_sum, prediction_sum = (float(total) for total in totals)
-    sound = samples > 0 and math.isfinite(loss_sum)
-    logloss = loss_sum / samples if sound else None
-    base_entropy = _entropy(positives / samples) if samples else 0.0
-    area = binned_auc(histogram[0], histogram[1]) if sound else None
+    """The metrics that counts [2, bins] and totals [3] stand for, as `BinaryMetrics.compute` documents them."""
+    negatives, positives = (float(weight) for weight in counts.sum(1))
+    weight = negatives + positives
+    loss_sum, prediction_sum, samples = (float(total) for total in totals)
+    sound = weight > 0 and math.isfinite(loss_sum)
+    logloss = loss_sum / weight if sound else None
+    base_entropy = _entropy(positives / weight) if weight else 0.0
+    area = binned_auc(counts[0], counts[1]) if sound else None
     return {
         "auc": area[0] if area else None,
         "ne": logloss / base_entropy if logloss is not None and base_entropy else None,
         "logloss": logloss,
         "calibration": prediction_sum / positives if sound and positives else None,
-        "samples": samples,
+        "samples": int(samples),
     }
 
 

@@ -40,7 +40,7 @@ def binned_auc(negatives: torch.Tensor, positives: torch.Tensor) -> tuple[float,
     error is at most half the share of such pairs; in practice, where bins are narrow, it is orders less.
 
     Args:
-        negatives, positives: float64 [bins], examples of the class by bin, bins in ascending order of score.
+        negatives, positives: float64 [bins], weight of the class's examples by bin, bins in ascending order of score.
 
     Returns:
         (area, greatest error), or None where a class is empty.

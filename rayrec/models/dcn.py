@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rayrec.models.batch import Batch
-from rayrec.models.parts import check_logit, mean_loss
+from rayrec.models.parts import Head, check_logits
 from rayrec.modules import MLP, CrossNet, EmbeddingBagCollection, EmbeddingBagConfig, LowRankCrossNet
 
 
@@ -19,11 +19,12 @@ class DCN(nn.Module):
         tables: embedding tables, of any widths.
         num_dense: N, the number of dense features; 0 is allowed.
         dense_arch: layer widths of the bottom MLP; empty: dense features are crossed as they are.
-        over_arch: layer widths of the top MLP, the last of them 1.
+        over_arch: layer widths of the top MLP, the last of them 1, or the number of labels.
         cross_layers: how often features are crossed.
         cross_rank: rank of the cross matrices; 0 for full matrices.
         dropout: in both MLPs.
         is_weighted: ids carry weights.
+        task_weights: of several labels' losses; None for one label.
         device: of the dense part; the tables lie on "meta" until they are sharded, unless `tables_device` says
             otherwise.
         seed: of the tables' first weights.
@@ -42,12 +43,14 @@ class DCN(nn.Module):
         cross_rank: int = 64,
         dropout: float = 0.0,
         is_weighted: bool = False,
+        task_weights: Sequence[float] | None = None,
         device: torch.device | str | None = None,
         tables_device: torch.device | str | None = "meta",
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        check_logit("dcn", "over_arch", over_arch)
+        check_logits("dcn", "over_arch", over_arch, task_weights)
+        self.head = Head(task_weights, device)
         if cross_rank < 0:
             raise ValueError(f"dcn: cross_rank={cross_rank} must be positive, or 0 for full matrices")
         self.embedding_bags = EmbeddingBagCollection(list(tables), is_weighted, device=tables_device, seed=seed)
@@ -63,9 +66,9 @@ class DCN(nn.Module):
         self.over_arch = MLP(width, over_arch, dropout=dropout, last_linear=True, device=device)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(mean binary cross-entropy, logits `[B]`)."""
+        """(mean binary cross-entropy, logits `[B]`, or `[B, T]` of several labels)."""
         pooled = self.embedding_bags(batch.sparse)
         dense = batch.dense if self.dense_arch is None else self.dense_arch(batch.dense)
         features = torch.cat([dense, pooled.values()], dim=1)
-        logits = self.over_arch(self.cross(features)).squeeze(1)
-        return mean_loss(logits, batch.label), logits
+        loss_and_logits: tuple[torch.Tensor, torch.Tensor] = self.head(self.over_arch(self.cross(features)), batch)
+        return loss_and_logits

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rayrec.models.batch import Batch
-from rayrec.models.parts import check_logit, common_dim, mean_loss
+from rayrec.models.parts import Head, check_logits, common_dim
 from rayrec.modules import MLP, EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.modules.fm import pairwise_sum
 
@@ -19,13 +19,15 @@ class DeepFM(nn.Module):
 
     A field is a sparse feature, with the pooled vector of its ids, or a dense feature, with its value times a learned
     vector. A field's weight w_i is a learned projection of its vector, so that a table holds all that belongs to an id.
+    Of several labels, each has a bias, projections and an output of the MLP; the pairwise sum is theirs together.
 
     Args:
         tables: embedding tables, all of one `embedding_dim` D.
         num_dense: N, the number of dense features; 0 is allowed.
-        deep_arch: layer widths of the MLP, the last of them 1.
+        deep_arch: layer widths of the MLP, the last of them 1, or the number of labels.
         dropout: in the MLP.
         is_weighted: ids carry weights.
+        task_weights: of several labels' losses; None for one label.
         device: of the dense part; the tables lie on "meta" until they are sharded, unless `tables_device` says
             otherwise.
         seed: of the tables' first weights.
@@ -41,19 +43,22 @@ class DeepFM(nn.Module):
         deep_arch: Sequence[int],
         dropout: float = 0.0,
         is_weighted: bool = False,
+        task_weights: Sequence[float] | None = None,
         device: torch.device | str | None = None,
         tables_device: torch.device | str | None = "meta",
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        check_logit("deepfm", "deep_arch", deep_arch)
+        check_logits("deepfm", "deep_arch", deep_arch, task_weights)
+        self.head = Head(task_weights, device)
         self.dim = common_dim("deepfm", tables)
         self.num_sparse = sum(len(table.feature_names) for table in tables)
         num_fields = self.num_sparse + num_dense
         self.embedding_bags = EmbeddingBagCollection(list(tables), is_weighted, device=tables_device, seed=seed)
         self.dense_vectors_ND = nn.Parameter(torch.empty(num_dense, self.dim, device=device))
-        self.projection_FD = nn.Parameter(torch.empty(num_fields, self.dim, device=device))
-        self.bias = nn.Parameter(torch.empty((), device=device))
+        labels = () if task_weights is None else (len(task_weights),)
+        self.projection_FD = nn.Parameter(torch.empty(num_fields, self.dim, *labels, device=device))
+        self.bias = nn.Parameter(torch.empty(labels, device=device))
         self.deep = MLP(num_fields * self.dim, deep_arch, dropout=dropout, last_linear=True, device=device)
         self.reset_parameters()
 
@@ -64,11 +69,13 @@ class DeepFM(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(mean binary cross-entropy, logits `[B]`)."""
+        """(mean binary cross-entropy, logits `[B]`, or `[B, T]` of several labels)."""
         pooled = self.embedding_bags(batch.sparse)
         dense_BND = batch.dense[:, :, None] * self.dense_vectors_ND
         sparse_BFD = pooled.values().view(-1, self.num_sparse, self.dim)
         fields_BFD = torch.cat([sparse_BFD, dense_BND], dim=1)
-        weights_B = (fields_BFD * self.projection_FD).sum((1, 2))
-        logits = self.bias + weights_B + pairwise_sum(fields_BFD) + self.deep(fields_BFD.flatten(1)).squeeze(1)
-        return mean_loss(logits, batch.label), logits
+        flat_BV = fields_BFD.flatten(1)
+        linear_BT = self.bias + flat_BV @ self.projection_FD.flatten(0, 1).view(flat_BV.shape[1], -1)
+        outputs_BT = linear_BT + pairwise_sum(fields_BFD)[:, None] + self.deep(flat_BV)
+        loss_and_logits: tuple[torch.Tensor, torch.Tensor] = self.head(outputs_BT, batch)
+        return loss_and_logits

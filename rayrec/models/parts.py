@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from rayrec.models.batch import Batch
 from rayrec.modules import EmbeddingBagConfig
 
 
@@ -22,14 +24,56 @@ def common_dim(model: str, tables: Sequence[EmbeddingBagConfig]) -> int:
     return next(iter(dims.values()))
 
 
-def check_logit(model: str, setting: str, sizes: Sequence[int]) -> None:
-    """Raises ValueError where layer widths do not end with the logit."""
-    if not sizes or sizes[-1] != 1:
-        raise ValueError(f"{model}: {setting}={list(sizes)} must end with 1, the logit")
+def check_logits(model: str, setting: str, sizes: Sequence[int], task_weights: Sequence[float] | None) -> None:
+    """Raises ValueError where layer widths do not end with the logit, or with the logits of several labels."""
+    wanted = 1 if task_weights is None else len(task_weights)
+    if not sizes or sizes[-1] != wanted:
+        what = "the logit" if task_weights is None else "one logit a label"
+        raise ValueError(f"{model}: {setting}={list(sizes)} must end with {wanted}, {what}")
 
 
-def mean_loss(logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy of logits `[B]`, averaged over the batch; of an empty batch 0, with gradients of 0."""
-    if label.numel() == 0:
+class Head(nn.Module):
+    """What follows a model's last layer: the logits in their shape, and the loss.
+
+    Args:
+        task_weights: of several labels' losses; None for one label.
+    """
+
+    _task_weights: torch.Tensor | None
+
+    def __init__(self, task_weights: Sequence[float] | None, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        weights = None if task_weights is None else torch.tensor(list(task_weights), device=device)
+        self.register_buffer("_task_weights", weights, persistent=False)
+
+    def forward(self, outputs_BT: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """(mean loss, logits `[B]`, or `[B, T]` of several labels)."""
+        logits = outputs_BT.squeeze(1) if self._task_weights is None else outputs_BT
+        return mean_loss(logits, batch, self._task_weights), logits
+
+
+def mean_loss(logits: torch.Tensor, batch: Batch, task_weights_T: torch.Tensor | None = None) -> torch.Tensor:
+    """Binary cross-entropy, averaged over the batch with its weights: Σ w loss / Σ w.
+
+    Of several labels a row's loss is the sum of theirs, weighed by `task_weights_T`. A label that was not observed adds
+    nothing to its row, which counts in Σ w all the same: a label that few rows have weighs as much as its rows do, and
+    the mean over several batches, or ranks, is that over all their rows.
+
+    Args:
+        logits: `[B]`, or `[B, T]` as the batch's labels.
+        task_weights_T: None: all 1.
+
+    Returns:
+        a scalar; of a batch that is empty, or whose weights are all 0, it is 0, with gradients of 0.
+    """
+    if batch.rows == 0:
         return logits.sum()
-    return F.binary_cross_entropy_with_logits(logits, label)
+    label = batch.label.nan_to_num() if batch.label.dim() == 2 else batch.label
+    losses = F.binary_cross_entropy_with_logits(logits, label, reduction="none")
+    if losses.dim() == 2:
+        losses = losses.masked_fill(batch.label.isnan(), 0.0)
+        losses = losses.sum(1) if task_weights_T is None else losses @ task_weights_T
+    if batch.weight is None:
+        return losses.mean()
+    total = batch.weight.sum()
+    return (losses * batch.weight).sum() / torch.where(total > 0, total, 1.0)

@@ -67,13 +67,16 @@ def model(config: TrainConfig, device: torch.device | str, factory: Factory | No
     make = factory or _factory(config)
     torch.manual_seed(config.trainer.seed)
     where = f"model.factory={config.model.factory}" if config.model.factory else f"model.name={config.model.name}"
-    weighted = {"is_weighted": True} if config.data_schema.weighted else {}
+    schema = config.data_schema
+    asked: dict[str, Any] = {"is_weighted": True} if schema.weighted else {}
+    if schema.task_names is not None:
+        asked["task_weights"] = [task.weight for task in schema.tasks]
     try:
         made = make(
             tables=tables(config),
-            num_dense=config.data_schema.num_dense,
+            num_dense=schema.num_dense,
             device=device,
-            **weighted,
+            **asked,
             **config.model.args,
         )
     except TypeError as error:

@@ -84,8 +84,10 @@ def _check_dlrm(config: TrainConfig) -> None:
             f"{arch} must end with the dim of the tables, {dims[0]}: the dense features become one more vector of it",
         )
     over = config.model.args.get("over_arch")
-    if isinstance(over, list) and over and over[-1] != 1:
-        raise _refuse("model.args.over_arch", f"{over} must end with 1: the model gives one logit a row")
+    wanted = len(config.data_schema.tasks)
+    if isinstance(over, list) and over and over[-1] != wanted:
+        why = "the model gives one logit a row" if wanted == 1 else "the model gives one logit a row for each label"
+        raise _refuse("model.args.over_arch", f"{over} must end with {wanted}: {why}")
 
 
 def _check_trainer(config: TrainConfig) -> None:

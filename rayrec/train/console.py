@@ -91,12 +91,9 @@ class Display:
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """One pass over the evaluation rows."""
-        self.say(
-            f"evaluation after epoch {record['epoch'] + 1} (step {record['step']}): "
-            f"AUC {figure(record['auc'])}  NE {figure(record['ne'])}  logloss {figure(record['logloss'])}  "
-            f"calibration {figure(record['calibration'], 3)}  on {record['samples']:,} rows",
-            style="bold",
-        )
+        head = f"evaluation after epoch {record['epoch'] + 1} (step {record['step']})"
+        for line in evaluation_lines(head, record):
+            self.say(line, style="bold")
 
     def event(self, record: Mapping[str, Any]) -> None:
         """Something happened that a user should know of; a checkpoint only with RAYREC_DEBUG."""
@@ -109,9 +106,11 @@ class Display:
         """How the run ended and where everything is."""
         self._pause()
         evaluation = result["eval"] or {}
+        named = evaluation.get("tasks", {})
+        tasks = {f", {name}": scores for name, scores in named.items()} or {"": evaluation}
         rows = [
-            ("evaluation AUC", figure(evaluation.get("auc"))),
-            ("evaluation NE", figure(evaluation.get("ne"))),
+            *((f"evaluation AUC{label}", figure(scores.get("auc"))) for label, scores in tasks.items()),
+            *((f"evaluation NE{label}", figure(scores.get("ne"))) for label, scores in tasks.items()),
             ("epochs, steps", f"{result['epochs']}, {result['steps']:,}"),
             ("workers", str(result["world_size"])),
             ("samples/s", f"{result['samples_per_second']:,.0f}"),
@@ -134,6 +133,22 @@ class Display:
             return ""
         speed = self._figures["samples_per_second"] or 0.0
         return f"{speed:,.0f} samples/s  loss {figure(self._figures['loss'])}  NE {figure(self._figures['ne'])}"
+
+
+def evaluation_lines(head: str, scores: Mapping[str, Any]) -> list[str]:
+    """The figures of an evaluation behind `head`: one line, or one for each of several labels."""
+    if "tasks" not in scores:
+        return [f"{head}: {_quality(scores)}  on {scores['samples']:,} rows"]
+    width = max(len(name) for name in scores["tasks"])
+    lines = [f"  {name:<{width}}  {_quality(of)}  on {of['samples']:,} rows" for name, of in scores["tasks"].items()]
+    return [f"{head}:", *lines]
+
+
+def _quality(scores: Mapping[str, Any]) -> str:
+    return (
+        f"AUC {figure(scores['auc'])}  NE {figure(scores['ne'])}  logloss {figure(scores['logloss'])}  "
+        f"calibration {figure(scores['calibration'], 3)}"
+    )
 
 
 def plan_table(plan: Mapping[str, Any], most: int = 60) -> Table:

@@ -7,7 +7,7 @@ they wait for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -36,16 +36,16 @@ class Control:
     world_size: int
     group: Group
 
-    def rows(self, rows: int, error: BaseException | None = None) -> int:
-        """Rows that all ranks together bring to the next step; costs one all-reduce of two numbers.
+    def load(self, rows: int, weight: float, error: BaseException | None = None) -> tuple[int, float]:
+        """Rows that all ranks together bring to the next step, and their weights' sum; costs one all-reduce.
 
         Raises:
             RankError: on every rank, if any rank brought an error.
         """
-        total, failed = all_reduce(torch.tensor([rows, error is not None]), self.group).tolist()
+        all_rows, all_weight, failed = self.sums([rows, weight, error is not None])
         if failed:
             self._raise(error)
-        return int(total)
+        return int(all_rows), all_weight
 
     def together(self, act: Callable[[], T]) -> T:
         """Do something on every rank; if it fails on any, it fails on all with that rank's error.
@@ -60,7 +60,7 @@ class Control:
             value = act()
         except Exception as caught:
             error = caught
-        self.rows(0, error)
+        self.load(0, 0.0, error)
         return value  # type: ignore[return-value]
 
     def _raise(self, error: BaseException | None) -> None:
@@ -71,7 +71,7 @@ class Control:
         _, message, retry = (lasting or failures)[0]
         raise RankError(message, retry) from error
 
-    def sums(self, values: list[float]) -> list[float]:
+    def sums(self, values: Sequence[float]) -> list[float]:
         """Each number added up over the ranks; one all-reduce."""
         return [float(x) for x in all_reduce(torch.tensor(values, dtype=torch.float64), self.group).tolist()]
 
@@ -95,12 +95,16 @@ class Turn:
     Args:
         batch: this rank's rows; none if it has run out.
         rows: rows of all ranks in this step.
+        weight: sum of the weights of this rank's rows; how many there are where they have none.
+        share: this rank's part of the weights of all ranks in this step, in [0, 1].
         cursor: this rank's reading position after the batch.
         wait_s: seconds that this rank waited for the batch.
     """
 
     batch: Batch
     rows: int
+    weight: float
+    share: float
     cursor: Any
     wait_s: float
 
@@ -127,10 +131,11 @@ def in_step(stream: Stream, empty: Batch, control: Control) -> Iterator[Turn]:
             if found is not None:
                 batch, cursor = found
         wait_s = time.perf_counter() - began
-        rows = control.rows(batch.rows, error)
+        weight = batch.total_weight
+        rows, all_weight = control.load(batch.rows, weight, error)
         if rows == 0:
             return
-        yield Turn(batch, rows, cursor, wait_s)
+        yield Turn(batch, rows, weight, weight / all_weight if all_weight else 0.0, cursor, wait_s)
 
 
 def due(step: int, every: int) -> bool:

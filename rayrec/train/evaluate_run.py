@@ -10,7 +10,7 @@ from rayrec.checkpoint import CheckpointStore
 from rayrec.data import Manifest
 from rayrec.train import build
 from rayrec.train.config_file import parse_config
-from rayrec.train.console import Display, figure
+from rayrec.train.console import Display, evaluation_lines
 from rayrec.train.errors import TrainError
 from rayrec.train.launch import run_job
 from rayrec.train.run_folder import RunFolder, write_json
@@ -49,7 +49,8 @@ def evaluate_run(
         factory: makes the model, for a run that was given one in Python.
 
     Returns:
-        `auc`, `ne`, `logloss`, `calibration`, `samples`, with `step`, `checkpoint` and `data`.
+        `auc`, `ne`, `logloss`, `calibration`, `samples` (and the same for each of several labels in `tasks`), with
+        `step`, `checkpoint` and `data`.
 
     Raises:
         ValueError: not a run folder, no checkpoint, no evaluation data, or data that cannot be read.
@@ -59,12 +60,8 @@ def evaluate_run(
     job = _job(folder, data, num_workers, factory)
     outcome = run_job(job, _Ending(), display, attempts_before=0)
     write_json(folder.path / "evaluation.json", outcome)
-    rows = f"{outcome['samples']:,} rows of {outcome['data']}"
-    display.say(
-        f"AUC {figure(outcome['auc'])}  NE {figure(outcome['ne'])}  logloss {figure(outcome['logloss'])}  calibration "
-        f"{figure(outcome['calibration'], 3)}  on {rows} (step {outcome['step']})",
-        style="bold",
-    )
+    for line in evaluation_lines(f"{outcome['data']} (step {outcome['step']})", outcome):
+        display.say(line, style="bold")
     return outcome
 
 

@@ -13,12 +13,12 @@ from rayrec.train.session import Session
 
 
 def evaluate(learner: Learner, stream: BatchStream, config: TrainConfig, session: Session) -> dict[str, Any]:
-    """AUC, NE, logloss, calibration and the number of samples, over the rows of all ranks; a collective.
+    """What `BinaryMetrics` measures, over the rows of all ranks; a collective.
 
     Raises:
         RankError: rows that cannot be read, on any rank.
     """
-    metrics = BinaryMetrics(session.device)
+    metrics = BinaryMetrics(session.device, names=config.data_schema.task_names)
     model = learner.model
     training = model.training
     model.eval()
@@ -26,7 +26,7 @@ def evaluate(learner: Learner, stream: BatchStream, config: TrainConfig, session
         with stream:
             for turn in in_step(stream, empty_batch(config.data_schema), session.control):
                 batch = turn.on(session.device).batch
-                metrics.update(learner.score(batch), batch.label)
+                metrics.update(learner.score(batch), batch.label, batch.weight)
     finally:
         model.train(training)
     return metrics.compute(session.group)

@@ -28,21 +28,21 @@ class Learner:
     plan: ShardingPlan
     world_size: int
 
-    def step(self, batch: Batch, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, batch: Batch, share: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Train on one batch of each rank, as one process would on all of them together.
 
         Args:
             batch: this rank's rows; may be empty.
-            rows: rows of all ranks.
+            share: this rank's part of the weights of all ranks' rows (of the rows themselves where they have none).
 
         Returns:
             (this rank's mean loss, logits `[B]`), both detached; the loss of an empty batch is 0.
         """
         self.optimizer.zero_grad(set_to_none=True)
         loss, logits = self.model(batch)
-        # Gradients are averaged over ranks, whatever their rows: weigh each rank by its share of the rows.
+        # Gradients are averaged over ranks, whatever their rows: weigh each rank's mean by its share.
         # An empty batch takes part with a gradient of zero, so that the exchanges of backward line up.
-        weighed = loss * (batch.rows * self.world_size / rows) if batch.rows else logits.sum() * 0.0
+        weighed = loss * (share * self.world_size) if batch.rows else logits.sum() * 0.0
         weighed.backward()
         self.optimizer.step()
         detached: torch.Tensor = loss.detach() if batch.rows else weighed.detach()

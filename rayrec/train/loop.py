@@ -33,10 +33,10 @@ class Loop:
         self.resumed = broadcast_object(latest, session.control.group)
         self.position = START if self.resumed is None else Position.from_dict(self.resumed.extra["position"])
         self.saved = self.resumed
-        self.window = Window(session.device, session.control, session.group)
+        self.window = Window(session.device, session.control, session.group, self.config.data_schema.task_names)
         self.empty = empty_batch(self.config.data_schema)
         self.last_epoch = self.config.trainer.epochs - 1
-        self.figures: dict[str, float | None] = {}
+        self.figures: dict[str, Any] = {}
         self.total_steps = 0
         self._told_at = 0.0
 
@@ -78,7 +78,7 @@ class Loop:
             began = time.perf_counter()
             for turn in in_step(stream, self.empty, self.session.control):
                 turn = turn.on(self.session.device)
-                loss, logits = self.learner.step(turn.batch, turn.rows)
+                loss, logits = self.learner.step(turn.batch, turn.share)
                 seconds = time.perf_counter() - began
                 position = position.after(turn, seconds)
                 self._after_step(position, turn, loss, logits, seconds)

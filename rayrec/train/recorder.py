@@ -103,9 +103,11 @@ class Recorder:
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(self._folder.tensorboard), flush_secs=10)
-        for name in CURVES[kind]:
-            if record.get(name) is not None:
-                self._board.add_scalar(f"{kind}/{name}", record[name], record["step"], walltime=record["time"])
+        curves = {kind: record, **{f"{kind}/{task}": of for task, of in record.get("tasks", {}).items()}}
+        for place, values in curves.items():
+            for name in CURVES[kind]:
+                if values.get(name) is not None:
+                    self._board.add_scalar(f"{place}/{name}", values[name], record["step"], walltime=record["time"])
 
     def close(self) -> None:
         """Write out what is still in memory."""

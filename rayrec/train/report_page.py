@@ -10,9 +10,10 @@ from pathlib import Path
 
 from rayrec.train.report_charts import Chart, Mark, Points, svg_chart
 from rayrec.train.report_plan import memory_section, plan_section
-from rayrec.train.report_run import ENDS, Line, RunRecord, history, number
+from rayrec.train.report_run import ENDS, Line, RunRecord, history, number, of_task, task_names
 
 MOST_EVENTS = 200
+FIGURES = {"auc": "AUC", "ne": "normalized entropy", "logloss": "log loss", "calibration": "calibration"}
 KEY = re.compile(r"^(\s*(?:- )*)([\w.\-]+)(?=:)", re.MULTILINE)
 
 
@@ -104,22 +105,31 @@ def _charts(run: RunRecord) -> str:
     standing, undone = history(run.train)
     evals, _ = history(run.evals)
     marks = [_mark(line) for line in run.events if number(line, "step") is not None]
+    names = task_names([*run.train, *run.evals])
 
-    def curve(key: str, dots: str | None = None, **look: object) -> Chart:
+    def curve(key: str, dots: str | None = None, task: str = "", **look: object) -> Chart:
+        train, lost, scored = (of_task(lines, task) if task else lines for lines in (standing, undone, evals))
         return Chart(
-            curve=_points(standing, key),
-            undone=_points(undone, key),
-            dots=_points(evals, dots) if dots else (),
+            curve=_points(train, key),
+            undone=_points(lost, key),
+            dots=_points(scored, dots) if dots else (),
             marks=marks,
             **look,  # type: ignore[arg-type]
         )
 
     four = "{:.4f}".format
+    ne, auc, calibration = "Normalized entropy", "AUC", "Calibration"
+    # The loss of several labels is their sum, which no evaluation has.
     charts = [
-        curve("loss", "logloss", title="Log loss", unit=four, smooth=True),
-        curve("ne", "ne", title="Normalized entropy", unit=four, smooth=True, reference=(1.0, "base rate")),
-        curve("auc", "auc", title="AUC", unit=four, smooth=True, reference=(0.5, "chance")),
-        curve("calibration", "calibration", title="Calibration", unit=four, reference=(1.0, "calibrated")),
+        curve("loss", None if names else "logloss", title="Loss" if names else "Log loss", unit=four, smooth=True)
+    ]
+    for task, of in [(name, f", {name}") for name in names] or [("", "")]:
+        charts += [
+            curve("ne", "ne", task, title=ne + of, unit=four, smooth=True, reference=(1.0, "base rate")),
+            curve("auc", "auc", task, title=auc + of, unit=four, smooth=True, reference=(0.5, "chance")),
+            curve("calibration", "calibration", task, title=calibration + of, unit=four, reference=(1.0, "calibrated")),
+        ]
+    charts += [
         curve("samples_per_second", title="Samples / s", unit="{:,.0f}".format, smooth=True, low=0.0, colour="speed"),
         curve(
             "data_wait_fraction",
@@ -170,19 +180,26 @@ def _evaluations(run: RunRecord) -> str:
     lines, _ = history(run.evals)
     if not lines:
         return ""
-    best = max(lines, key=lambda line: number(line, "auc") or 0.0)
-    head = "".join(
-        f"<th class='num'>{name}</th>"
-        for name in ("epoch", "step", "AUC", "normalized entropy", "log loss", "calibration", "rows")
-    )
+    names = task_names(lines)
+    head = "".join(f"<th class='num'>{name}</th>" for name in ("epoch", "step", *FIGURES.values(), "rows"))
     rows = "".join(
-        f"<tr{' class=best' if line is best and len(lines) > 1 else ''}>"
-        + f"<td class='num'>{_epoch(line)}</td><td class='num'>{_count(line, 'step')}</td>"
-        + "".join(f"<td class='num'>{_figure(line, key)}</td>" for key in ("auc", "ne", "logloss", "calibration"))
-        + f"<td class='num'>{_count(line, 'samples')}</td></tr>"
-        for line in lines
+        _evaluation(line, name, best=line is best and len(of) > 1)
+        for name, of in [(name, of_task(lines, name)) for name in names] or [("", lines)]
+        for best in [max(of, key=lambda line: number(line, "auc") or 0.0)]
+        for line in of
     )
+    head = ("<th>label</th>" if names else "") + head
     return f"<div class='wide'><table class='even'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+
+
+def _evaluation(line: Line, task: str, best: bool) -> str:
+    """A row of the table; `task` is the name of the label, where there are several."""
+    return (
+        f"<tr{' class=best' if best else ''}>{f'<td>{escape(task)}</td>' if task else ''}"
+        f"<td class='num'>{_epoch(line)}</td><td class='num'>{_count(line, 'step')}</td>"
+        + "".join(f"<td class='num'>{_figure(line, key)}</td>" for key in FIGURES)
+        + f"<td class='num'>{_count(line, 'samples')}</td></tr>"
+    )
 
 
 def _events(run: RunRecord) -> str:

@@ -94,6 +94,18 @@ def number(line: Line, key: str) -> float | None:
     return value
 
 
+def task_names(lines: Sequence[Line]) -> list[str]:
+    """The names of several labels, from the last line that has figures of them; none where there is one label."""
+    found: Line = next((line["tasks"] for line in reversed(lines) if isinstance(line.get("tasks"), dict)), {})
+    return [str(name) for name in found]
+
+
+def of_task(lines: Sequence[Line], name: str) -> list[Line]:
+    """The lines with the figures of one of several labels in place of the first one's."""
+    tasks = [(line, line["tasks"]) for line in lines if isinstance(line.get("tasks"), dict)]
+    return [{**line, **of[name]} for line, of in tasks if isinstance(of.get(name), dict)]
+
+
 def history(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
     """Lines that stand, and lines that were undone because the run went back to an earlier checkpoint.
 

@@ -29,7 +29,8 @@ class Result:
 
     Args:
         folder: the run folder.
-        eval: `auc`, `ne`, `logloss`, `calibration`, `samples` of the last evaluation; None without evaluation data.
+        eval: `auc`, `ne`, `logloss`, `calibration`, `samples` of the last evaluation; of several labels those of the
+            first, and all by name in `tasks`; None without evaluation data.
         train: figures of the last logging step, and rows and seconds of the whole training.
         checkpoint: folder of the last checkpoint.
         recoveries: how often a lost worker group was replaced in the launch that finished the run.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -12,19 +14,27 @@ from rayrec.train.control import Control, RankError, Turn
 
 
 class Window:
-    """Sums over the steps since the last `close`; adding a step never waits for the device."""
+    """Sums over the steps since the last `close`; adding a step never waits for the device.
 
-    def __init__(self, device: torch.device, control: Control, group: Group) -> None:
+    Args:
+        names: of several labels.
+    """
+
+    def __init__(
+        self, device: torch.device, control: Control, group: Group, names: Sequence[str] | None = None
+    ) -> None:
         self._control, self._group = control, group
-        self._metrics = BinaryMetrics(device)
+        self._metrics = BinaryMetrics(device, names=names)
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._weight = 0.0
         self._rows = self._all_rows = 0
         self._wait_s = self._seconds = 0.0
 
     def add(self, turn: Turn, loss: torch.Tensor, logits_B: torch.Tensor, seconds: float) -> None:
         """One step: this rank's mean loss and logits, and how long the step took with its wait for data."""
-        self._loss += loss.double() * turn.batch.rows
-        self._metrics.update(logits_B, turn.batch.label)
+        self._loss += loss.double() * turn.weight
+        self._metrics.update(logits_B, turn.batch.label, turn.batch.weight)
+        self._weight += turn.weight
         self._rows += turn.batch.rows
         self._all_rows += turn.rows
         self._wait_s += turn.wait_s
@@ -34,25 +44,29 @@ class Window:
     def empty(self) -> bool:
         return self._all_rows == 0
 
-    def close(self, step: int) -> dict[str, float | None]:
+    def close(self, step: int) -> dict[str, Any]:
         """Figures of the window, over all ranks; starts a new one. A collective.
 
         Raises:
             RankError: the loss is not a finite number any more.
         """
-        loss_sum, rows, wait_s, seconds = self._control.sums(
-            [float(self._loss), float(self._rows), self._wait_s, self._seconds]
+        loss_sum, weight, rows, wait_s, seconds = self._control.sums(
+            [float(self._loss), self._weight, self._rows, self._wait_s, self._seconds]
         )
         quality = self._metrics.compute(self._group)
         figures = {
-            "loss": loss_sum / rows if rows else None,
+            "loss": loss_sum / weight if weight else None,
             "ne": quality["ne"],
             "auc": quality["auc"],
             "samples_per_second": rows / max(seconds / self._control.world_size, 1e-9),
             "data_wait_fraction": min(1.0, wait_s / max(seconds, 1e-9)),
         }
+        if "tasks" in quality:
+            tasks = quality["tasks"].items()
+            figures["tasks"] = {name: {"ne": task["ne"], "auc": task["auc"]} for name, task in tasks}
         self._metrics.reset()
         self._loss.zero_()
+        self._weight = 0.0
         self._rows = self._all_rows = 0
         self._wait_s = self._seconds = 0.0
         _refuse_infinite(loss_sum, step)

@@ -22,7 +22,8 @@ class Expected:
     """What a batch must hold: numbers, or the rows that cannot be used."""
 
     dense: list[list[float]] = field(default_factory=list)
-    label: list[float] = field(default_factory=list)
+    label: list[list[float]] = field(default_factory=list)
+    weight: list[float] = field(default_factory=list)
     bags: dict[str, list[list[int]]] = field(default_factory=dict)
     weights: dict[str, list[list[float]]] = field(default_factory=dict)
     bad_rows: list[int] = field(default_factory=list)
@@ -32,20 +33,44 @@ def expect(rows: list[dict[str, Any]], schema: Schema, rows_of: dict[str, int]) 
     out = Expected(bags={n: [] for n in schema.sparse_names}, weights={n: [] for n in schema.sparse_names})
     for number, row in enumerate(rows):
         try:
-            label = row[schema.label.column]
-            if label is None or label not in (0, 1):
-                raise BadRow
+            label = _labels(row, schema)
+            sample_weight = _sample_weight(row, schema)
             dense = [x for f in schema.dense for x in _dense(row[f.column], f)]
             pairs = {f.name: _sparse(row, f, rows_of[f.name]) for f in schema.sparse}
         except BadRow:
             out.bad_rows.append(number)
             continue
-        out.label.append(float(label))
+        out.label.append(label)
+        out.weight.append(sample_weight)
         out.dense.append(dense)
         for name, found in pairs.items():
             out.bags[name].append([i for i, _ in found])
             out.weights[name].append([w for _, w in found])
     return out
+
+
+def _labels(row: dict[str, Any], schema: Schema) -> list[float]:
+    """One for every task, not a number where it was not observed."""
+    tasks = [(t.column, t.on_null) for t in schema.labels] if schema.label is None else [(schema.label.column, "error")]
+    found = []
+    for column, on_null in tasks:
+        value = row[column]
+        if value is None and on_null == "ignore":
+            found.append(math.nan)
+        elif value is None or value not in (0, 1):
+            raise BadRow
+        else:
+            found.append(float(value))
+    return found
+
+
+def _sample_weight(row: dict[str, Any], schema: Schema) -> float:
+    if schema.sample_weight is None:
+        return 1.0
+    weight = _weight(row[schema.sample_weight.column])
+    if weight < 0:
+        raise BadRow
+    return weight
 
 
 def _dense(value: Any, feature: DenseFeature) -> list[float]:

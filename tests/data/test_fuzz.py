@@ -138,11 +138,40 @@ def draw_dense(name: str, rng: random.Random) -> tuple[dict[str, Any], dict[str,
     return feature, {name: kind}
 
 
+def draw_targets(rng: random.Random) -> tuple[dict[str, Any], dict[str, pa.DataType]]:
+    """Sometimes a weight for every row, and several labels, the first of them the column `label`."""
+    targets: dict[str, Any] = {}
+    columns = {}
+    if rng.random() < 0.5:
+        kind = encoded(rng.choice([*FLOATS, *INTS, pa.bool_(), DECIMAL]), rng)
+        if rng.random() < 0.04:
+            kind = rng.choice([pa.string(), pa.timestamp("s"), pa.list_(pa.float64())])
+        targets["sample_weight"] = {"column": "importance"}
+        columns["importance"] = kind
+    if rng.random() < 0.4:
+        others = [f"l{i}" for i in range(rng.randrange(0, 3))]
+        tasks = [{"name": n, "on_null": rng.choice(["error", "ignore"])} for n in others]
+        targets["labels"] = [{"name": "first", "column": "label"}, *tasks]
+    return targets, columns
+
+
+def draw_label(on_null: str, rows: int, rng: random.Random, wild: float) -> pa.Array:
+    missing = 0.3 if on_null == "ignore" else wild / 20
+    values = [None if rng.random() < missing else rng.randrange(2) for _ in range(rows)]
+    if rows and rng.random() < wild / 4:
+        values[-1] = 3
+    kind = rng.choice([pa.int8(), pa.float32(), pa.dictionary(pa.int32(), pa.int64()), pa.bool_()])
+    return pa.array([None if v is None else bool(v) for v in values] if kind == pa.bool_() else values, kind)
+
+
 def draw(seed: int) -> tuple[Schema, pa.Table, dict[str, int]]:
     rng = random.Random(seed)
     dense = [draw_dense(f"d{i}", rng) for i in range(rng.randrange(0, 3))]
     sparse = [draw_sparse(f"s{i}", rng) for i in range(rng.randrange(0 if dense else 1, 4))]
-    schema = Schema.model_validate({"dense": [f for f, _ in dense], "sparse": [f for f, _ in sparse]})
+    target = random.Random(seed + 1_000_000)
+    targets, more = draw_targets(target)
+    features = {"dense": [f for f, _ in dense], "sparse": [f for f, _ in sparse]}
+    schema = Schema.model_validate({**features, **targets})
     types = {n: k for _, columns in (*dense, *sparse) for n, k in columns.items()}
     rows, wild = rng.choice([0, 1, 7, 40]), rng.choice([0.0, 0.0, 0.02, 0.2])
     extra = rng.choice([0, 3])  # rows before and after, cut off again: arrays with offsets
@@ -158,14 +187,22 @@ def draw(seed: int) -> tuple[Schema, pa.Table, dict[str, int]]:
     if rng.random() < wild:
         label[len(label) // 2 :] = [2] * (len(label) - len(label) // 2)
     columns["label"] = pa.array(label, rng.choice([pa.int8(), pa.int64(), pa.float32()]))
+    columns |= {n: array(k, rows + 2 * extra, target, wild) for n, k in more.items()}
+    for task in schema.labels[1:]:
+        columns[task.column] = draw_label(task.on_null, rows + 2 * extra, target, wild)
     return schema, pa.table(columns).slice(extra, rows), {f.name: rng.choice([5, 25, 1000]) for f in schema.sparse}
 
 
 def assert_batch(batch: Batch, expected: Expected, schema: Schema) -> None:
-    assert batch.label.tolist() == expected.label
+    label = np.array(expected.label, np.float32).reshape(batch.rows, *schema.label_shape)
+    np.testing.assert_array_equal(batch.label.numpy(), label)
     np.testing.assert_allclose(
         batch.dense.numpy(), np.array(expected.dense).reshape(batch.rows, schema.num_dense), rtol=1e-5, atol=1e-6
     )
+    if schema.sample_weight is None:
+        assert batch.weight is None
+    else:
+        assert batch.weight is not None and batch.weight.tolist() == expected.weight
     assert batch.sparse.keys() == schema.sparse_names
     lengths = batch.sparse.lengths().reshape(len(schema.sparse), batch.rows).tolist()
     bags = [expected.bags[n] for n in schema.sparse_names]

@@ -60,6 +60,46 @@ def test_equals_exact_metrics(spread: float) -> None:
     assert bound is not None and bound < 1e-3
 
 
+@pytest.mark.parametrize("spread", [0.01, 1.0])
+def test_a_weight_counts_as_so_many_examples(spread: float) -> None:
+    """Whole weights against the rows written out as often, any others against the same weights scaled."""
+    logits, labels = clicks(20_000, seed=2, spread=spread)
+    times = torch.randint(0, 4, logits.shape, generator=torch.Generator().manual_seed(3))
+    weighted, repeated, scaled = BinaryMetrics(), BinaryMetrics(), BinaryMetrics()
+    weighted.update(logits, labels, times.float())
+    repeated.update(logits.repeat_interleave(times), labels.repeat_interleave(times))
+    scaled.update(logits, labels, times * 0.37)
+    found, expected = weighted.compute(), repeated.compute()
+    assert found.pop("samples") == 20_000 and expected.pop("samples") == int(times.sum())
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert scaled.compute() == pytest.approx(found | {"samples": 20_000}, rel=1e-6)
+
+
+def test_several_labels_are_measured_apart() -> None:
+    """Each as it would be alone on the examples where it was observed."""
+    logits = torch.stack([clicks(900, seed)[0] for seed in (1, 2)], dim=1)
+    labels = torch.stack([clicks(900, seed)[1] for seed in (1, 2)], dim=1)
+    weights = torch.rand(900, generator=torch.Generator().manual_seed(4))
+    labels[::3, 1] = math.nan
+    both = BinaryMetrics(names=["click", "like"])
+    both.update(logits[:500], labels[:500], weights[:500])
+    both.update(logits[500:], labels[500:], weights[500:])
+    figures = both.compute()
+    tasks = figures.pop("tasks")
+    assert list(tasks) == ["click", "like"] and figures == tasks["click"]
+    for number, name in enumerate(tasks):
+        alone, seen = BinaryMetrics(), ~labels[:, number].isnan()
+        alone.update(logits[seen, number], labels[seen, number], weights[seen])
+        assert tasks[name] == pytest.approx(alone.compute(), rel=1e-12)
+    assert tasks["like"]["samples"] == 600
+
+
+def test_weights_of_zero_leave_nothing_to_measure() -> None:
+    metrics = BinaryMetrics()
+    metrics.update(torch.zeros(3), torch.tensor([0.0, 1.0, 1.0]), torch.zeros(3))
+    assert metrics.compute() == {"auc": None, "ne": None, "logloss": None, "calibration": None, "samples": 3}
+
+
 logit_values = st.floats(-50, 50, width=32) | st.sampled_from([-1.0, 0.0, 0.25])
 
 
@@ -153,10 +193,14 @@ def test_refuses_what_does_not_fit() -> None:
     metrics = BinaryMetrics()
     with pytest.raises(ValueError, match=r"\[4, 1\].*squeeze"):
         metrics.update(torch.zeros(4, 1), torch.zeros(4))
+    with pytest.raises(ValueError, match=r"weights \[3\]"):
+        metrics.update(torch.zeros(4), torch.zeros(4), torch.ones(3))
     with pytest.raises(ValueError, match="same bins"):
         metrics.load_state(BinaryMetrics(bins=LogitBins(count=16)).state())
     with pytest.raises(ValueError, match="expected"):
         metrics.load_state({})
+    with pytest.raises(ValueError, match=r"logits \[4\] and labels \[4, 2\] must both be of shape \[B, 2\]"):
+        BinaryMetrics(names=["a", "b"]).update(torch.zeros(4), torch.zeros(4, 2))
     with pytest.raises(ValueError, match="count"):
         LogitBins(count=1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -181,6 +182,7 @@ def test_a_dcn_may_have_full_crosses_raw_dense_features_and_tables_of_any_width(
         ("dcn", {"cross_rank": -1}, "dcn: cross_rank=-1 must be positive, or 0"),
         ("dcn", {"cross_layers": 0}, "num_layers=0 must be at least 1"),
         ("deepfm", {"deep_arch": [2]}, r"deepfm: deep_arch=\[2\] must end with 1, the logit"),
+        ("dcn", {"task_weights": [1.0, 1.0]}, r"dcn: over_arch=\[5, 1\] must end with 2, one logit a label"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(name: str, settings: dict[str, Any], message: str) -> None:
@@ -239,3 +241,36 @@ def test_two_ranks_train_as_one_process(name: str) -> None:
         assert set(answer) == {key for key in expected if not key.startswith("embedding_bags.")}
         for key, value in answer.items():
             torch.testing.assert_close(value, expected[key].detach(), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_several_labels_have_a_logit_each_and_one_loss(name: str) -> None:
+    """Σ w (Σ task weight × loss, where it was observed) / Σ w; the second label of half of the rows was not."""
+    last = "deep_arch" if name == "deepfm" else "over_arch"
+    model, rows = make(name, task_weights=[1.0, 0.25], **{last: [5, 2]}), batch(8)
+    label = torch.stack([rows.label, 1 - rows.label], dim=1)
+    label[::2, 1] = torch.nan
+    weight = torch.arange(8.0)
+    loss, logits = model(replace(rows, label=label, weight=weight))
+    assert logits.shape == (8, 2) and not torch.equal(logits[:, 0], logits[:, 1])
+    expected = torch.zeros(())
+    for row in range(8):
+        for task, scale in enumerate([1.0, 0.25]):
+            if not label[row, task].isnan():
+                expected = expected + weight[row] * scale * loss_by_hand(logits[row, task], label[row, task])
+    torch.testing.assert_close(loss, expected / weight.sum())
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_weights_count_rows(name: str) -> None:
+    """A weight of 2 is a row twice, a weight of 0 none; weights that are all 0 move nothing."""
+    model, rows = make(name), batch(6)
+    weights = torch.tensor([2.0, 1.0, 0.0, 1.0, 0.0, 1.0])
+    loss, logits = model(replace(rows, weight=weights))
+    torch.testing.assert_close(loss, loss_by_hand(logits[[0, 0, 1, 3, 5]], rows.label[[0, 0, 1, 3, 5]]))
+    nothing, _ = model(replace(rows, weight=torch.zeros(6)))
+    nothing.backward()
+    assert nothing == 0.0
+    assert all(p.grad is None or (p.grad == 0).all() for p in model.parameters())

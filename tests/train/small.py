@@ -31,6 +31,9 @@ def table(rows: int, seed: int = 0) -> pa.Table:
     taste = np.sin(user * 1.7) + np.cos(item * 2.3) + 0.3 * age
     label = (taste + random.normal(scale=0.5, size=rows) > 0).astype(np.int64)
     columns = {"user": user, "item": item, "tags": tags, "age": age, "label": label, "row": np.arange(rows)}
+    liked = label * (random.random(rows) < 0.6)
+    asked = random.random(rows) < 0.8  # who was not asked has no answer
+    columns |= {"like": pa.array(liked, mask=~asked), "weight": random.integers(0, 4, rows) / 2}
     return pa.table(columns)
 
 

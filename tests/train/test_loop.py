@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointStore
+from rayrec.data import empty_batch
 from rayrec.distributed.comm import count_collectives
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train.control import Control, RankError
+from rayrec.train.control import Control, RankError, in_step
 from rayrec.train.learner import Learner, make_learner
 from rayrec.train.session import Session
 from tests.ranks import PerRank, on_ranks
@@ -43,12 +46,13 @@ PLANS: dict[str, dict[str, Any]] = {
         "tag": {"sharding_types": ["data_parallel"]},
     },
 }
+LABELS = [{"name": "click", "column": "label"}, {"name": "like", "weight": 0.3, "on_null": "ignore"}]
 # What a step of the model costs: ids and vectors there and back, and one exchange for all replicated tables.
 COLLECTIVES = {"all_to_all": 4, "all_gather": 1}
 
 
-def batches(sizes: list[int], seed: int) -> list[Batch]:
-    """One batch a rank, of these sizes; empty bags among them."""
+def batches(sizes: list[int], seed: int, weighted: bool = False) -> list[Batch]:
+    """One batch a rank, of these sizes; empty bags among them, and weights of 0."""
     made = []
     for number, rows in enumerate(sizes):
         random = torch.Generator().manual_seed(seed * 100 + number)
@@ -60,8 +64,18 @@ def batches(sizes: list[int], seed: int) -> list[Batch]:
         ]
         kjt = KeyedJaggedTensor(["user", "item", "tags"], torch.cat(ids), lengths=counts)
         label = torch.randint(0, 2, (rows,), generator=random).float()
-        made.append(Batch(torch.randn(rows, 1, generator=random), kjt, label))
+        dense = torch.randn(rows, 1, generator=random)
+        weight = torch.randint(0, 4, (rows,), generator=random) * torch.rand(rows, generator=random)
+        made.append(Batch(dense, kjt, label, weight if weighted else None))
     return made
+
+
+def with_likes(batch: Batch, seed: int) -> Batch:
+    """A second label, which some rows do not have."""
+    random = torch.Generator().manual_seed(seed)
+    like = torch.randint(0, 2, (batch.rows,), generator=random).float()
+    like[torch.rand(batch.rows, generator=random) < 0.3] = torch.nan
+    return replace(batch, label=torch.stack([batch.label, like], dim=1))
 
 
 def joined(parts: list[Batch]) -> Batch:
@@ -70,7 +84,21 @@ def joined(parts: list[Batch]) -> Batch:
     lengths = torch.cat([part.sparse[key].lengths() for key in keys for part in parts])
     ids = torch.cat([part.sparse[key].values() for key in keys for part in parts])
     dense, label = torch.cat([part.dense for part in parts]), torch.cat([part.label for part in parts])
-    return Batch(dense, KeyedJaggedTensor(keys, ids, lengths=lengths), label)
+    weights = [part.weight for part in parts if part.weight is not None]
+    weight = torch.cat(weights) if weights else None
+    return Batch(dense, KeyedJaggedTensor(keys, ids, lengths=lengths), label, weight)
+
+
+class Steps:
+    """A stream of the given batches."""
+
+    start_cursor = None
+
+    def __init__(self, steps: list[Batch]) -> None:
+        self.steps = steps
+
+    def __iter__(self) -> Iterator[tuple[Batch, None]]:
+        return ((step, None) for step in self.steps)
 
 
 def parameters(learner: Learner) -> dict[str, torch.Tensor]:
@@ -85,13 +113,13 @@ def scores(learner: Learner, probe: Batch) -> torch.Tensor:
 
 
 def trained(
-    group: dist.ProcessGroup, raw: dict[str, Any], steps: list[Batch], rows: list[int], probe: Batch
+    group: dist.ProcessGroup, raw: dict[str, Any], steps: list[Batch], probe: Batch
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, Counter[str]]:
-    learner = make_learner(make_job(raw), rank_session(group))
-    for batch, total in zip(steps[:-1], rows[:-1], strict=True):
-        learner.step(batch, total)
-    with count_collectives() as counted:
-        learner.step(steps[-1], rows[-1])
+    session = rank_session(group)
+    learner = make_learner(make_job(raw), session)
+    for turn in in_step(Steps(steps), empty_batch(make_job(raw).config.data_schema), session.control):
+        with count_collectives() as counted:
+            learner.step(turn.batch, turn.share)
     return parameters(learner), scores(learner, probe), counted
 
 
@@ -100,22 +128,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_all(tmp_path_factory.mktemp("loop"))
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_unequal_ranks_train_as_one_process_on_all_rows(folder: Path, plan: str) -> None:
-    """Also with a rank that has no rows at all; and a step costs no more collectives whatever the plan."""
+@pytest.mark.parametrize(
+    ("plan", "weighted", "several"),
+    [*((plan, False, False) for plan in PLANS), ("row_wise", True, False), ("mixed", True, True)],
+)
+def test_unequal_ranks_train_as_one_process_on_all_rows(folder: Path, plan: str, weighted: bool, several: bool) -> None:
+    """Also with a rank that has no rows at all, and with rows of unlike weights: ranks then differ in their weight as
+    well; also for several labels; and a step costs no more collectives whatever the plan.
+    """
     # Row-wise Adagrad keeps one number a row and shard, so columns that are cut apart train a little differently.
     kind = "adagrad" if plan in ("column_wise", "mixed") else "rowwise_adagrad"
     raw = raw_config(folder, sharding={"constraints": PLANS[plan]}, optimizers__sparse={"kind": kind, "lr": 0.1})
     sizes = [[5, 3], [8, 0], [0, 2], [1, 9], [4, 4]]
-    steps = [batches(size, seed) for seed, size in enumerate(sizes)]
-    rows = [sum(size) for size in sizes]
-    probe = joined(batches([30], 99))
+    steps = [batches(size, seed, weighted) for seed, size in enumerate(sizes)]
+    if weighted:
+        steps.append([batches([3], 7, True)[0], replace(batches([4], 8)[0], weight=torch.zeros(4))])
+    if weighted:
+        raw["schema"]["sample_weight"] = {}
+    if several:
+        raw["schema"]["label"], raw["schema"]["labels"] = None, LABELS
+        raw["model"] = {"name": "deepfm", "args": {"deep_arch": [16, 2]}}
+        steps = [[with_likes(part, rank) for rank, part in enumerate(step)] for step in steps]
+    (probe,) = batches([30], 99)
+    probe = with_likes(probe, 99) if several else probe
     session = Session(device=torch.device("cpu"), group=None, control=Control(0, 1, None), sink=Silent())
     alone = make_learner(make_job(raw), session)
-    for parts, total in zip(steps, rows, strict=True):
-        alone.step(joined(parts), total)
+    for parts in steps:
+        alone.step(joined(parts), share=1.0)
     per_rank = PerRank([[step[rank] for step in steps] for rank in range(2)])
-    for dense, logits, counted in on_ranks(2, trained, raw, per_rank, rows, probe):
+    for dense, logits, counted in on_ranks(2, trained, raw, per_rank, probe):
         for name, expected in parameters(alone).items():
             torch.testing.assert_close(dense[name], expected, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
         torch.testing.assert_close(logits, scores(alone, probe), atol=2e-5, rtol=1e-4)
