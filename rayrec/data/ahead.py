@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -48,6 +48,15 @@ class Ahead(Generic[T]):
             item = _stalled(timeout_s)
         self._over = item if item is not None else StopIteration()
         raise self._over
+
+    def each(self, timeout_s: float) -> Iterator[T]:
+        """All items that are left."""
+        while True:
+            try:
+                item = self.take(timeout_s)
+            except StopIteration:
+                return
+            yield item
 
     def _wait(self, timeout_s: float) -> _Item[T] | BaseException | None:
         """The next of the queue; `_STALLED` when nothing comes."""

@@ -27,7 +27,8 @@ class ReadOptions(Strict):
     """How a rank reads its part of the data.
 
     Args:
-        reader: "ray" reads through Ray Data, "local" in a thread of this process, "auto" takes Ray where it runs.
+        reader: "ray" reads through Ray Data, "local" in a thread of this process; "auto" takes Ray where it runs, and
+            reads the first window of a stream in a thread while Ray Data starts (not with a `label_selector`).
         cpus_per_read: CPUs that a Ray read task reserves; leave that much free beside the workers.
         concurrent_reads: read tasks in flight per rank.
         prefetch_batches: batches made ahead of the one that is trained on.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,7 @@ def _read(piece: Piece, recipe: Recipe) -> list[pa.Table]:
     return [read_piece(piece, recipe)]
 
 
-def read_ray(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]:
+def read_ray(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Generator[pa.Table]:
     """Reads in Ray tasks, at most `options.concurrent_reads` of them at a time.
 
     Closing the iterator ends the Ray pipeline.

@@ -15,12 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data import BadRows, BatchStream, Cursor, DataError, Manifest, ReadOptions, empty_batch, retries
+from rayrec.data import BadRows, BatchStream, Cursor, DataError, Manifest, ReadOptions, empty_batch, readers, retries
 from rayrec.data.cursor import RankCursor
 from rayrec.models.batch import Batch
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
 
-LOCAL, RAY = ReadOptions(reader="local"), ReadOptions(reader="ray", cpus_per_read=0.25)
+LOCAL, RAY, AUTO = (ReadOptions(reader=reader, cpus_per_read=0.25) for reader in ("local", "ray", "auto"))
 
 
 @pytest.fixture(scope="module")
@@ -136,23 +136,33 @@ def test_large_row_groups_are_read_in_parts(tmp_path: Path) -> None:
         assert sorted(row_ids([b for b, _ in batches])) == list(range(1000))
 
 
-def test_ray_and_local_give_the_same_batches(manifest: Manifest, running_ray: None) -> None:
+@pytest.mark.parametrize("head_rows", [1, 400, 10_000])
+def test_ray_and_local_give_the_same_batches(
+    manifest: Manifest, running_ray: None, head_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the first rows are read here and the rest, or nothing, through Ray."""
+    monkeypatch.setattr(readers, "HEAD_ROWS", head_rows)
+
     def take(options: ReadOptions) -> list[tuple[Batch, RankCursor]]:
         with stream(manifest, Cursor.start(3), 1, 2, options=options) as batches:
             return list(batches)
 
-    local, through_ray = take(LOCAL), take(RAY)
-    assert len(local) == len(through_ray)
-    for (a, after_a), (b, after_b) in zip(local, through_ray, strict=True):
-        assert same(a, b) and after_a.to_dict() == after_b.to_dict()
+    local = take(LOCAL)
+    for other in (take(RAY), take(AUTO)) if head_rows == 1 else (take(AUTO),):
+        assert len(local) == len(other)
+        for (a, after_a), (b, after_b) in zip(local, other, strict=True):
+            assert same(a, b) and after_a.to_dict() == after_b.to_dict()
 
 
 def data_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "rayrec-data" or "StreamingExecutor" in t.name]
 
 
-@pytest.mark.parametrize("options", [LOCAL, RAY], ids=["local", "ray"])
-def test_closing_in_the_middle_leaves_no_thread(manifest: Manifest, options: ReadOptions, running_ray: None) -> None:
+@pytest.mark.parametrize("options", [LOCAL, RAY, AUTO], ids=["local", "ray", "auto"])
+def test_closing_in_the_middle_leaves_no_thread(
+    manifest: Manifest, options: ReadOptions, running_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "HEAD_ROWS", 400)
     batches = stream(manifest, Cursor.start(0), 0, 1, batch_rows=1, options=options)
     next(batches)
     batches.close()
