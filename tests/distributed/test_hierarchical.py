@@ -6,6 +6,9 @@ Four gloo ranks stand for two hosts of two.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -16,11 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
+from rayrec.distributed.sharding import hierarchical
 from rayrec.distributed.sharding.hosts import _size_of_each
 from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
+from tests.distributed import test_variable_batch as variable
 from tests.distributed.oracle import cut, draw_kjt, targets, train_plain, train_sharded
 from tests.distributed.test_equality import ADAGRAD, ROWWISE, SGD, check, uniform
 from tests.distributed.test_properties import assert_same
@@ -39,10 +44,17 @@ MIXED = [
 ]
 
 
-def train_on_hosts(group: dist.ProcessGroup, *args: Any) -> Any:
+@contextmanager
+def however_few() -> Iterator[None]:
+    """Small batches, too, go by way of the hosts."""
+    with mock.patch.object(hierarchical, "FEW_BYTES", 0):
+        yield
+
+
+def train_on_hosts(group: dist.ProcessGroup, *args: Any, local: int = LOCAL) -> Any:
     """As `train_sharded`, on hosts of two; six exchanges a step show that the hierarchical executor has run."""
-    with comm.count_collectives() as counts:
-        result = train_sharded(group, *args, local_world_size=LOCAL)
+    with however_few(), comm.count_collectives() as counts:
+        result = train_sharded(group, *args, local_world_size=local)
     assert counts["all_to_all"] == 6 * len(result[0]), counts
     return result
 
@@ -69,10 +81,18 @@ def test_more_hosts_and_more_ranks_of_a_host_equal_one_process(local: int) -> No
     hosts = [ranks[first : first + local] for first in range(0, 6, local)]
     kinds = [(T.TABLE_ROW_WISE, hosts[-1]), (T.ROW_WISE, ranks), (T.TABLE_WISE, [4]), (T.TABLE_WISE, [1])]
 
-    def train(group: dist.ProcessGroup, *args: Any) -> Any:
-        return train_sharded(group, *args, local_world_size=local)
+    check(6, [*kinds, (T.ROW_WISE, ranks[::-1])], ADAGRAD, train=partial(train_on_hosts, local=local))
 
-    check(6, [*kinds, (T.ROW_WISE, ranks[::-1])], ADAGRAD, train=train)
+
+def train_little(group: dist.ProcessGroup, *args: Any) -> Any:
+    with comm.count_collectives() as counts:
+        result = train_sharded(group, *args, local_world_size=LOCAL)
+    assert counts["all_to_all"] == 4 * len(result[0]), counts
+    return result
+
+
+def test_small_batches_take_the_flat_way() -> None:
+    check(WORLD, MIXED, SGD, weighted=True, batch_sizes=(3, 4, 0, 2), train=train_little)
 
 
 @st.composite
@@ -160,7 +180,7 @@ def vector_bytes(group: dist.ProcessGroup, local: int, plan: ModuleSharding, bat
                 sent["far" if rank // LOCAL != dist.get_rank() // LOCAL else "near"] += elements * inputs.itemsize
         return exchange(output, inputs, outs, ins, group=group, async_op=async_op)
 
-    with mock.patch.object(dist, "all_to_all_single", counted), comm.count_collectives() as counts:
+    with however_few(), mock.patch.object(dist, "all_to_all_single", counted), comm.count_collectives() as counts:
         targets(sharded(kjt).wait()).sum().backward()
     return sent["far"], dict(counts)
 
@@ -168,12 +188,12 @@ def vector_bytes(group: dist.ProcessGroup, local: int, plan: ModuleSharding, bat
 def test_a_vector_leaves_its_host_once() -> None:
     batches = drawn((4, 2, 3, 5))
     flat = on_ranks(WORLD, vector_bytes, 1, PLAN, batches)
-    hierarchical = on_ranks(WORLD, vector_bytes, LOCAL, PLAN, batches)
-    assert sum(far for far, _ in flat) == LOCAL * sum(far for far, _ in hierarchical) > 0
+    by_host = on_ranks(WORLD, vector_bytes, LOCAL, PLAN, batches)
+    assert sum(far for far, _ in flat) == LOCAL * sum(far for far, _ in by_host) > 0
     assert all(counts == {"all_to_all": 4} for _, counts in flat)
-    assert all(counts == {"all_to_all": 6} for _, counts in hierarchical)
+    assert all(counts == {"all_to_all": 6} for _, counts in by_host)
     # all ranks of a host take an equal part in what it sends: 2 directions, 32 + 16 or 16 columns, 4 bytes
-    assert [far for far, _ in hierarchical] == [
+    assert [far for far, _ in by_host] == [
         4 * (48 * there + 16 * here) if rank < LOCAL else 4 * (16 * there + 48 * here)
         for rank, (here, there) in enumerate([(4, 3), (2, 5), (3, 4), (5, 2)])
     ]
@@ -216,7 +236,8 @@ def weight_gradient(group: dist.ProcessGroup, local: int, batches: list[KeyedJag
     sharded, kjt = shard(group, PLAN, local, weighted=True), batches[group.rank()]
     weights = kjt.weights().clone().requires_grad_()
     given = KeyedJaggedTensor(kjt.keys(), kjt.values(), weights, lengths=kjt.lengths(), stride=kjt.stride())
-    targets(sharded(given).wait()).sum().backward()
+    with however_few():
+        targets(sharded(given).wait()).sum().backward()
     assert weights.grad is not None
     return weights.grad
 
@@ -239,3 +260,18 @@ def test_an_id_outside_its_table_stops_every_rank() -> None:
     mine, *others = on_ranks(WORLD, answer_to, [bad, *drawn((3, 2, 0))])
     assert "'f3': id 5" in mine
     assert all("rank 0" in other for other in others)
+
+
+def look_up(group: dist.ProcessGroup, plan: ModuleSharding) -> torch.Tensor:
+    env = ShardingEnv.from_process_group(group, LOCAL)
+    ebc = EmbeddingBagCollection(variable.TABLES, seed=1)
+    with however_few():
+        vectors = EmbeddingBagCollectionSharder().shard(ebc, plan, env, CPU)(variable.batch()).wait().values()
+    return vectors.detach()
+
+
+def test_a_batch_size_that_varies_by_key_equals_unsharded() -> None:
+    expected = EmbeddingBagCollection(variable.TABLES, seed=1)(variable.batch()).values()
+    plan = {table.name: cut(table, T.TABLE_ROW_WISE, HOSTS[1]) for table in variable.TABLES}
+    for output in on_ranks(WORLD, look_up, plan):
+        torch.testing.assert_close(output, expected)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology, plan_tables
+from rayrec.distributed.planner.cost import shard_cost
 from rayrec.distributed.planner.types import NoPlanError, ParameterConstraints
 from rayrec.distributed.types import ShardingType
 from tests.planner.problems import KINDS, SHARDER, collection, table
@@ -174,3 +175,14 @@ def test_collective_plan_is_one_plan_or_one_error_on_all_ranks():
 def test_sharding_types_may_be_enums():
     told = {"t": ParameterConstraints(sharding_types=[ShardingType.ROW_WISE])}
     assert planned([table("t")], Topology(2, "cpu"), told).plan[""]["t"].sharding_type == "row_wise"
+
+
+def test_row_blocks_of_one_host_meet_before_they_leave_it():
+    alike, unlike = Topology.from_world("2x4", "h100"), Topology(8, hosts=[5, 3], gpu="h100")
+    (planned,) = plan_tables([table("a", 1000, 64)], alike, sharder=SHARDER).tables
+    whole = shard_cost(planned, "table_wise", "fused", (1000, 64), 4, alike)
+    block = shard_cost(planned, "table_row_wise", "fused", (250, 64), 4, alike)
+    assert (block.output_inter, block.gradient_inter) == pytest.approx((whole.output_inter / 4,) * 2)
+    assert block.output_intra > whole.output_intra  # all of it meets, also what is for other hosts
+    flat = shard_cost(planned, "table_row_wise", "fused", (200, 64), 5, unlike)
+    assert flat.output_inter == shard_cost(planned, "table_wise", "fused", (1000, 64), 5, unlike).output_inter

@@ -28,7 +28,10 @@ ID_COLLECTIVES = 2
 
 
 def executor_of(sharding_type: str) -> str:
-    """Which executor runs a sharding type: the flat one takes any rectangles, host cuts included."""
+    """Which executor runs a sharding type; "flat" also stands for the hierarchical one, which takes its place.
+
+    Its two further exchanges, inside the host, are not counted; what it saves between hosts is, in `shard_cost`.
+    """
     return "replicated" if sharding_type == ShardingType.DATA_PARALLEL.value else "flat"
 
 
@@ -95,7 +98,9 @@ def shard_cost(
 
     - lookup: ids * (id_s + max(row bytes, sector) / row bandwidth) + out / memory bandwidth
     - input: (ids * (8 [+ 4 weighted]) + bags * 8) over the links, in the shares that come from this and other hosts
-    - output and gradient: `out` over the links likewise; every row block sends a partial sum for every bag
+    - output and gradient: `out` over the links likewise; every row block sends a partial sum for every bag. Where the
+      hierarchical executor runs (hosts of equally many ranks), row blocks of one host meet there first: `out` *
+      (local - 1) / local inside the host, and between hosts 1 / (row blocks of the host) of what the link would carry
     - backward: reading `out` gradients, sorting ids (id_s each), and reading and writing each touched row and its
       optimizer state
     - host: a constant for each shard
@@ -114,16 +119,17 @@ def shard_cost(
     out = vectors * shape[1] * VECTOR_ELEMENT_BYTES
     into = ids * (ID_BYTES + WEIGHT_BYTES * table.weighted) + table.bags * LENGTH_BYTES
     near, far = _links(local, topology)
+    vector_near, vector_far = _vector_links(table, shape[0], local, topology)
     rows_bw = row_bandwidth(kernel, device, cache_load_factor)
     return Cost(
         lookup=_read(table, kernel, ids, shape[1], rows_bw, device) + out / device.memory_bw,
         input_intra=into * near,
         input_inter=into * far,
-        output_intra=out * near,
-        output_inter=out * far,
+        output_intra=out * vector_near,
+        output_inter=out * vector_far,
         backward=out / device.memory_bw + _update(table, kernel, ids, shape, rows_bw, device),
-        gradient_intra=out * near,
-        gradient_inter=out * far,
+        gradient_intra=out * vector_near,
+        gradient_inter=out * vector_far,
         host=device.table_s,
     )
 
@@ -153,6 +159,17 @@ def _links(local: int, topology: Topology) -> tuple[float, float]:
     """Seconds per byte, inside the host and between hosts, of bytes that go to (or come from) all ranks evenly."""
     world, device = topology.world_size, topology.device
     return (local - 1) / world / device.intra_host_bw, (world - local) / world / device.inter_host_bw
+
+
+def _vector_links(table: Table, block_rows: int, local: int, topology: Topology) -> tuple[float, float]:
+    """The same of pooled vectors of blocks of so many rows, which meet on their host where there are several."""
+    near, far = _links(local, topology)
+    blocks = min(local, -(-table.rows // block_rows))
+    if blocks == 1 or not table.pooled or len(topology.hosts) == 1:
+        return near, far
+    if any(host.num_ranks != local for host in topology.hosts):
+        return near, far
+    return (local - 1) / local / topology.device.intra_host_bw, far / blocks
 
 
 def _read(table: Table, kernel: str, ids: float, cols: int, rows_bw: float, device: Device) -> float:

@@ -3,7 +3,8 @@
 Ids travel as in the flat executor. Vectors take two exchanges: inside each host, every rank gets the sums of the
 host's parts for those examples that belong to it or to a rank of its place on another host; then ranks of one place
 meet across hosts. Backward takes the same way in reverse. Between hosts it sends a vector once for each host that
-holds rows of the table, where the flat executor sends it once for each rank.
+holds rows of the table, where the flat executor sends it once for each rank. Two rules say when the flat way is taken
+after all: `worthwhile_hosts` for a plan, FEW_BYTES for a step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from rayrec.distributed.types import ModuleSharding, Span
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 
-WORTHWHILE = 0.75  # of the flat executor's columns between hosts; the other exchange has its price
+WORTHWHILE = 0.75  # of the flat executor's columns between hosts
+FEW_BYTES = 1 << 18  # saved by a rank in one direction; below, another exchange costs more (jobs/bench_hosts.py)
 
 
 class HierarchicalExecutor:
@@ -56,16 +58,18 @@ class HierarchicalExecutor:
         assert place.group is not None
         self._hosts = hosts
         # place after place, so that what goes to a rank of the host lies in one piece
-        sources = [rank for peers in hosts.peers for rank in peers]
-        self._lookups = PooledLookups(tables, plan, optimizers, place, weighted, num_counts, sources)
+        self._sources = [rank for peers in hosts.peers for rank in peers]
+        self._lookups = PooledLookups(tables, plan, optimizers, place, weighted, num_counts, self._sources)
         self.routes, self.kernels = self._lookups.routes, self._lookups.kernels
         columns = columns_of(self.routes)
         host, own = divmod(place.rank, hosts.size)
         self._peers, neighbours = hosts.peers[own], hosts.ranks[host]
         inside = comm.subgroup(place.group, neighbours, place.device)
         across = comm.subgroup(place.group, self._peers, place.device)
+        self._flat = VectorExchange(columns, place.group, place.rank, codec, place.device)
         self._inside = VectorExchange(inside_host(columns, neighbours), inside, own, codec, place.device)
         self._across = VectorExchange(across_hosts(columns, hosts.ranks), across, host, codec, place.device)
+        self._saved_bytes = 4 * (sum(self._flat.widths) - sum(self._across.widths)) / place.world_size  # an example
 
     def __repr__(self) -> str:
         hosts = f"{len(self._hosts.ranks)} hosts of {self._hosts.size} ranks"
@@ -84,12 +88,19 @@ class HierarchicalExecutor:
     def output_dist(self, pooled: torch.Tensor, ids: RoutedIds, kjt: KeyedJaggedTensor) -> LazyAwaitable[torch.Tensor]:
         """Sends each rank its examples' vectors: waits for `[B, total width]`, means where tables ask for them.
 
-        Returns when the exchange inside the host is done; the slower one is then under way.
+        Returns when the exchange inside the host is done; the slower one is then under way. A small batch, as all ranks
+        together see it, takes the flat executor's way.
         """
+        if sum(ids.batch_sizes) * self._saved_bytes < FEW_BYTES:
+            return self._flat.start(self._by_rank(pooled, ids), ids.batch_sizes, self._lookups.scale.of(kjt))
         of_places = [sum(ids.batch_sizes[rank] for rank in peers) for peers in self._hosts.peers]
         of_peers = [ids.batch_sizes[rank] for rank in self._peers]
         sums = self._inside.start(pooled, of_places, None).wait()
         return self._across.start(sums, of_peers, self._lookups.scale.of(kjt))
+
+    def _by_rank(self, pooled: torch.Tensor, ids: RoutedIds) -> torch.Tensor:
+        parts = pooled.split([ids.batch_sizes[rank] for rank in self._sources])
+        return torch.cat([part for _, part in sorted(zip(self._sources, parts, strict=True), key=lambda pair: pair[0])])
 
 
 def worthwhile_hosts(tables: Sequence[EmbeddingBagConfig], plan: ModuleSharding, place: Place) -> Hosts | None:
