@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rayrec.data.on_ray import each
-from rayrec.data.synthetic import SyntheticSpec, write_file
+from rayrec.data.synthetic import SyntheticSpec, best_auc, write_file
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,6 +39,9 @@ def main(argv: list[str] | None = None) -> int:
     for _ in each(partial(_write, spec, folders), range(spec.files), on_ray=args.ray):
         pass
     print(f"{spec.rows:,} rows in {train} files to train on and {args.eval_files} for evaluation, in {args.out}")
+    best = [auc for n in range(train, spec.files) if (auc := best_auc(spec, n)) is not None]
+    if best:
+        print(f"AUC of the planted signal itself on the evaluation files: {sum(best) / len(best):.4f}")
     return 0
 
 

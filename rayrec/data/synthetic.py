@@ -90,11 +90,8 @@ def write_file(spec: SyntheticSpec, folder: str | os.PathLike[str], number: int)
     path = Path(folder) / f"part-{number:05d}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"_{path.name}.part")
-    first, last = (spec.rows * n // spec.files for n in (number, number + 1))
-    rng = np.random.default_rng([spec.seed, number])
     writer: pq.ParquetWriter | None = None
-    for start in range(first, max(last, first + 1), _CHUNK_ROWS):
-        table = make_table(spec, min(_CHUNK_ROWS, last - start), rng)
+    for table, _ in _chunks(spec, number):
         writer = writer or pq.ParquetWriter(part, table.schema)
         writer.write_table(table, row_group_size=spec.row_group_rows)
     assert writer is not None
@@ -103,8 +100,36 @@ def write_file(spec: SyntheticSpec, folder: str | os.PathLike[str], number: int)
     return path
 
 
+def best_auc(spec: SyntheticSpec, number: int) -> float | None:
+    """AUC of the very probabilities that the labels of one of the files were drawn with; None where all are alike.
+
+    What a model could reach that knew the planted effect of every number and id.
+    """
+    chunks = [(table.column("label").to_numpy(), probability) for table, probability in _chunks(spec, number)]
+    label, probability = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
+    positives = int(label.sum())
+    if positives in (0, len(label)):
+        return None
+    ranks = np.empty(len(label))
+    ranks[np.argsort(probability)] = np.arange(1, len(label) + 1)  # probabilities are of a continuous law: no ties
+    pairs = positives * (len(label) - positives)
+    return float((ranks[label == 1].sum() - positives * (positives + 1) / 2) / pairs)
+
+
+def _chunks(spec: SyntheticSpec, number: int) -> Iterator[tuple[pa.Table, F64]]:
+    first, last = (spec.rows * n // spec.files for n in (number, number + 1))
+    rng = np.random.default_rng([spec.seed, number])
+    for start in range(first, max(last, first + 1), _CHUNK_ROWS):
+        yield _draw(spec, min(_CHUNK_ROWS, last - start), rng)
+
+
 def make_table(spec: SyntheticSpec, rows: int, rng: np.random.Generator) -> pa.Table:
     """Rows in memory: `label`, `dense_0` …, `id_0` …, `ids_0` …."""
+    return _draw(spec, rows, rng)[0]
+
+
+def _draw(spec: SyntheticSpec, rows: int, rng: np.random.Generator) -> tuple[pa.Table, F64]:
+    """Rows, and the probability of label 1 of each."""
     columns: dict[str, pa.Array] = {}
     logits = np.zeros(rows)
     for n in range(spec.dense):
@@ -126,8 +151,9 @@ def make_table(spec: SyntheticSpec, rows: int, rng: np.random.Generator) -> pa.T
             columns[name] = pa.array(values)
     scale = spec.signal * 1.2 / max(1.0, (spec.dense + len(spec.ids)) ** 0.5)
     bias = np.log(spec.positives / (1 - spec.positives))
-    label = rng.random(rows) < 1 / (1 + np.exp(-(bias + scale * logits)))
-    return pa.table({"label": pa.array(label.astype(np.int8)), **columns})
+    probability = 1 / (1 + np.exp(-(bias + scale * logits)))
+    label = rng.random(rows) < probability
+    return pa.table({"label": pa.array(label.astype(np.int8)), **columns}), probability
 
 
 def _power_law(size: int, count: int, rng: np.random.Generator) -> I64:

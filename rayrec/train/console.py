@@ -114,6 +114,7 @@ class Display:
             ("epochs, steps", f"{result['epochs']}, {result['steps']:,}"),
             ("workers", str(result["world_size"])),
             ("samples/s", f"{result['samples_per_second']:,.0f}"),
+            ("waited for data", f"{result['train']['data_wait_fraction']:.1%} of the training time"),
             *places.items(),
         ]
         width = max(len(name) for name, _ in rows)

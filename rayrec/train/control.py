@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from rayrec.distributed.comm import Group, all_gather_object, all_reduce
+from rayrec.distributed.comm import Group, all_gather, all_gather_object, all_reduce
 from rayrec.models import Batch
 from rayrec.train.errors import TrainError, describe, is_retryable
 
@@ -36,16 +36,21 @@ class Control:
     world_size: int
     group: Group
 
-    def load(self, rows: int, weight: float, error: BaseException | None = None) -> tuple[int, float]:
-        """Rows that all ranks together bring to the next step, and their weights' sum; costs one all-reduce.
+    def load(
+        self, rows: int, weight: float, wait_s: float = 0.0, error: BaseException | None = None
+    ) -> tuple[int, float, float]:
+        """Rows that all ranks together bring to the next step, their weights' sum, and how long the rank that waited
+        longest has waited for them; costs one all-gather of four numbers.
 
         Raises:
             RankError: on every rank, if any rank brought an error.
         """
-        all_rows, all_weight, failed = self.sums([rows, weight, error is not None])
+        mine = torch.tensor([rows, weight, wait_s, error is not None], dtype=torch.float64)
+        by_rank = all_gather(mine, self.group)
+        all_rows, all_weight, _, failed = by_rank.sum(dim=0).tolist()
         if failed:
             self._raise(error)
-        return int(all_rows), all_weight
+        return int(all_rows), all_weight, float(by_rank[:, 2].max())
 
     def together(self, act: Callable[[], T]) -> T:
         """Do something on every rank; if it fails on any, it fails on all with that rank's error.
@@ -60,7 +65,7 @@ class Control:
             value = act()
         except Exception as caught:
             error = caught
-        self.load(0, 0.0, error)
+        self.load(0, 0.0, error=error)
         return value  # type: ignore[return-value]
 
     def _raise(self, error: BaseException | None) -> None:
@@ -98,7 +103,7 @@ class Turn:
         weight: sum of the weights of this rank's rows; how many there are where they have none.
         share: this rank's part of the weights of all ranks in this step, in [0, 1].
         cursor: this rank's reading position after the batch.
-        wait_s: seconds that this rank waited for the batch.
+        wait_s: seconds that the rank which got its batch last has waited for it; the others wait for that rank.
     """
 
     batch: Batch
@@ -113,15 +118,19 @@ class Turn:
         return self if device.type == "cpu" else replace(self, batch=self.batch.to(device, non_blocking=True))
 
 
-def in_step(stream: Stream, empty: Batch, control: Control) -> Iterator[Turn]:
+def in_step(stream: Stream, empty: Batch, control: Control, since: float | None = None) -> Iterator[Turn]:
     """This rank's batches, as many steps as the rank with the most has; a rank that runs out goes on with `empty`.
+
+    Args:
+        since: when waiting for the first batch began (`time.perf_counter`), if that was before this call.
 
     Raises:
         RankError: on every rank, if reading failed on any.
     """
     batches, cursor, more = iter(stream), stream.start_cursor, True
     while True:
-        batch, error, began = empty, None, time.perf_counter()
+        batch, error = empty, None
+        began, since = since or time.perf_counter(), None
         if more:
             try:
                 found = next(batches, None)
@@ -130,9 +139,8 @@ def in_step(stream: Stream, empty: Batch, control: Control) -> Iterator[Turn]:
             more = found is not None
             if found is not None:
                 batch, cursor = found
-        wait_s = time.perf_counter() - began
         weight = batch.total_weight
-        rows, all_weight = control.load(batch.rows, weight, error)
+        rows, all_weight, wait_s = control.load(batch.rows, weight, time.perf_counter() - began, error)
         if rows == 0:
             return
         yield Turn(batch, rows, weight, weight / all_weight if all_weight else 0.0, cursor, wait_s)

@@ -131,12 +131,17 @@ def _torch_trainer(job: Job, actor: Any, need: Demand) -> Any:
 
 
 def _failure_reporter(actor: Any) -> Any:
-    """Tells the driver why a worker group failed; Ray calls it in its controller."""
+    """Tells the driver why a worker group failed, and ends the run where it would fail again; Ray calls it in its
+    controller, which starts no new group after a callback has failed."""
+    import ray
     from ray.train import UserCallback
 
     class FailureReporter(UserCallback):
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-            actor.put.remote({"kind": "failure", "reason": failure_reason(worker_exceptions)})
+            reason = failure_reason(worker_exceptions)
+            if ray.get(actor.failed_ranks.remote(), timeout=30):
+                raise TrainError(reason)
+            actor.put.remote({"kind": "failure", "reason": reason})
 
     return FailureReporter()
 

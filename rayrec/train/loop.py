@@ -70,13 +70,13 @@ class Loop:
     def _epoch(self, position: Position) -> Position:
         """What the position's cursor leaves of its epoch."""
         assert isinstance(position.cursor, Cursor)
+        began = time.perf_counter()
         stream = self.streams.take("train", position.cursor)
         per_epoch = -(-self.job.train.rows // self.config.trainer.batch_size)
         end = position.step + stream.num_batches
         self.total_steps = end + (self.last_epoch - position.epoch) * per_epoch
         with stream:
-            began = time.perf_counter()
-            for turn in in_step(stream, self.empty, self.session.control):
+            for turn in in_step(stream, self.empty, self.session.control, since=began):
                 turn = turn.on(self.session.device)
                 loss, logits = self.learner.step(turn.batch, turn.share)
                 seconds = time.perf_counter() - began

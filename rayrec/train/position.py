@@ -17,7 +17,7 @@ class Position:
     Args:
         step: steps made.
         samples: rows trained on, over all ranks and epochs.
-        seconds: time spent on steps; `wait_s`: the part of it that was spent waiting for rows. Both are one rank's own.
+        seconds: time spent on steps, by this rank's clock; `wait_s`: the part of it that some rank waited for rows.
         cursor: what of the epoch has been read: by this rank while an epoch goes on, by all ranks in a checkpoint.
     """
 

@@ -86,11 +86,23 @@ def _cards(run: RunRecord) -> str:
         ("Log loss", _figure(evaluation, "logloss"), f"evaluated on {samples:,.0f} rows" if samples else "", "lead"),
         ("Calibration", _figure(evaluation, "calibration"), "predicted / observed positives", "lead"),
         ("Throughput", f"{rate:,.0f}" if rate else "–", "samples / s", ""),
+        ("Waiting for data", *_waited(run), ""),
         ("Workers", f"{world:.0f}" if world else "–", f"attempt {attempts}" if attempts > 1 else "", ""),
         ("Steps", f"{run.steps:,}", ", ".join(filter(None, [_epochs(run), _duration(seconds)])), ""),
         ("Checkpoint", checkpoint.rstrip("/").rsplit("/", 1)[-1] or "–", checkpoint, ""),
     ]
     return "<div class='cards'>" + "".join(_card(*card) for card in cards) + "</div>"
+
+
+def _waited(run: RunRecord) -> tuple[str, str]:
+    """The part of the training time in which some worker waited for rows: of the whole run, or of what is known."""
+    whole = (run.result or {}).get("train")
+    whole = whole if isinstance(whole, dict) else {}
+    fraction, seconds = number(whole, "data_wait_fraction"), number(whole, "seconds")
+    if fraction is not None:
+        return f"{fraction:.1%}", f"of {_duration(seconds)} of steps" if seconds else "of the training time"
+    known = sorted(part for line in run.train if (part := number(line, "data_wait_fraction")) is not None)
+    return (f"{known[len(known) // 2]:.1%}", "of the time, median") if known else ("–", "")
 
 
 def _card(name: str, value: str, about: str, kind: str) -> str:

@@ -14,7 +14,7 @@ from rayrec.train.run_log import ActorSink, Sink
 from rayrec.train.session import Job, Session, session_alone, session_on_ray, set_threads
 
 TASKS: dict[str, Callable[[Job, Session], dict[str, Any]]] = {"fit": fit, "evaluate": score_checkpoint}
-PEERS_FAIL_WITHIN_S = 3.0
+PEERS_FAIL_WITHIN_S = 1.0
 
 
 def work_on_ray(handed: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ def attempt(job: Job, sink: Sink, rank: int, world_size: int, join: Callable[[],
 
     An error that another attempt may not meet (a lost peer, a fault of storage) goes up to Ray, which starts the group
     anew. Any other is told first; where all ranks have one, they just end, and otherwise Ray ends those that wait for
-    this one, and the attempts that Ray makes after it end at once.
+    this one, and the run (`launch.py`). Should Ray make another attempt all the same, it ends at once.
     """
     if sink.begin(leader=rank == 0):
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import threading
 import time
 from pathlib import Path
@@ -372,3 +373,48 @@ def test_reads_that_fail_for_a_moment_are_tried_again(tmp_path: Path, monkeypatc
         with pytest.raises(DataError, match="connection reset") as caught:
             list(batches)
         assert caught.value.file == str(tmp_path / "part-000.parquet")
+
+
+INT32, UINT64 = pa.array(range(40), pa.int32()), pa.array(range(40), pa.uint64())
+SAME_ROWS = {
+    "dictionary-encoded": {"user_id": INT32.dictionary_encode(), "city": pa.array(["x", "y"] * 20).dictionary_encode()},
+    "int32": {"user_id": INT32},
+    "uint64": {"user_id": UINT64},
+    "large_list": {"genres": pa.array([[1, 2], []] * 20, pa.large_list(pa.uint64()))},
+    "list of int32": {"genres": pa.array([[1, 2], []] * 20, pa.list_(pa.int32()))},
+    "large_string": {"city": pa.array(["x", "y"] * 20, pa.large_string())},
+    "decimals": {"age": pa.array([decimal.Decimal("2.50")] * 40, pa.decimal128(10, 2))},
+}
+
+
+@pytest.mark.parametrize("name", SAME_ROWS)
+def test_a_column_may_be_stored_in_any_type_of_its_kind(tmp_path: Path, name: str) -> None:
+    """The batches are those of plain int64, list<int64>, string and double columns."""
+    plain = {
+        "user_id": pa.array(range(40)),
+        "genres": pa.array([[1, 2], []] * 20),
+        "city": pa.array(["x", "y"] * 20),
+        "age": pa.array([2.5] * 40),
+    }
+    found = []
+    for folder, columns in (("plain", plain), ("stored", plain | SAME_ROWS[name])):
+        (tmp_path / folder).mkdir()
+        pq.write_table(table(40, **columns), tmp_path / folder / "a.parquet")
+        manifest = Manifest.read(str(tmp_path / folder), SCHEMA)
+        with stream(manifest, Cursor.start(0), 0, 1, batch_rows=16, shuffle=False) as batches:
+            found.append([batch for batch, _ in batches])
+    assert len(found[0]) == 3 and all(same(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_file_that_grows_while_it_is_read(tmp_path: Path) -> None:
+    """Rows of before are given as they were, and nothing of what came later."""
+    manifest = Manifest.read(str(write(tmp_path, [3000], row_group_size=50)), SCHEMA, window_rows=50)
+    file = tmp_path / "part-000.parquet"
+    with stream(manifest, Cursor.start(0), 0, 1, shuffle=False, batch_rows=50) as batches:
+        ids = row_ids([next(batches)[0]])
+        pq.write_table(table(4000), file, row_group_size=50)
+        with pytest.raises(DataError, match="the file changed while the run was going on") as caught:
+            for batch, _ in batches:
+                ids += row_ids([batch])
+    assert caught.value.file == str(file)
+    assert ids == list(range(len(ids))) and len(ids) < 3000

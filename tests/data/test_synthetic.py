@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema
-from rayrec.data.synthetic import SyntheticSpec, make_table, write_file, write_files
+from rayrec.data.synthetic import SyntheticSpec, best_auc, make_table, write_file, write_files
 
 SPEC = SyntheticSpec(rows=5000, files=3, row_group_rows=700, single=4, multi=2, dense=3, largest=500)
 
@@ -55,3 +55,13 @@ def test_ids_are_many_at_the_front_and_few_at_the_end() -> None:
     ids = values.flatten().to_numpy() if largest.startswith("ids") else values.to_numpy()
     counts = np.bincount(ids, minlength=500)
     assert counts[0] > 5 * counts[100:200].mean() and ids.max() < 500
+
+
+def test_the_best_auc_is_that_of_the_planted_signal(tmp_path: Path) -> None:
+    spec = SyntheticSpec(rows=40_000, files=2, single=2, multi=0, dense=1, smallest=50, largest=50)
+    best = best_auc(spec, 1)
+    assert best is not None and 0.7 < best < 0.9 and best_auc(spec, 1) == best
+    label = pq.read_table(write_file(spec, tmp_path, 1))["label"].to_numpy()
+    noise = best_auc(spec.model_copy(update={"signal": 1e-9}), 1)
+    assert noise is not None and abs(noise - 0.5) < 0.02
+    assert best_auc(spec.model_copy(update={"rows": 2}), 1) is None and 0 < label.mean() < 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +56,30 @@ def test_a_rank_that_runs_out_goes_on_with_empty_batches() -> None:
     assert first == ([(5, 10, 1), (5, 5, 2), (2, 2, 3)], 4)
     assert second == ([(5, 10, 1), (0, 5, 1), (0, 2, 1)], 4)
     assert third == ([(0, 10, 0), (0, 5, 0), (0, 2, 0)], 4)
+
+
+class Late(Rows):
+    """The same, and every batch takes its time."""
+
+    def __init__(self, sizes: list[int], seconds: float) -> None:
+        super().__init__(sizes)
+        self.seconds = seconds
+
+    def __iter__(self) -> Iterator[tuple[Batch, int]]:
+        for item in super().__iter__():
+            time.sleep(self.seconds)
+            yield item
+
+
+def waits(group: dist.ProcessGroup) -> list[float]:
+    mine = Late([5, 5], 0.2) if group.rank() == 1 else Rows([5, 5])
+    return [turn.wait_s for turn in in_step(mine, batch(0), control(group), since=time.perf_counter() - 0.1)]
+
+
+def test_a_step_has_waited_as_long_as_the_rank_that_waited_longest() -> None:
+    first, second = on_ranks(2, waits)
+    assert first == second
+    assert first[0] >= 0.3 and first[1] >= 0.2
 
 
 def fails(group: dist.ProcessGroup, error: Exception) -> tuple[str, bool]:

@@ -19,13 +19,14 @@ from rich.console import Console
 from torch import nn
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.models import DLRM, Batch
+from rayrec.models import Batch
 from rayrec.train import ResourceError, Trainer, TrainError
 from rayrec.train.config_file import parse_config
 from rayrec.train.console import Display
 from rayrec.train.evaluate_run import evaluate_run
 from rayrec.train.run_folder import RunFolder
 from tests.ranks import on_ranks
+from tests.train.row_log import Noted, assert_every_row_once, noted, with_row_ids
 from tests.train.small import fit_on_rank, raw_config, table, write_all
 
 pytestmark = pytest.mark.slow
@@ -72,11 +73,11 @@ class Seen:
 
 
 class Slow(nn.Module):
-    """DLRM that takes its time; on rank 1 it fails in one of its steps, if told to."""
+    """A model that takes its time; on rank 1 it fails in one of its steps, if told to."""
 
-    def __init__(self, seconds: float, fail_at: int = -1, **arguments: Any) -> None:
+    def __init__(self, inner: nn.Module, seconds: float, fail_at: int = -1) -> None:
         super().__init__()
-        self.inner = DLRM(**arguments)
+        self.inner = inner
         self.seconds, self.fail_at, self.steps = seconds, fail_at, 0
 
     def forward(self, batch: Batch) -> Any:
@@ -119,7 +120,10 @@ def kill_a_worker_at(seen: Seen, step: int, killed: list[int]) -> None:
 
 def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     write_all(tmp_path)
-    seen = Seen(tmp_path, factory=lambda **given: Slow(0.2, **given))
+    ids = with_row_ids(tmp_path, 1000)
+    features = {"schema": ids["schema"], "tables": ids["tables"]}
+    log = tmp_path / "rows"
+    seen = Seen(tmp_path, factory=lambda **given: Slow(Noted(str(log), {}, **given), 0.2), **features)
     killed: list[int] = []
     killer = threading.Thread(target=kill_a_worker_at, args=(seen, 8, killed))
     killer.start()
@@ -137,8 +141,13 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened
     assert f"resumed from the checkpoint of step {recovered[0]['step']}" in recovered[0]["message"]
     assert recovered[0]["message"] in seen.shown
     assert {record["attempt"] for record in seen.files.read_metrics()} == {1, 2}
-    undisturbed = on_ranks(2, fit_on_rank, raw_config(tmp_path, name="undisturbed"))[0]
+    undisturbed = on_ranks(2, fit_on_rank, raw_config(tmp_path, name="undisturbed", **features))[0]
     assert result.eval == pytest.approx(undisturbed["eval"], abs=1e-6)
+    by_rank = [noted(log, rank) for rank in range(2)]
+    resumed = recovered[0]["step"]
+    stands = [lines[:resumed] + lines[len(lines) - (32 - resumed) :] for lines in by_rank]
+    assert all(len(lines) >= 32 for lines in by_rank)
+    assert_every_row_once([mine + other for mine, other in zip(*stands, strict=True)], 1000, epochs=2)
 
 
 def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
@@ -179,14 +188,23 @@ def test_a_bad_row_ends_all_ranks_and_is_not_tried_again(tmp_path: Path) -> None
 
 
 def test_a_model_that_fails_on_one_rank_ends_the_run_with_its_error(tmp_path: Path) -> None:
+    """At once; and one worker instead of two can go on from there, with the rows that are left."""
     write_all(tmp_path)
-    seen = Seen(tmp_path, factory=lambda **given: Slow(0.0, fail_at=8, **given))
+    ids = with_row_ids(tmp_path, 1000)
+    features = {"schema": ids["schema"], "tables": ids["tables"]}
+    logs = [str(tmp_path / name) for name in ("failing", "going-on")]
+    seen = Seen(tmp_path, lambda **given: Slow(Noted(logs[0], {}, **given), 0.0, fail_at=8), **features)
     with pytest.raises(TrainError, match=r"(?s)KeyError: 'no such layer on rank 1'.*checkpoint of step 6 is intact"):
         seen.trainer.fit()
     latest = CheckpointStore(seen.files.checkpoints).latest()
     assert latest is not None
     assert latest.step == 6
     assert {record["attempt"] for record in seen.files.read_metrics()} == {1}
+    assert "started again" not in seen.shown and "restarted" not in seen.shown
+    alone = Seen(tmp_path, lambda **given: Slow(Noted(logs[1], {}, **given), 0.0), trainer__num_workers=0, **features)
+    assert alone.trainer.fit().steps == 32
+    before = [mine + other for mine, other in zip(*(noted(Path(logs[0]), rank)[:6] for rank in range(2)), strict=True)]
+    assert_every_row_once(before + noted(Path(logs[1]), 0), 1000, epochs=2)
 
 
 def test_more_cpus_than_ray_has_are_refused_at_once(tmp_path: Path) -> None:

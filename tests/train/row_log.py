@@ -1,0 +1,68 @@
+"""A model that writes down the rows it trains on, and the check that a run trained on each once an epoch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from rayrec.models import DLRM, Batch
+from tests.train.small import raw_config
+
+
+class Noted(nn.Module):
+    """DLRM that appends the row ids of each training step to a file of this rank and launch.
+
+    Args:
+        log: the file is `<log>.<rank>.jsonl`, one line a step.
+        dies: rank → the step of this launch in which its process kills itself, before it trains.
+    """
+
+    def __init__(self, log: str, dies: dict[int, int], **arguments: Any) -> None:
+        super().__init__()
+        self.inner = DLRM(**arguments)
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        self.path, self.dies_at, self.steps = Path(f"{log}.{rank}.jsonl"), dies.get(rank), 0
+
+    def forward(self, batch: Batch) -> Any:
+        if self.training:
+            if self.steps == self.dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.steps += 1
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(batch.sparse["row"].values().tolist()) + "\n")
+        return self.inner(batch)
+
+
+def with_row_ids(folder: Path, rows: int, **changes: Any) -> dict[str, Any]:
+    """The small config with the row's number as one more feature."""
+    raw = raw_config(folder, **changes)
+    raw["schema"]["sparse"].append({"name": "row", "mapping": {"kind": "identity"}})
+    raw["tables"].append({"name": "row", "rows": max(1, rows), "dim": 8, "features": ["row"]})
+    return raw
+
+
+def noted(log: Path, rank: int) -> list[list[int]]:
+    """The row ids of every step of a rank in one launch."""
+    path = Path(f"{log}.{rank}.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def assert_every_row_once(steps: Sequence[Sequence[int]], rows: int, epochs: int) -> None:
+    """`steps`: the row ids that all ranks together trained on, step by step, over all epochs."""
+    at = 0
+    for epoch in range(epochs):
+        seen: Counter[int] = Counter()
+        while seen.total() < rows:
+            assert at < len(steps), f"epoch {epoch} lacks {rows - seen.total()} rows"
+            seen.update(steps[at])
+            at += 1
+        assert seen == Counter(range(rows)), f"epoch {epoch}: {(seen - Counter(range(rows))).most_common(5)}"
+    assert at == len(steps)
