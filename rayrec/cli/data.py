@@ -19,13 +19,17 @@ app = typer.Typer(help="Look at data before training on it.", no_args_is_help=Tr
 def inspect(
     paths: Annotated[list[str], typer.Argument(help="Parquet files, folders or globs, local or URIs.")],
     rows: Annotated[int, typer.Option(help="How many rows to look at, spread over the files.", min=1)] = 500_000,
+    filters: Annotated[
+        str, typer.Option(help="Only rows that pass, as data.train.filters: '[[day, \">=\", 2024-01-01]]'.")
+    ] = "[]",
 ) -> None:
     """Read a data set and propose its schema and table sizes, as YAML for a train config."""
     import yaml
 
     from rayrec.data.inspect import inspect as look
+    from rayrec.train.config_file import parse_yaml
 
-    found = look(paths, rows)
+    found = look(paths, rows, parse_yaml(filters))
     _print_columns(found)
     typer.echo(yaml.safe_dump(found.proposal(), sort_keys=False, default_flow_style=None, width=120))
 
@@ -44,7 +48,7 @@ def check(
 
     loaded = load_config(config)
     rows_of = {feature: table.rows for table in loaded.tables for feature in table.features}
-    report = run_check(Manifest.read(loaded.data.train, loaded.data_schema), loaded.data_schema, rows_of)
+    report = run_check(Manifest.of(loaded.data.train, loaded.data_schema), loaded.data_schema, rows_of)
     if page is not None:
         page.write_text(check_page(report, f"Data of {loaded.name}"), encoding="utf-8")
     if as_json:

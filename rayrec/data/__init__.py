@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayrec.data.counting import build_vocabulary, write_vocabulary
 from rayrec.data.cursor import Cursor, RankCursor
+from rayrec.data.dataset import DataSet
 from rayrec.data.errors import DataError
 from rayrec.data.manifest import Manifest
 from rayrec.data.options import BadRows, ReadOptions
@@ -41,6 +42,7 @@ __all__ = [
     "BatchStream",
     "Cursor",
     "DataError",
+    "DataSet",
     "DenseFeature",
     "Hash",
     "Identity",

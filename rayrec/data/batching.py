@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rayrec.data.collate import collate
@@ -16,10 +17,12 @@ from rayrec.data.cursor import RankCursor
 from rayrec.data.errors import DataError
 from rayrec.data.options import BadRows
 from rayrec.data.order import count
-from rayrec.data.reading import PROBLEM
+from rayrec.data.reading import END, PROBLEM
 from rayrec.data.rows import Part, Rows, from_columns
 from rayrec.data.schema import Schema
 from rayrec.models.batch import Batch
+
+I64 = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -44,43 +47,50 @@ class _Waiting:
     """Good rows on their way into batches.
 
     Args:
-        parts: runs of good rows, each with the number of bad rows right before it.
+        parts: runs of good rows; with each table's rows, how many rows of its sequence the rank has passed after each.
         rows: good rows in `parts`.
-        bad_rows: bad rows after the last part.
     """
 
-    parts: deque[tuple[Part, int]] = field(default_factory=deque)
+    parts: deque[tuple[Part, I64]] = field(default_factory=deque)
     rows: int = 0
-    bad_rows: int = 0
 
-    def add(self, rows: Rows, start: int, stop: int) -> None:
+    def add(self, rows: Rows, ends: I64, start: int, stop: int) -> None:
         if start < stop:
-            self.parts.append(((rows, start, stop), self.bad_rows))
-            self.rows, self.bad_rows = self.rows + stop - start, 0
+            self.parts.append(((rows, start, stop), ends))
+            self.rows += stop - start
 
     def take(self, rows: int) -> tuple[list[Part], int]:
-        """Takes good rows off the front; also how many rows, good and bad, these are of the rank's sequence."""
+        """Takes good rows off the front; also how far in the rank's sequence the last of them is."""
         taken: list[Part] = []
-        consumed = 0
+        passed = 0
         self.rows -= rows
         while rows:
-            (mapped, start, stop), bad_rows = self.parts.popleft()
+            (mapped, start, stop), ends = self.parts.popleft()
             cut = min(stop, start + rows)
             taken.append((mapped, start, cut))
             rows -= cut - start
-            consumed += bad_rows + cut - start
+            passed = int(ends[cut - 1])
             if cut < stop:
-                self.parts.appendleft(((mapped, cut, stop), 0))
-        return taken, consumed
+                self.parts.appendleft(((mapped, cut, stop), ends))
+        return taken, passed
 
 
 def make_batches(
-    tables: Iterator[pa.Table], schema: Schema, batch_rows: int, start: RankCursor, policy: BadRows, skipped: Skipped
+    tables: Iterator[pa.Table],
+    schema: Schema,
+    batch_rows: int,
+    start: RankCursor,
+    policy: BadRows,
+    skipped: Skipped,
+    filtered: bool = False,
 ) -> Generator[tuple[Batch, RankCursor]]:
     """Batches of exactly `batch_rows` good rows across tables, the last maybe smaller, each with the cursor after it.
 
-    The last cursor has all rows done, also where bad rows come last; where all rows are bad, it comes with an empty
+    The last cursor has all rows done, also where bad rows come last; where no row is good, it comes with an empty
     batch. Closing this closes `tables`.
+
+    Args:
+        filtered: the tables lack rows that filters left out, and say where (`reading.END`).
 
     Raises:
         DataError: the first bad row, or more of them than the policy allows.
@@ -90,14 +100,15 @@ def make_batches(
     try:
         for table in tables:
             for batch in table.to_batches():
-                read += batch.num_rows
-                _add(batch, len(schema.sparse), waiting, policy, skipped)
+                ends = _ends(batch, read)
+                read = int(ends[-1]) if len(ends) else read
+                _add(batch, len(schema.sparse), ends, waiting, policy, skipped)
                 while waiting.rows >= batch_rows:
                     if ready is not None:
                         yield ready, RankCursor(start.base, start.pieces, consumed)
-                    parts, rows = waiting.take(batch_rows)
-                    ready, consumed = collate(parts, schema), consumed + rows
-        if read != total:
+                    parts, consumed = waiting.take(batch_rows)
+                    ready = collate(parts, schema)
+        if read != total and not filtered:
             raise DataError(f"{read} rows were read where the footers promise {total}")
         if ready is not None and waiting.rows:
             yield ready, RankCursor(start.base, start.pieces, consumed)
@@ -115,10 +126,21 @@ def make_batches(
             close()
 
 
-def _add(batch: pa.RecordBatch, num_features: int, waiting: _Waiting, policy: BadRows, skipped: Skipped) -> None:
+def _ends(batch: pa.RecordBatch, read: int) -> I64:
+    """How many rows of its sequence the rank has passed after each of these."""
+    if END not in batch.schema.names:
+        return np.arange(read + 1, read + batch.num_rows + 1)
+    ends: I64 = batch.column(END).to_numpy()
+    assert not len(ends) or ends[0] > read, "tables come in order, each once"
+    return ends
+
+
+def _add(
+    batch: pa.RecordBatch, num_features: int, ends: I64, waiting: _Waiting, policy: BadRows, skipped: Skipped
+) -> None:
     rows, problems = from_columns(batch, num_features), batch.column(PROBLEM)
     if problems.null_count == len(problems):
-        waiting.add(rows, 0, len(rows))
+        waiting.add(rows, ends, 0, len(rows))
         return
     texts = [text for text in problems.drop_null().to_pylist() if text]
     if policy.policy == "error":
@@ -132,6 +154,6 @@ def _add(batch: pa.RecordBatch, num_features: int, waiting: _Waiting, policy: Ba
         raise DataError(f"more than {policy.limit} bad rows were skipped, among them: {last}")
     at = 0
     for row in bad:
-        waiting.add(rows, at, row)
-        waiting.bad_rows, at = waiting.bad_rows + 1, row + 1
-    waiting.add(rows, at, len(rows))
+        waiting.add(rows, ends, at, row)
+        at = row + 1
+    waiting.add(rows, ends, at, len(rows))

@@ -18,11 +18,9 @@ from rayrec.data.lists import unnest
 from rayrec.data.manifest import Manifest
 from rayrec.data.mapping import check_rows_of, map_rows
 from rayrec.data.order import EpochOrder
-from rayrec.data.problems import Problems
-from rayrec.data.reading import pieces_of
+from rayrec.data.reading import pieces_of, read_rows
 from rayrec.data.rows import Ids
 from rayrec.data.schema import Schema, SparseFeature
-from rayrec.data.slices import Origin, read_slices
 
 MAX_IDS = 20_000_000
 LONGEST_SHOWN = 100
@@ -135,25 +133,23 @@ class _Feature:
 
 
 def check(manifest: Manifest, schema: Schema, rows_of: Mapping[str, int], max_samples: int = 20) -> CheckReport:
-    """Maps every row of the data set and counts; bad rows do not end it.
+    """Maps every row of the data set that passes its filters and counts; bad rows do not end it.
 
     Raises:
         DataError: a feature without a table.
     """
     check_rows_of(schema, rows_of)
     features = [_Feature(f, rows_of[f.name]) for f in schema.sparse]
-    report = CheckReport(manifest.rows, 0, Counter(), [], 0, [])
+    report = CheckReport(0, 0, Counter(), [], 0, [])
     order = EpochOrder.of([w.rows for w in manifest.windows], seed=0, epoch=0, shuffle=False)
     bounds = order.starts.tolist()
     windows = [(a, b) for a, b in zip(bounds, bounds[1:], strict=False) if a < b]
     for piece in pieces_of(manifest, order, windows):
-        table, missing = read_slices(piece.slices, manifest.columns, retries=3)
-        problems = Problems(Origin(piece.slices, None))
-        for part in missing:
-            problems.add_error(np.arange(part.start, part.stop), part.error)
+        table, problems = read_rows(piece.slices, manifest.columns, manifest.filters)
         rows = map_rows(table, schema, rows_of, problems)
         bad = problems.rows()
-        good = np.ones(piece.rows, dtype=np.bool_)
+        report.rows += table.num_rows
+        good = np.ones(table.num_rows, dtype=np.bool_)
         good[bad] = False
         report.bad_rows += len(bad)
         report.reasons.update(problems.reasons())

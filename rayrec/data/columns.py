@@ -32,12 +32,8 @@ def check_types(schema: Schema, found: pa.Schema, file: str) -> None:
     """
     for column in schema.columns:
         if column not in found.names:
-            raise DataError(
-                f"column {column!r} is missing; the file has {_shortened(found.names)}",
-                file=file,
-                column=column,
-                fix="correct the column's name in the schema, or add the column to the file",
-            )
+            fix = "correct the column's name in the schema, or add the column to the file"
+            raise column_missing(column, found, file, fix)
         if found.names.count(column) > 1:
             raise DataError("two columns have this name", file=file, column=column, fix="rename one of them")
     for task in schema.tasks:
@@ -52,6 +48,12 @@ def check_types(schema: Schema, found: pa.Schema, file: str) -> None:
         _check_dense(dense, found.field(dense.column).type, file)
     for sparse in schema.sparse:
         _check_sparse(sparse, found, file)
+
+
+def column_missing(column: str, found: pa.Schema, file: str, fix: str) -> DataError:
+    """The error of a file that lacks a column."""
+    problem = f"column {column!r} is missing; the file has {_shortened(found.names)}"
+    return DataError(problem, file=file, column=column, fix=fix)
 
 
 def _check_dense(feature: DenseFeature, found: pa.DataType, file: str) -> None:

@@ -10,17 +10,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayrec.data.arrow_types import is_list, without_views
-from rayrec.data.files import open_filesystem
 from rayrec.data.lists import unnest
-from rayrec.data.manifest import FileFacts, Manifest
-from rayrec.data.opening import open_parquet, unreadable
+from rayrec.data.locations import open_filesystem
+from rayrec.data.manifest import Manifest, Window
+from rayrec.data.reading import read_rows, slices_of
 from rayrec.data.schema import SparseFeature
+
+_MERGE_ROWS = 4 << 20
 
 
 def build_vocabulary(
     manifest: Manifest, feature: SparseFeature, *, min_count: int = 1, max_size: int | None = None
 ) -> pa.Table:
-    """Counts a feature's ids in a whole data set.
+    """Counts a feature's ids in all rows of a data set that pass its filters.
 
     Args:
         min_count: rarer ids are left to the out-of-vocabulary rows.
@@ -29,8 +31,12 @@ def build_vocabulary(
     Returns:
         `id` and `count`, the most frequent id first, equal counts by id.
     """
+    counted: list[pa.Table] = []
     with ThreadPoolExecutor(4) as pool:
-        counted = list(pool.map(lambda file: _count_file(file, feature), manifest.files))
+        for counts in pool.map(lambda window: _count_window(manifest, window, feature), manifest.windows):
+            counted.append(counts)
+            if sum(len(some) for some in counted) > 2 * len(counted[0]) + _MERGE_ROWS:
+                counted = [_sum(pa.concat_tables(counted))]
     table = _sum(pa.concat_tables(counted))
     table = table.filter(pc.greater_equal(table["count"], min_count))
     table = table.sort_by([("count", "descending"), ("id", "ascending")])
@@ -43,16 +49,15 @@ def write_vocabulary(table: pa.Table, path: str) -> None:
     pq.write_table(table, inner, filesystem=filesystem)
 
 
-def _count_file(file: FileFacts, feature: SparseFeature) -> pa.Table:
-    with open_parquet(file.uri, file.size_bytes) as parquet:
-        kind = parquet.schema_arrow.field(feature.column).type
-        total = _counts(pa.array([], _id_type(kind)))
-        try:
-            for batch in parquet.iter_batches(columns=[feature.column], use_threads=False):
-                total = _sum(pa.concat_tables([total, *map(_counts, _ids(batch.column(0)))]))
-        except (pa.ArrowException, OSError) as error:
-            raise unreadable(file.uri, error) from error
-    return total
+def _count_window(manifest: Manifest, window: Window, feature: SparseFeature) -> pa.Table:
+    needed = {feature.column, *(condition.column for condition in manifest.filters)}
+    columns = tuple((name, kind) for name, kind in manifest.columns if name in needed)
+    table, problems = read_rows(slices_of(manifest, window), columns, manifest.filters)
+    if problems:
+        raise problems.error(int(problems.rows()[0]))
+    column = table.column(feature.column)
+    empty = _counts(pa.array([], _id_type(column.type)))
+    return _sum(pa.concat_tables([empty, *(_counts(ids) for chunk in column.chunks for ids in _ids(chunk))]))
 
 
 def _ids(array: pa.Array) -> Iterator[pa.Array]:

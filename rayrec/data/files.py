@@ -1,18 +1,20 @@
-"""Finds the files that paths, folders and globs stand for, on any file system pyarrow knows."""
+"""Finds the files that paths, folders and globs stand for, on any file system pyarrow knows.
+
+Which file system a URI means, and how to name files on it, is `locations.py`'s matter.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 
 from rayrec.data.errors import DataError
+from rayrec.data.locations import Location, locate
 
-SUFFIXES = (".parquet", ".parq", ".pq")
+PARQUET = (".parquet", ".parq", ".pq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,76 +25,85 @@ class Found:
     size_bytes: int
 
 
-def open_filesystem(uri: str) -> tuple[pafs.FileSystem, str]:
-    """The file system of a path or URI, and the path inside it.
+def find_files(paths: str | Sequence[str], suffixes: Sequence[str] = PARQUET) -> list[Found]:
+    """All files of the given files, folders (searched below) and globs (`*`, `?`, `[a-z]`, `**`), sorted.
+
+    Names that start with "." or "_" are passed over inside folders and by globs. In a URI `?` begins the options of the
+    file system and is no wildcard.
+
+    Args:
+        suffixes: which files of a folder are taken.
 
     Raises:
-        DataError: a scheme that pyarrow does not know, or credentials it cannot use.
-    """
-    if "://" not in uri:
-        return pafs.LocalFileSystem(), str(Path(uri).expanduser().absolute())
-    try:
-        return pafs.FileSystem.from_uri(uri)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        fix = "check the URI's scheme, and that credentials are there"
-        raise DataError(f"cannot open this file system: {error}", file=uri, fix=fix) from error
-
-
-def find_files(paths: str | Sequence[str]) -> list[Found]:
-    """All Parquet files of the given files, folders (searched below) and globs (`*`, `?`, `[a-z]`, `**`), sorted.
-
-    Names that start with "." or "_" are passed over inside folders and by globs.
-
-    Raises:
-        DataError: a path that does not exist, or one that holds no Parquet file.
+        DataError: a path that does not exist, or one that holds no such file.
     """
     found: dict[str, Found] = {}
     for path in [paths] if isinstance(paths, str) else paths:
-        for file in _expand(path):
+        for file in _expand(path, tuple(suffixes)):
             found[file.uri] = file
     if not found:
         raise DataError("no data paths are given", fix="name at least one Parquet file or folder")
     return [found[uri] for uri in sorted(found)]
 
 
-def _expand(path: str) -> list[Found]:
-    filesystem, inner = open_filesystem(path)
-    prefix = path[: len(path) - len(inner)] if "://" in path and path.endswith(inner) else ""
-    if "://" in path and not prefix:
-        prefix = path.split("://", 1)[0] + "://"
-    info = _info(filesystem, inner, path)
+def _expand(path: str, suffixes: tuple[str, ...]) -> list[Found]:
+    place = locate(path)
+    info = _info(place, place.path)
     if info.type == pafs.FileType.File:
-        return [Found(prefix + info.path, info.size)]
+        return _found(place, [info])
     if info.type == pafs.FileType.Directory:
-        files = [f for f in _below(filesystem, inner, path) if f.path.endswith(SUFFIXES)]
+        files = [f for f in _below(place, place.path) if f.path.endswith(suffixes)]
         if not files:
-            raise DataError("the folder holds no Parquet file (*.parquet)", file=path, fix="check the path")
-        return [Found(prefix + f.path, f.size) for f in files]
-    if not re.search(r"[*?\[]", inner):
-        raise DataError("the path does not exist", file=path, fix="check the path, and that every node sees it")
-    base = re.split(r"[*?\[]", inner, maxsplit=1)[0].rpartition("/")[0]
-    if _info(filesystem, base, path).type != pafs.FileType.Directory:
-        raise DataError(f"the folder {base!r} does not exist", file=path, fix="check the path")
-    pattern = _glob_pattern(inner)
-    files = [f for f in _below(filesystem, base, path) if pattern.fullmatch(f.path)]
+            kind = "Parquet file" if suffixes == PARQUET else "such file"
+            raise DataError(f"the folder holds no {kind} (*{', *'.join(suffixes)})", file=path, fix="check the path")
+        return _found(place, files)
+    if not re.search(r"[*?\[]", place.path):
+        raise _missing(place)
+    base = re.split(r"[*?\[]", place.path, maxsplit=1)[0].rpartition("/")[0]
+    if _info(place, base).type != pafs.FileType.Directory:
+        raise _missing(place, base)
+    pattern = _glob_pattern(place.path)
+    files = [f for f in _below(place, base) if pattern.fullmatch(f.path)]
     if not files:
         raise DataError("the pattern matches no file", file=path, fix="check the pattern")
-    return [Found(prefix + f.path, f.size) for f in files]
+    return _found(place, files)
 
 
-def _info(filesystem: pafs.FileSystem, inner: str, path: str) -> pafs.FileInfo:
+def _found(place: Location, files: Sequence[pafs.FileInfo]) -> list[Found]:
+    return [Found(place.uri_of(f.path), f.size) for f in files]
+
+
+def _missing(place: Location, folder: str | None = None) -> DataError:
+    """The error of a path that is not there, or of the folder of a glob."""
+    if place.bucket is not None and _info(place, place.bucket).type == pafs.FileType.NotFound:
+        fix = "check its name, and the region, endpoint and credentials that the URI or the environment give"
+        return DataError(f"the bucket {place.bucket!r} does not exist", file=place.uri, fix=fix)
+    what = "the path" if folder is None else f"the folder {folder!r}"
+    fix = "check the path" if folder is not None else "check the path, and that every node sees it"
+    if "://" in place.uri and "%" in place.uri:
+        fix += "; in a URI a % of the name itself is written %25"
+    return DataError(f"{what} does not exist", file=place.uri, fix=fix)
+
+
+def _info(place: Location, path: str) -> pafs.FileInfo:
     try:
-        return filesystem.get_file_info(inner)
+        return place.filesystem.get_file_info(path)
     except OSError as error:
-        raise DataError(f"cannot look at the path: {error}", file=path, fix="check access and network") from error
+        fix = "check access and network"
+        raise DataError(f"cannot look at the path: {_first_line(error)}", file=place.uri, fix=fix) from error
 
 
-def _below(filesystem: pafs.FileSystem, base: str, path: str) -> list[pafs.FileInfo]:
+def _below(place: Location, base: str) -> list[pafs.FileInfo]:
     try:
-        infos = filesystem.get_file_info(pafs.FileSelector(base, recursive=True))
+        infos = place.filesystem.get_file_info(pafs.FileSelector(base, recursive=True))
     except OSError as error:
-        raise DataError(f"cannot list the folder: {error}", file=path, fix="check access and network") from error
+        fix = "check access and network"
+        raise DataError(f"cannot list the folder: {_first_line(error)}", file=place.uri, fix=fix) from error
     return [i for i in infos if i.type == pafs.FileType.File and not _hidden(i.path[len(base) :])]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _hidden(below: str) -> bool:

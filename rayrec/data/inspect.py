@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ import pyarrow.types as pat
 from rayrec.data.arrow_types import is_list, is_text, without_views
 from rayrec.data.errors import DataError
 from rayrec.data.files import find_files
+from rayrec.data.filters import Condition, parse_all, rows_that_pass
+from rayrec.data.footers import Partitioned, nothing_left, with_partition
 from rayrec.data.lists import unnest
 from rayrec.data.opening import open_parquet
 
@@ -90,33 +92,46 @@ class Inspection:
         return {"schema": schema, "tables": tables}
 
 
-def inspect(paths: str | Sequence[str], sample_rows: int = SAMPLE_ROWS) -> Inspection:
+def inspect(paths: str | Sequence[str], sample_rows: int = SAMPLE_ROWS, filters: Iterable[Any] = ()) -> Inspection:
     """Reads about `sample_rows` rows, spread over the files, and says what every column looks like.
 
+    Args:
+        filters: conditions that rows must meet to be judged, as in a train config.
+
     Raises:
-        DataError: missing paths, unreadable files.
+        DataError: missing paths, unreadable files, a filter that does not fit.
+        ValueError: a filter that is none.
     """
-    found = find_files(paths)
+    conditions = parse_all(filters)
+    everything = Partitioned.of(find_files(paths))
+    found = everything.that_pass(conditions)
     tables: list[pa.Table] = []
-    rows = 0
-    for file in found:
-        with open_parquet(file.uri, file.size_bytes) as parquet:
+    rows = looked_at = 0
+    for one in found.files:
+        with open_parquet(one.file.uri, one.file.size_bytes) as parquet:
             rows += parquet.metadata.num_rows
-            wanted = -(-sample_rows // len(found))
+            wanted = -(-sample_rows // len(found.files))
             for batch in parquet.iter_batches(min(wanted, 65_536)):
-                tables.append(pa.Table.from_batches([batch]))
+                tables.append(_passing(with_partition(batch, one, found.types), conditions, one.file.uri))
+                looked_at += batch.num_rows
                 wanted -= batch.num_rows
                 if wanted <= 0:
                     break
-    if not tables:
-        raise DataError("the data set has no rows", file=found[0].uri, fix="check how the files were written")
+    if not any(len(table) for table in tables):
+        raise nothing_left(everything.files[0].file.uri, conditions)
     try:
         table = pa.concat_tables(tables).combine_chunks()
     except pa.ArrowInvalid as error:
         raise DataError(f"the files' columns differ: {error}", fix="inspect one file at a time") from error
-    share = table.num_rows / rows
+    share = looked_at / rows
     columns = [_facts(name, table.column(name), share) for name in table.column_names]
-    return Inspection(len(found), rows, table.num_rows, tuple(_one_label(columns)))
+    return Inspection(len(found.files), rows, table.num_rows, tuple(_one_label(columns)))
+
+
+def _passing(table: pa.Table, conditions: Sequence[Condition], uri: str) -> pa.Table:
+    for condition in conditions:
+        condition.check_in(table.schema, uri)
+    return table.filter(pa.array(rows_that_pass(table, conditions)))
 
 
 def _facts(name: str, column: pa.ChunkedArray, share: float) -> ColumnFacts:

@@ -1,38 +1,27 @@
 """What a data set consists of, read from Parquet footers only: files, row groups, and the windows an epoch deals in.
 
-In which order windows are read is `order.py`'s matter, reading them `reading.py`'s.
+Files and row groups that filters rule out are left out here; their other rows are judged when they are read. In which
+order windows are read is `order.py`'s matter, reading them `reading.py`'s, what a file holds `footers.py`'s.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from rayrec.data.columns import check_types
-from rayrec.data.errors import DataError
-from rayrec.data.files import Found, find_files
-from rayrec.data.opening import open_parquet, unreadable
+from rayrec.data.dataset import DataSet
+from rayrec.data.files import find_files
+from rayrec.data.filters import Condition, parse_all
+from rayrec.data.footers import FileFacts, Partitioned, check_same_types, nothing_left, read_footers
 from rayrec.data.schema import Schema
 
 WINDOW_ROWS = 65_536
 WINDOW_BYTES = 128 << 20
-_FOOTER_THREADS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class FileFacts:
-    """One file: its URI, bytes, the rows of its row groups, and about how many bytes a decoded row takes."""
-
-    uri: str
-    size_bytes: int
-    group_rows: tuple[int, ...]
-    row_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +52,16 @@ class Manifest:
 
     Args:
         files: in reading order.
-        windows: cover every row of every file once; they do not depend on any number of ranks.
-        columns: the Arrow type of every column that is read.
+        windows: cover every row once that the filters do not rule out by its file or row group; they do not depend on
+            any number of ranks.
+        columns: the Arrow type of every column that is read, partitions among them.
+        filters: what rows are asked when they are read.
     """
 
     files: tuple[FileFacts, ...]
     windows: tuple[Window, ...]
     columns: tuple[tuple[str, pa.DataType], ...]
+    filters: tuple[Condition, ...] = ()
 
     @classmethod
     def read(
@@ -77,82 +69,61 @@ class Manifest:
         paths: str | Sequence[str],
         schema: Schema,
         *,
+        filters: Iterable[Any] = (),
         window_rows: int = WINDOW_ROWS,
         window_bytes: int = WINDOW_BYTES,
     ) -> Manifest:
         """Reads the footers of all files and checks their columns.
 
         Args:
-            paths: files, folders, globs; local or URIs.
+            paths: files, folders, globs; local or URIs. Folders named `key=value` are columns of the files below them.
+            filters: conditions `(column, operator, value)` that rows must meet, as `filters.Condition` reads them.
             window_rows: smaller row groups are joined to windows of about so many rows.
             window_bytes: a row group that takes more memory than this is cut into several windows.
 
         Raises:
             DataError: a missing path, a folder without Parquet files, a file that is not Parquet, a column that is
                 missing, has a wrong type, or another type than in the first file, or a data set without rows.
+            ValueError: a filter that is none.
         """
-        found = find_files(paths)
-        with ThreadPoolExecutor(min(_FOOTER_THREADS, len(found))) as pool:
-            footers = list(pool.map(lambda file: _read_footer(file, schema), found))
-        _check_same_types(footers)
+        conditions = parse_all(filters)
+        found = Partitioned.of(find_files(paths), [*schema.columns, *(c.column for c in conditions)])
+        footers = read_footers(found.that_pass(conditions), schema, conditions)
+        if not footers:
+            raise nothing_left(found.files[0].file.uri, conditions)
+        check_same_types(footers)
         files = tuple(facts for facts, _ in footers)
-        if not any(sum(f.group_rows) for f in files):
-            raise DataError("the data set has no rows", file=files[0].uri, fix="check how the files were written")
-        return cls(files, tuple(_windows(files, window_rows, window_bytes)), tuple(footers[0][1].items()))
+        windows = tuple(_windows(files, window_rows, window_bytes))
+        if not windows:
+            raise nothing_left(files[0].uri, conditions)
+        everywhere = set.intersection(*({name for name, _ in file.partition} for file in files))
+        to_ask = tuple(c for c in conditions if c.column not in everywhere)
+        return cls(files, windows, tuple(footers[0][1].items()), to_ask)
+
+    @classmethod
+    def of(cls, data: DataSet, schema: Schema) -> Manifest:
+        """That of a config's data set; raises as `read`."""
+        return cls.read(data.path, schema, filters=data.filters)
 
     @property
     def rows(self) -> int:
-        """Rows of one epoch."""
-        return sum(sum(file.group_rows) for file in self.files)
+        """Rows of one epoch, before `filters` are asked."""
+        return sum(window.rows for window in self.windows)
 
     @property
     def fingerprint(self) -> str:
-        """Names what the windows hold (file names, bytes, rows); equal for a data set that was moved elsewhere."""
+        """Names what the windows hold (file names, bytes, rows), and the filters; equal for a set that was moved."""
         digest = hashlib.sha256()
         for file in self.files:
-            digest.update(repr((file.uri.rpartition("/")[2], file.size_bytes, file.group_rows)).encode())
+            name = file.uri.partition("?")[0].rpartition("/")[2]
+            digest.update(repr((name, file.size_bytes, file.group_rows)).encode())
+            if file.partition:
+                digest.update(repr(file.partition).encode())
         for window in self.windows:
             digest.update(repr([(s.file, s.row_group, s.start, s.stop) for s in window.slices]).encode())
+        if self.filters:
+            digest.update(repr(self.filters).encode())
         return digest.hexdigest()[:32]
-
-
-def _read_footer(file: Found, schema: Schema) -> tuple[FileFacts, dict[str, pa.DataType]]:
-    with open_parquet(file.uri) as parquet:
-        try:
-            arrow = parquet.schema_arrow
-        except (pa.ArrowException, OSError) as error:
-            raise unreadable(file.uri, error) from error
-        check_types(schema, arrow, file.uri)
-        footer = parquet.metadata
-        groups = tuple(footer.row_group(g).num_rows for g in range(footer.num_row_groups))
-        facts = FileFacts(file.uri, file.size_bytes, groups, _row_bytes(footer, set(schema.columns)))
-        return facts, {name: arrow.field(name).type for name in schema.columns}
-
-
-def _row_bytes(footer: pq.FileMetaData, columns: set[str]) -> float:
-    """About how many bytes one row takes when decoded, judged by the file's first row group."""
-    if not footer.num_rows:
-        return 0.0
-    group = next(g for g in map(footer.row_group, range(footer.num_row_groups)) if g.num_rows)
-    total = 0
-    for index in range(group.num_columns):
-        chunk = group.column(index)
-        if any(chunk.path_in_schema == c or chunk.path_in_schema.startswith(c + ".") for c in columns):
-            total += max(chunk.total_uncompressed_size, 8 * chunk.num_values)
-    return total / group.num_rows
-
-
-def _check_same_types(footers: Sequence[tuple[FileFacts, dict[str, pa.DataType]]]) -> None:
-    first, types = footers[0]
-    for facts, found in footers[1:]:
-        for column, kind in found.items():
-            if kind != types[column]:
-                raise DataError(
-                    f"the column's type changes between files: {kind} here, {types[column]} in {first.uri}",
-                    file=facts.uri,
-                    column=column,
-                    fix="write all files with one type for this column",
-                )
 
 
 def _windows(files: Sequence[FileFacts], window_rows: int, window_bytes: int) -> Iterator[Window]:
@@ -161,7 +132,7 @@ def _windows(files: Sequence[FileFacts], window_rows: int, window_bytes: int) ->
     for number, file in enumerate(files):
         first_row = 0
         for group, group_rows in enumerate(file.group_rows):
-            for start, stop in _cut(group_rows, file.row_bytes, window_bytes):
+            for start, stop in _cut(0 if group in file.left_out else group_rows, file.row_bytes, window_bytes):
                 too_large = size + (stop - start) * file.row_bytes > window_bytes
                 overshoots = rows + stop - start - window_rows > window_rows - rows
                 if slices and (too_large or overshoots):

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.data.errors import DataError
-from rayrec.data.files import open_filesystem
+from rayrec.data.locations import open_filesystem
 
 
 def open_parquet(uri: str, size_bytes: int | None = None) -> pq.ParquetFile:

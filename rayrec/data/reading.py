@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rayrec.data.filters import Condition, Mask, rows_that_pass
 from rayrec.data.manifest import Manifest, Slice, Window
 from rayrec.data.mapping import map_rows
 from rayrec.data.order import EpochOrder, Interval, row_order
@@ -24,6 +25,7 @@ from rayrec.data.slices import Columns, FileSlice, Origin, Unreadable, read_slic
 I64 = npt.NDArray[np.int64]
 
 PROBLEM = "problem"
+END = "end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,14 @@ class Piece:
         slices: the whole window.
         window: its number; with seed and epoch it decides the order of its rows.
         start, stop: the part of that order that is this piece.
+        before: rows of the rank's pieces that come before it.
     """
 
     slices: tuple[FileSlice, ...]
     window: int
     start: int
     stop: int
+    before: int = 0
 
     @property
     def rows(self) -> int:
@@ -56,6 +60,7 @@ class Recipe:
         seed, epoch, shuffle: how its rows are ordered.
         retries: how often a failing read is tried again.
         samples: how many bad rows of a piece are described; further ones are only marked.
+        filters: what rows are asked; others are left out.
     """
 
     columns: Columns
@@ -66,68 +71,103 @@ class Recipe:
     shuffle: bool
     retries: int = 0
     samples: int = 1
+    filters: tuple[Condition, ...] = ()
 
 
 def pieces_of(manifest: Manifest, order: EpochOrder, intervals: Sequence[Interval]) -> list[Piece]:
     """The pieces of a rank, in the order they are consumed."""
-    pieces = []
+    pieces, before = [], 0
     for start, stop in intervals:
         window, offset = order.place(start)
-        slices = _slices(manifest, manifest.windows[window])
-        pieces.append(Piece(slices, window, offset, offset + stop - start))
+        slices = slices_of(manifest, manifest.windows[window])
+        pieces.append(Piece(slices, window, offset, offset + stop - start, before))
+        before += stop - start
     return pieces
 
 
-def _slices(manifest: Manifest, window: Window) -> tuple[FileSlice, ...]:
+def slices_of(manifest: Manifest, window: Window) -> tuple[FileSlice, ...]:
+    """The parts of files that a window consists of."""
+
     def placed(part: Slice) -> FileSlice:
         file = manifest.files[part.file]
         group_rows = file.group_rows[part.row_group]
-        return FileSlice(file.uri, file.size_bytes, part.row_group, group_rows, part.start, part.stop, part.first_row)
+        return FileSlice(
+            file.uri,
+            file.size_bytes,
+            part.row_group,
+            group_rows,
+            part.start,
+            part.stop,
+            part.first_row,
+            file.partition,
+        )
 
     return tuple(placed(part) for part in window.slices)
 
 
 def read_piece(piece: Piece, recipe: Recipe) -> pa.Table:
-    """The piece's rows, mapped, in their order.
+    """The piece's rows that pass the filters, mapped, in their order.
 
     Returns:
-        the columns of `rows.to_columns` and `problem`: null for a good row; for a row that cannot be used a `DataError`
-        as JSON, or "" after the first `recipe.samples` of them. All rows of a file that cannot be read are bad.
+        the columns of `rows.to_columns`; `problem`: null for a good row; for a row that cannot be used a `DataError` as
+        JSON, or "" after the first `recipe.samples` of them; with filters also `end`: how many rows the rank has passed
+        after this one, those that were filtered out among them. All rows of a file that cannot be read are bad.
     """
-    rows, problems, place = _mapped(piece, recipe)
+    rows, problems, place, ends = _mapped(piece, recipe)
+    columns = to_columns(rows) | ({} if ends is None else {END: pa.array(ends)})
     if not problems:
-        return _table(rows, pa.nulls(piece.rows, pa.string()))
+        return pa.table(columns | {PROBLEM: pa.nulls(len(rows), pa.string())})
     bad = problems.rows()
     by_place = bad[np.argsort(place[bad])]
-    texts: list[str | None] = [None] * piece.rows
+    texts: list[str | None] = [None] * len(rows)
     for number, row in enumerate(by_place.tolist()):
         described = number < recipe.samples
         texts[place[row]] = json.dumps(problems.error(row).to_dict()) if described else ""
-    return _table(rows, pa.array(texts, pa.string()))
+    return pa.table(columns | {PROBLEM: pa.array(texts, pa.string())})
 
 
-def _mapped(piece: Piece, recipe: Recipe) -> tuple[Rows, Problems, I64]:
-    """The piece's rows in their order, what is wrong with the rows of the table they were mapped from, and the place of
-    each of those in the order.
+def _mapped(piece: Piece, recipe: Recipe) -> tuple[Rows, Problems, I64, I64 | None]:
+    """The piece's rows in their order, what is wrong with the rows of the table they were mapped from, the place of
+    each of those in the order, and the rows' ends.
 
     Rows are mapped as they lie in the files and shuffled afterwards, when they are plain arrays.
     """
-    if not recipe.shuffle:
-        slices = tuple(within(piece.slices, piece.start, piece.stop))
-        table, missing = read_slices(slices, recipe.columns, recipe.retries)
-        problems = _problems(Origin(slices, None), missing, None)
-        rows = map_rows(table, recipe.schema, recipe.rows_of, problems)
-        return rows, problems, np.arange(piece.rows)
-    total = sum(part.rows for part in piece.slices)
-    order = row_order(piece.window, total, seed=recipe.seed, epoch=recipe.epoch)[piece.start : piece.stop]
-    table, missing = read_slices(piece.slices, recipe.columns, recipe.retries)
+    slices, order = piece.slices, np.arange(piece.rows)
+    if recipe.shuffle:
+        total = sum(part.rows for part in slices)
+        order = row_order(piece.window, total, seed=recipe.seed, epoch=recipe.epoch)[piece.start : piece.stop]
+    else:
+        slices = tuple(within(slices, piece.start, piece.stop))
+    table, missing = read_slices(slices, recipe.columns, recipe.retries)
+    ends = None
+    if recipe.filters:
+        chosen = np.flatnonzero(passing(table, missing, recipe.filters)[order])
+        order, ends = order[chosen], piece.before + chosen + 1
     kept: I64 | None = None
-    if len(order) < total:
+    if len(order) < table.num_rows:
         kept = np.sort(order)
         table, order = table.take(pa.array(kept)), np.searchsorted(kept, order)
-    problems = _problems(Origin(piece.slices, kept), missing, kept)
-    rows = map_rows(table, recipe.schema, recipe.rows_of, problems, order)
-    return rows, problems, np.argsort(order) if problems else order
+    problems = _problems(Origin(slices, kept), missing, kept)
+    rows = map_rows(table, recipe.schema, recipe.rows_of, problems, order if recipe.shuffle else None)
+    return rows, problems, np.argsort(order) if problems and recipe.shuffle else order, ends
+
+
+def read_rows(
+    slices: Sequence[FileSlice], columns: Columns, filters: Sequence[Condition], retries: int = 3
+) -> tuple[pa.Table, Problems]:
+    """The rows of a window that pass the filters, as they lie in the files, and what could not be read of them."""
+    table, missing = read_slices(slices, columns, retries)
+    kept = np.flatnonzero(passing(table, missing, filters)) if filters else None
+    problems = _problems(Origin(tuple(slices), kept), missing, kept)
+    return (table if kept is None else table.take(pa.array(kept))), problems
+
+
+def passing(table: pa.Table, missing: Sequence[Unreadable], filters: Sequence[Condition]) -> Mask:
+    """For every row whether it passes the filters; rows that could not be read do, so that they are told of."""
+    mask = rows_that_pass(table, filters)
+    for part in missing:
+        mask[part.start : part.stop] = True
+    return mask
 
 
 def _problems(origin: Origin, missing: Sequence[Unreadable], kept: I64 | None) -> Problems:
@@ -139,7 +179,3 @@ def _problems(origin: Origin, missing: Sequence[Unreadable], kept: I64 | None) -
             first, last = np.searchsorted(kept, [first, last]).tolist()
         problems.add_error(np.arange(first, last), part.error)
     return problems
-
-
-def _table(rows: Rows, problems: pa.Array) -> pa.Table:
-    return pa.table(to_columns(rows) | {PROBLEM: problems})

@@ -5,7 +5,7 @@ A file that cannot be read gives nulls and an error beside them; what that means
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from rayrec.data.arrow_types import without_views
 from rayrec.data.errors import DataError
+from rayrec.data.footers import Partition
 from rayrec.data.opening import open_parquet, unreadable
 from rayrec.data.retries import with_retries
 
@@ -36,6 +37,7 @@ class FileSlice:
     start: int
     stop: int
     first_row: int
+    partition: Partition = ()
 
     @property
     def rows(self) -> int:
@@ -91,7 +93,7 @@ def read_slices(slices: Sequence[FileSlice], columns: Columns, retries: int) -> 
         same_file = list(parts)
         rows = sum(part.rows for part in same_file)
         try:
-            tables += with_retries(lambda some=same_file: _read_file(some, [n for n, _ in columns]), retries)  # type: ignore[misc]
+            tables += with_retries(lambda some=same_file: _read_file(some, columns), retries)  # type: ignore[misc]
         except DataError as error:
             tables.append(pa.table({name: pa.nulls(rows, kind) for name, kind in columns}))
             missing.append(Unreadable(at, at + rows, error))
@@ -101,14 +103,25 @@ def read_slices(slices: Sequence[FileSlice], columns: Columns, retries: int) -> 
     return table if plain == table.schema else table.cast(plain), missing
 
 
-def _read_file(parts: Sequence[FileSlice], columns: list[str]) -> list[pa.Table]:
-    """Slices of one file."""
+def _read_file(parts: Sequence[FileSlice], columns: Columns) -> list[pa.Table]:
+    """Slices of one file, its partitions among their columns."""
+    partition = dict(parts[0].partition)
+    names = [name for name, _ in columns if name not in partition]
     with open_parquet(parts[0].uri, parts[0].size_bytes) as parquet:
         _check_groups(parquet, parts)
         try:
-            return list(_tables(parquet, parts, columns))
+            return [_in_order(table, columns, partition) for table in _tables(parquet, parts, names)]
         except (pa.ArrowException, OSError, KeyError) as error:
             raise unreadable(parts[0].uri, error) from error
+
+
+def _in_order(table: pa.Table, columns: Columns, partition: Mapping[str, int | str | None]) -> pa.Table:
+    """The columns in their order, whatever their order in the file."""
+    arrays = [
+        pa.repeat(pa.scalar(partition[name], kind), table.num_rows) if name in partition else table.column(name)
+        for name, kind in columns
+    ]
+    return pa.table(arrays, names=[name for name, _ in columns])
 
 
 def _check_groups(parquet: pq.ParquetFile, parts: Sequence[FileSlice]) -> None:

@@ -28,7 +28,8 @@ Item = tuple[Batch, RankCursor]
 class BatchStream:
     """Iterates over this rank's part of what is left of the cursor's epoch: `(batch, cursor after it)`.
 
-    Over all ranks every row comes exactly once. Batches have exactly `batch_rows` rows, the last one may have fewer.
+    Over all ranks every row that passes the manifest's filters comes exactly once. Batches have exactly `batch_rows`
+    rows, the last one may have fewer.
     Close it (or use it as a context manager) to end its thread and its Ray pipeline before the end.
 
     Args:
@@ -42,7 +43,8 @@ class BatchStream:
         shuffle: without it, windows and rows come in the order of the files.
         options: how to read.
 
-    `rows` and `num_batches` say how much will come, `skipped` what was left out under `options.bad_rows`.
+    `rows` says how many rows are to be read, `batches_left` how many batches are to come (an estimate, from what passed
+    so far, where filters or `options.bad_rows` leave rows out), `skipped` what was left out under `options.bad_rows`.
 
     Raises:
         DataError: a feature without a table, or a cursor of other data; in iteration, bad rows and unreadable files.
@@ -70,7 +72,7 @@ class BatchStream:
         data = f"{manifest.fingerprint}-{seed}-{int(shuffle)}"
         self.start_cursor = open_rank(cursor, order, data, rank, world_size)
         self.rows = count(self.start_cursor.pieces)
-        self.num_batches = math.ceil(self.rows / batch_rows)
+        self._batch_rows, self._given, self._read = batch_rows, 0, 0
         self._options = options
         self.skipped = Skipped()
         recipe = Recipe(
@@ -82,13 +84,15 @@ class BatchStream:
             shuffle,
             options.retries,
             options.bad_rows.samples,
+            manifest.filters,
         )
         pieces = pieces_of(manifest, order, self.start_cursor.pieces)
         reader = choose(options)
 
         def batches() -> Generator[Item]:
             tables = reader(pieces, recipe, options)
-            return make_batches(tables, schema, batch_rows, self.start_cursor, options.bad_rows, self.skipped)
+            skipped, filtered = self.skipped, bool(manifest.filters)
+            return make_batches(tables, schema, batch_rows, self.start_cursor, options.bad_rows, skipped, filtered)
 
         self._ahead = Ahead(batches, options.prefetch_batches)
 
@@ -97,7 +101,19 @@ class BatchStream:
         return self
 
     def __next__(self) -> Item:
-        return self._ahead.take(self._options.stall_timeout_s)
+        batch, cursor = self._ahead.take(self._options.stall_timeout_s)
+        self._given, self._read = self._given + batch.rows, cursor.rows
+        return batch, cursor
+
+    @property
+    def share_given(self) -> float:
+        """Of the rows read so far, those that came in batches."""
+        return self._given / self._read if self._read else 1.0
+
+    @property
+    def batches_left(self) -> int:
+        """How many batches are to come, as far as that is known."""
+        return math.ceil(round((self.rows - self._read) * self.share_given, 6) / self._batch_rows)
 
     def close(self) -> None:
         """Ends reading; safe to call twice and in the middle."""

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from rayrec.data.arrow_types import is_text, without_views
 from rayrec.data.errors import DataError
-from rayrec.data.files import open_filesystem
 from rayrec.data.hashing import hash_strings
+from rayrec.data.locations import open_filesystem
 from rayrec.data.opening import open_parquet
 
 I64 = npt.NDArray[np.int64]

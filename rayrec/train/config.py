@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from rayrec.data import ReadOptions, Schema
+from rayrec.data import DataSet, ReadOptions, Schema
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.types import ShardingType
 from rayrec.train.config_checks import check_config
@@ -27,11 +27,10 @@ class Section(BaseModel):
 class DataConfig(Section):
     """Where the examples are."""
 
-    train: str | list[str] = Field(
-        description="Parquet file, folder or glob with the training rows, or a list of them; relative to the folder "
-        "the command runs in"
+    train: DataSet = Field(
+        description="the training rows: a path (Parquet file, folder or glob), a list of paths, or a section"
     )
-    eval: str | list[str] | None = Field(
+    eval: DataSet | None = Field(
         default=None, description="the same for the evaluation rows; `null`: train without evaluation"
     )
     read: ReadOptions = Field(default=ReadOptions(), description="how the files are read")

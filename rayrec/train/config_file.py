@@ -37,6 +37,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
+_Loader.add_constructor("tag:yaml.org,2002:value", _Loader.construct_yaml_str)  # a plain =, as in a filter
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -72,7 +73,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {file} cannot be read: {error}") from None
     try:
-        raw = _parse_yaml(text)
+        raw = parse_yaml(text)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
     if not isinstance(raw, dict):
@@ -103,7 +104,7 @@ def apply_override(raw: Mapping[str, Any], override: str) -> dict[str, Any]:
     if not equals or not all(keys):
         raise ConfigError(f"--set {override}: write it as field.path=value, e.g. --set trainer.num_workers=4")
     try:
-        value = _parse_yaml(text)
+        value = parse_yaml(text)
     except ConfigError as error:
         raise ConfigError(f"--set {override}: the value is not YAML: {error}") from None
     changed = _replaced(raw, keys, value, override)
@@ -111,7 +112,12 @@ def apply_override(raw: Mapping[str, Any], override: str) -> dict[str, Any]:
     return changed
 
 
-def _parse_yaml(text: str) -> Any:
+def parse_yaml(text: str) -> Any:
+    """What a text of YAML means.
+
+    Raises:
+        ConfigError: it is none.
+    """
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:

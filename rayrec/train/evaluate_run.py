@@ -79,5 +79,5 @@ def _job(folder: RunFolder, data: str | None, num_workers: int, factory: build.F
         raise TrainError(f"the config of {folder.path} has no data.eval; give the rows to score with --data")
     if CheckpointStore(folder.checkpoints).latest() is None:
         raise TrainError(f"{folder.path} has no complete checkpoint yet; train it first")
-    manifest = Manifest.read(config.data.eval, config.data_schema)
+    manifest = Manifest.of(config.data.eval, config.data_schema)
     return Job(config=config, train=manifest, eval=manifest, folder=folder.path, factory=factory, task="evaluate")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.data import Cursor, empty_batch
+from rayrec.data import BatchStream, Cursor, empty_batch
 from rayrec.distributed.comm import broadcast_object
 from rayrec.train import build
 from rayrec.train.control import Turn, due, in_step
@@ -72,22 +73,25 @@ class Loop:
         assert isinstance(position.cursor, Cursor)
         began = time.perf_counter()
         stream = self.streams.take("train", position.cursor)
-        per_epoch = -(-self.job.train.rows // self.config.trainer.batch_size)
-        end = position.step + stream.num_batches
-        self.total_steps = end + (self.last_epoch - position.epoch) * per_epoch
         with stream:
             for turn in in_step(stream, self.empty, self.session.control, since=began):
                 turn = turn.on(self.session.device)
                 loss, logits = self.learner.step(turn.batch, turn.share)
                 seconds = time.perf_counter() - began
                 position = position.after(turn, seconds)
+                self.total_steps = position.step + self._steps_left(position, stream)
                 self._after_step(position, turn, loss, logits, seconds)
-                if (end - position.step) * seconds < PREPARE_AHEAD_S:
+                if stream.batches_left * seconds < PREPARE_AHEAD_S:
                     self._prepare_next(position.epoch)
                 began = time.perf_counter()
         if not self.window.empty:
             self._log(position)
         return position.merged(self.session.control)
+
+    def _steps_left(self, position: Position, stream: BatchStream) -> int:
+        """To the end of the run, as far as it is known how many rows pass the filters."""
+        per_epoch = self.job.train.rows * stream.share_given / self.config.trainer.batch_size
+        return stream.batches_left + (self.last_epoch - position.epoch) * math.ceil(per_epoch)
 
     def _prepare_next(self, epoch: int) -> None:
         """Let reading begin for what comes after this epoch."""

@@ -26,8 +26,9 @@ def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
     if root is None and in_job_package(here):
         _refuse_left_behind(raw["data"]["train"], "data.train", here)
         _refuse_left_behind(raw["data"]["eval"], "data.eval", here)
-    raw["data"]["train"] = _absolute(raw["data"]["train"], here)
-    raw["data"]["eval"] = _absolute(raw["data"]["eval"], here)
+    for data in (raw["data"]["train"], raw["data"]["eval"]):
+        if data is not None:
+            data["path"] = _absolute(data["path"], here)
     raw["sharding"]["plan"] = _absolute(raw["sharding"]["plan"], here)
     raw["storage"]["path"] = _absolute(raw["storage"]["path"], home)
     return TrainConfig(**raw)
@@ -38,9 +39,10 @@ def in_job_package(folder: Path) -> bool:
     return any(part.startswith("_ray_pkg_") for part in folder.parts)
 
 
-def _refuse_left_behind(path: Any, field: str, here: Path) -> None:
+def _refuse_left_behind(data: Any, field: str, here: Path) -> None:
+    path = [] if data is None else data["path"]
     for one in path if isinstance(path, list) else [path]:
-        relative = one is not None and "://" not in one and not Path(one).expanduser().is_absolute()
+        relative = "://" not in one and not Path(one).expanduser().is_absolute()
         if relative and not any(here.glob(one)):
             raise TrainError(
                 f"{field}: {one} is not in the job's copy of the working folder, which leaves out what git ignores; "

@@ -125,8 +125,8 @@ class Trainer:
         """Everything that can be wrong with data and model is found here, before any worker starts."""
         config = self.config
         schema = config.data_schema
-        train = Manifest.read(config.data.train, schema)
-        evaluation = None if config.data.eval is None else Manifest.read(config.data.eval, schema)
+        train = Manifest.of(config.data.train, schema)
+        evaluation = None if config.data.eval is None else Manifest.of(config.data.eval, schema)
         build.model(config, "meta", self.factory)
         build.given_plan(config, config.trainer.num_workers)
         self._tell_data(train, evaluation)

@@ -78,7 +78,7 @@ def test_prepared_data_fits_its_train_config(tmp_path: Path, name: str, monkeypa
         main = runpy.run_path(str(ROOT / "data/synthetic/generate.py"))["main"]
         assert main(["--rows", "700", "--files", "7"]) == 0
     config = load_config(ROOT / f"data/{name}/train.yaml")
-    assert Manifest.read(config.data.train, config.data_schema).rows in (60, 600)
+    assert Manifest.of(config.data.train, config.data_schema).rows in (60, 600)
     tables = {t.features[0]: t.rows for t in config.tables}
     assert list(tables) == config.data_schema.sparse_names
 

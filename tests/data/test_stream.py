@@ -54,8 +54,8 @@ def test_every_row_once_with_its_own_values(manifest: Manifest, shuffle: bool) -
     ids = []
     for rank in range(3):
         with stream(manifest, Cursor.start(0), rank, 3, shuffle=shuffle) as batches:
-            found = list(batches)
-            assert len(found) == batches.num_batches
+            planned, found = batches.batches_left, list(batches)
+            assert len(found) == planned and batches.batches_left == 0
             assert sum(b.rows for b, _ in found) == batches.rows == found[-1][1].rows
             assert all(b.rows == 64 for b, _ in found[:-1])
         for batch, _ in found:
@@ -92,7 +92,7 @@ def test_exactly_once_under_stops_and_resizes(manifest: Manifest, data: st.DataO
         for rank in range(world_size):
             with stream(manifest, cursor, rank, world_size, batch_rows=batch_rows) as batches:
                 last: RankCursor = batches.start_cursor
-                for _ in range(min(steps, batches.num_batches)):
+                for _ in range(min(steps, batches.batches_left)):
                     batch, last = next(batches)
                     ids += row_ids([batch])
                 after.append(last)
@@ -122,8 +122,8 @@ def test_more_ranks_than_rows(tmp_path: Path) -> None:
     ids = []
     for rank in range(5):
         with stream(manifest, Cursor.start(0), rank, 5) as batches:
-            found = list(batches)
-            assert len(found) == (rank < 3) == batches.num_batches
+            planned, found = batches.batches_left, list(batches)
+            assert len(found) == (rank < 3) == planned
             ids += row_ids([b for b, _ in found])
     assert sorted(ids) == [0, 1, 2]
     empty = empty_batch(SCHEMA)

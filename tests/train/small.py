@@ -120,7 +120,7 @@ def rank_session(group: dist.ProcessGroup) -> Session:
 
 def make_job(raw: dict[str, Any]) -> Job:
     config = parse_config(raw)
-    train, evaluation = (Manifest.read(str(path), config.data_schema) for path in (config.data.train, config.data.eval))
+    train, evaluation = (Manifest.of(data, config.data_schema) for data in (config.data.train, config.data.eval))
     return Job(config=config, train=train, eval=evaluation, folder=Path(config.storage.path) / config.name)
 
 

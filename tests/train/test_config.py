@@ -65,7 +65,7 @@ def problem(*overrides: str) -> str:
         ("name=../up", ["name: got '../up'"]),
         ("name=null", ["name: got None"]),
         ("data=3", ["data: got 3 (int); it is a section with the fields train, eval, read"]),
-        ("data.train=7", ["data.train: got 7 (int); allowed: text or list of text"]),
+        ("data.train=7", ["data.train: 7 is not a path, a list of paths, or a section with path and filters"]),
     ],
 )
 def test_a_wrong_field_is_named_with_the_fix(override: str, parts: list[str]) -> None:

@@ -85,14 +85,14 @@ def test_what_a_relaunch_may_not_change(tmp_path: Path, override: str, part: str
 
 def test_relative_paths_start_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse_config(apply_override(RAW, "data.train=[a, /b, 's3://c/d']"))
-    assert resolved(config, tmp_path).data.train == [str(tmp_path / "a"), "/b", "s3://c/d"]
+    assert resolved(config, tmp_path).data.train.path == [str(tmp_path / "a"), "/b", "s3://c/d"]
     assert resolved(config, tmp_path).storage.path == str(tmp_path / "runs")
     package = tmp_path / "_ray_pkg_0123" / "sub"
     for part in ("a", "eval"):
         (package / part).mkdir(parents=True)
     monkeypatch.chdir(package)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert resolved(config).data.eval == str(package / "eval")
+    assert resolved(config).data.eval.path == str(package / "eval")
     assert resolved(config).storage.path == str(tmp_path / "home" / "rayrec" / "runs")
     (package / "eval").rmdir()
     with pytest.raises(TrainError, match=r"data\.eval: eval is not in the job's copy of the working folder"):

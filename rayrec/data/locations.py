@@ -1,0 +1,99 @@
+"""Paths and URIs: which file system they mean, the path inside it, and how its files are named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from rayrec.data.errors import DataError
+
+_BUCKETS = ("s3", "gs", "gcs")
+_LOCAL = pafs.LocalFileSystem()
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A file, folder or glob on a file system.
+
+    Args:
+        uri: as it was given.
+        path: inside the file system, decoded.
+        root, base: what uri and path begin with, alike for all files of the file system.
+        options: the URI's query, e.g. `endpoint_override=…`.
+        bucket: that it lies in, if it lies in object storage.
+    """
+
+    uri: str
+    filesystem: pafs.FileSystem
+    path: str
+    root: str = ""
+    base: str = ""
+    options: str = ""
+    bucket: str | None = None
+
+    def uri_of(self, path: str) -> str:
+        """How another path of the same file system is named."""
+        if not self.root:
+            return path
+        inner = quote(path[len(self.base) :].lstrip("/"), safe="/=:@,+~!$&'();")
+        return f"{self.root}/{inner}" + (f"?{self.options}" if self.options else "")
+
+
+def locate(uri: str) -> Location:
+    """What a path or URI means.
+
+    Raises:
+        DataError: a scheme that pyarrow does not know, a library that it lacks, or credentials it cannot use.
+    """
+    scheme, is_uri, rest = uri.partition("://")
+    if not is_uri:
+        return Location(uri, _LOCAL, str(Path(uri).expanduser().absolute()))
+    rest, _, options = rest.partition("?")
+    host, _, inner = rest.partition("/")
+    root = f"{scheme}://{host}"
+    try:
+        filesystem, base = _filesystem(root, options)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise DataError(f"cannot open this file system: {lines[0]}", file=uri, fix=_fix(scheme)) from error
+    path = f"{base.rstrip('/')}/{unquote(inner)}".rstrip("/")
+    bucket = base.split("/")[0] if scheme in _BUCKETS else None
+    return Location(uri, filesystem, path, root, base, options, bucket)
+
+
+def open_filesystem(uri: str) -> tuple[pafs.FileSystem, str]:
+    """The file system of a path or URI, and the path inside it.
+
+    Raises:
+        DataError: as `locate`.
+    """
+    place = locate(uri)
+    return place.filesystem, place.path
+
+
+def plain_path(uri: str) -> str:
+    """A URI's path as its file system has it, without escapes and options; a path as it is."""
+    return uri if "://" not in uri else unquote(uri.partition("?")[0])
+
+
+@lru_cache(maxsize=64)
+def _filesystem(root: str, options: str) -> tuple[pafs.FileSystem, str]:
+    """Made once a process: S3 asks the network for a bucket's region every time."""
+    filesystem, base = pafs.FileSystem.from_uri((root if root[-1] != "/" else root + "/") + (options and f"?{options}"))
+    return filesystem, str(base)
+
+
+def _fix(scheme: str) -> str:
+    if scheme in ("hdfs", "viewfs"):
+        return (
+            "install Java and Hadoop's client on every node, and set JAVA_HOME, HADOOP_HOME and "
+            "CLASSPATH (`hadoop classpath --glob`) so that libjvm and libhdfs are found"
+        )
+    if scheme in _BUCKETS:
+        return "check the URI and its options; pyarrow must be a build with this file system, as the wheels of PyPI are"
+    return "use a path, or a URI of file://, s3://, gs:// or hdfs://"
