@@ -35,6 +35,32 @@ def inspect(
 
 
 @app.command()
+def convert(
+    sources: Annotated[list[str], typer.Argument(help="CSV, TSV, JSON lines or Avro files, folders or globs.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the Parquet files; on a cluster, one that every node sees.")],
+    types: Annotated[
+        list[str] | None, typer.Option("--type", metavar="COLUMN=TYPE", help="E.g. user=string; may be repeated.")
+    ] = None,
+    rows_per_file: Annotated[int, typer.Option(help="Rows of a Parquet file, at most.", min=1)] = 4 << 20,
+    ray: Annotated[bool, typer.Option("--ray", help="Convert the files side by side, one Ray task each.")] = False,
+) -> None:
+    """Make Parquet, which training reads, of other formats; a stream each, so that files may be of any size."""
+    from rayrec.data.convert import convert as run_convert
+    from rayrec.data.parts import Layout
+
+    pairs = [text.partition("=") for text in types or []]
+    for column, equals, kind in pairs:
+        if not (column and equals and kind):
+            raise typer.BadParameter(f"write --type {column or kind} as COLUMN=TYPE, e.g. --type user=string")
+    files = rows = 0
+    layout = Layout(rows_per_file=rows_per_file)
+    for done in run_convert(sources, out, types={c: k for c, _, k in pairs}, layout=layout, on_ray=ray):
+        typer.echo(f"{done.source}: {done.rows:,} rows")
+        files, rows = files + len(done.files), rows + done.rows
+    typer.echo(f"{rows:,} rows in {files:,} Parquet files, in {out}")
+
+
+@app.command()
 def check(
     config: Annotated[Path, typer.Argument(help="A train config.")],
     page: Annotated[Path | None, typer.Option("--html", help="Also write the result as a page.")] = None,

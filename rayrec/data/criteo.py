@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,28 +15,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
 
 from rayrec.data.errors import DataError
+from rayrec.data.parts import Layout, write_parts
 
 NUMBERS = tuple(f"I{n}" for n in range(1, 14))
 CATEGORIES = tuple(f"C{n}" for n in range(1, 27))
 COLUMNS = ("label", *NUMBERS, *CATEGORIES)
 
 _READ_BYTES = 16 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How the Parquet files are cut.
-
-    Args:
-        rows_per_file: rows of a file, the last one of each input may have fewer.
-        row_group_rows: rows of a row group.
-    """
-
-    rows_per_file: int = 4 << 20
-    row_group_rows: int = 1 << 17
 
 
 def convert(source: str | os.PathLike[str], folder: str | os.PathLike[str], layout: Layout | None = None) -> list[Path]:
@@ -52,32 +38,10 @@ def convert(source: str | os.PathLike[str], folder: str | os.PathLike[str], layo
         DataError: a file that is missing, has other columns, or holds something that is no number or category.
     """
     layout, source, folder = layout or Layout(), Path(source), Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = source.name.split(".")[0]
-    written: list[Path] = []
-    waiting: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in _batches(source):
-        waiting.append(batch)
-        rows += batch.num_rows
-        while rows >= layout.rows_per_file:
-            whole = pa.Table.from_batches(waiting)
-            written.append(_write(whole.slice(0, layout.rows_per_file), folder, stem, len(written), layout))
-            rest = whole.slice(layout.rows_per_file)
-            waiting, rows = rest.to_batches(), rest.num_rows
-    if rows:
-        written.append(_write(pa.Table.from_batches(waiting), folder, stem, len(written), layout))
+    written = write_parts(_batches(source), folder, source.name.split(".")[0], layout)
     if not written:
         raise DataError("the file has no rows", file=str(source), fix="check the download")
     return written
-
-
-def _write(table: pa.Table, folder: Path, stem: str, number: int, layout: Layout) -> Path:
-    path = folder / f"{stem}-{number:05d}.parquet"
-    part = path.with_name(f"_{path.name}.part")
-    pq.write_table(table, part, row_group_size=layout.row_group_rows)
-    part.rename(path)
-    return path
 
 
 def _batches(source: Path) -> Iterator[pa.RecordBatch]:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from rayrec.data.filters import Condition
+from rayrec.data.formats import format_of, how_to_convert
 from rayrec.data.schema import Strict
 
 
@@ -37,6 +38,15 @@ class DataSet(Strict):
     @classmethod
     def _conditions(cls, given: Any) -> Any:
         return [Condition.parse(one).to_list() for one in given] if isinstance(given, list | tuple) else given
+
+    @field_validator("path")
+    @classmethod
+    def _parquet(cls, given: str | list[str]) -> str | list[str]:
+        for path in [given] if isinstance(given, str) else given:
+            kind = format_of(path)
+            if kind is not None:
+                raise ValueError(f"{path} is {kind}, and Parquet is what training reads; {how_to_convert(path)}")
+        return given
 
     def __str__(self) -> str:
         paths = self.path if isinstance(self.path, str) else ", ".join(self.path)

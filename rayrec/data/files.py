@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pyarrow.fs as pafs
 
 from rayrec.data.errors import DataError
+from rayrec.data.formats import format_of, how_to_convert
 from rayrec.data.locations import Location, locate
 
 PARQUET = (".parquet", ".parq", ".pq")
@@ -54,8 +55,7 @@ def _expand(path: str, suffixes: tuple[str, ...]) -> list[Found]:
     if info.type == pafs.FileType.Directory:
         files = [f for f in _below(place, place.path) if f.path.endswith(suffixes)]
         if not files:
-            kind = "Parquet file" if suffixes == PARQUET else "such file"
-            raise DataError(f"the folder holds no {kind} (*{', *'.join(suffixes)})", file=path, fix="check the path")
+            raise _none_of(place, suffixes)
         return _found(place, files)
     if not re.search(r"[*?\[]", place.path):
         raise _missing(place)
@@ -67,6 +67,16 @@ def _expand(path: str, suffixes: tuple[str, ...]) -> list[Found]:
     if not files:
         raise DataError("the pattern matches no file", file=path, fix="check the pattern")
     return _found(place, files)
+
+
+def _none_of(place: Location, suffixes: tuple[str, ...]) -> DataError:
+    """The error of a folder without files of the wanted kind."""
+    if suffixes != PARQUET:
+        return DataError(f"the folder holds none of *{', *'.join(suffixes)}", file=place.uri, fix="check the path")
+    others = [kind for f in _below(place, place.path) if (kind := format_of(f.path))]
+    fix = how_to_convert(place.uri) if others else "check the path"
+    found = f", but {others[0]}" if others else ""
+    return DataError(f"the folder holds no Parquet file (*.parquet){found}", file=place.uri, fix=fix)
 
 
 def _found(place: Location, files: Sequence[pafs.FileInfo]) -> list[Found]:

@@ -115,7 +115,10 @@ class Condition:
         if self.op in COMPARE:
             found = COMPARE[self.op](column, operands[0])
         else:
-            found = pc.is_in(column, value_set=pa.array([o.as_py() for o in operands], plain))
+            values = [operand.as_py() for operand in operands]
+            if 0.0 in values and pat.is_floating(plain):
+                values += [0.0, -0.0]  # equal, but not to is_in
+            found = pc.is_in(column, value_set=pa.array(values, plain))
             found = found if self.op == "in" else pc.and_(pc.invert(found), column.is_valid())
         return _numpy(found.fill_null(False))
 
@@ -178,9 +181,10 @@ def _operand(value: Value, kind: pa.DataType, exact: bool) -> pa.Scalar:
         return pa.scalar(float(value)).cast(kind, safe=False)
     if pat.is_integer(kind) and number:
         whole = isinstance(value, int) or float(value).is_integer()
-        if exact or (whole and _fits(int(value), kind)):
-            return pa.scalar(value, kind)
-        return pa.scalar(float(value))
+        if whole and (exact or _fits(int(value), kind)):
+            return pa.scalar(int(value), kind)
+        if not exact:
+            return pa.scalar(float(value))
     raise TypeError(f"{value!r} cannot be compared with it")
 
 

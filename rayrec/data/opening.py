@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.data.errors import DataError
+from rayrec.data.formats import format_of, how_to_convert
 from rayrec.data.locations import open_filesystem
 
 
@@ -37,6 +38,5 @@ def open_parquet(uri: str, size_bytes: int | None = None) -> pq.ParquetFile:
 def unreadable(uri: str, error: Exception) -> DataError:
     """The error of a file that is there but cannot be read."""
     first_line = str(error).strip().split("\n")[0]
-    return DataError(
-        f"the file is not readable as Parquet: {first_line}", file=uri, fix="write the file again, or remove it"
-    )
+    fix = "write the file again, or remove it" if format_of(uri) is None else how_to_convert(uri)
+    return DataError(f"the file is not readable as Parquet: {first_line}", file=uri, fix=fix)

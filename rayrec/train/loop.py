@@ -11,7 +11,7 @@ from rayrec.data import BatchStream, Cursor, empty_batch
 from rayrec.distributed.comm import broadcast_object
 from rayrec.train import build
 from rayrec.train.control import Turn, due, in_step
-from rayrec.train.errors import plain_errors
+from rayrec.train.errors import TrainError, plain_errors
 from rayrec.train.evaluation import evaluate
 from rayrec.train.learner import Learner, make_learner
 from rayrec.train.position import START, Position
@@ -73,6 +73,7 @@ class Loop:
         assert isinstance(position.cursor, Cursor)
         began = time.perf_counter()
         stream = self.streams.take("train", position.cursor)
+        first_step, whole_epoch = position.step, not position.cursor.done
         with stream:
             for turn in in_step(stream, self.empty, self.session.control, since=began):
                 turn = turn.on(self.session.device)
@@ -84,6 +85,11 @@ class Loop:
                 if stream.batches_left * seconds < PREPARE_AHEAD_S:
                     self._prepare_next(position.epoch)
                 began = time.perf_counter()
+        if whole_epoch and position.step == first_step:
+            raise TrainError(
+                f"no row to train on: of the {self.job.train.rows:,} rows of {self.config.data.train} none passed the "
+                "filters and could be used; check the filters, or the rows with `rayrec data check`"
+            )
         if not self.window.empty:
             self._log(position)
         return position.merged(self.session.control)

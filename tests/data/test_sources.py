@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import DataError, Manifest
-from rayrec.data.criteo import CATEGORIES, COLUMNS, NUMBERS, Layout, convert
+from rayrec.data.criteo import CATEGORIES, COLUMNS, NUMBERS, convert
 from rayrec.data.on_ray import each
+from rayrec.data.parts import Layout
 from rayrec.train import load_config
 
 ROOT = Path(__file__).parents[2]

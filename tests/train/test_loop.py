@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from rayrec.distributed.comm import count_collectives
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.control import Control, RankError, in_step
+from rayrec.train.errors import TrainError
 from rayrec.train.learner import Learner, make_learner
 from rayrec.train.session import Session
 from tests.ranks import PerRank, on_ranks
@@ -182,6 +185,44 @@ def test_more_ranks_than_rows_in_a_batch_and_in_the_data(tmp_path: Path) -> None
     assert outcomes[0]["eval"]["samples"] == 301
 
 
+def by_country(folder: Path, rows: int) -> int:
+    """Puts a column `country` into the training files, and the files below `day=…`; rows of France on day 1."""
+    found = 0
+    for day, file in enumerate(sorted((folder / "train").glob("*.parquet"))):
+        below = folder / "train" / f"day={day}"
+        below.mkdir()
+        data = pq.read_table(file)
+        data = data.append_column("country", pa.array(["de" if row % 3 else "fr" for row in data["row"].to_pylist()]))
+        pq.write_table(data, below / "x.parquet", row_group_size=40)
+        file.unlink()
+        found += 0 if day == 1 else sum(row % 3 == 0 for row in data["row"].to_pylist())
+    assert 0 < found < rows
+    return found
+
+
+def test_filters_choose_the_rows_of_every_rank_also_on_resume(tmp_path: Path) -> None:
+    passing = by_country(write_all(tmp_path, rows=601), 601)
+    train = {"path": str(tmp_path / "train"), "filters": [["day", "!=", 1], ["country", "=", "fr"]]}
+    changes = {"data__train": train, "trainer__batch_size": 24}
+    first = on_ranks(3, fit_on_rank, raw_config(tmp_path, **changes, trainer__epochs=1))[0]
+    second = on_ranks(2, fit_on_rank, raw_config(tmp_path, **changes, trainer__epochs=2))
+    assert first["train"]["samples"] == passing
+    assert [outcome["train"]["samples"] for outcome in second] == [2 * passing] * 2
+
+
+def test_filters_that_no_row_passes_end_the_run_on_every_rank(tmp_path: Path) -> None:
+    by_country(write_all(tmp_path, rows=100), 100)
+    train = {"path": str(tmp_path / "train"), "filters": [["country", "=", "es"]]}
+    for message in on_ranks(2, failing_rank, raw_config(tmp_path, data__train=train)):
+        assert "no row to train on: of the 100 rows of" in message and "country = 'es'" in message
+
+
+def failing_rank(group: dist.ProcessGroup, raw: dict[str, Any]) -> str:
+    with pytest.raises(TrainError) as caught:
+        fit_on_rank(group, raw)
+    return str(caught.value)
+
+
 def test_a_run_moves_between_numbers_of_ranks(tmp_path: Path) -> None:
     """3 ranks train one epoch, 2 go on, and each row is used once an epoch."""
     write_all(tmp_path, rows=500)
@@ -203,9 +244,6 @@ def bad_rank(group: dist.ProcessGroup, raw: dict[str, Any]) -> str:
 
 
 def test_a_bad_row_is_told_on_every_rank(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     write_all(tmp_path)
     rows = table(100)
     bad = rows.set_column(rows.column_names.index("user"), "user", pa.array([*range(USERS), *[USERS] * 60]))

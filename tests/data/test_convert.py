@@ -1,0 +1,177 @@
+"""CSV, JSON lines and Avro to Parquet: values, types, places of errors, and what training says of such files."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from rayrec.cli.app import app
+from rayrec.data import DataError, DataSet, Manifest, Schema
+from rayrec.data.convert import convert
+from rayrec.data.parts import Layout, write_parts
+
+ROWS = [
+    {"label": n % 2, "user": f"u{n}", "age": None if n % 5 == 0 else n / 2, "items": list(range(n % 4))}
+    for n in range(250)
+]
+
+
+def csv(rows: list[dict[str, Any]], delimiter: str = ",") -> bytes:
+    def cell(value: Any) -> str:
+        return "" if value is None else str(value)
+
+    lines = [delimiter.join(("label", "user", "age"))]
+    lines += [delimiter.join(cell(row[name]) for name in ("label", "user", "age")) for row in rows]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def jsonl(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def avro(rows: list[dict[str, Any]], path: Path) -> Path:
+    fields = [
+        {"name": "label", "type": "int"},
+        {"name": "user", "type": "string"},
+        {"name": "age", "type": ["null", "double"]},
+        {"name": "items", "type": {"type": "array", "items": "long"}},
+    ]
+    schema = {"type": "record", "name": "row", "fields": fields}
+    with open(path, "wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(schema), rows)
+    return path
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    return [row for file in sorted(folder.rglob("*.parquet")) for row in pq.ParquetFile(file).read().to_pylist()]
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.csv.gz", "x.jsonl", "x.ndjson.bz2", "x.avro"])
+def test_every_value_arrives(tmp_path: Path, name: str) -> None:
+    source, lists = tmp_path / name, "sv" not in name
+    if name.endswith("avro"):
+        avro(ROWS, source)
+    else:
+        text = jsonl(ROWS) if lists else csv(ROWS, "\t" if "tsv" in name else ",")
+        source.write_bytes(gzip.compress(text) if ".gz" in name else bz2.compress(text) if ".bz2" in name else text)
+    [done] = convert(str(source), tmp_path / "out", layout=Layout(rows_per_file=100, row_group_rows=30))
+    assert (done.rows, [f.name for f in done.files]) == (250, [f"x-0000{n}.parquet" for n in range(3)])
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [f.name for f in done.files]
+    assert read(tmp_path / "out") == [row if lists else {k: row[k] for k in ("label", "user", "age")} for row in ROWS]
+    assert [pq.ParquetFile(f).metadata.num_row_groups for f in done.files] == [4, 4, 2]
+
+
+def test_files_agree_on_types_and_partitions_stay(tmp_path: Path, running_ray: None) -> None:
+    for day, rows in ((1, ROWS[:3]), (2, ROWS[3:7])):
+        below = tmp_path / "in" / f"day={day}"
+        below.mkdir(parents=True)
+        whole = [{**row, "age": int(row["age"] or 0)} if day == 1 else row for row in rows]
+        (below / "x.csv").write_bytes(csv(whole))
+    (tmp_path / "in" / "day=1" / "_SUCCESS").write_text("")
+    done = list(convert(str(tmp_path / "in"), tmp_path / "out", on_ray=True))
+    assert [d.rows for d in done] == [3, 4]
+    schema = Schema.model_validate({"dense": [{"name": "age", "default": 0}], "sparse": [{"name": "day"}]})
+    manifest = Manifest.read(str(tmp_path / "out"), schema, filters=[("day", "=", 2)])
+    assert manifest.rows == 4 and dict(manifest.columns)["age"] == pa.float64()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line", "message"),
+    [
+        ("x.csv", csv(ROWS).replace(b"u7,", b"u7,9,"), 9, "Expected 3 columns, got 4"),
+        ("x.csv", csv(ROWS * 40) + b"x,u,1\n", 10_002, "line 10002: .*invalid value 'x'"),
+        ("x.csv", b"", None, "Empty CSV file"),
+        (
+            "x.jsonl",
+            jsonl(ROWS).replace(b'{"label": 1, "user": "u7"', b'{"label": 1, "user": 7'),
+            8,
+            "string to number",
+        ),
+        ("x.jsonl", jsonl(ROWS) + b'\n{"label": 1\n', 252, "line 252: JSON parse error"),
+        ("x.jsonl", jsonl(ROWS * 40) + b'{"colour": "red"}\n', 10_001, "line 10001: .*unexpected field"),
+        ("x.jsonl", b"", None, "Empty JSON stream"),
+        ("x.avro", b"no avro", None, "not readable as Avro"),
+    ],
+)
+def test_a_wrong_line_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: bytes, line: int | None, message: str
+) -> None:
+    monkeypatch.setattr("rayrec.data.text_files._BLOCK_BYTES", 1 << 16)
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(DataError, match=message) as caught:
+        list(convert(str(tmp_path / name), tmp_path / "out"))
+    assert (caught.value.file, caught.value.row) == (str(tmp_path / name), line) and caught.value.fix
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+def test_a_cut_avro_file_is_named(tmp_path: Path) -> None:
+    file = avro(ROWS * 100, tmp_path / "x.avro")
+    file.write_bytes(file.read_bytes()[:-50])
+    with pytest.raises(DataError, match="are not readable") as caught:
+        list(convert(str(file), tmp_path / "out"))
+    assert caught.value.file == str(file)
+
+
+def test_types_can_be_given(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("user,n\n01,1\n02,2\n")
+    (tmp_path / "b.csv").write_text("user,n\nx,3.5\n")
+    with pytest.raises(DataError, match=r"string here and int64 in .*a\.csv.*--type user=string"):
+        list(convert(str(tmp_path), tmp_path / "out"))
+    list(convert(str(tmp_path), tmp_path / "out", types={"user": "string"}))
+    assert [r["user"] for r in read(tmp_path / "out")] == ["01", "02", "x"]
+    assert [r["n"] for r in read(tmp_path / "out")] == [1.0, 2.0, 3.5]
+    with pytest.raises(DataError, match="holds Parquet files already"):
+        list(convert(str(tmp_path / "a.csv"), tmp_path / "out"))
+    with pytest.raises(DataError, match="'text' is not a type"):
+        list(convert(str(tmp_path / "a.csv"), tmp_path / "new", types={"user": "text"}))
+    (tmp_path / "a.jsonl").write_text('{"user": "x", "n": 1}\n')
+    with pytest.raises(DataError, match="would be written over"):
+        list(convert([str(tmp_path / "a.csv"), str(tmp_path / "a.jsonl")], tmp_path / "new", types={"user": "string"}))
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    batch = pa.RecordBatch.from_pydict({"x": list(range(10_000))})
+    before, most = pa.total_allocated_bytes(), 0
+
+    def batches():  # type: ignore[no-untyped-def]
+        nonlocal most
+        for _ in range(200):
+            most = max(most, pa.total_allocated_bytes() - before)
+            yield pa.RecordBatch.from_arrays([pa.array(batch.column(0).to_numpy() + 1)], ["x"])
+
+    tracemalloc.start()
+    files = write_parts(batches(), tmp_path, "x", Layout(rows_per_file=900_000, row_group_rows=50_000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [pq.ParquetFile(f).metadata.num_rows for f in files] == [900_000, 900_000, 200_000]
+    assert most < 4 << 20 and peak < 4 << 20, "all rows are 16 MB"
+
+
+def test_training_says_what_to_do_with_other_formats(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"x.csv is CSV, and Parquet .* rayrec data convert x.csv FOLDER"):
+        DataSet.model_validate("x.csv")
+    (tmp_path / "x.jsonl").write_bytes(jsonl(ROWS))
+    schema = Schema.model_validate({"sparse": [{"name": "user", "mapping": {"kind": "hash"}}]})
+    with pytest.raises(DataError, match=r"no Parquet file .*, but JSON lines .* rayrec data convert"):
+        Manifest.read(str(tmp_path), schema)
+    with pytest.raises(DataError, match=r"not readable as Parquet: .* rayrec data convert"):
+        Manifest.read(str(tmp_path / "x.jsonl"), schema)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(csv(ROWS))
+    paths = [str(tmp_path / "x.csv"), str(tmp_path / "out")]
+    done = CliRunner().invoke(app, ["data", "convert", *paths, "--type", "user=string"])
+    assert done.exit_code == 0, done.output
+    assert "250 rows in 1 Parquet files" in done.output.replace("\n", " ")
+    assert CliRunner().invoke(app, ["data", "convert", "x.csv", "out", "--type", "user"]).exit_code == 2

@@ -1,0 +1,323 @@
+"""Hive partitions and filters: which files, row groups and rows are read, and that those come exactly once."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.data import (
+    BadRows,
+    BatchStream,
+    Cursor,
+    DataError,
+    DataSet,
+    Manifest,
+    ReadOptions,
+    Schema,
+    build_vocabulary,
+)
+from rayrec.data.check import check
+from rayrec.data.filters import OPERATORS, Condition, rows_that_pass
+from rayrec.data.inspect import inspect
+from tests.data.sets import ROWS_OF, SCHEMA, table
+from tests.data.test_stream import LOCAL, RAY, row_ids, same, stream
+
+DAYS = {"2024-01-01": (700, 90), "2024-01-02": (0, 350), "2024-01-03": (401,), "__HIVE_DEFAULT_PARTITION__": (60,)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Days and hours as folders; the column `row` counts through, so statistics tell its row groups apart."""
+    top, first = tmp_path_factory.mktemp("set") / "of=elsewhere", 0
+    for day, sizes in DAYS.items():
+        for hour, rows in enumerate(sizes):
+            below = top / f"day={day}" / f"hour={hour:02d}"
+            below.mkdir(parents=True)
+            pq.write_table(table(rows, first), below / "x.parquet", row_group_size=100)
+            first += rows
+    return top
+
+
+def oracle(folder: Path, filters: list[Any]) -> list[int]:
+    """The rows that pyarrow finds; it compares dates of folders as texts, as we do, when it is told that they are."""
+    kinds = pa.schema([("day", pa.string()), ("hour", pa.int64())])
+    found = pads.dataset(str(folder), format="parquet", partitioning=pads.partitioning(kinds, flavor="hive"))
+    return sorted(
+        found.to_table(["row"], filter=pq.filters_to_expression(filters) if filters else None)["row"].to_pylist()
+    )
+
+
+FILTERS: list[list[Any]] = [
+    [],
+    [("day", ">=", "2024-01-02")],
+    [("day", "=", "2024-01-01"), ("hour", "!=", 0)],
+    [("hour", "in", [1, 7])],
+    [("row", "<", 250)],
+    [("age", ">", 50.0)],
+    [("age", ">", 50), ("day", "<", "2024-01-03"), ("city", "in", ["city 3", "city 4"])],
+    [("user_id", "in", [3, 5, 39]), ("price", "<=", 100.0)],
+    [("price", "!=", 8.0)],
+    [("row", ">=", 700), ("row", "<", 705)],
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_the_rows_are_those_that_pyarrow_finds(folder: Path, filters: list[Any]) -> None:
+    manifest = Manifest.read(str(folder), SCHEMA, filters=filters, window_rows=200)
+    with stream(manifest, Cursor.start(0), 0, 1, shuffle=False) as batches:
+        assert row_ids([b for b, _ in batches]) == oracle(folder, filters)
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_exactly_once_under_stops_and_resizes(folder: Path, data: st.DataObject) -> None:
+    filters = data.draw(st.sampled_from(FILTERS))
+    manifest = Manifest.read(
+        str(folder), SCHEMA, filters=filters, window_rows=data.draw(st.sampled_from([90, 200, 900]))
+    )
+    cursor, ids, epoch = Cursor.start(1), [], 1
+    for _ in range(4):
+        world_size, batch_rows = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 120))
+        steps, after = data.draw(st.integers(0, 5)), []
+        for rank in range(world_size):
+            with stream(manifest, cursor, rank, world_size, batch_rows=batch_rows) as batches:
+                last: Any = batches.start_cursor
+                for _ in range(steps):
+                    batch, last = next(batches, (None, last))
+                    ids += [] if batch is None else row_ids([batch])
+                after.append(last)
+        cursor = Cursor.from_dict(Cursor.merge(after).to_dict())
+        assert cursor.epoch == epoch
+    with stream(manifest, cursor, 0, 1) as batches:
+        for batch, last in batches:
+            ids += row_ids([batch])
+            assert batch.rows == 64 or last.rows == batches.rows
+            cursor = Cursor.merge([last])
+    assert sorted(ids) == oracle(folder, filters)
+    assert cursor.finished(manifest)
+
+
+def test_resume_continues_the_very_same_batches(folder: Path) -> None:
+    manifest = Manifest.read(str(folder), SCHEMA, filters=[("age", ">", 30.0)], window_rows=200)
+    ranks = [[(b, c) for b, c in stream(manifest, Cursor.start(0), rank, 2, batch_rows=20)] for rank in range(2)]
+    cursor = Cursor.merge([ranks[0][4][1], ranks[1][6][1]])
+    for rank, done in ((0, 5), (1, 7)):
+        with stream(manifest, cursor, rank, 2, batch_rows=20) as batches:
+            rest = list(batches)
+        assert len(rest) == len(ranks[rank]) - done
+        assert all(same(a, b) for (a, _), (b, _) in zip(rest, ranks[rank][done:], strict=True))
+
+
+def test_through_ray_the_same_batches(folder: Path, running_ray: None) -> None:
+    manifest = Manifest.read(str(folder), SCHEMA, filters=[("age", ">", 30.0), ("hour", "=", 0)], window_rows=200)
+    for rank in range(2):
+        pairs = [list(stream(manifest, Cursor.start(3), rank, 2, options=options)) for options in (LOCAL, RAY)]
+        for (a, after_a), (b, after_b) in zip(*pairs, strict=True):
+            assert same(a, b) and after_a.to_dict() == after_b.to_dict()
+
+
+def test_what_cannot_pass_is_never_opened(folder: Path, tmp_path: Path) -> None:
+    for day in (1, 2):
+        (tmp_path / f"day={day}").mkdir()
+        pq.write_table(table(1000), tmp_path / f"day={day}" / "x.parquet", row_group_size=100)
+    (tmp_path / "day=1" / "broken.parquet").write_bytes(b"no parquet")
+    manifest = Manifest.read(str(tmp_path), SCHEMA, filters=[("day", ">", 1), ("row", ">=", 250), ("row", "<=", 399)])
+    assert [f.uri for f in manifest.files] == [str(tmp_path / "day=2/x.parquet")]
+    assert [s.row_group for w in manifest.windows for s in w.slices] == [2, 3] and manifest.rows == 200
+    assert [str(c) for c in manifest.filters] == ["row >= 250", "row <= 399"], "the folder has answered for the day"
+    whole = Manifest.read(str(tmp_path), SCHEMA, filters=[("day", "=", 2)])
+    assert whole.filters == () and whole.rows == 1000
+    assert len({manifest.fingerprint, whole.fingerprint}) == 2
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 1 << 30))
+def test_statistics_leave_out_no_row_that_passes(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    rng = random.Random(seed)
+    day = datetime.date(2024, 1, 1)
+    kind, values = rng.choice(
+        [
+            (pa.int32(), range(-20, 20)),
+            (pa.uint64(), [0, 5, 2**63, 2**64 - 1]),
+            (pa.float32(), [0.1, -1.5, float("nan"), 1e30, -0.0, 0.0]),
+            (pa.string(), ["", "a", "ab", "z" * 90, "ü"]),
+            (pa.string_view(), ["", "a", "ab"]),
+            (pa.dictionary(pa.int8(), pa.string()), ["a", "b", "c"]),
+            (pa.bool_(), [True, False]),
+            (pa.decimal128(9, 2), [Decimal("1.10"), Decimal("-3.00"), Decimal("7.25")]),
+            (pa.date32(), [day, day + datetime.timedelta(40)]),
+            (pa.timestamp("ns", "UTC"), [datetime.datetime(2024, 1, d, tzinfo=datetime.UTC) for d in (1, 2, 9)]),
+        ]
+    )
+    rows = [rng.choice([*values, None]) for _ in range(60)]
+    plain = [v for v in values if v == v]
+    op = rng.choice([op for op in OPERATORS if kind != pa.bool_() or op not in ("<", "<=", ">", ">=")])
+    given = [rng.choice(plain) for _ in range(3)]
+    given = [
+        float(v) if isinstance(v, Decimal) else v.isoformat() if isinstance(v, datetime.date) else v for v in given
+    ]
+    condition = Condition.parse(["x", op, given if "in" in op else given[0]])
+    column = pa.array(rows, kind) if kind != pa.string_view() else pa.array(rows, pa.string()).cast(kind)
+    file = tmp_path_factory.mktemp("s") / "x.parquet"
+    pq.write_table(pa.table({"x": column, "row": range(60), "label": [0] * 60}), file, row_group_size=7)
+    passing = np.flatnonzero(rows_that_pass(pq.read_table(file), [condition])).tolist()
+    assert passing == [k for k, v in enumerate(rows) if v is not None and _slow(v, op, given, kind)], condition
+    schema = Schema.model_validate({"sparse": [{"name": "row"}]})
+    try:
+        manifest = Manifest.read(str(file), schema, filters=[condition])
+    except DataError as error:
+        assert "no row can pass" in str(error) and not passing
+        return
+    batches = BatchStream(
+        manifest, schema, {"row": 60}, batch_rows=9, rank=0, world_size=1, cursor=Cursor.start(0), seed=0, options=LOCAL
+    )
+    assert sorted(row_ids([b for b, _ in batches])) == passing
+
+
+def _slow(value: Any, op: str, given: list[Any], kind: pa.DataType) -> bool:
+    """One value at a time, in Python."""
+    if kind == pa.float32():
+        given, value = [float(np.float32(v)) for v in given], float(np.float32(value))
+    given = [Decimal(str(v)) if isinstance(value, Decimal) else v for v in given]
+    value = value.isoformat() if isinstance(value, datetime.date) else value
+    first = given[0]
+    found = {
+        "=": value == first,
+        "==": value == first,
+        "!=": value != first,
+        "in": value in given,
+        "not in": value not in given,
+    }
+    if op in found:
+        return found[op]
+    return {"<": value < first, "<=": value <= first, ">": value > first, ">=": value >= first}[op]
+
+
+HIVE = Schema.model_validate(
+    {
+        "sparse": [
+            {"name": "row"},
+            {"name": "hour", "on_null": "empty"},
+            {"name": "place", "mapping": {"kind": "hash"}, "on_null": "empty"},
+        ],
+    }
+)
+
+
+def test_folders_are_columns(tmp_path: Path) -> None:
+    places = ["a%20b%2Fc", "ü=x", "__HIVE_DEFAULT_PARTITION__"]
+    for number, place in enumerate(places):
+        below = tmp_path / f"place={place}" / f"hour={number:02d}"
+        below.mkdir(parents=True)
+        own = {"hour": [9] * 10, "place": ["own"] * 10} if number == 0 else {}
+        pq.write_table(table(10, 10 * number, **own), below / "x=1.parquet")
+    manifest = Manifest.read(f"{tmp_path}/place=*/**/*.parquet", HIVE)
+    assert dict(manifest.columns) == {"label": pa.int64(), "row": pa.int64(), "hour": pa.int64(), "place": pa.string()}
+    assert sorted(dict(f.partition)["place"] or "" for f in manifest.files) == ["", "a b/c", "ü=x"]
+    rows_of = {"row": 100, "hour": 24, "place": 1 << 20}
+    with BatchStream(
+        manifest, HIVE, rows_of, batch_rows=64, rank=0, world_size=1, cursor=Cursor.start(0), seed=0, options=LOCAL
+    ) as batches:
+        [(batch, _)] = list(batches)
+    hours = dict(zip(batch.sparse["row"].values().tolist(), batch.sparse["hour"].values().tolist(), strict=True))
+    assert hours == {row: row // 10 for row in range(30)}
+    assert sorted(batch.sparse["place"].lengths().tolist()) == [0] * 10 + [1] * 20
+    assert len(set(batch.sparse["place"].values().tolist())) == 2
+    counted = build_vocabulary(manifest, HIVE.sparse[2])
+    assert counted.to_pydict() == {"id": ["a b/c", "ü=x"], "count": [10, 10]}
+    alone = Manifest.read(f"file://{tmp_path}/place=a%2520b%252Fc", HIVE)
+    assert dict(alone.files[0].partition) == {"place": "a b/c", "hour": 0}
+
+
+def test_check_vocabulary_and_inspect_see_what_training_sees(folder: Path) -> None:
+    data = DataSet.model_validate({"path": str(folder), "filters": [["day", "=", "2024-01-01"], ["age", "<", 20]]})
+    manifest = Manifest.of(data, SCHEMA)
+    wanted = oracle(folder, [("day", "=", "2024-01-01"), ("age", "<", 20)])
+    report = check(manifest, SCHEMA, ROWS_OF)
+    assert report.rows == len(wanted) and report.bad_rows == 0
+    assert build_vocabulary(manifest, SCHEMA.sparse[0])["id"].to_pylist() == wanted
+    found = inspect(data.path, filters=data.filters)
+    assert found.looked_at == len(wanted) and found.rows == 790
+    roles = {c.name: c.role for c in found.columns}
+    assert roles["day"] == "id" and {c.name: c.distinct for c in found.columns}["day"] == 1
+    with pytest.raises(DataError, match="column 'dya' is missing; the file has row"):
+        inspect(data.path, filters=[["dya", "=", 1]])
+
+
+def test_a_file_that_is_gone_is_not_taken_for_filtered(tmp_path: Path) -> None:
+    for name in "ab":
+        pq.write_table(table(50), tmp_path / f"{name}.parquet")
+    manifest = Manifest.read(str(tmp_path), SCHEMA, filters=[("age", ">", 1000.0), ("row", ">", 3)][1:])
+    (tmp_path / "b.parquet").unlink()
+    with stream(manifest, Cursor.start(0), 0, 1) as batches, pytest.raises(DataError, match="the file is gone"):
+        list(batches)
+    options = ReadOptions(reader="local", bad_rows=BadRows(policy="skip"))
+    with stream(manifest, Cursor.start(0), 0, 1, options=options) as batches:
+        assert sorted(row_ids([b for b, _ in batches])) == list(range(4, 50)) and batches.skipped.count == 50
+
+
+def test_rows_that_are_filtered_out_need_not_be_good(tmp_path: Path) -> None:
+    bad = table(100, label=[7 if i % 3 else 1 for i in range(100)])
+    pq.write_table(bad, tmp_path / "x.parquet", row_group_size=30)
+    manifest = Manifest.read(str(tmp_path), SCHEMA, filters=[("label", "in", [0, 1])])
+    with stream(manifest, Cursor.start(0), 0, 1) as batches:
+        assert sorted(row_ids([b for b, _ in batches])) == list(range(0, 100, 3)) and not batches.skipped.count
+    late = Manifest.read(str(tmp_path), SCHEMA, filters=[("row", ">", 40)])
+    with stream(late, Cursor.start(0), 0, 1) as batches, pytest.raises(DataError) as caught:
+        list(batches)
+    assert (caught.value.row_group, caught.value.value) == (1, "7") and caught.value.row >= 41
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ([["day", "~", 1]], r"'~' in .* is not an operator; allowed: =, "),
+        (["day"], "'day' is not a condition; write it as"),
+        ([["day", "="]], "is not a condition"),
+        ([[["day", "=", "x"]]], "joined by and"),
+        ([["day", "in", "x"]], "'in' needs a list of values"),
+        ([["day", "=", ["x"]]], "'=' needs one value"),
+        ([["day", "in", []]], "the list is empty"),
+        ([["day", "=", None]], "None is not a text, number or boolean"),
+        ([["age", ">", float("nan")]], "nan is not a text"),
+        ([["dya", "=", "x"]], "column 'dya' is missing; the file has row, .* fix: correct .* in the filter"),
+        ([["day", ">", 20240101]], "`day > 20240101` does not fit the column's type string"),
+        ([["hour", "=", "03"]], "`hour = '03'` does not fit the column's type int64"),
+        ([["user_id", "in", [1.5]]], "does not fit the column's type int64"),
+        ([["genres", "=", 1]], "does not fit the column's type list"),
+        ([["day", "=", "2025-01-01"]], "no row can pass the filters `day = '2025-01-01'`"),
+        ([["row", "<", 0], ["hour", "=", 0]], "no row can pass the filters `row < 0` and `hour = 0`"),
+    ],
+)
+def test_nonsense_is_refused_by_name(folder: Path, filters: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Manifest.read(str(folder), SCHEMA, filters=filters)
+
+
+def test_a_day_in_yaml_is_a_day(folder: Path) -> None:
+    data = DataSet(path=str(folder), filters=[["day", ">=", datetime.date(2024, 1, 3)]])
+    assert data.filters == [["day", ">=", "2024-01-03"]] and Manifest.of(data, SCHEMA).rows == 401
+    assert DataSet.model_validate(data.model_dump(mode="json")) == data
+
+
+def test_numbers_that_no_value_of_the_column_can_have(tmp_path: Path) -> None:
+    pq.write_table(table(50), tmp_path / "x.parquet")
+    for condition, rows in (
+        (("user_id", "<", 10.5), None),
+        (("user_id", "<", 10**30), 50),
+        (("row", ">=", -(10**30)), 50),
+    ):
+        mask = rows_that_pass(pq.read_table(tmp_path / "x.parquet"), [Condition.parse(condition)])
+        users = pq.read_table(tmp_path / "x.parquet")["user_id"].to_pylist()
+        assert mask.sum() == (sum(u < 10.5 for u in users) if rows is None else rows)

@@ -1,0 +1,167 @@
+"""Object storage: a local S3 server, from globs and footers to batches through Ray; what is missing is named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+from moto.server import ThreadedMotoServer
+
+from rayrec.data import Cursor, DataError, Manifest, build_vocabulary, write_vocabulary
+from rayrec.data.convert import convert
+from rayrec.data.inspect import inspect
+from rayrec.data.locations import locate, open_filesystem, plain_path
+from tests.data.sets import SCHEMA, table
+from tests.data.test_stream import LOCAL, RAY, row_ids, same, stream
+
+KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """host:port of an S3 server, with keys for it in the environment."""
+    before = {name: os.environ.get(name) for name in KEYS}
+    os.environ.update(KEYS)
+    moto = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    yield f"{host}:{port}"
+    moto.stop()
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture(scope="module")
+def uri(server: str) -> str:
+    """A data set of two days, the second one with a blank and a percent sign in its name."""
+    options = f"?endpoint_override={server}&scheme=http&region=us-east-1&allow_bucket_creation=true"
+    filesystem, _ = open_filesystem(f"s3://clicks{options}")
+    filesystem.create_dir("clicks")
+    first = 0
+    for day in ("day=1", "day=2/place=a%20b c"):
+        for number in range(2):
+            name = f"clicks/train set/{day}/part-{number}.parquet"
+            pq.write_table(table(150, first), name, filesystem=filesystem, row_group_size=60)
+            first += 150
+    return f"s3://clicks/train%20set{options}"
+
+
+def at(uri: str, path: str) -> str:
+    """Another path with the options of `uri`."""
+    return path + "?" + uri.partition("?")[2]
+
+
+def test_every_row_through_ray_from_s3(uri: str, running_ray: None) -> None:
+    manifest = Manifest.read(uri, SCHEMA, window_rows=130)
+    assert manifest.rows == 600
+    assert [plain_path(f.uri).removeprefix("s3://clicks/train set/") for f in manifest.files] == [
+        "day=1/part-0.parquet",
+        "day=1/part-1.parquet",
+        "day=2/place=a%20b c/part-0.parquet",
+        "day=2/place=a%20b c/part-1.parquet",
+    ]
+    ids = []
+    for rank in range(2):
+        with stream(manifest, Cursor.start(0), rank, 2, options=RAY) as through_ray:
+            found = list(through_ray)
+        with stream(manifest, Cursor.start(0), rank, 2, options=LOCAL) as local:
+            assert all(same(a, b) for (a, _), (b, _) in zip(found, local, strict=True))
+        ids += row_ids([b for b, _ in found])
+    assert sorted(ids) == list(range(600))
+
+
+def test_globs_filters_and_single_files_on_s3(uri: str) -> None:
+    assert Manifest.read(uri, SCHEMA, filters=[("day", "=", 2), ("row", ">=", 450)]).rows == 150
+    assert Manifest.read(at(uri, "s3://clicks/train set/*/part-*.parquet"), SCHEMA).rows == 300
+    assert Manifest.read(at(uri, "s3://clicks/**/*.parquet"), SCHEMA).rows == 600
+    one = at(uri, "s3://clicks/train%20set/day=2/place=a%2520b%20c/part-1.parquet")
+    assert Manifest.read(one, SCHEMA).rows == 150
+    assert inspect(one).rows == 150
+    manifest = Manifest.read(one, SCHEMA, filters=[("row", "<", 460)])
+    write_vocabulary(build_vocabulary(manifest, SCHEMA.sparse[0]), at(uri, "s3://clicks/words.parquet"))
+    filesystem, path = open_filesystem(at(uri, "s3://clicks/words.parquet"))
+    assert pq.read_table(path, filesystem=filesystem)["id"].to_pylist() == list(range(450, 460))
+
+
+def test_keys_and_endpoint_may_come_from_the_environment(
+    uri: str, server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server}")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    assert Manifest.read("s3://clicks/train%20set/day=1", SCHEMA).rows == 300
+    filesystem, _ = open_filesystem(uri)
+    with filesystem.open_output_stream("clicks/logs/x.csv") as file:
+        file.write(b"label,user\n1,7\n0,9\n")
+    assert [done.rows for done in convert("s3://clicks/logs", tmp_path / "out")] == [2]
+
+
+def test_a_file_that_changes_or_goes_is_noticed(uri: str) -> None:
+    filesystem, _ = open_filesystem(uri)
+    names = [f"clicks/changing/{n}.parquet" for n in "ab"]
+    for name in names:
+        pq.write_table(table(100), name, filesystem=filesystem)
+    manifest = Manifest.read(at(uri, "s3://clicks/changing"), SCHEMA)
+    pq.write_table(table(101), names[0], filesystem=filesystem)
+    with (
+        stream(manifest, Cursor.start(0), 0, 1, shuffle=False) as batches,
+        pytest.raises(DataError, match="changed while the run was going on") as caught,
+    ):
+        list(batches)
+    assert caught.value.file == manifest.files[0].uri
+    pq.write_table(table(100), names[0], filesystem=filesystem)
+    filesystem.delete_file(names[1])
+    with (
+        stream(manifest, Cursor.start(0), 0, 1, shuffle=False) as batches,
+        pytest.raises(DataError, match="the file is gone") as caught,
+    ):
+        list(batches)
+    assert caught.value.file == manifest.files[1].uri
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("s3://nowhere/x", "the bucket 'nowhere' does not exist .* region, endpoint and credentials"),
+        ("s3://nowhere/*.parquet", "the bucket 'nowhere' does not exist"),
+        ("s3://clicks/nothing", "the path does not exist"),
+        ("s3://clicks/train%20set/a%20b", "in a URI a % of the name itself is written %25"),
+        ("s3://clicks/train%20set/*.csv", "the pattern matches no file"),
+    ],
+)
+def test_what_is_missing_on_s3_is_named(uri: str, path: str, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        Manifest.read(at(uri, path), SCHEMA)
+    assert caught.value.file == at(uri, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("hdfs://namenode:8020/clicks", r"cannot open this file system: .* JAVA_HOME, HADOOP_HOME"),
+        ("s3://clicks/x?endpoint=here", r"Unexpected query parameter .*'endpoint'"),
+        ("ftp://host/x", r"Unrecognized filesystem type .* s3://, gs:// or hdfs://"),
+    ],
+)
+def test_file_systems_that_cannot_be_opened(path: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path.startswith("hdfs") and "HADOOP_HOME" in os.environ:
+        pytest.skip("Hadoop is here")
+    with pytest.raises(DataError, match=message) as caught:
+        Manifest.read(path, SCHEMA)
+    assert caught.value.file == path
+
+
+def test_a_pyarrow_without_google_cloud_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(uri: str) -> None:
+        raise pa.ArrowNotImplementedError("Got GCS URI but Arrow compiled without GCS support")
+
+    class Old:
+        from_uri = staticmethod(refuse)
+
+    monkeypatch.setattr(pafs, "FileSystem", Old)
+    with pytest.raises(DataError, match=r"without GCS support .* as the wheels of PyPI are"):
+        locate("gs://a-bucket-of-this-test-alone/x")
