@@ -17,6 +17,13 @@ def is_list(kind: pa.DataType) -> bool:
     )
 
 
+def leaf_of(kind: pa.DataType) -> pa.DataType:
+    """What the lists of a list type hold at last; another type itself."""
+    while is_list(kind):
+        kind = kind.value_type
+    return kind
+
+
 def is_text(kind: pa.DataType) -> bool:
     """Strings and bytes of any layout, dictionary-encoded or not."""
     if pat.is_dictionary(kind):

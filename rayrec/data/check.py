@@ -154,7 +154,8 @@ def check(manifest: Manifest, schema: Schema, rows_of: Mapping[str, int], max_sa
         report.bad_rows += len(bad)
         report.reasons.update(problems.reasons())
         report.samples += [problems.error(int(row)) for row in bad[: max_samples - len(report.samples)]]
-        report.positives += int((rows.label.reshape(piece.rows, -1)[good, 0] == 1).sum())
+        first_label = rows.label if rows.label.ndim == 1 else rows.label[:, 0]
+        report.positives += int((first_label[good] == 1).sum())
         for feature, ids in zip(features, rows.ids, strict=True):
             feature.add(table.column(feature.feature.column), ids, good)
     report.features = [feature.finish() for feature in features]

@@ -14,7 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from rayrec.data.arrow_types import is_text, leaf_of
 from rayrec.data.dataset import DataSet
+from rayrec.data.errors import DataError
 from rayrec.data.files import find_files
 from rayrec.data.filters import Condition, parse_all
 from rayrec.data.footers import FileFacts, Partitioned, check_same_types, nothing_left, read_footers
@@ -104,6 +106,22 @@ class Manifest:
     def of(cls, data: DataSet, schema: Schema) -> Manifest:
         """That of a config's data set; raises as `read`."""
         return cls.read(data.path, schema, filters=data.filters)
+
+    def check_like(self, other: Manifest) -> None:
+        """That no column holds texts here and numbers there: one id would be hashed to two table rows.
+
+        Raises:
+            DataError: one does, as a folder `hour=03` beside `hour=unknown`.
+        """
+        kinds = dict(other.columns)
+        for name, kind in self.columns:
+            if is_text(leaf_of(kind)) != is_text(leaf_of(kinds.get(name, kind))):
+                raise DataError(
+                    f"the column is {kind} here and {kinds[name]} in {other.files[0].uri}",
+                    file=self.files[0].uri,
+                    column=name,
+                    fix="write ids of one type to train and evaluate on",
+                )
 
     @property
     def rows(self) -> int:

@@ -127,6 +127,8 @@ class Trainer:
         schema = config.data_schema
         train = Manifest.of(config.data.train, schema)
         evaluation = None if config.data.eval is None else Manifest.of(config.data.eval, schema)
+        if evaluation is not None:
+            evaluation.check_like(train)
         build.model(config, "meta", self.factory)
         build.given_plan(config, config.trainer.num_workers)
         self._tell_data(train, evaluation)

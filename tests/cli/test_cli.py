@@ -83,6 +83,14 @@ def test_data_can_be_looked_at(config: Path, capsys: pytest.CaptureFixture[str])
     assert run(["data", "check", str(config)]) == 0
     assert run(["data", "inspect", str(config.parent / "train")]) == 0
     assert "schema:" in capsys.readouterr().out
+    where = "[[label, =, 1], [user, <, 20]]"
+    assert run(["data", "inspect", str(config.parent / "train"), "--filters", where]) == 0
+    assert run(["data", "inspect", str(config.parent / "train"), "--filters", "[[usr, =, 1]]"]) == 1
+    assert "column 'usr' is missing" in capsys.readouterr().err.replace("\n", " ")
+    filtered = {"path": str(config.parent / "train"), "filters": [["user", "<", 20]]}
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "data": {"train": filtered}}))
+    assert run(["data", "check", str(config), "--json"]) == 0
+    assert 0 < json.loads(capsys.readouterr().out)["rows"] < 200
 
 
 def test_config_lists_fields_or_shows_a_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -240,6 +240,19 @@ def test_folders_are_columns(tmp_path: Path) -> None:
     assert dict(alone.files[0].partition) == {"place": "a b/c", "hour": 0}
 
 
+def test_ids_of_other_types_to_train_and_evaluate_on_are_refused(tmp_path: Path) -> None:
+    for part, hour in (("train", "03"), ("eval", "night")):
+        below = tmp_path / part / f"hour={hour}"
+        below.mkdir(parents=True)
+        pq.write_table(table(10), below / "x.parquet")
+    schema = Schema.model_validate({"sparse": [{"name": "hour", "mapping": {"kind": "hash"}}]})
+    train, evaluation = (Manifest.read(str(tmp_path / part), schema) for part in ("train", "eval"))
+    train.check_like(train)
+    with pytest.raises(DataError, match="the column is string here and int64 in") as caught:
+        evaluation.check_like(train)
+    assert caught.value.column == "hour" and "eval" in (caught.value.file or "")
+
+
 def test_check_vocabulary_and_inspect_see_what_training_sees(folder: Path) -> None:
     data = DataSet.model_validate({"path": str(folder), "filters": [["day", "=", "2024-01-01"], ["age", "<", 20]]})
     manifest = Manifest.of(data, SCHEMA)
