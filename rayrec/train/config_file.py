@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
-_Loader.add_constructor("tag:yaml.org,2002:value", _Loader.construct_yaml_str)  # a plain =, as in a filter
+_Loader.add_constructor("tag:yaml.org,2002:value", lambda loader, node: str(node.value))  # a plain =
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
