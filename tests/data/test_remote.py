@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +12,18 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from moto.server import ThreadedMotoServer
+from rich.console import Console
 
 from rayrec.data import Cursor, DataError, Manifest, build_vocabulary, write_vocabulary
 from rayrec.data.convert import convert
 from rayrec.data.inspect import inspect
 from rayrec.data.locations import locate, open_filesystem, plain_path
+from rayrec.train import Trainer
+from rayrec.train.config_file import parse_config
+from rayrec.train.console import Display
 from tests.data.sets import SCHEMA, table
 from tests.data.test_stream import LOCAL, RAY, row_ids, same, stream
+from tests.train import small
 
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
 
@@ -98,6 +104,21 @@ def test_keys_and_endpoint_may_come_from_the_environment(
     with filesystem.open_output_stream("clicks/logs/x.csv") as file:
         file.write(b"label,user\n1,7\n0,9\n")
     assert [done.rows for done in convert("s3://clicks/logs", tmp_path / "out")] == [2]
+
+
+def test_a_run_trains_and_evaluates_on_s3(uri: str, tmp_path: Path) -> None:
+    filesystem, _ = open_filesystem(uri)
+    for day in (1, 2):
+        path = f"clicks/small/day={day}/x.parquet"
+        pq.write_table(small.table(300, seed=day), path, filesystem=filesystem, row_group_size=100)
+    sets = {
+        part: {"path": at(uri, "s3://clicks/small"), "filters": [["day", "=", day]]}
+        for part, day in (("train", 1), ("eval", 2))
+    }
+    raw = small.raw_config(tmp_path, data={**sets, "read": {"reader": "local"}}, trainer__epochs=1)
+    result = Trainer(parse_config(raw), display=Display(Console(file=io.StringIO()))).fit()
+    assert result.eval is not None
+    assert (result.train["samples"], result.eval["samples"]) == (300, 300)
 
 
 def test_a_file_that_changes_or_goes_is_noticed(uri: str) -> None:
