@@ -1,4 +1,4 @@
-"""Times a training step of sharded embedding bags on this machine's CPU: forward, backward and update, two gloo ranks.
+"""Times a training step of sharded embeddings on this machine's CPU: forward, backward and update, two gloo ranks.
 
     python jobs/bench_embedding.py                                # rayrec alone
     pip install --target /tmp/peer --no-deps torchrec==1.8.0 iopath pyre-extensions tensordict portalocker pyvers orjson
@@ -27,12 +27,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from rayrec.distributed.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType, FusedKernel, LocalTable, Lookups, OptimizerSpec
 from rayrec.distributed.sharding.cuts import CUTS
 from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType, Span
-from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 WORLD = 2
@@ -53,6 +54,7 @@ class Case:
     dim: int = 64
     goal: float | None = None
     goal_overhead: float | None = None  # of the time above the floor
+    pooled: bool = True  # else a vector an id
 
 
 CASES = [
@@ -63,6 +65,8 @@ CASES = [
     Case("mixed TW+CW+RW, batch 1024", 1024, 1, (TW,) * 9 + (CW,) * 9 + (RW,) * 8, goal=0.80),
     Case("20 TW + 6 DP, batch 1024", 1024, 1, (TW,) * 20 + (DP,) * 6, goal=0.20),
     Case("1000 features, batch 64", 64, 1, (TW,) * 1000, rows=1000, dim=8, goal_overhead=0.50),
+    Case("sequences, table-wise, batch 1024", 1024, 1, (TW,) * 26, pooled=False),
+    Case("sequences, row-wise, batch 1024", 1024, 1, (RW,) * 26, pooled=False),
 ]
 
 
@@ -85,10 +89,24 @@ def make_batches(case: Case, rank: int) -> list[tuple[torch.Tensor, torch.Tensor
 
 
 def stepper(sharded: Any, kjts: list[Any], case: Case) -> Step:
+    if not case.pooled:
+        return sequence_stepper(sharded, kjts, case)
     grad = torch.randn(case.batch, case.dim * len(case.kinds)) / 1000
 
     def step(number: int) -> None:
         sharded(kjts[number % len(kjts)]).wait().values().backward(grad)
+
+    return step
+
+
+def sequence_stepper(sharded: Any, kjts: list[Any], case: Case) -> Step:
+    keys = [feature for _, feature, _ in names(case)]
+    sizes = [kjt.lengths().view(len(keys), -1).sum(1).tolist() for kjt in kjts]
+    grads = [[torch.randn(size, case.dim) / 1000 for size in of_keys] for of_keys in sizes]
+
+    def step(number: int) -> None:
+        out = sharded(kjts[number % len(kjts)]).wait()
+        torch.autograd.backward([out[key].values() for key in keys], grads[number % len(kjts)])
 
     return step
 
@@ -100,62 +118,28 @@ def rayrec_step(case: Case, rank: int) -> Step:
     return stepper(sharded, kjts, case)
 
 
-def rayrec_sharded(case: Case) -> ShardedEmbeddingBagCollection:
+def rayrec_sharded(case: Case) -> Any:
     ranks = {TW: lambda n: [n % WORLD], CW: lambda n: [0, 1], RW: lambda n: [0, 1], DP: lambda n: [0, 1]}
-    tables, plan = [], {}
+    config = EmbeddingBagConfig if case.pooled else EmbeddingConfig
+    tables: list[Any] = []
+    plan = {}
     for number, (table, feature, kind) in enumerate(names(case)):
-        tables.append(
-            EmbeddingBagConfig(name=table, num_embeddings=case.rows, embedding_dim=case.dim, feature_names=[feature])
-        )
+        tables.append(config(name=table, num_embeddings=case.rows, embedding_dim=case.dim, feature_names=[feature]))
         shards = CUTS[ShardingType(kind)](table, case.rows, case.dim, ranks[kind](number))
         plan[table] = ParameterSharding(sharding_type=kind, compute_kernel="fused", shards=shards)
     assert dist.group.WORLD is not None
-    return EmbeddingBagCollectionSharder(FUSED).shard(
-        EmbeddingBagCollection(tables, device="meta"),
-        plan,
-        ShardingEnv.from_process_group(dist.group.WORLD),
-        torch.device("cpu"),
-    )
+    env, cpu = ShardingEnv.from_process_group(dist.group.WORLD), torch.device("cpu")
+    if case.pooled:
+        return EmbeddingBagCollectionSharder(FUSED).shard(EmbeddingBagCollection(tables, device="meta"), plan, env, cpu)
+    return EmbeddingCollectionSharder(FUSED).shard(EmbeddingCollection(tables, device="meta"), plan, env, cpu)
 
 
 def torchrec_step(case: Case, rank: int) -> Step:
-    import torchrec
-    from torchrec.distributed import sharding_plan as sp
-    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder as Sharder
-    from torchrec.distributed.types import ShardingEnv as Env
+    from bench_embedding_torchrec import keyed_jagged, sharded_collection
 
-    ebc = torchrec.EmbeddingBagCollection(
-        device=torch.device("meta"),
-        tables=[
-            torchrec.EmbeddingBagConfig(
-                name=table, num_embeddings=case.rows, embedding_dim=case.dim, feature_names=[feature]
-            )
-            for table, feature, _ in names(case)
-        ],
-    )
-    make = {
-        TW: lambda n: sp.table_wise(rank=n % WORLD, compute_kernel="fused"),
-        CW: lambda n: sp.column_wise(ranks=[0, 1], compute_kernel="fused"),
-        RW: lambda n: sp.row_wise(compute_kernel="fused"),
-        DP: lambda n: sp.data_parallel(),
-    }
-    sharder = Sharder(fused_params=dict(FUSED))
-    plan = sp.construct_module_sharding_plan(
-        ebc,
-        {table: make[kind](n) for n, (table, _, kind) in enumerate(names(case))},
-        sharder=sharder,
-        local_size=WORLD,
-        world_size=WORLD,
-        device_type="cpu",
-    )
-    env = Env.from_process_group(dist.group.WORLD)
-    sharded = sharder.shard(ebc, plan, env, torch.device("cpu"))
+    sharded = sharded_collection(names(case), case.rows, case.dim, case.pooled, FUSED)
     keys = [feature for _, feature, _ in names(case)]
-    kjts = [
-        torchrec.KeyedJaggedTensor(keys=keys, values=values, lengths=lengths)
-        for values, lengths in make_batches(case, rank)
-    ]
-    return stepper(sharded, kjts, case)
+    return stepper(sharded, [keyed_jagged(keys, *batch) for batch in make_batches(case, rank)], case)
 
 
 def floor_step(case: Case, rank: int) -> Step:

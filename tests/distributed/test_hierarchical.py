@@ -52,10 +52,11 @@ def however_few() -> Iterator[None]:
 
 
 def train_on_hosts(group: dist.ProcessGroup, *args: Any, local: int = LOCAL) -> Any:
-    """As `train_sharded`, on hosts of two; six exchanges a step show that the hierarchical executor has run."""
+    """As `train_sharded`, on hosts of two; five exchanges a step show that the hierarchical executor has run."""
     with however_few(), comm.count_collectives() as counts:
         result = train_sharded(group, *args, local_world_size=local)
-    assert counts["all_to_all"] == 6 * len(result[0]), counts
+    steps = len(result[0])
+    assert 5 * steps < counts["all_to_all"] <= 6 * steps, counts  # a sixth where ids outgrow the room they had
     return result
 
 
@@ -87,7 +88,8 @@ def test_more_hosts_and_more_ranks_of_a_host_equal_one_process(local: int) -> No
 def train_little(group: dist.ProcessGroup, *args: Any) -> Any:
     with comm.count_collectives() as counts:
         result = train_sharded(group, *args, local_world_size=LOCAL)
-    assert counts["all_to_all"] == 4 * len(result[0]), counts
+    steps = len(result[0])
+    assert 3 * steps < counts["all_to_all"] <= 4 * steps, counts
     return result
 
 

@@ -140,20 +140,18 @@ def test_every_parameter_equals_one_process_on_the_global_batch(name: str, world
 
 
 def test_a_step_costs_a_constant_number_of_collectives_whatever_the_plan() -> None:
-    """Header, ids, vectors, gradients; one more where replicated tables meet. Never one a table or sharding type."""
-    per_plan = {}
+    """Ids, vectors, gradients; one more where replicated tables meet. Never one a table or sharding type.
+
+    The first batch finds no room foreseen for its ids, which then take an exchange of their own.
+    """
     for name, plan in plans(2).items():
-        counts = [count for answer in on_ranks(2, train_on_rank, plan) for count in answer[1]]
-        assert all(count == counts[0] for count in counts), name
-        per_plan[name] = counts[0]
-    flat = {"all_to_all": 4}
-    assert per_plan == {
-        "table_wise": flat,
-        "row_wise": flat,
-        "column_wise": flat,
-        "data_parallel": {"all_to_all": 1, "all_gather": 1},
-        "mixed": {"all_to_all": 4, "all_gather": 1},
-    }
+        first, later = {"all_to_all": 4}, {"all_to_all": 3}
+        if name == "data_parallel":
+            first = later = {"all_to_all": 1, "all_gather": 1}
+        if name == "mixed":
+            first, later = first | {"all_gather": 1}, later | {"all_gather": 1}
+        for answer in on_ranks(2, train_on_rank, plan):
+            assert answer[1] == [first, later, later, later], name
 
 
 def init_weights(group: dist.ProcessGroup, plan: ModuleSharding, device: str) -> Any:

@@ -1,6 +1,7 @@
 """The flat executor: any rectangles on any ranks, at a constant number of collectives a step.
 
-Header and ids on the way in, vectors on the way out, gradients back: four, whatever mix the plan holds.
+Ids on the way in, vectors on the way out, gradients back: three, whatever mix the plan holds, and one more where ids
+take two exchanges (see `id_transport`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The first half of a step: every id to the ranks that hold its row.
 
-Two collectives, whatever the plan: a small header (how much follows), then one message that carries lengths, ids and
-weights together. A rank that finds a bad id says so in the header, so that all ranks stop with an error instead of
+A small header (how much follows) goes to every rank; lengths, ids and weights travel with it or behind it, see
+`id_transport`. A rank that finds a bad id says so in the header, so that all ranks stop with an error instead of
 waiting for each other.
 """
 
@@ -15,9 +15,10 @@ import torch
 from rayrec.distributed import comm
 from rayrec.distributed.awaitable import Awaitable
 from rayrec.distributed.sharding.feature_order import FeatureOrder
-from rayrec.distributed.sharding.id_message import BAD, GROUPS, VALUES, Part, swap
+from rayrec.distributed.sharding.id_message import BAD, GROUPS, VALUES, Part
 from rayrec.distributed.sharding.id_receiver import Receiver, RoutedIds, Trace
 from rayrec.distributed.sharding.id_sender import Outgoing, Sender
+from rayrec.distributed.sharding.id_transport import Delivery, Headers, IdTransport
 from rayrec.distributed.sharding.routing import Routes
 from rayrec.distributed.sharding.weight_exchange import with_way_back
 from rayrec.sparse import KeyedJaggedTensor
@@ -53,6 +54,7 @@ class IdExchange:
         self._sender = Sender(routes, num_counts, device, traced)
         self.receiver = Receiver(routes, rank, device, sources)
         self._features = FeatureOrder(routes.features, device)
+        self._transport = IdTransport(group, rank, [len(route.streams) for route in routes.ranks], weighted, device)
 
     def start(
         self, kjt: KeyedJaggedTensor, counts: torch.Tensor | None = None, problem: ValueError | None = None
@@ -65,30 +67,24 @@ class IdExchange:
             problem: why this rank cannot go on; `wait` then raises on every rank.
         """
         outgoing = self._sender.pack(*self._features.of(kjt, self._weighted), counts, problem)
-        received = torch.empty_like(outgoing.header)
-        wait = comm.all_to_all(received.view(-1), outgoing.header.view(-1), None, None, self.group)
-        return _Exchange(self, outgoing, received, wait)
+        return _Exchange(self, outgoing, self._transport.start(outgoing.header, outgoing.part))
 
 
 class _Exchange(Awaitable[RoutedIds]):
-    """Header sent; `wait` sends the ids themselves and puts what arrives in the order of this rank's lookups."""
+    """Ids under way; `wait` puts what arrives in the order of this rank's lookups."""
 
-    def __init__(self, parent: IdExchange, outgoing: Outgoing, received: torch.Tensor, wait: comm.Wait) -> None:
-        self._parent, self._outgoing, self._received, self._wait_header = parent, outgoing, received, wait
+    def __init__(self, parent: IdExchange, outgoing: Outgoing, delivery: Delivery) -> None:
+        self._parent, self._outgoing, self._delivery = parent, outgoing, delivery
 
     def _wait_impl(self) -> RoutedIds:
         parent, outgoing = self._parent, self._outgoing
-        self._wait_header()
-        sent, received = torch.stack([outgoing.header, self._received]).tolist()
+        sent, received = self._delivery.headers()
         bad = [rank for rank, header in enumerate(received) if header[BAD]]
         if bad:
             raise outgoing.problem or ValueError(f"rank {bad[0]} was given an id outside its table; see its error")
-        streams = [len(route.streams) for route in parent.routes.ranks]
-        if len(streams) == 1 or not any(streams):
-            parts = [outgoing.part]
-        else:
-            parts = swap(parent.group, outgoing.part, sent, received, streams, parent.rank)
-        parts, weights = self._trainable(parts, sent, received) if len(streams) > 1 else (parts, None)
+        alone = len(received) == 1
+        parts = [outgoing.part] if alone else self._delivery.parts()
+        parts, weights = (parts, None) if alone else self._trainable(parts, sent, received)
         routed = replace(parent.receiver.order(parts, received), weights=weights)
         if outgoing.origins is None:
             return routed
@@ -102,12 +98,10 @@ class _Exchange(Awaitable[RoutedIds]):
         )
         return replace(routed, trace=trace)
 
-    def _trainable(
-        self, parts: list[Part], sent: list[list[int]], received: list[list[int]]
-    ) -> tuple[list[Part], torch.Tensor | None]:
+    def _trainable(self, parts: list[Part], sent: Headers, received: Headers) -> tuple[list[Part], torch.Tensor | None]:
         """Parts whose weights hand their gradients back, and all these weights, where the weights need gradients."""
         weights = self._outgoing.part.weights
-        if weights is None or not weights.requires_grad or not torch.is_grad_enabled() or len(parts) == 1:
+        if weights is None or not weights.requires_grad or not torch.is_grad_enabled():
             return parts, None
         counts = [header[VALUES] for header in received]
         arrived = torch.cat([part.weights for part in parts if part.weights is not None])

@@ -1,21 +1,18 @@
-"""What ranks tell each other about ids: the columns of a header, and the message that follows it.
+"""What ranks tell each other about ids: the columns of a header, and the bytes of what belongs to it.
 
-A message carries lengths (int32), ids (int64) and weights (float32) in one piece, each part padded to 8 bytes.
+A part holds lengths (int32), ids (int64) and weights (float32) in one piece, each padded to 8 bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 
-from rayrec.distributed import comm
-
 # columns of a header, before one count for each kernel group and one for each group of replicated tables
-VALUES, BATCH, BAD, GROUPS = 0, 1, 2, 3
-ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES = 8, 4, 4
+VALUES, BATCH, BAD, OVER, GROUPS = 0, 1, 2, 3, 4
+ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES, ALIGNMENT = 8, 4, 4, 8
 
 
 @dataclass(frozen=True)
@@ -27,53 +24,34 @@ class Part:
     weights: torch.Tensor | None
 
 
-def swap(
-    group: comm.Group,
-    mine: Part,
-    sent: Sequence[Sequence[int]],
-    received: Sequence[Sequence[int]],
-    streams: Sequence[int],
-    rank: int,
-) -> list[Part]:
-    """Every rank's part for this rank, by one exchange.
+def to_bytes(mine: Part, counts: Sequence[int], streams: Sequence[int]) -> list[list[torch.Tensor]]:
+    """For each rank the pieces of its bytes, one after the other.
 
     Args:
         mine: this rank's streams of rank 0, then of rank 1 …
-        sent, received: this rank's headers, one a rank.
-        streams: how many streams each rank receives of every rank.
+        counts: ids for each rank.
+        streams: how many streams each rank receives.
     """
-    message, splits = _pack(mine, [header[VALUES] for header in sent], streams)
-    weighted = mine.weights is not None
-    sizes = [_num_bytes(streams[rank] * header[BATCH], header[VALUES], weighted) for header in received]
-    arrived = message.new_empty(sum(sizes))
-    comm.all_to_all(arrived, message, sizes, splits, group)()
-    starts = [0, *accumulate(sizes)]
-    return [
-        _unpack(arrived[start:], streams[rank], header[BATCH], header[VALUES], weighted)
-        for start, header in zip(starts, received, strict=False)
-    ]
+    batch = mine.lengths_SB.shape[1]
+    lengths = as_bytes(mine.lengths_SB.to(torch.int32))
+    columns = [lengths.split([LENGTH_BYTES * num * batch for num in streams])]
+    columns.append(as_bytes(mine.values).split([ID_BYTES * count for count in counts]))
+    if mine.weights is not None:
+        weights = as_bytes(mine.weights.detach().to(torch.float32))
+        columns.append(weights.split([WEIGHT_BYTES * count for count in counts]))
+    padding = lengths.new_zeros(ALIGNMENT)
+    pieces: list[list[torch.Tensor]] = []
+    for of_rank in zip(*columns, strict=True):
+        pieces.append([])
+        for piece in of_rank:
+            pieces[-1].append(piece)
+            if missing := -piece.numel() % ALIGNMENT:
+                pieces[-1].append(padding[:missing])
+    return pieces
 
 
-def _pack(mine: Part, counts: Sequence[int], streams: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
-    """The message to all ranks, and how many bytes of it go to each."""
-    lengths, values = _bytes(mine.lengths_SB.to(torch.int32)), _bytes(mine.values)
-    weights = None if mine.weights is None else _bytes(mine.weights.to(torch.float32))
-    batch, padding = mine.lengths_SB.shape[1], lengths.new_zeros(8)
-    pieces, splits, row, value = [], [], 0, 0
-    for num_streams, count in zip(streams, counts, strict=True):
-        next_row, next_value = row + num_streams * batch, value + count
-        parts = [lengths[LENGTH_BYTES * row : LENGTH_BYTES * next_row]]
-        parts.append(values[ID_BYTES * value : ID_BYTES * next_value])
-        if weights is not None:
-            parts.append(weights[WEIGHT_BYTES * value : WEIGHT_BYTES * next_value])
-        for part in parts:
-            pieces += [part, padding[: _aligned(part.numel()) - part.numel()]]
-        splits.append(_num_bytes(num_streams * batch, count, weights is not None))
-        row, value = next_row, next_value
-    return torch.cat(pieces), splits
-
-
-def _unpack(message: torch.Tensor, num_streams: int, batch: int, count: int, weighted: bool) -> Part:
+def from_bytes(message: torch.Tensor, num_streams: int, batch: int, count: int, weighted: bool) -> Part:
+    """The part that begins where `message` does."""
     num_lengths = num_streams * batch
     at = _aligned(LENGTH_BYTES * num_lengths)
     lengths = message[: LENGTH_BYTES * num_lengths].view(torch.int32).view(num_streams, batch)
@@ -83,14 +61,16 @@ def _unpack(message: torch.Tensor, num_streams: int, batch: int, count: int, wei
     return Part(lengths, values, weights)
 
 
-def _num_bytes(num_lengths: int, count: int, weighted: bool) -> int:
+def num_bytes(num_lengths: int, count: int, weighted: bool) -> int:
+    """Bytes of a part."""
     weights = _aligned(WEIGHT_BYTES * count) if weighted else 0
     return _aligned(LENGTH_BYTES * num_lengths) + ID_BYTES * count + weights
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory, flat."""
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // 8) * 8
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

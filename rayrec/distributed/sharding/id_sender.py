@@ -93,9 +93,10 @@ class Sender:
             lengths_FB, values, weights = ops.permute_segments(self._order, lengths_FB, values, weights)
         header = torch.zeros(len(self._routes.ranks), self._header_width, dtype=torch.int64, device=self._device)
         totals = lengths_FB.sum(1, dtype=torch.int64)
-        header.view(-1).index_add_(0, self._slots, totals[self._sources])
+        header.view(-1).index_add_(0, self._slots, totals.index_select(0, self._sources))
         header[:, BATCH] = batch
-        header[:, BAD] = int(problem is not None)
+        if problem is not None:
+            header[:, BAD] = 1
         if counts is not None:
             header[:, GROUPS + self._routes.num_groups :] = counts
         return Outgoing(Part(lengths_FB, values, weights), header, problem, given_FB, origins)

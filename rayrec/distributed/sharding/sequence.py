@@ -1,7 +1,8 @@
 """The sequence executor: lookups id by id, in any rectangles on any ranks, at a constant number of collectives a step.
 
-Header and ids on the way in, vectors on the way out, gradients back: four, whatever mix the plan holds. Where one
-rank's ids of a feature end and the next one's begin is all that matters, so a batch travels as one example a rank.
+Ids on the way in, vectors on the way out, gradients back: three, whatever mix the plan holds, and one more where ids
+take two exchanges (see `id_transport`). Where one rank's ids of a feature end and the next one's begin is all that
+matters, so a batch travels as one example a rank.
 """
 
 from __future__ import annotations
