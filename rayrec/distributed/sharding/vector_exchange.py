@@ -7,36 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.awaitable import Deferred, LazyAwaitable
+from rayrec.distributed.awaitable import LazyAwaitable
 from rayrec.distributed.sharding.buffers import BufferPool
 from rayrec.distributed.sharding.column_order import ColumnOrder
 from rayrec.distributed.sharding.columns import ColumnMap
+from rayrec.distributed.sharding.vector_transport import Codec, VectorTransport
 
-
-@dataclass(frozen=True)
-class Codec:
-    """The number formats in which vectors and gradients travel."""
-
-    forward: torch.dtype = torch.float32
-    backward: torch.dtype = torch.float32
-
-
-@dataclass
-class _Transfer:
-    """One exchange under way, shared by its two autograd nodes."""
-
-    exchange: VectorExchange
-    batch_sizes: list[int]
-    factors_BE: torch.Tensor | None
-    wait: comm.Wait | None = None
-    arrived: torch.Tensor | None = None
-    grads_wait: comm.Wait | None = None
-    grads: torch.Tensor | None = None
+__all__ = ["Codec", "VectorExchange"]
 
 
 class VectorExchange:
@@ -51,11 +32,10 @@ class VectorExchange:
     """
 
     def __init__(self, columns: ColumnMap, group: comm.Group, rank: int, codec: Codec, device: torch.device) -> None:
-        self._group, self._rank, self._codec = group, rank, codec
-        self.widths = columns.widths
-        self.world = len(self.widths)
-        self._buffers = BufferPool(device)
-        self._order = ColumnOrder(columns, self._buffers, device)
+        self._rank, self.widths = rank, columns.widths
+        buffers = BufferPool(device)
+        self._order = ColumnOrder(columns, buffers, device)
+        self._transport = VectorTransport(group, codec, buffers)
 
     def start(
         self, pooled: torch.Tensor, batch_sizes: list[int], factors_BE: torch.Tensor | None
@@ -67,72 +47,31 @@ class VectorExchange:
             batch_sizes: examples of each rank.
             factors_BE: a factor for each of this rank's own examples and outputs, or None.
         """
-        transfer = _Transfer(self, batch_sizes, factors_BE)
-        token = _Send.apply(pooled, transfer)
-        return Deferred(lambda: _Receive.apply(token, transfer))
-
-    def _elements(self, batch_sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-        """(elements that leave to each rank, elements that come from each rank) on the way forward."""
-        mine = batch_sizes[self._rank]
-        return [b * self.widths[self._rank] for b in batch_sizes], [mine * width for width in self.widths]
-
-    def send(self, pooled: torch.Tensor, transfer: _Transfer) -> None:
-        leave, come = self._elements(transfer.batch_sizes)
-        message = pooled.to(self._codec.forward).reshape(-1)
-        if self.world == 1:
-            transfer.arrived = message
-            return
-        transfer.arrived = self._buffers.empty(sum(come), message.dtype)
-        transfer.wait = comm.all_to_all(transfer.arrived, message, come, leave, self._group)
-
-    def receive(self, transfer: _Transfer) -> torch.Tensor:
-        if transfer.wait is not None:
-            transfer.wait()
-        arrived, transfer.arrived = transfer.arrived, None
-        assert arrived is not None
-        return self._order.assemble(arrived.float(), transfer.batch_sizes[self._rank], transfer.factors_BE)
-
-    def send_grads(self, grad: torch.Tensor, transfer: _Transfer) -> None:
-        """Begins the way back: each rank gets the gradients of its lookups' vectors, averaged over ranks."""
-        come, leave = self._elements(transfer.batch_sizes)
-        message = self._order.take_apart(grad, transfer.factors_BE, 1 / self.world).to(self._codec.backward)
-        if self.world == 1:
-            transfer.grads = message
-            return
-        transfer.grads = self._buffers.empty(sum(come), message.dtype)
-        transfer.grads_wait = comm.all_to_all(transfer.grads, message, come, leave, self._group)
-
-    def receive_grads(self, transfer: _Transfer) -> torch.Tensor:
-        if transfer.grads_wait is not None:
-            transfer.grads_wait()
-        grads, transfer.grads = transfer.grads, None
-        assert grads is not None
-        return grads.float().view(sum(transfer.batch_sizes), self.widths[self._rank])
+        own_batch = batch_sizes[self._rank]
+        leave = [batch * self.widths[self._rank] for batch in batch_sizes]
+        come = [own_batch * width for width in self.widths]
+        return self._transport.start(
+            [pooled], _PooledFreight(leave, come, self._order, pooled.shape, own_batch, factors_BE)
+        )
 
 
-class _Send(torch.autograd.Function):
-    """Forward starts the exchange of vectors; backward ends the exchange of gradients."""
+@dataclass(frozen=True)
+class _PooledFreight:
+    leave: list[int]
+    come: list[int]
+    order: ColumnOrder
+    shape: torch.Size  # of the sums looked up here
+    own_batch: int
+    factors_BE: torch.Tensor | None
 
-    @staticmethod
-    def forward(ctx: Any, pooled: torch.Tensor, transfer: _Transfer) -> torch.Tensor:
-        ctx.transfer = transfer
-        transfer.exchange.send(pooled, transfer)
-        return pooled.new_zeros(0)
+    def pack(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+        return parts[0].to(dtype).reshape(-1)
 
-    @staticmethod
-    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.transfer.exchange.receive_grads(ctx.transfer), None
+    def unpack(self, arrived: torch.Tensor) -> torch.Tensor:
+        return self.order.assemble(arrived, self.own_batch, self.factors_BE)
 
+    def pack_gradients(self, grad: torch.Tensor) -> torch.Tensor:
+        return self.order.take_apart(grad, self.factors_BE, 1 / len(self.leave))
 
-class _Receive(torch.autograd.Function):
-    """Forward ends the exchange of vectors; backward starts the exchange of gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, transfer: _Transfer) -> torch.Tensor:
-        ctx.transfer = transfer
-        return transfer.exchange.receive(transfer)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        ctx.transfer.exchange.send_grads(grads[0], ctx.transfer)
-        return grads[0].new_zeros(0), None
+    def unpack_gradients(self, arrived: torch.Tensor) -> Sequence[torch.Tensor]:
+        return [arrived.view(self.shape)]
