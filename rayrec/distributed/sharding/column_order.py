@@ -83,7 +83,9 @@ class ColumnOrder:
     def take_apart(self, grad: torch.Tensor, factors_BE: torch.Tensor | None, scale: float) -> torch.Tensor:
         """The way back, flat: for every sender the gradient of each of its columns, times its factor and `scale`."""
         batch = grad.shape[0]
-        rows = grad.reshape(-1, self._unit)
+        if not grad.is_contiguous():
+            grad = self._buffers.empty(grad.numel(), grad.dtype).view(grad.shape).copy_(grad)
+        rows = grad.view(-1, self._unit)
         targets = self._indices(batch).targets
         out = rows if self._in_order else self._picked(rows, targets)
         if factors_BE is not None:

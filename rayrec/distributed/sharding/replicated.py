@@ -161,7 +161,7 @@ def update_together(
     dims = [kernel.dim for kernel in kernels]
     for kernel, (all_rows, all_grads) in zip(kernels, _meet(rows, grads, row_counts, dims, place), strict=True):
         meeting = RowGroups.of(all_rows)
-        kernel.update(meeting.distinct, meeting.sum(all_grads) / place.world_size)
+        kernel.update(meeting.distinct, meeting.sum(all_grads).div_(place.world_size))
 
 
 def _meet(
@@ -175,17 +175,17 @@ def _meet(
     if place.world_size == 1:
         return list(zip(rows, grads, strict=True))
     sizes = [sum(count * (8 + 4 * dim) for count, dim in zip(counts, dims, strict=True)) for counts in row_counts]
-    message = torch.zeros(max(sizes), dtype=torch.uint8, device=place.device)
+    message = torch.empty(max(sizes), dtype=torch.uint8, device=place.device)
     mine = [part.contiguous().view(-1).view(torch.uint8) for pair in zip(rows, grads, strict=True) for part in pair]
-    message[: sizes[place.rank]] = torch.cat(mine)
+    torch.cat(mine, out=message[: sizes[place.rank]])
     arrived = comm.all_gather(message, place.group)
     out: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = [([], []) for _ in dims]
-    for rank, counts in enumerate(row_counts):
-        at = 0
+    for sent, counts in zip(arrived, row_counts, strict=True):
+        at = 0  # a multiple of 8, as widths are of 4
         for (kernel_rows, kernel_grads), count, dim in zip(out, counts, dims, strict=True):
             middle, end = at + 8 * count, at + (8 + 4 * dim) * count
-            kernel_rows.append(arrived[rank, at:middle].clone().view(torch.int64))
-            kernel_grads.append(arrived[rank, middle:end].clone().view(torch.float32).view(count, dim))
+            kernel_rows.append(sent[at:middle].view(torch.int64))
+            kernel_grads.append(sent[middle:end].view(torch.float32).view(count, dim))
             at = end
     return [(torch.cat(kernel_rows), torch.cat(kernel_grads)) for kernel_rows, kernel_grads in out]
 
