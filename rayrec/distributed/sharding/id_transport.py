@@ -138,10 +138,8 @@ class Delivery:
         again = any(header[OVER] for header in self._received) if transport.foresees else any(transport.streams)
         bodies = [early[self._header_width :] for early in self._arrived.split(self._splits_in)]
         if again:
-            late = self._second(left_out)
-            bodies = [
-                late[rank] if size else body for rank, (size, body) in enumerate(zip(left_out, bodies, strict=True))
-            ]
+            late = zip(left_out, self._second(left_out), bodies, strict=True)
+            bodies = [second if size else first for size, second, first in late]
         transport.learn(self._sizes_out, sizes_in)
         streams = transport.streams[transport.rank]
         return [
