@@ -175,7 +175,7 @@ def _meet(
     if place.world_size == 1:
         return list(zip(rows, grads, strict=True))
     sizes = [sum(count * (8 + 4 * dim) for count, dim in zip(counts, dims, strict=True)) for counts in row_counts]
-    message = torch.empty(max(sizes), dtype=torch.uint8, device=place.device)
+    message = torch.empty(max(8, *sizes), dtype=torch.uint8, device=place.device)  # without any row, still aligned
     mine = [part.contiguous().view(-1).view(torch.uint8) for pair in zip(rows, grads, strict=True) for part in pair]
     torch.cat(mine, out=message[: sizes[place.rank]])
     arrived = comm.all_gather(message, place.group)
