@@ -45,6 +45,7 @@ def cluster() -> Iterator[dict[str, str]]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(16),
         "RAY_TMPDIR": str(temporary),
+        "TMPDIR": str(temporary),  # the dashboard's fork server leaves its socket's folder when it is killed
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
         "RAY_TRAIN_METRICS_ENABLED": "0",
         "PYTHONWARNINGS": "ignore",
