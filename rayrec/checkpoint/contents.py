@@ -5,14 +5,14 @@ Nothing here knows files. `to_save` gives DCP's state dict; `Loading` gives one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from rayrec.checkpoint import row_state
-from rayrec.checkpoint.rectangles import Rectangle, Rectangles
+from rayrec.checkpoint import table_state
 from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.sharding.parameters import ShardedTable
 
@@ -20,31 +20,29 @@ TABLE, TABLE_STATE, DENSE, DENSE_STATE = "table", "table_state", "dense", "dense
 
 
 def to_save(model: DistributedModelParallel, dense_optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """This rank's part of the state, by key."""
+    """This rank's part of the state, by key.
+
+    Raises:
+        ValueError: a dense table's optimizer keeps a state that no other cut of the table could take up.
+    """
     for kernel in model.kernels():
         kernel.weights()  # rows in a device cache are written back to where the shards point
     state: dict[str, Any] = {}
     for name, table in model.tables().items():
-        state[f"{TABLE}/{name}"] = _whole_rows(table, {n: item.weight for n, item in enumerate(table.local)})
-        for key in state_keys(model)[name]:
-            rowwise = any(item.state[key].dim() == 1 for item in table.local)
-            state[f"{TABLE_STATE}/{name}/{key}"] = (
-                row_state.to_save(table, key)
-                if rowwise
-                else _whole_rows(table, {n: item.state[key] for n, item in enumerate(table.local)})
-            )
+        state[f"{TABLE}/{name}"] = table_state.whole_rows(table, [item.weight for item in table.local])
+        for key, value in table_state.to_save(name, table, [item.state for item in table.local]).items():
+            state[f"{TABLE_STATE}/{name}/{key}"] = value
+        if table.dense and dense_optimizer is not None:
+            held = [_state_of(dense_optimizer, item.parameter) for item in table.local]
+            for key, value in table_state.to_save(name, table, held).items():
+                state[f"{DENSE_STATE}/{name}/{key}"] = value
     for name, tensor in dense_tensors(model).items():
         state[f"{DENSE}/{name}"] = tensor.detach()
-    for name, values in _dense_state(model, dense_optimizer).items():
-        for key, value in values.items():
-            if isinstance(value, torch.Tensor):
+    if dense_optimizer is not None:
+        for name, param in model.other_parameters().items():
+            for key, value in _state_of(dense_optimizer, param).items():
                 state[f"{DENSE_STATE}/{name}/{key}"] = value
     return state
-
-
-def state_keys(model: DistributedModelParallel) -> dict[str, list[str]]:
-    """For each table, the optimizer states that this rank holds of it."""
-    return {name: sorted({key for item in table.local for key in item.state}) for name, table in model.tables().items()}
 
 
 def dense_tensors(model: DistributedModelParallel) -> dict[str, torch.Tensor]:
@@ -54,18 +52,8 @@ def dense_tensors(model: DistributedModelParallel) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in inner.items() if not name.startswith(tables)}
 
 
-def _whole_rows(table: ShardedTable, tensors: Mapping[int, torch.Tensor]) -> Rectangles:
-    pieces = [
-        Rectangle(item.shard.rows.start, item.shard.cols.start, tensors[number])
-        for number, item in enumerate(table.local)
-    ]
-    return Rectangles((table.config.num_embeddings, table.config.embedding_dim), pieces)
-
-
-def _dense_state(model: DistributedModelParallel, optimizer: torch.optim.Optimizer | None) -> dict[str, dict[str, Any]]:
-    if optimizer is None:
-        return {}
-    return {name: dict(optimizer.state.get(param, {})) for name, param in model.dense_parameters().items()}
+def _state_of(optimizer: torch.optim.Optimizer, param: nn.Parameter) -> dict[str, torch.Tensor]:
+    return table_state.as_tensors(optimizer.state.get(param, {}))
 
 
 class Loading:
@@ -76,7 +64,8 @@ class Loading:
         metadata: of the checkpoint's tensors, by key.
 
     Raises:
-        ValueError: the checkpoint lacks a table, a state or a parameter of the model, or has another size for it.
+        ValueError: the checkpoint lacks a table, a state or a parameter of the model, has another size for it, or has a
+            table trained inside backward that the model leaves to a dense optimizer.
     """
 
     def __init__(
@@ -87,14 +76,16 @@ class Loading:
     ) -> None:
         self.state: dict[str, Any] = {}
         self._metadata = metadata
-        self._finish: list[Callable[[], None]] = []
+        self._finish: list[Callable[[], object]] = []
         for name, table in model.tables().items():
             self._table(name, table)
+            if table.dense and dense_optimizer is not None:
+                self._dense_table_state(name, table, dense_optimizer)
         for name, tensor in dense_tensors(model).items():
             self._require(f"{DENSE}/{name}", tensor.shape)
             self.state[f"{DENSE}/{name}"] = tensor.detach()
         if dense_optimizer is not None:
-            self._dense_states(model, dense_optimizer)
+            self._dense_states(model.other_parameters(), dense_optimizer)
 
     def finish(self) -> None:
         """To be called when `state` is filled."""
@@ -104,16 +95,33 @@ class Loading:
     def _table(self, name: str, table: ShardedTable) -> None:
         shape = (table.config.num_embeddings, table.config.embedding_dim)
         self._require(f"{TABLE}/{name}", shape)
-        self.state[f"{TABLE}/{name}"] = _whole_rows(table, {n: item.weight for n, item in enumerate(table.local)})
+        self.state[f"{TABLE}/{name}"] = table_state.whole_rows(table, [item.weight for item in table.local])
         for key in sorted({key for item in table.local for key in item.state}):
-            place = f"{TABLE_STATE}/{name}/{key}"
-            saved = self._require(place, None)
-            if table.local[0].state[key].dim() == 1:
-                self.state[place], loads = row_state.to_load(table, key, saved[1])
-                self._finish += [load.finish for load in loads]
-            else:
-                self._require(place, shape)
-                self.state[place] = _whole_rows(table, {n: item.state[key] for n, item in enumerate(table.local)})
+            place, targets = f"{TABLE_STATE}/{name}/{key}", [item.state[key] for item in table.local]
+            size = self._require(place, shape if targets[0].dim() == 2 else None)
+            self._ask(place, table, size, targets)
+
+    def _dense_table_state(self, name: str, table: ShardedTable, optimizer: torch.optim.Optimizer) -> None:
+        """State is made on an optimizer's first step, so a fresh one takes keys and sizes from the checkpoint."""
+        if any(key.startswith(f"{TABLE_STATE}/{name}/") for key in self._metadata):
+            raise ValueError(
+                f"table {name!r} was trained inside backward in the checkpoint, but its kernel is dense here; "
+                "use the configuration it was made with, or start a new run under another name"
+            )
+        for key, saved in self._saved_states(name) if table.local else ():
+            targets = table_state.make_targets(table, saved.size, saved.properties.dtype)
+            self._ask(f"{DENSE_STATE}/{name}/{key}", table, saved.size, targets)
+            for item, target in zip(table.local, targets, strict=True):
+                optimizer.state[item.parameter][key] = target
+
+    def _ask(self, place: str, table: ShardedTable, size: torch.Size, targets: Sequence[torch.Tensor]) -> None:
+        self.state[place], steps = table_state.to_load(table, size, targets)
+        self._finish += steps
+
+    def _saved_states(self, name: str) -> list[tuple[str, Any]]:
+        """(key, what was saved) of the state that a dense optimizer kept of a parameter or table."""
+        prefix = f"{DENSE_STATE}/{name}/"
+        return [(key.removeprefix(prefix), saved) for key, saved in self._metadata.items() if key.startswith(prefix)]
 
     def _require(self, key: str, shape: tuple[int, ...] | torch.Size | None) -> torch.Size:
         kind, _, name = key.partition("/")
@@ -131,14 +139,10 @@ class Loading:
             )
         return saved.size
 
-    def _dense_states(self, model: DistributedModelParallel, optimizer: torch.optim.Optimizer) -> None:
-        """State is made on an optimizer's first step, so a fresh one takes keys and sizes from the checkpoint."""
-        for name, param in model.dense_parameters().items():
-            prefix = f"{DENSE_STATE}/{name}/"
-            for key, saved in self._metadata.items():
-                if not key.startswith(prefix):
-                    continue
+    def _dense_states(self, params: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        for name, param in params.items():
+            for key, saved in self._saved_states(name):
                 device = param.device if tuple(saved.size) == tuple(param.shape) else torch.device("cpu")
                 value = torch.empty(saved.size, dtype=saved.properties.dtype, device=device)
-                self.state[key] = value
-                optimizer.state[param][key.removeprefix(prefix)] = value
+                self.state[f"{DENSE_STATE}/{name}/{key}"] = value
+                optimizer.state[param][key] = value

@@ -23,17 +23,17 @@ def unit_width(dim: int, shards: Iterable[Shard]) -> int:
     return math.gcd(dim, *(edge for shard in shards for edge in (shard.cols.start, shard.cols.stop)))
 
 
-def to_save(table: ShardedTable, key: str) -> Rectangles:
-    """The state `key [rows]` of this rank's shards, repeated over the units that each covers."""
+def to_save(table: ShardedTable, tensors: Sequence[torch.Tensor]) -> Rectangles:
+    """A state of this rank's shards, `[rows]` each, repeated over the units that each covers."""
     config = table.config
     unit = unit_width(config.embedding_dim, table.shards)
     pieces = [
         Rectangle(
             item.shard.rows.start,
             item.shard.cols.start // unit,
-            item.state[key][:, None].repeat(1, item.shard.cols.size // unit),
+            tensor[:, None].repeat(1, item.shard.cols.size // unit),
         )
-        for item in table.local
+        for item, tensor in zip(table.local, tensors, strict=True)
     ]
     return Rectangles((config.num_embeddings, config.embedding_dim // unit), pieces)
 
@@ -50,14 +50,16 @@ class RowStateLoad:
         self.target.copy_((self.units * self.widths).sum(1) / self.widths.sum())
 
 
-def to_load(table: ShardedTable, key: str, num_units: int) -> tuple[Rectangles, list[RowStateLoad]]:
-    """What to read for this rank's shards from a state saved with `num_units` units, and how to finish."""
+def to_load(
+    table: ShardedTable, targets: Sequence[torch.Tensor], num_units: int
+) -> tuple[Rectangles, list[RowStateLoad]]:
+    """What to read for `targets`, `[rows]` of each of this rank's shards, from a state saved with `num_units` units,
+    and how to finish."""
     config = table.config
     unit = config.embedding_dim // num_units
     loads, pieces = [], []
-    for item in table.local:
+    for item, target in zip(table.local, targets, strict=True):
         first, last = item.shard.cols.start // unit, -(-item.shard.cols.stop // unit)
-        target = item.state[key]
         read = target.new_empty(target.shape[0], last - first)
         widths = _covered(item.shard.cols, unit, range(first, last))
         loads.append(RowStateLoad(target, read, torch.tensor(widths, dtype=target.dtype, device=target.device)))

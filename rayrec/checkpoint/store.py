@@ -19,6 +19,7 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from rayrec.checkpoint import contents
 from rayrec.checkpoint.rectangles import LoadPlanner, SavePlanner
 from rayrec.distributed import DistributedModelParallel, comm
+from rayrec.distributed.kernel import updating
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -87,7 +88,7 @@ class CheckpointStore:
             "step": step,
             "time": time.time(),
             "world_size": 1 if group is None else group.size(),
-            "iteration": max((kernel.iteration for kernel in model.kernels()), default=0),
+            "iteration": max((kernel.iteration for kernel in updating(model.kernels())), default=0),
             "plan": model.plan.to_dict(),
             "extra": dict(extra or {}),
         }
@@ -134,7 +135,7 @@ class CheckpointStore:
             no_dist=alone,
         )
         loading.finish()
-        for kernel in model.kernels():
+        for kernel in updating(model.kernels()):
             kernel.iteration = checkpoint.manifest["iteration"]
 
     def prune(self, keep: int) -> None:

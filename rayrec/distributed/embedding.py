@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable
-from rayrec.distributed.kernel import Kernel, OptimizerSpec
+from rayrec.distributed.kernel import Kernel, OptimizerSpec, updating
 from rayrec.distributed.sharding import collection
 from rayrec.distributed.sharding.id_check import IdCheck
 from rayrec.distributed.sharding.parameters import ShardedTable
@@ -56,12 +56,12 @@ class ShardedEmbeddingCollection(nn.Module):
     """The twin of an `EmbeddingCollection` whose tables lie on many ranks: same input, same output, waited for.
 
     A step is three stages, which `forward` runs in turn: `input_dist`, `lookup`, `output_dist`. Embedding gradients are
-    averaged over ranks and applied inside backward.
+    averaged over ranks and applied inside backward, or left on the parameters of tables with a dense kernel.
 
     Args:
         tables: of the unsharded collection.
         params: each table's sharding.
-        optimizers: each table's update.
+        optimizers: each table's update inside backward; None leaves its gradient to an optimizer of the user's.
         env, device: where this process stands.
         need_indices: the output's weights hold the ids.
         dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once.
@@ -75,7 +75,7 @@ class ShardedEmbeddingCollection(nn.Module):
         self,
         tables: Sequence[EmbeddingConfig],
         params: ModuleSharding,
-        optimizers: Mapping[str, OptimizerSpec],
+        optimizers: Mapping[str, OptimizerSpec | None],
         env: ShardingEnv,
         device: torch.device,
         need_indices: bool = False,
@@ -93,7 +93,8 @@ class ShardedEmbeddingCollection(nn.Module):
         self._check = IdCheck(tables, weighted=False)
         self._outputs = self._make_outputs()
         self.embeddings = nn.ModuleDict(collection.make_tables(tables, self.kernels(), self._sharded.routes, place))
-        self._optimizer = CombinedOptimizer(collection.fused_optimizers(self.kernels(), self.tables(), "embeddings"))
+        fused = collection.fused_optimizers(updating(self.kernels()), self.tables(), "embeddings")
+        self._optimizer = CombinedOptimizer(fused)
 
     # -- a step
 
@@ -251,7 +252,7 @@ class EmbeddingCollectionSharder(ModuleSharder[EmbeddingCollection]):
     Args:
         fused_params: the tables' optimizer, as in `{"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.02}`;
             SGD with learning rate 0.01 by default. A table that went through `apply_optimizer_in_backward` keeps the
-            optimizer from there.
+            optimizer from there. Tables with a dense kernel are left to an optimizer of the user's.
         dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once; results are the
             same. Pays where ids come often, as in histories.
         codec: number formats of the vectors on the wire.
@@ -278,13 +279,14 @@ class EmbeddingCollectionSharder(ModuleSharder[EmbeddingCollection]):
         """The sharded twin. A materialized module's weights are kept; on meta each shard is filled where it lies.
 
         Raises:
-            ValueError: a table that `params` does not have, or the other way round.
+            ValueError: a table that `params` does not have, or the other way round; a kernel that there is not; a
+                sharded table with both a dense kernel and an optimizer inside backward.
         """
         configs = module.embedding_configs()
         collection.check_plan(configs, params)
         device = device or collection.default_device()
         weights = self.shardable_parameters(module)
-        optimizers = {name: collection.optimizer_of(weight, self.optimizer) for name, weight in weights.items()}
+        optimizers = collection.optimizers_of(params, weights, self.optimizer)
         sharded = ShardedEmbeddingCollection(
             configs, params, optimizers, env, device, module.need_indices(), self._dedup, self._codec
         )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable, NoWait
-from rayrec.distributed.kernel import Kernel, OptimizerSpec
+from rayrec.distributed.kernel import Kernel, OptimizerSpec, updating
 from rayrec.distributed.sharding import collection
 from rayrec.distributed.sharding.dedup import DedupExecutor
 from rayrec.distributed.sharding.flat import FlatExecutor
@@ -49,12 +49,12 @@ class ShardedEmbeddingBagCollection(nn.Module):
     """The twin of an `EmbeddingBagCollection` whose tables lie on many ranks: same input, same output, waited for.
 
     A step is three stages, which `forward` runs in turn: `input_dist`, `lookup`, `output_dist`. Embedding gradients are
-    averaged over ranks and applied inside backward.
+    averaged over ranks and applied inside backward, or left on the parameters of tables with a dense kernel.
 
     Args:
         tables: of the unsharded collection.
         params: each table's sharding.
-        optimizers: each table's update.
+        optimizers: each table's update inside backward; None leaves its gradient to an optimizer of the user's.
         env, device: where this process stands.
         weighted: ids carry weights.
         codec: number formats of the vectors on the wire.
@@ -68,7 +68,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self,
         tables: Sequence[EmbeddingBagConfig],
         params: ModuleSharding,
-        optimizers: Mapping[str, OptimizerSpec],
+        optimizers: Mapping[str, OptimizerSpec | None],
         env: ShardingEnv,
         device: torch.device,
         weighted: bool = False,
@@ -89,7 +89,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._merge = _merge_order(tables, params, self._replicated)
         shown = collection.make_tables(tables, self.kernels(), self._sharded.routes, place)
         self.embedding_bags = nn.ModuleDict(shown)
-        self._optimizer = CombinedOptimizer(collection.fused_optimizers(self.kernels(), shown, "embedding_bags"))
+        fused = collection.fused_optimizers(updating(self.kernels()), shown, "embedding_bags")
+        self._optimizer = CombinedOptimizer(fused)
 
     # -- a step
 
@@ -176,7 +177,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
 def _executor(
     tables: Sequence[EmbeddingBagConfig],
     params: ModuleSharding,
-    optimizers: Mapping[str, OptimizerSpec],
+    optimizers: Mapping[str, OptimizerSpec | None],
     place: Place,
     weighted: bool,
     num_counts: int,
@@ -231,7 +232,7 @@ class EmbeddingBagCollectionSharder(ModuleSharder[EmbeddingBagCollection]):
     Args:
         fused_params: the tables' optimizer, as in `{"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.02}`;
             SGD with learning rate 0.01 by default. A table that went through `apply_optimizer_in_backward` keeps the
-            optimizer from there.
+            optimizer from there. Tables with a dense kernel are left to an optimizer of the user's.
         codec: number formats of the vectors on the wire.
         dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once, its vector
             comes back unpooled, and its rank pools; results are the same. Sends less where a feature has fewer distinct
@@ -259,13 +260,14 @@ class EmbeddingBagCollectionSharder(ModuleSharder[EmbeddingBagCollection]):
         """The sharded twin. A materialized module's weights are kept; on meta each shard is filled where it lies.
 
         Raises:
-            ValueError: a table that `params` does not have, or the other way round.
+            ValueError: a table that `params` does not have, or the other way round; a kernel that there is not; a
+                sharded table with both a dense kernel and an optimizer inside backward.
         """
         configs = module.embedding_bag_configs()
         collection.check_plan(configs, params)
         device = device or collection.default_device()
         weights = self.shardable_parameters(module)
-        optimizers = {config.name: collection.optimizer_of(weights[config.name], self.optimizer) for config in configs}
+        optimizers = collection.optimizers_of(params, weights, self.optimizer)
         sharded = ShardedEmbeddingBagCollection(
             configs, params, optimizers, env, device, module.is_weighted(), self._codec, self._dedup
         )

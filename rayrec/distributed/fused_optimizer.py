@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rayrec.distributed.kernel import Kernel
+from rayrec.distributed.kernel import UpdatingKernel
 from rayrec.optim import KeyedOptimizer
 
 
@@ -20,7 +20,7 @@ class EmbeddingFusedOptimizer(KeyedOptimizer):
         params: the parameters, in the same order.
     """
 
-    def __init__(self, kernel: Kernel, names: Sequence[str], params: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(self, kernel: UpdatingKernel, names: Sequence[str], params: Sequence[torch.nn.Parameter]) -> None:
         self._kernel = kernel
         state = {
             param: {f"{table.config.name}.{key}": value for key, value in values.items()}

@@ -92,11 +92,15 @@ class DistributedModelParallel(nn.Module):
         return module
 
     def _data_parallel(self, inner: nn.Module) -> nn.Module:
-        dense = dict(in_backward_optimizer_filter(inner.named_parameters()))
-        trained = [name for name, param in dense.items() if param.requires_grad]
+        tables = [
+            f"{path}.{name}" if path else name
+            for path, module in inner.named_modules()
+            if isinstance(module, ShardedTable)  # whose gradients meet by the tables' own exchange
+            for name, _ in module.named_parameters()
+        ]
+        trained = [name for name, param in inner.named_parameters() if param.requires_grad and name not in tables]
         if not trained or self._env.world_size == 1:
             return inner
-        tables = [name for name, _ in in_backward_optimizer_filter(inner.named_parameters(), include=True)]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(inner, tables)
         return DistributedDataParallel(
             inner,
@@ -134,8 +138,13 @@ class DistributedModelParallel(nn.Module):
         return [kernel for sharded in self._sharded.values() for kernel in sharded.kernels()]
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
-        """What is left to a dense optimizer, by name."""
+        """What is left to a dense optimizer, by name; this rank's shards of tables with a dense kernel are among it."""
         return {n: p for n, p in in_backward_optimizer_filter(self.named_parameters()) if p.requires_grad}
+
+    def other_parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained beside the tables, by name."""
+        tables = tuple(f"{name}." if name else "" for name in self.tables())
+        return {name: p for name, p in self.named_parameters() if p.requires_grad and not name.startswith(tables)}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._wrapped(*args, **kwargs)

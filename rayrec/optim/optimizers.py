@@ -9,6 +9,8 @@ from torch import nn
 # torch.distributed.optim's apply_optimizer_in_backward leaves these on a parameter; rayrec's sharded tables do too
 CLASSES = "_optimizer_classes"
 SETTINGS = "_optimizer_kwargs"
+# on a parameter that is one rank's shard of a table: a function that gathers a number from every rank, `[]` to `[W]`
+GATHER = "_gather_over_ranks"
 
 
 def in_backward_optimizer_filter(

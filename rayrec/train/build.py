@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.planner.types import ParameterConstraints
 from rayrec.distributed.types import ShardingPlan
@@ -150,7 +151,7 @@ def fused_params(config: TrainConfig) -> dict[str, Any]:
 
 
 def dense_optimizer(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of everything that is not a table."""
+    """The optimizer of everything that is not a table, and of tables with a dense kernel."""
     dense = config.optimizers.dense
     return DENSE_OPTIMIZERS[dense.kind](list(parameters), lr=dense.lr, weight_decay=dense.weight_decay)
 
@@ -194,14 +195,21 @@ def _check_plan_tables(plan: ShardingPlan, config: TrainConfig, path: str) -> No
 def plan_memory(
     plan: ShardingPlan, config: TrainConfig, world_size: int, dense_parameters: int
 ) -> list[dict[str, int]]:
-    """Bytes of weights, optimizer state and dense part (with its optimizer and gradients) on each rank."""
+    """Bytes of weights, optimizer state and dense part (with its optimizer and gradients) on each rank.
+
+    A table with a dense kernel has its gradient beside its optimizer state, both in the number format of the table.
+    """
     sparse, dense = config.optimizers.sparse.kind, config.optimizers.dense.kind
     bytes_of = {table.name: 4 if table.data_type == "fp32" else 2 for table in config.tables}
     weights, state = [0] * world_size, [0] * world_size
-    for _, _, shard in plan.shards():
+    for _, sharding, shard in plan.shards():
         rows, cols = shard.shape
-        weights[shard.rank] += rows * cols * bytes_of[shard.table]
-        state[shard.rank] += 4 * rows * (cols * STATE_PER_ELEMENT[sparse] + STATE_PER_ROW.get(sparse, 0))
+        own = rows * cols * bytes_of[shard.table]
+        weights[shard.rank] += own
+        if EmbeddingComputeKernel(sharding.compute_kernel) is EmbeddingComputeKernel.DENSE:
+            state[shard.rank] += own * (1 + STATE_PER_ELEMENT[dense])
+        else:
+            state[shard.rank] += 4 * rows * (cols * STATE_PER_ELEMENT[sparse] + STATE_PER_ROW.get(sparse, 0))
     dense_bytes = 4 * dense_parameters * (2 + STATE_PER_ELEMENT[dense])
     return [
         {"rank": r, "weights_bytes": weights[r], "optimizer_bytes": state[r], "dense_bytes": dense_bytes}

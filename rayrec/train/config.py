@@ -78,7 +78,7 @@ class ModelConfig(Section):
 
 
 class DenseOptimizerConfig(Section):
-    """Trains everything that is not an embedding table."""
+    """Trains everything that is not an embedding table, and tables whose kernel is `dense`."""
 
     kind: Literal["sgd", "adam", "adamw", "adagrad"] = Field(default="adam", description="the optimizer")
     lr: float = Field(default=0.001, gt=0, description="learning rate")
@@ -108,7 +108,11 @@ class ConstraintConfig(Section):
     sharding_types: list[str] | None = Field(
         default=None, min_length=1, description=f"any of {', '.join(SHARDING_TYPES)}"
     )
-    compute_kernels: list[str] | None = Field(default=None, min_length=1, description=f"any of {', '.join(KERNELS)}")
+    compute_kernels: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description=f"any of {', '.join(KERNELS)}; `dense` tables are trained by `optimizers.dense`",
+    )
     min_partition: Annotated[int, Field(ge=4)] | None = Field(
         default=None, description="narrowest column cut, for column-wise sharding"
     )

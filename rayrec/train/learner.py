@@ -21,7 +21,8 @@ from rayrec.train.session import Job, Session
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A sharded model and the optimizer of its dense part; the tables' optimizer is fused into backward."""
+    """A sharded model and the optimizer of its dense part, tables with a dense kernel among it; that of the other
+    tables is fused into backward."""
 
     model: DistributedModelParallel
     optimizer: torch.optim.Optimizer

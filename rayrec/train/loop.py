@@ -144,7 +144,7 @@ class Loop:
         step = None if self.resumed is None else self.resumed.step
         if self.session.rank == 0:
             self.session.sink.put({"kind": "begin", "resumed_step": step, "world_size": self.session.world_size})
-            dense = sum(p.numel() for p in self.learner.model.dense_parameters().values())
+            dense = sum(p.numel() for p in self.learner.model.other_parameters().values())
             memory = build.plan_memory(self.learner.plan, self.config, self.session.world_size, dense)
             self.session.sink.put({"kind": "plan", "plan": {**self.learner.plan.to_dict(), "memory": memory}})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ShardingType
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagConfig
+from rayrec.optim import PartialRowWiseAdam
 from tests.distributed.oracle import cut, draw_kjt
 from tests.ranks import on_ranks
 
@@ -30,10 +32,22 @@ def tables() -> list[EmbeddingBagConfig]:
     ]
 
 
-def build(group: dist.ProcessGroup | None, kind: str, optimizer: EmbOptimType, seed: int) -> Any:
+def adam(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=0.01)
+
+
+def build(
+    group: dist.ProcessGroup | None,
+    kind: str,
+    optimizer: EmbOptimType,
+    seed: int,
+    kernels: tuple[str, str] = ("fused", "fused"),
+    make: Callable[[Any], torch.optim.Optimizer] = adam,
+) -> Any:
     world = group.size() if group else 1
     ranks = [0] if kind == "tw" else list(range(world))
-    plan = ShardingPlan({"embedding_bags": {t.name: cut(t, KINDS[kind], ranks) for t in tables()}})
+    cuts = {t.name: cut(t, KINDS[kind], ranks, kernel) for t, kernel in zip(tables(), kernels, strict=True)}
+    plan = ShardingPlan({"embedding_bags": cuts})
     torch.manual_seed(seed)
     model = DistributedModelParallel(
         DLRM(tables(), 2, dense_arch=[16], over_arch=[8, 1], seed=seed),
@@ -42,7 +56,7 @@ def build(group: dist.ProcessGroup | None, kind: str, optimizer: EmbOptimType, s
         plan=plan,
         sharders=[EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})],
     )
-    return model, torch.optim.Adam(model.dense_parameters().values(), lr=0.01)
+    return model, make(model.dense_parameters().values())
 
 
 def batch_of(seed: int, world: int, rank: int) -> Batch:
@@ -75,15 +89,15 @@ def train(model: Any, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
     return losses
 
 
-def save_run(group: dist.ProcessGroup, root: str, kind: str, optimizer: EmbOptimType) -> list[float]:
-    model, dense = build(group, kind, optimizer, seed=1)
+def save_run(group: dist.ProcessGroup, root: str, kind: str, optimizer: EmbOptimType, *how: Any) -> list[float]:
+    model, dense = build(group, kind, optimizer, 1, *how)
     train(model, dense, group, range(3))
     CheckpointStore(root).save(3, model, dense, {"note": "hello"}, group)
     return train(model, dense, group, range(3, 6))
 
 
-def load_run(group: dist.ProcessGroup, root: str, kind: str, optimizer: EmbOptimType) -> list[float]:
-    model, dense = build(group, kind, optimizer, seed=2)
+def load_run(group: dist.ProcessGroup, root: str, kind: str, optimizer: EmbOptimType, *how: Any) -> list[float]:
+    model, dense = build(group, kind, optimizer, 2, *how)
     store = CheckpointStore(root)
     checkpoint = store.latest()
     assert checkpoint is not None and checkpoint.step == 3 and checkpoint.extra == {"note": "hello"}
@@ -111,6 +125,56 @@ def test_state_of_other_optimizers_comes_along(tmp_path: Path, optimizer: EmbOpt
     before = mean_losses(on_ranks(2, save_run, str(tmp_path), "rw", optimizer))
     after = mean_losses(on_ranks(2, load_run, str(tmp_path), "dp", optimizer))
     torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
+
+
+DENSE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adam": adam,
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.05),
+    "row-wise adam": lambda params: PartialRowWiseAdam(params, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("saved, loaded, worlds", [("rw", "tw", (2, 1)), ("dp", "rw", (1, 2)), ("tw", "dp", (2, 4))])
+@pytest.mark.parametrize("name", list(DENSE))
+def test_dense_tables_and_their_optimizer_go_on_under_another_plan(
+    tmp_path: Path, saved: str, loaded: str, worlds: tuple[int, int], name: str
+) -> None:
+    how = (EmbOptimType.EXACT_ADAGRAD, ("dense", "dense"), DENSE[name])
+    before = mean_losses(on_ranks(worlds[0], save_run, str(tmp_path), saved, *how))
+    after = mean_losses(on_ranks(worlds[1], load_run, str(tmp_path), loaded, *how))
+    torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("saved, loaded, worlds", [("cw", "rw", (2, 4)), ("rw", "cw", (4, 2)), ("cw", "tw", (2, 1))])
+def test_dense_and_fused_tables_go_on_side_by_side(
+    tmp_path: Path, saved: str, loaded: str, worlds: tuple[int, int]
+) -> None:
+    how = (EmbOptimType.EXACT_ADAGRAD, ("fused", "dense"))
+    before = mean_losses(on_ranks(worlds[0], save_run, str(tmp_path), saved, *how))
+    after = mean_losses(on_ranks(worlds[1], load_run, str(tmp_path), loaded, *how))
+    torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
+
+
+def test_a_checkpoint_of_the_other_kind_of_training_is_refused_by_name(tmp_path: Path) -> None:
+    adagrad, dense = EmbOptimType.EXACT_ADAGRAD, ("fused", "dense")
+    store = CheckpointStore(tmp_path)
+    fused_model, fused_optimizer = build(None, "tw", adagrad, 0)
+    mixed_model, mixed_optimizer = build(None, "tw", adagrad, 0, dense)
+    saved = store.save(1, fused_model, fused_optimizer)
+    with pytest.raises(ValueError, match=r"table 'embedding_bags.embedding_bags.b' was trained inside backward"):
+        store.load(saved, mixed_model, mixed_optimizer)
+    store.load(saved, mixed_model)  # to look, not to train on
+    saved = store.save(2, mixed_model, mixed_optimizer)
+    with pytest.raises(ValueError, match=r"no optimizer state of table 'embedding_bags.embedding_bags.b/momentum1'"):
+        store.load(saved, fused_model, fused_optimizer)
+
+
+def test_a_state_that_no_other_cut_could_take_up_is_refused_by_name(tmp_path: Path) -> None:
+    model, optimizer = build(None, "tw", EmbOptimType.EXACT_SGD, 0, ("dense", "fused"), torch.optim.Adafactor)
+    train(model, optimizer, None, range(1))
+    with pytest.raises(ValueError, match=r"bags.a': the optimizer keeps a state 'col_var' of shape .* 11 x 16"):
+        CheckpointStore(tmp_path).save(1, model, optimizer)
 
 
 def row_state_round_trip(group: dist.ProcessGroup, root: str) -> dict[str, list[float]]:

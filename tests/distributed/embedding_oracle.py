@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ModuleSharding, ShardingEnv
 from rayrec.modules import EmbeddingCollection
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
-from tests.distributed.oracle import join, make_optimizer
+from tests.distributed.oracle import MakeOptimizer, join, make_dense_optimizer, make_optimizer
 
 Outputs = dict[str, tuple[torch.Tensor, torch.Tensor]]  # vectors and lengths by name
 
@@ -56,14 +57,20 @@ class PlainAdam(torch.optim.Optimizer):
             param[rows] -= self.defaults["lr"] * first[rows] / (1 - 0.9**self.steps) / root
 
 
+def plain_twin(params: list[torch.nn.Parameter], fused_params: dict[str, Any]) -> torch.optim.Optimizer:
+    adam = fused_params.get("optimizer") is EmbOptimType.ADAM
+    return PlainAdam(params, fused_params) if adam else make_optimizer(params, fused_params)
+
+
 def train_plain(
-    ec: EmbeddingCollection, steps: Sequence[Sequence[KeyedJaggedTensor]], fused_params: dict[str, Any]
+    ec: EmbeddingCollection,
+    steps: Sequence[Sequence[KeyedJaggedTensor]],
+    fused_params: dict[str, Any],
+    make: MakeOptimizer | None = None,
 ) -> tuple[list[Outputs], dict[str, torch.Tensor]]:
     """Outputs of each step and the weights afterwards, in one process on the global batches."""
     ec = copy.deepcopy(ec)
-    adam = fused_params.get("optimizer") is EmbOptimType.ADAM
-    params = list(ec.parameters())
-    optimizer = PlainAdam(params, fused_params) if adam else make_optimizer(params, fused_params)
+    optimizer = (make or partial(plain_twin, fused_params=fused_params))(list(ec.parameters()))
     outputs = []
     for batches in steps:
         out = ec(join(batches))
@@ -81,16 +88,23 @@ def train_sharded(
     steps: Sequence[Sequence[KeyedJaggedTensor]],
     fused_params: dict[str, Any],
     dedup: bool = False,
+    make: MakeOptimizer | None = None,
 ) -> tuple[list[Outputs], dict[str, list[tuple[Any, torch.Tensor]]], list[dict[str, int]]]:
-    """On one rank: outputs of each step for its own examples, its shards of every table afterwards, collectives."""
+    """On one rank: outputs of each step for its own examples, its shards of every table afterwards, collectives.
+
+    Tables with a dense kernel are trained by `make`'s optimizer, by default the plain twin of the fused one.
+    """
     sharder = EmbeddingCollectionSharder(fused_params, dedup=dedup)
     sharded = sharder.shard(ec, plan, ShardingEnv.from_process_group(group), torch.device("cpu"))
+    dense = make_dense_optimizer(sharded, make or partial(plain_twin, fused_params=fused_params))
     outputs, counts = [], []
     for batches in steps:
+        dense.zero_grad()
         with count_collectives() as counter:
             out = sharded(batches[group.rank()])
             total = sum(kjt.stride() for kjt in batches)
             (loss_sum(out) * group.size() / total).backward()
+            dense.step()
         counts.append(dict(counter))
         outputs.append(plain(out.wait()))
     shards = {

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.sharding.cuts import CUTS
 from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharding, ParameterSharding, ShardingEnv, ShardingType
-from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.optim import in_backward_optimizer_filter
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
 
 
-def cut(table: EmbeddingBagConfig, kind: ShardingType, ranks: Any) -> ParameterSharding:
+def cut(table: BaseEmbeddingConfig, kind: ShardingType, ranks: Any, kernel: str = "fused") -> ParameterSharding:
     """The table cut in the given way over the given ranks (lists of ranks for a grid)."""
     shards = CUTS[kind](table.name, table.num_embeddings, table.embedding_dim, ranks)
-    return ParameterSharding(sharding_type=kind.value, compute_kernel="fused", shards=shards)
+    return ParameterSharding(sharding_type=kind.value, compute_kernel=kernel, shards=shards)
+
+
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 def draw_kjt(
@@ -69,6 +75,22 @@ def targets(kt: KeyedTensor) -> torch.Tensor:
     return ((values * factors).sum(1) - 0.3).square() + values.sum(1)
 
 
+class NoOptimizer:
+    """Of no parameters."""
+
+    def zero_grad(self) -> None:
+        pass
+
+    def step(self) -> None:
+        pass
+
+
+def make_dense_optimizer(module: nn.Module, make: MakeOptimizer) -> Any:
+    """What trains the tables that backward does not."""
+    left = [param for _, param in in_backward_optimizer_filter(module.named_parameters())]
+    return make(left) if left else NoOptimizer()
+
+
 def make_optimizer(params: list[torch.nn.Parameter], fused_params: dict[str, Any]) -> torch.optim.Optimizer:
     """The plain twin of a fused optimizer (elementwise ones)."""
     lr, eps = fused_params.get("learning_rate", 0.01), fused_params.get("eps", 1e-8)
@@ -98,11 +120,15 @@ class PlainRowWiseAdagrad(torch.optim.Optimizer):
 
 
 def train_plain(
-    ebc: EmbeddingBagCollection, steps: Sequence[Sequence[KeyedJaggedTensor]], fused_params: dict[str, Any]
+    ebc: EmbeddingBagCollection,
+    steps: Sequence[Sequence[KeyedJaggedTensor]],
+    fused_params: dict[str, Any],
+    make: MakeOptimizer | None = None,
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Outputs of each step and the weights afterwards, in one process on the global batches."""
     ebc = copy.deepcopy(ebc)
-    optimizer = make_optimizer(list(ebc.parameters()), fused_params)
+    make = make or partial(make_optimizer, fused_params=fused_params)
+    optimizer = make(list(ebc.parameters()))
     outputs = []
     for batches in steps:
         kt = ebc(join(batches))
@@ -121,18 +147,25 @@ def train_sharded(
     fused_params: dict[str, Any],
     codec: Codec | None = None,
     dedup: bool = False,
+    make: MakeOptimizer | None = None,
     local_world_size: int | None = None,
 ) -> tuple[list[torch.Tensor], dict[str, list[tuple[Any, torch.Tensor]]]]:
-    """On one rank: outputs of each step for its own examples, and its shards of every table afterwards."""
+    """On one rank: outputs of each step for its own examples, and its shards of every table afterwards.
+
+    Tables with a dense kernel are trained by `make`'s optimizer, by default the plain twin of the fused one.
+    """
     sharder = EmbeddingBagCollectionSharder(fused_params, codec, dedup=dedup)
     env = ShardingEnv.from_process_group(group, local_world_size)
     sharded = sharder.shard(ebc, plan, env, torch.device("cpu"))
+    dense = make_dense_optimizer(sharded, make or partial(make_optimizer, fused_params=fused_params))
     outputs = []
     for batches in steps:
         kt = sharded(batches[group.rank()]).wait()
         outputs.append(kt.values().detach())
         total = sum(kjt.stride() for kjt in batches)
+        dense.zero_grad()
         (targets(kt).sum() * group.size() / total).backward()
+        dense.step()
     shards = {
         f"embedding_bags.{name}.weight": [(item.shard, item.weight.clone()) for item in table.local]
         for name, table in sharded.tables().items()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.sharding.cuts import CUTS
 from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
-from tests.distributed.oracle import draw_kjt, targets, train_plain
+from tests.distributed.oracle import draw_kjt, make_dense_optimizer, make_optimizer, targets, train_plain
 from tests.ranks import on_ranks
 
 TABLES = [
@@ -26,7 +27,7 @@ TABLES = [
     EmbeddingBagConfig(name="b", num_embeddings=30, embedding_dim=32, feature_names=["f3"], pooling=PoolingType.MEAN),
 ]
 ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1}
-KERNELS = ["fused", "fused_uvm", "fused_uvm_caching"]
+KERNELS = ["fused", "fused_uvm", "fused_uvm_caching", "dense"]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
@@ -58,11 +59,14 @@ def check(group: dist.ProcessGroup, kind: ShardingType, kernel: str, device: str
     ebc = EmbeddingBagCollection(TABLES, seed=1)
     outputs, weights = train_plain(ebc, steps, ADAGRAD)
     sharded = EmbeddingBagCollectionSharder(ADAGRAD).shard(ebc, plan, ShardingEnv.from_process_group(group), place)
+    dense = make_dense_optimizer(sharded, partial(make_optimizer, fused_params=ADAGRAD))
     for (batch,), expected in zip(steps, outputs, strict=True):
+        dense.zero_grad()
         kt = sharded(batch.to(place)).wait()
         torch.testing.assert_close(kt.values().detach().cpu(), expected, atol=1e-5, rtol=1e-5)
         factors = kt.to("cpu")
         targets(factors).mean().backward()
+        dense.step()
     for held in sharded.kernels():
         held.weights()  # a cache is written back
     for name, table in sharded.tables().items():
@@ -76,11 +80,12 @@ def check(group: dist.ProcessGroup, kind: ShardingType, kernel: str, device: str
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("kind", list(ShardingType), ids=lambda kind: kind.value)
 def test_a_gpu_equals_one_plain_process(nccl: dist.ProcessGroup, kind: ShardingType, kernel: str) -> None:
-    if kind is ShardingType.DATA_PARALLEL and kernel != "fused":
+    if kind is ShardingType.DATA_PARALLEL and kernel.startswith("fused_uvm"):
         pytest.skip("replicated tables lie in device memory")
     check(nccl, kind, kernel, "cuda:0")
 
 
+@pytest.mark.parametrize("kernel", ["fused", "dense"])
 @pytest.mark.parametrize("kind", list(ShardingType), ids=lambda kind: kind.value)
-def test_a_cpu_alone_equals_one_plain_process(kind: ShardingType) -> None:
-    on_ranks(1, check, kind, "fused", "cpu")
+def test_a_cpu_alone_equals_one_plain_process(kind: ShardingType, kernel: str) -> None:
+    on_ranks(1, check, kind, kernel, "cpu")

@@ -8,7 +8,7 @@ from torch import nn
 
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology, plan_tables
 from rayrec.distributed.planner.cost import shard_cost
-from rayrec.distributed.planner.types import NoPlanError, ParameterConstraints
+from rayrec.distributed.planner.types import NoPlanError, ParameterConstraints, Storage
 from rayrec.distributed.types import ShardingType
 from tests.planner.problems import KINDS, SHARDER, collection, table
 from tests.ranks import Ranks
@@ -112,6 +112,30 @@ def test_tables_optimizer_decides_its_state_bytes():
     weight._optimizer_classes, weight._optimizer_kwargs = [torch.optim.Adagrad], [{"lr": 0.1}]
     result = EmbeddingShardingPlanner(topology=Topology(1, "cpu")).result(module, [SHARDER])
     assert [t.state_bytes for t in result.tables] == [1000 * 4, 1000 * 64 * 4]
+
+
+def test_dense_kernels_are_taken_only_where_asked_for():
+    for device in ("cpu", "cuda"):
+        for kind in KINDS:
+            told = {
+                "a": ParameterConstraints(sharding_types=[kind], compute_kernels=["batched_dense"]),
+                "b": ParameterConstraints(sharding_types=[kind]),
+            }
+            plan = planned([table("a"), table("b")], Topology(2, device), told).plan[""]
+            assert (plan["a"].compute_kernel, plan["b"].compute_kernel) == ("dense", "fused"), kind
+
+
+def test_a_dense_kernel_costs_its_gradient_two_moments_and_a_pass_over_all_rows():
+    tables, told = [table("a", 1_000_000)], {"a": ParameterConstraints(compute_kernels=["dense"])}
+    dense = plan_tables(tables, Topology(1, "cpu"), told, sharder=SHARDER).estimate
+    fused = plan_tables(tables, Topology(1, "cpu"), sharder=SHARDER).estimate
+    terms = dict(zip(Storage._fields, dense.storage_RT[0] - fused.storage_RT[0], strict=True))
+    weights, row_state = 1_000_000 * 64 * 4, 1_000_000 * 4
+    assert terms == {
+        "weights": 0, "optimizer": 2 * weights - row_state, "gradients": weights, "ids": 0, "vectors": 0, "cache": 0,
+        "host": 0,
+    }  # fmt: skip
+    assert dense.worst_s > 10 * fused.worst_s
 
 
 def test_tables_that_do_not_fit_go_to_host_memory_behind_a_cache():

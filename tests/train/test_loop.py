@@ -48,6 +48,11 @@ PLANS: dict[str, dict[str, Any]] = {
         "item": {"sharding_types": ["column_wise"], "min_partition": 4},
         "tag": {"sharding_types": ["data_parallel"]},
     },
+    "dense": {
+        "user": {"sharding_types": ["row_wise"], "compute_kernels": ["dense"]},
+        "item": {"sharding_types": ["table_wise"], "compute_kernels": ["dense"]},
+        "tag": {"sharding_types": ["data_parallel"], "compute_kernels": ["dense"]},
+    },
 }
 LABELS = [{"name": "click", "column": "label"}, {"name": "like", "weight": 0.3, "on_null": "ignore"}]
 # What a step of the model costs: ids and vectors there and back, and one exchange for all replicated tables.
@@ -105,7 +110,7 @@ class Steps:
 
 
 def parameters(learner: Learner) -> dict[str, torch.Tensor]:
-    dense = {name: p.detach().clone() for name, p in learner.model.dense_parameters().items()}
+    dense = {name: p.detach().clone() for name, p in learner.model.other_parameters().items()}
     return dense
 
 

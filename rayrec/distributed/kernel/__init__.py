@@ -2,23 +2,37 @@
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
+from rayrec.distributed.kernel.choice import (
+    make_matrix_kernel,
+    make_pooling_kernel,
+    make_vector_kernel,
+    pooling_group,
+    updating,
+    vector_group,
+)
 from rayrec.distributed.kernel.fused import FusedKernel
-from rayrec.distributed.kernel.optimizer import FUSED_ON_CPU, OptimizerSpec
-from rayrec.distributed.kernel.rows import RowGroups, RowKernel
-from rayrec.distributed.kernel.tables import Kernel, LocalTable, Lookups, PoolingKernel, VectorKernel
-from rayrec.distributed.kernel.vectors import FusedVectorKernel
+from rayrec.distributed.kernel.lookup import MatrixKernel, make_anchor
+from rayrec.distributed.kernel.matrix import RowGroups
+from rayrec.distributed.kernel.optimizer import OptimizerSpec
+from rayrec.distributed.kernel.tables import Kernel, LocalTable, Lookups, PoolingKernel, UpdatingKernel, VectorKernel
 
 __all__ = [
-    "FUSED_ON_CPU",
     "EmbOptimType",
     "FusedKernel",
-    "FusedVectorKernel",
     "Kernel",
     "LocalTable",
     "Lookups",
+    "MatrixKernel",
     "OptimizerSpec",
     "PoolingKernel",
     "RowGroups",
-    "RowKernel",
+    "UpdatingKernel",
     "VectorKernel",
+    "make_anchor",
+    "make_matrix_kernel",
+    "make_pooling_kernel",
+    "make_vector_kernel",
+    "pooling_group",
+    "updating",
+    "vector_group",
 ]

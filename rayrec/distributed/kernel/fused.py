@@ -49,7 +49,7 @@ class FusedKernel:
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
         self.tables = list(tables)
         first = self.tables[0]
-        spec = first.optimizer
+        spec = first.update
         on_cpu = device.type == "cpu"
         self._stacks = Stacks(self.tables, table_of_lookup, device, apart=not on_cpu)
         self._tbe = SplitTableBatchedEmbeddingBagsCodegen(
@@ -91,7 +91,7 @@ class FusedKernel:
         return self._stacks.apart([weight.detach() for weight in self._tbe.split_embedding_weights()])
 
     def states(self) -> list[dict[str, torch.Tensor]]:
-        names = _STATE_NAMES[self.tables[0].optimizer.optimizer]
+        names = _STATE_NAMES[self.tables[0].update.optimizer]
         if not names:
             return [{} for _ in self.tables]
         self._tbe.flush()

@@ -16,13 +16,22 @@ from rayrec.modules import BaseEmbeddingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTable:
-    """The rectangle of a table that this rank holds, and how it is looked up and trained."""
+    """The rectangle of a table that this rank holds, and how it is looked up and trained.
+
+    `optimizer` is the update inside backward; None leaves gradients to an optimizer of the user's.
+    """
 
     config: BaseEmbeddingConfig
     rows: Span
     cols: Span
     kernel: EmbeddingComputeKernel
-    optimizer: OptimizerSpec
+    optimizer: OptimizerSpec | None
+
+    @property
+    def update(self) -> OptimizerSpec:
+        """The update inside backward, of a table that has one."""
+        assert self.optimizer is not None
+        return self.optimizer
 
 
 @dataclass(frozen=True)
@@ -41,17 +50,21 @@ class Lookups:
 
 
 class Kernel(Protocol):
-    """Looks up the tables of one group, and trains them inside backward."""
+    """Looks up the tables of one group."""
 
     @property
     def tables(self) -> Sequence[LocalTable]:
         """The rectangles, in the order of `weights` and `states`."""
 
     def weights(self) -> list[torch.Tensor]:
-        """Each table's rectangle `[rows, cols]`, as a view of what is trained."""
+        """Each table's rectangle `[rows, cols]`: its parameter, or a view of what backward updates."""
 
     def states(self) -> list[dict[str, torch.Tensor]]:
         """Each table's optimizer state by name, as views: `[rows]` for one number a row, else `[rows, cols]`."""
+
+
+class UpdatingKernel(Kernel, Protocol):
+    """A kernel that trains its tables inside backward."""
 
     learning_rate: float
     iteration: int  # updates so far; Adam and its relatives correct their bias by it
@@ -61,11 +74,11 @@ class PoolingKernel(Kernel, Protocol):
     """A kernel that looks up bags."""
 
     def pooled(self, lookups: Lookups) -> torch.Tensor:
-        """Sums of the bags' vectors, `[B, sum of the lookups' widths]` float32, with a backward that updates."""
+        """Sums of the bags' vectors, `[B, sum of the lookups' widths]` float32, with a backward that trains."""
 
 
 class VectorKernel(Kernel, Protocol):
     """A kernel of one width that looks up id by id."""
 
     def vectors(self, lookups: Lookups) -> torch.Tensor:
-        """Every id's own vector, `[N, width]` float32, with a backward that updates."""
+        """Every id's own vector, `[N, width]` float32, with a backward that trains."""

@@ -22,6 +22,7 @@ LENGTH_BYTES = 8
 VECTOR_ELEMENT_BYTES = 4  # pooled vectors and their gradients travel as fp32
 ZIPF_EXPONENT = 0.75  # skew of ids seen by a cache; Criteo's large tables lie around it
 DEFAULT_CACHE_LOAD_FACTOR = 0.2
+DENSE_MOMENTS = 2  # the user's optimizer of a dense kernel is not known to the planner; Adam's, in the table's format
 # collectives of a step: header and ids; vectors and their gradients of sharded tables; rows that replicas touched
 COLLECTIVES = {"flat": 2, "replicated": 1}
 ID_COLLECTIVES = 2
@@ -182,5 +183,6 @@ def _update(table: Table, kernel: str, ids: float, shape: tuple[int, int], rows_
     state = table.state_row_bytes + cols * table.state_element_bytes
     row = max(cols * table.element_bytes, device.sector_bytes) + state
     if kernel == "dense":  # the gradient is as large as the table; the optimizer reads and writes all of it
-        return shape[0] * (2 * row + 2 * cols * VECTOR_ELEMENT_BYTES) / device.memory_bw
+        passes = 2 + 2 * (1 + DENSE_MOMENTS)  # gradient zeroed and read; weights and moments read and written
+        return ids * device.id_s + shape[0] * cols * table.element_bytes * passes / device.memory_bw
     return ids * device.id_s + 2 * distinct(ids, shape[0]) * row / rows_bw

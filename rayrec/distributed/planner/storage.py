@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from rayrec.distributed.planner.cost import (
     DEFAULT_CACHE_LOAD_FACTOR,
+    DENSE_MOMENTS,
     ID_BYTES,
     LENGTH_BYTES,
     VECTOR_ELEMENT_BYTES,
@@ -35,8 +36,8 @@ def shard_storage(
 ) -> Storage:
     """The bytes of a shard of `shape` (rows, columns).
 
-    - weights: rows * columns * element size; optimizer: the state of those rows
-    - gradients: the dense kernel only, as large as the weights in fp32
+    - weights: rows * columns * element size; optimizer: the state of those rows, two moments under the dense kernel
+    - gradients: the dense kernel only, as large as the weights
     - ids: what arrives of ids (8 [+ 4 weighted]) and lengths (8), twice for the pipeline
     - vectors: what leaves and its gradients; row cuts also receive everyone's partial sums for their own examples
     - replicas: the rows that all ranks touched, with gradients, as they are sent, arrive, are joined and added up
@@ -51,6 +52,8 @@ def shard_storage(
     vectors = (bags if table.pooled else ids) * cols * VECTOR_ELEMENT_BYTES
     weights = float(rows * cols * table.element_bytes)
     optimizer = float(rows * (table.state_row_bytes + cols * table.state_element_bytes))
+    if kernel == "dense":
+        optimizer = DENSE_MOMENTS * weights
     arriving = (ids * (ID_BYTES + WEIGHT_BYTES * table.weighted) + bags * LENGTH_BYTES) * ID_COPIES
     leaving = vectors * (VECTOR_COPIES + (rows < table.rows))
     if sharding_type == ShardingType.DATA_PARALLEL.value and topology.world_size > 1:
@@ -61,7 +64,7 @@ def shard_storage(
     return Storage(
         weights=0.0 if off else weights,
         optimizer=0.0 if off else optimizer,
-        gradients=float(rows * cols * VECTOR_ELEMENT_BYTES) if kernel == "dense" else 0.0,
+        gradients=weights if kernel == "dense" else 0.0,
         ids=arriving,
         vectors=leaving,
         cache=cached,

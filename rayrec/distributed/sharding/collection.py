@@ -11,7 +11,7 @@ from torch import nn
 from rayrec.distributed import comm
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.fused_optimizer import EmbeddingFusedOptimizer
-from rayrec.distributed.kernel import Kernel, OptimizerSpec
+from rayrec.distributed.kernel import Kernel, OptimizerSpec, UpdatingKernel
 from rayrec.distributed.sharding.parameters import LocalShard, ShardedTable
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.routing import Routes
@@ -22,7 +22,7 @@ from rayrec.modules import BaseEmbeddingConfig, init
 def make_tables(
     configs: Sequence[BaseEmbeddingConfig], kernels: Sequence[Kernel], routes: Routes, place: Place
 ) -> dict[str, ShardedTable]:
-    """Each table by name, with this rank's rectangles as views of what its kernels train.
+    """Each table by name, with this rank's rectangles over the memory that its kernels train.
 
     Args:
         configs: in the order of the collection.
@@ -30,24 +30,33 @@ def make_tables(
         routes: of the tables that are not replicated.
         place: this process among the ranks.
     """
+    dense: set[str] = set()
     local: dict[str, list[LocalShard]] = {config.name: [] for config in configs}
     for kernel in kernels:
         for table, weight, state in zip(kernel.tables, kernel.weights(), kernel.states(), strict=True):
             shard = Shard(table=table.config.name, rows=table.rows, cols=table.cols, rank=place.rank)
-            local[shard.table].append(LocalShard(shard, weight, state))
+            parameter = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
+            local[shard.table].append(LocalShard(shard, parameter, state))
+            dense |= {shard.table} if table.optimizer is None else set()
     everywhere: dict[str, list[Shard]] = {config.name: [] for config in configs}
     for number, route in enumerate(routes.ranks):
         for held in route.tables.values():
             for table in held:
                 shard = Shard(table=table.config.name, rows=table.rows, cols=table.cols, rank=number)
                 everywhere[shard.table].append(shard)
-    return {config.name: ShardedTable(config, everywhere[config.name], local[config.name], place) for config in configs}
+                dense |= {shard.table} if table.optimizer is None else set()
+    return {
+        config.name: ShardedTable(
+            config, everywhere[config.name], local[config.name], place, dense=config.name in dense
+        )
+        for config in configs
+    }
 
 
 def fused_optimizers(
-    kernels: Sequence[Kernel], tables: Mapping[str, ShardedTable], prefix: str
+    kernels: Sequence[UpdatingKernel], tables: Mapping[str, ShardedTable], prefix: str
 ) -> list[EmbeddingFusedOptimizer]:
-    """One a kernel, its parameters named `prefix.table.weight`.
+    """One a kernel that updates inside backward, its parameters named `prefix.table.weight`.
 
     A kernel's tables and a table's local shards come in the same order.
     """
@@ -83,6 +92,30 @@ def fill_tables(
                 comm.broadcast(table.local[0].weight, env.process_group)
 
 
+def optimizers_of(
+    params: ModuleSharding, weights: Mapping[str, torch.Tensor], default: OptimizerSpec
+) -> dict[str, OptimizerSpec | None]:
+    """Each table's update inside backward; None for one whose kernel is dense.
+
+    A data-parallel table that went through `apply_optimizer_in_backward` keeps the optimizer from there even where its
+    kernel is dense: TorchRec's plans know no other kernel for it.
+
+    Raises:
+        ValueError: a sharded table with a dense kernel and an optimizer inside backward.
+    """
+    optimizers: dict[str, OptimizerSpec | None] = {}
+    for name, weight in weights.items():
+        dense = EmbeddingComputeKernel(params[name].compute_kernel) is EmbeddingComputeKernel.DENSE
+        given = bool(getattr(weight, "_optimizer_classes", None))
+        if dense and given and not params[name].replicated:
+            raise ValueError(
+                f"table {name!r}: its kernel is dense, which leaves gradients to an optimizer of yours, but "
+                "apply_optimizer_in_backward gave it one that runs inside backward; take back one of the two"
+            )
+        optimizers[name] = None if dense and not given else optimizer_of(weight, default)
+    return optimizers
+
+
 def optimizer_of(weight: torch.Tensor, default: OptimizerSpec) -> OptimizerSpec:
     """The optimizer that `apply_optimizer_in_backward` left on a table's weight, else the default."""
     classes = getattr(weight, "_optimizer_classes", None)
@@ -92,10 +125,18 @@ def optimizer_of(weight: torch.Tensor, default: OptimizerSpec) -> OptimizerSpec:
 
 
 def check_plan(configs: Sequence[BaseEmbeddingConfig], params: ModuleSharding) -> None:
-    """Raises ValueError for a table that the plan does not have, or the other way round."""
+    """Raises ValueError for a table that the plan does not have, or the other way round, and for an unknown kernel."""
     unlike = {config.name for config in configs} ^ set(params)
     if unlike:
         raise ValueError(f"plan and collection differ in table {min(unlike)!r}; plan again for this model")
+    for name, sharding in params.items():
+        try:
+            EmbeddingComputeKernel(sharding.compute_kernel)
+        except ValueError:
+            known = ", ".join(kernel.value for kernel in EmbeddingComputeKernel)
+            raise ValueError(
+                f"table {name!r}: there is no compute kernel {sharding.compute_kernel!r}; there are {known}"
+            ) from None
 
 
 def compute_kernels(sharding_type: str, compute_device: str) -> list[str]:
@@ -103,7 +144,7 @@ def compute_kernels(sharding_type: str, compute_device: str) -> list[str]:
     kernels = [EmbeddingComputeKernel.FUSED]
     if compute_device == "cuda" and sharding_type != ShardingType.DATA_PARALLEL.value:
         kernels += [EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING]
-    return [kernel.value for kernel in kernels]
+    return [kernel.value for kernel in (*kernels, EmbeddingComputeKernel.DENSE)]
 
 
 def default_device() -> torch.device:

@@ -57,7 +57,7 @@ class DedupExecutor:
         self,
         tables: Sequence[EmbeddingBagConfig],
         plan: ModuleSharding,
-        optimizers: Mapping[str, OptimizerSpec],
+        optimizers: Mapping[str, OptimizerSpec | None],
         place: Place,
         weighted: bool,
         num_counts: int,

@@ -6,12 +6,12 @@ take two exchanges (see `id_transport`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from rayrec.distributed.awaitable import Awaitable, LazyAwaitable
-from rayrec.distributed.kernel import FUSED_ON_CPU, FusedKernel, LocalTable, OptimizerSpec, PoolingKernel, RowKernel
+from rayrec.distributed.kernel import OptimizerSpec, PoolingKernel, make_pooling_kernel, pooling_group
 from rayrec.distributed.sharding.columns import columns_of
 from rayrec.distributed.sharding.id_exchange import IdExchange
 from rayrec.distributed.sharding.id_receiver import RoutedIds
@@ -41,18 +41,18 @@ class PooledLookups:
         self,
         tables: Sequence[EmbeddingBagConfig],
         plan: ModuleSharding,
-        optimizers: Mapping[str, OptimizerSpec],
+        optimizers: Mapping[str, OptimizerSpec | None],
         place: Place,
         weighted: bool,
         num_counts: int,
         sources: Sequence[int] | None = None,
     ) -> None:
         self._device = device = place.device
-        self.routes = make_routes(tables, plan, optimizers, place.world_size, lambda t: kernel_group(t, device))
+        self.routes = make_routes(tables, plan, optimizers, place.world_size, lambda t: pooling_group(t, device))
         self._ids = IdExchange(self.routes, place.group, place.rank, weighted, num_counts, device, sources=sources)
         route = self.routes.ranks[place.rank]
         self.kernels: dict[int, PoolingKernel] = {
-            number: make_kernel(held, [lookup.table for lookup in route.lookups_of(number)], device)
+            number: make_pooling_kernel(held, [lookup.table for lookup in route.lookups_of(number)], device)
             for number, held in route.tables.items()
         }
         self.scale = MeanScale([(o.feature, is_mean(tables, o.table)) for o in self.routes.outputs])
@@ -89,7 +89,7 @@ class FlatExecutor:
         self,
         tables: Sequence[EmbeddingBagConfig],
         plan: ModuleSharding,
-        optimizers: Mapping[str, OptimizerSpec],
+        optimizers: Mapping[str, OptimizerSpec | None],
         place: Place,
         weighted: bool,
         num_counts: int,
@@ -115,22 +115,3 @@ class FlatExecutor:
     def output_dist(self, pooled: torch.Tensor, ids: RoutedIds, kjt: KeyedJaggedTensor) -> LazyAwaitable[torch.Tensor]:
         """Sends each rank its examples' vectors: waits for `[B, total width]`, means where tables ask for them."""
         return self._vectors.start(pooled, ids.batch_sizes, self._lookups.scale.of(kjt))
-
-
-def kernel_group(table: LocalTable, device: torch.device) -> Hashable:
-    """Tables of one key share a kernel: one TBE for each optimizer and dtype, and the rest by width."""
-    fused = use_fused(table, device)
-    return (fused, table.optimizer, table.config.data_type, None if fused else table.cols.size)
-
-
-def use_fused(table: LocalTable, device: torch.device) -> bool:
-    """Whether fbgemm can train the table on this device."""
-    if device.type == "cuda":
-        return True
-    return table.optimizer.optimizer in FUSED_ON_CPU and table.config.data_type.dtype != torch.bfloat16
-
-
-def make_kernel(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> PoolingKernel:
-    """The kernel for a group of local tables."""
-    kind = FusedKernel if use_fused(tables[0], device) else RowKernel
-    return kind(tables, table_of_lookup, device)

@@ -48,7 +48,7 @@ class HierarchicalExecutor:
         self,
         tables: Sequence[EmbeddingBagConfig],
         plan: ModuleSharding,
-        optimizers: Mapping[str, OptimizerSpec],
+        optimizers: Mapping[str, OptimizerSpec | None],
         place: Place,
         hosts: Hosts,
         weighted: bool,

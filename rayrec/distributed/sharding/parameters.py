@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,18 +13,31 @@ from torch.distributed._shard.sharded_tensor import Shard as TensorShard
 from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharding_spec import ShardMetadata
 
+from rayrec.distributed import comm
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.types import Shard
 from rayrec.modules import BaseEmbeddingConfig
+from rayrec.optim.optimizers import GATHER
 
 
 @dataclass(frozen=True)
 class LocalShard:
-    """One of this rank's rectangles of a table, with its weights and optimizer state as views of what is trained."""
+    """One of this rank's rectangles of a table.
+
+    Args:
+        shard: which one.
+        parameter: its weights; backward updates them in place, or leaves a gradient to an optimizer.
+        state: of the update inside backward, as views of what it changes; empty where there is none.
+    """
 
     shard: Shard
-    weight: torch.Tensor
+    parameter: nn.Parameter
     state: dict[str, torch.Tensor]
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weights as a plain tensor over the same memory."""
+        return self.parameter.detach()
 
 
 class ShardedTable(nn.Module):
@@ -34,18 +48,32 @@ class ShardedTable(nn.Module):
         shards: every rectangle of the table on every rank; none for a replicated table.
         local: this rank's, in the order of `shards`.
         place: this process among the ranks.
+        dense: gradients are left to an optimizer of the user's. Then a rank without a rectangle has an empty parameter,
+            so that every rank's optimizer has the same tables.
     """
 
     def __init__(
-        self, config: BaseEmbeddingConfig, shards: Sequence[Shard], local: Sequence[LocalShard], place: Place
+        self,
+        config: BaseEmbeddingConfig,
+        shards: Sequence[Shard],
+        local: Sequence[LocalShard],
+        place: Place,
+        dense: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
         self.shards = tuple(shards)
         self.local = tuple(local)
+        self.dense = dense
         self._place = place
         for number, item in enumerate(local):
-            self.register_parameter("weight" if number == 0 else f"weight_{number}", nn.Parameter(item.weight))
+            self.register_parameter("weight" if number == 0 else f"weight_{number}", item.parameter)
+        if dense and not local:
+            nothing = torch.zeros(0, config.embedding_dim, dtype=config.data_type.dtype, device=place.device)
+            self.register_parameter("weight", nn.Parameter(nothing))
+        if dense and shards:
+            for parameter in self.parameters():
+                setattr(parameter, GATHER, partial(comm.all_gather, group=place.group))
 
     @property
     def replicated(self) -> bool:

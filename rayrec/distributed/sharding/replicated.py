@@ -1,8 +1,9 @@
 """The replicated executor: data-parallel tables, whole on every rank, kept bit-identical.
 
 A rank looks up its own batch. In backward each rank adds up the gradients of the rows that its batch touched, all ranks
-exchange those rows (never a gradient of the whole table), and each applies the same update to the same sums.
-One collective a step, whatever the number of tables; how many rows follow was announced in the ids' header.
+exchange those rows (never a gradient of the whole table), and each applies the same update to the same sums, or gives
+the same gradient to the table's parameter. One collective a step, whatever the number of tables; how many rows follow
+was announced in the ids' header.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
-from rayrec.distributed.kernel import LocalTable, Lookups, OptimizerSpec, RowGroups, RowKernel
+from rayrec.distributed.kernel import (
+    LocalTable,
+    Lookups,
+    MatrixKernel,
+    OptimizerSpec,
+    RowGroups,
+    make_anchor,
+    make_matrix_kernel,
+)
 from rayrec.distributed.sharding.feature_order import FeatureOrder
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.pooling import MeanScale
@@ -44,7 +53,7 @@ class ReplicatedIds:
 
 @dataclass(frozen=True)
 class _Group:
-    kernel: RowKernel
+    kernel: MatrixKernel
     outputs: tuple[tuple[str, str, bool], ...]  # (table, feature, whether it is a mean)
     scale: MeanScale
     features: FeatureOrder
@@ -63,7 +72,7 @@ class ReplicatedExecutor:
     def __init__(
         self,
         tables: Sequence[EmbeddingBagConfig],
-        optimizers: Mapping[str, OptimizerSpec],
+        optimizers: Mapping[str, OptimizerSpec | None],
         place: Place,
         weighted: bool,
     ) -> None:
@@ -71,8 +80,7 @@ class ReplicatedExecutor:
         members = kernel_members(tables, optimizers)
         self._groups = [_make_group(together, optimizers, place.device) for together in members]
         self.kernels = [group.kernel for group in self._groups]
-        # autograd needs something to differentiate with respect to; the update is the real product of backward
-        self._anchor = torch.zeros(0, device=place.device, requires_grad=True)
+        self._anchor = make_anchor(place.device)
 
     def __repr__(self) -> str:
         return f"ReplicatedExecutor({len(self.outputs)} outputs on {self._place.world_size} ranks)"
@@ -84,7 +92,7 @@ class ReplicatedExecutor:
     @property
     def outputs(self) -> list[tuple[str, str, int]]:
         """(table, feature, width) of each block of columns, in the order of `output_dist`."""
-        return [(table, f, group.kernel.dim) for group in self._groups for table, f, _ in group.outputs]
+        return [(table, f, group.kernel.matrix.dim) for group in self._groups for table, f, _ in group.outputs]
 
     def input_dist(self, kjt: KeyedJaggedTensor) -> ReplicatedIds:
         """Picks out the ids; nothing is sent. The distinct rows are found only where backward will need them."""
@@ -95,7 +103,7 @@ class ReplicatedExecutor:
 
     def _group_ids(self, group: _Group, kjt: KeyedJaggedTensor, train: bool) -> GroupIds:
         lengths, values, weights = group.features.of(kjt, self._weighted)
-        rows = group.kernel.matrix_rows(values, lengths)
+        rows = group.kernel.matrix.rows_of(values, lengths)
         offsets = ops.complete_cumsum(lengths.view(-1).to(torch.int64))
         return GroupIds(Lookups(rows, offsets, weights), RowGroups.of(rows) if train else None)
 
@@ -108,11 +116,12 @@ class ReplicatedExecutor:
             kjt: the batch, for its bags' lengths.
         """
         weights = [group.lookups.weights for group in ids.groups]
-        pooled = _Pooled.apply(self._anchor, self, ids, row_counts, *weights)
+        leaves = [leaf for kernel in self.kernels for leaf in kernel.leaves]
+        pooled = _Pooled.apply(self._anchor, self, ids, row_counts, *weights, *leaves)
         out: list[torch.Tensor] = []
         for group, sums in zip(self._groups, pooled, strict=True):
             factors_BE = group.scale.of(kjt)
-            vectors_BED = sums.view(sums.shape[0], len(group.outputs), group.kernel.dim)
+            vectors_BED = sums.view(sums.shape[0], len(group.outputs), group.kernel.matrix.dim)
             if factors_BE is not None:
                 vectors_BED = vectors_BED * factors_BE[:, :, None]
             out += vectors_BED.unbind(1)
@@ -121,47 +130,54 @@ class ReplicatedExecutor:
     def bags(self, ids: ReplicatedIds) -> tuple[torch.Tensor, ...]:
         """Each group's sums `[B, L * D]`."""
         pairs = zip(self._groups, ids.groups, strict=True)
-        return tuple(group.kernel.bags(group_ids.lookups) for group, group_ids in pairs)
+        return tuple(group.kernel.matrix.bags(group_ids.lookups) for group, group_ids in pairs)
 
-    def train(self, ids: ReplicatedIds, row_counts: list[list[int]], grads: Sequence[torch.Tensor]) -> None:
-        """Meets the other ranks' gradient rows and updates every touched row with the mean over ranks."""
+    def train(
+        self, ids: ReplicatedIds, row_counts: list[list[int]], grads: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Meets the other ranks' gradient rows and trains; returns the gradients of the kernels' leaves."""
         rows, sums = [], []
         for group, group_ids, grad in zip(self._groups, ids.groups, grads, strict=True):
             assert group_ids.rows is not None
             lookups = group_ids.lookups
             rows.append(group_ids.rows.distinct)
-            sums.append(group.kernel.row_gradients(group_ids.rows, lookups.offsets, lookups.weights, grad))
-        update_together(self.kernels, rows, sums, row_counts, self._place)
+            sums.append(group.kernel.matrix.row_gradients(group_ids.rows, lookups.offsets, lookups.weights, grad))
+        return train_together(self.kernels, rows, sums, row_counts, self._place)
 
     def weight_gradients(
         self, ids: ReplicatedIds, grads: Sequence[torch.Tensor], needed: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """The gradient of each group's id weights, where needed."""
         return [
-            group.kernel.weight_gradients(group_ids.lookups, grad) if need else None
+            group.kernel.matrix.weight_gradients(group_ids.lookups, grad) if need else None
             for group, group_ids, grad, need in zip(self._groups, ids.groups, grads, needed, strict=True)
         ]
 
 
-def update_together(
-    kernels: Sequence[RowKernel],
+def train_together(
+    kernels: Sequence[MatrixKernel],
     rows: Sequence[torch.Tensor],
     grads: Sequence[torch.Tensor],
     row_counts: list[list[int]],
     place: Place,
-) -> None:
-    """Meets the other ranks' gradient rows and updates every touched row with the mean over ranks.
+) -> list[torch.Tensor]:
+    """Meets the other ranks' gradient rows, and trains every kernel on the mean over ranks of every touched row.
 
     Args:
         kernels: replicas of the same tables on every rank.
         rows: for each kernel the distinct rows of its matrix that this rank touched, int64.
         grads: for each kernel the gradients of those rows, `[n, dim]`.
         row_counts: how many rows each rank touched, by kernel.
+
+    Returns:
+        The gradients of the kernels' leaves, kernel after kernel.
     """
-    dims = [kernel.dim for kernel in kernels]
+    dims = [kernel.matrix.dim for kernel in kernels]
+    of_leaves: list[torch.Tensor] = []
     for kernel, (all_rows, all_grads) in zip(kernels, _meet(rows, grads, row_counts, dims, place), strict=True):
         meeting = RowGroups.of(all_rows)
-        kernel.update(meeting.distinct, meeting.sum(all_grads).div_(place.world_size))
+        of_leaves += kernel.train(meeting.distinct, meeting.sum(all_grads).div_(place.world_size))
+    return of_leaves
 
 
 def _meet(
@@ -190,8 +206,8 @@ def _meet(
     return [(torch.cat(kernel_rows), torch.cat(kernel_grads)) for kernel_rows, kernel_grads in out]
 
 
-def kernel_members(tables: Sequence[Config], optimizers: Mapping[str, OptimizerSpec]) -> list[list[Config]]:
-    """The tables that share a kernel: of one optimizer, number format and width."""
+def kernel_members(tables: Sequence[Config], optimizers: Mapping[str, OptimizerSpec | None]) -> list[list[Config]]:
+    """The tables that share a kernel: of one optimizer (or none), number format and width."""
     by_key: dict[Hashable, list[Config]] = {}
     for table in tables:
         by_key.setdefault((optimizers[table.name], table.data_type, table.embedding_dim), []).append(table)
@@ -199,24 +215,24 @@ def kernel_members(tables: Sequence[Config], optimizers: Mapping[str, OptimizerS
 
 
 def whole_tables_kernel(
-    tables: Sequence[BaseEmbeddingConfig], optimizers: Mapping[str, OptimizerSpec], device: torch.device
-) -> RowKernel:
+    tables: Sequence[BaseEmbeddingConfig], optimizers: Mapping[str, OptimizerSpec | None], device: torch.device
+) -> MatrixKernel:
     """The kernel of whole tables, with one lookup for each of a table's features."""
     local = [
         LocalTable(
             config=table,
             rows=Span(0, table.num_embeddings),
             cols=Span(0, table.embedding_dim),
-            kernel=EmbeddingComputeKernel.FUSED,
+            kernel=EmbeddingComputeKernel.DENSE if optimizers[table.name] is None else EmbeddingComputeKernel.FUSED,
             optimizer=optimizers[table.name],
         )
         for table in tables
     ]
-    return RowKernel(local, [place for place, table in enumerate(tables) for _ in table.feature_names], device)
+    return make_matrix_kernel(local, [place for place, table in enumerate(tables) for _ in table.feature_names], device)
 
 
 def _make_group(
-    tables: Sequence[EmbeddingBagConfig], optimizers: Mapping[str, OptimizerSpec], device: torch.device
+    tables: Sequence[EmbeddingBagConfig], optimizers: Mapping[str, OptimizerSpec | None], device: torch.device
 ) -> _Group:
     outputs = tuple((t.name, f, t.pooling is PoolingType.MEAN) for t in tables for f in t.feature_names)
     return _Group(
@@ -235,13 +251,13 @@ class _Pooled(torch.autograd.Function):
         executor: ReplicatedExecutor,
         ids: ReplicatedIds,
         row_counts: list[list[int]],
-        *weights: torch.Tensor | None,
+        *weights_and_leaves: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...]:
         ctx.executor, ctx.ids, ctx.row_counts = executor, ids, row_counts
         return executor.bags(ids)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        weight_grads = ctx.executor.weight_gradients(ctx.ids, grads, ctx.needs_input_grad[4:])
-        ctx.executor.train(ctx.ids, ctx.row_counts, grads)
-        return None, None, None, None, *weight_grads
+        needed = ctx.needs_input_grad[4 : 4 + len(grads)]  # one for each group's weights
+        weight_grads = ctx.executor.weight_gradients(ctx.ids, grads, needed)
+        return None, None, None, None, *weight_grads, *ctx.executor.train(ctx.ids, ctx.row_counts, grads)

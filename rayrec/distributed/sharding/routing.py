@@ -102,7 +102,7 @@ class _Piece:
 def make_routes(
     tables: Sequence[BaseEmbeddingConfig],
     plan: ModuleSharding,
-    optimizers: Mapping[str, OptimizerSpec],
+    optimizers: Mapping[str, OptimizerSpec | None],
     world_size: int,
     group_of: GroupKey,
 ) -> Routes:

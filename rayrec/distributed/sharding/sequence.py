@@ -7,14 +7,13 @@ matters, so a batch travels as one example a rank.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable
-from rayrec.distributed.kernel import FusedVectorKernel, LocalTable, OptimizerSpec, RowKernel, VectorKernel
-from rayrec.distributed.sharding.flat import use_fused
+from rayrec.distributed.kernel import OptimizerSpec, VectorKernel, make_vector_kernel, vector_group
 from rayrec.distributed.sharding.id_exchange import IdExchange
 from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.place import Place
@@ -52,20 +51,20 @@ class SequenceExecutor:
         self,
         tables: Sequence[BaseEmbeddingConfig],
         plan: ModuleSharding,
-        optimizers: Mapping[str, OptimizerSpec],
+        optimizers: Mapping[str, OptimizerSpec | None],
         place: Place,
         num_counts: int,
         codec: Codec,
         dedup: bool,
     ) -> None:
         self._device = device = place.device
-        self.routes = make_routes(tables, plan, optimizers, place.world_size, lambda t: _kernel_group(t, device))
+        self.routes = make_routes(tables, plan, optimizers, place.world_size, lambda t: vector_group(t, device))
         self._ids = IdExchange(self.routes, place.group, place.rank, False, num_counts, device, traced=True)
         self._vectors = SequenceExchange(self.routes, place, codec)
         self._dedup = Dedup(tables, self.routes.features, device) if dedup and tables else None
         route = self.routes.ranks[place.rank]
         self.kernels: dict[int, VectorKernel] = {
-            number: _make_kernel(held, [lookup.table for lookup in route.lookups_of(number)], device)
+            number: make_vector_kernel(held, [lookup.table for lookup in route.lookups_of(number)], device)
             for number, held in route.tables.items()
         }
 
@@ -97,13 +96,3 @@ class SequenceExecutor:
     def output_dist(self, parts: Sequence[torch.Tensor], ids: SequenceIds) -> LazyAwaitable[torch.Tensor]:
         """Sends each rank its ids' vectors: waits for `[N, dim]`, output after output (see `sequence_order`)."""
         return self._vectors.start(parts, ids.routed, ids.duplicates)
-
-
-def _kernel_group(table: LocalTable, device: torch.device) -> Hashable:
-    """Tables of one key share a kernel, which has one width and one place in memory."""
-    return (use_fused(table, device), table.optimizer, table.config.data_type, table.cols.size, table.kernel)
-
-
-def _make_kernel(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> VectorKernel:
-    kind = FusedVectorKernel if use_fused(tables[0], device) else RowKernel
-    return kind(tables, table_of_lookup, device)

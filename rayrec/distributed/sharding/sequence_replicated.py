@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from rayrec.distributed.kernel import OptimizerSpec, RowGroups
+from rayrec.distributed.kernel import OptimizerSpec, RowGroups, make_anchor
 from rayrec.distributed.sharding.feature_order import FeatureOrder
 from rayrec.distributed.sharding.place import Place
-from rayrec.distributed.sharding.replicated import kernel_members, update_together, whole_tables_kernel
+from rayrec.distributed.sharding.replicated import kernel_members, train_together, whole_tables_kernel
 from rayrec.modules import EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -40,14 +39,13 @@ class SequenceReplicatedExecutor:
     """
 
     def __init__(
-        self, tables: Sequence[EmbeddingConfig], optimizers: Mapping[str, OptimizerSpec], place: Place
+        self, tables: Sequence[EmbeddingConfig], optimizers: Mapping[str, OptimizerSpec | None], place: Place
     ) -> None:
         self._place = place
         self._members = kernel_members(tables, optimizers)
         self.kernels = [whole_tables_kernel(members, optimizers, place.device) for members in self._members]
         self._features = [FeatureOrder([f for _, f in outputs], place.device) for outputs in self.outputs]
-        # autograd needs something to differentiate with respect to; the update is the real product of backward
-        self._anchor = torch.zeros(0, device=place.device, requires_grad=True)
+        self._anchor = make_anchor(place.device)
 
     def __repr__(self) -> str:
         return f"SequenceReplicatedExecutor({sum(map(len, self.outputs))} outputs on {self._place.world_size} ranks)"
@@ -66,7 +64,7 @@ class SequenceReplicatedExecutor:
         rows = []
         for kernel, features in zip(self.kernels, self._features, strict=True):
             lengths, values, _ = features.of(kjt, weighted=False)
-            rows.append(kernel.matrix_rows(values, lengths))
+            rows.append(kernel.matrix.rows_of(values, lengths))
         groups = tuple(RowGroups.of(part) for part in rows) if torch.is_grad_enabled() else None
         counts = [0] * len(rows) if groups is None else [group.distinct.numel() for group in groups]
         return SequenceReplicatedIds(
@@ -80,13 +78,18 @@ class SequenceReplicatedExecutor:
             ids: from `input_dist`.
             row_counts: distinct rows of each rank and kernel.
         """
-        return _Vectors.apply(self._anchor, self, ids, row_counts)
+        leaves = [leaf for kernel in self.kernels for leaf in kernel.leaves]
+        out: tuple[torch.Tensor, ...] = _Vectors.apply(self._anchor, self, ids, row_counts, *leaves)
+        return out
 
-    def train(self, ids: SequenceReplicatedIds, row_counts: list[list[int]], grads: Sequence[torch.Tensor]) -> None:
-        """Updates every row that some rank touched with the mean over ranks."""
+    def train(
+        self, ids: SequenceReplicatedIds, row_counts: list[list[int]], grads: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Trains on the mean over ranks of every row that some rank touched; returns gradients of the leaves."""
         assert ids.groups is not None
         sums = [group.sum(grad.contiguous()) for group, grad in zip(ids.groups, grads, strict=True)]
-        update_together(self.kernels, [group.distinct for group in ids.groups], sums, row_counts, self._place)
+        rows = [group.distinct for group in ids.groups]
+        return train_together(self.kernels, rows, sums, row_counts, self._place)
 
 
 class _Vectors(torch.autograd.Function):
@@ -97,12 +100,12 @@ class _Vectors(torch.autograd.Function):
         executor: SequenceReplicatedExecutor,
         ids: SequenceReplicatedIds,
         row_counts: list[list[int]],
+        *leaves: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.executor, ctx.ids, ctx.row_counts = executor, ids, row_counts
         pairs = zip(executor.kernels, ids.rows, strict=True)
-        return tuple(F.embedding(rows, kernel.weight_RD).float() for kernel, rows in pairs)
+        return tuple(kernel.matrix.vectors(rows) for kernel, rows in pairs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
-        ctx.executor.train(ctx.ids, ctx.row_counts, grads)
-        return None, None, None, None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, None, None, None, *ctx.executor.train(ctx.ids, ctx.row_counts, grads)

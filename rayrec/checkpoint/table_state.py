@@ -1,0 +1,86 @@
+"""The optimizer state of tables, in forms that any other cut can read: rectangles, units of columns, single numbers.
+
+A table is trained inside backward, or by an optimizer that has its shards as parameters; the state is cut in both cases
+as the weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from rayrec.checkpoint import row_state
+from rayrec.checkpoint.rectangles import Rectangle, Rectangles
+from rayrec.distributed.sharding.parameters import ShardedTable
+
+Finish = Callable[[], object]
+
+
+def whole_rows(table: ShardedTable, tensors: Sequence[torch.Tensor]) -> Rectangles:
+    """Tensors of the shapes of this rank's shards, in their places."""
+    pieces = [
+        Rectangle(item.shard.rows.start, item.shard.cols.start, tensor)
+        for item, tensor in zip(table.local, tensors, strict=True)
+    ]
+    return Rectangles((table.config.num_embeddings, table.config.embedding_dim), pieces)
+
+
+def as_tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """What can be saved of an optimizer's state: tensors, and numbers as tensors."""
+    numbers = {
+        key: torch.tensor(float(v), dtype=torch.float64) for key, v in state.items() if isinstance(v, int | float)
+    }
+    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)} | numbers
+
+
+def to_save(name: str, table: ShardedTable, states: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Any]:
+    """The states of this rank's shards, by key.
+
+    Raises:
+        ValueError: a state that is neither of the shard's shape, nor a number a row, nor a single number.
+    """
+    out: dict[str, Any] = {}
+    for key in sorted({key for state in states for key in state}):
+        tensors = [state[key] for state in states]
+        shape, (rows, dim) = tensors[0].shape, table.local[0].shard.shape
+        if shape == (rows, dim):
+            out[key] = whole_rows(table, tensors)
+        elif shape == (rows,):
+            out[key] = row_state.to_save(table, tensors)
+        elif shape == ():
+            out[key] = tensors[0]
+        else:
+            raise ValueError(
+                f"table {name!r}: the optimizer keeps a state {key!r} of shape {tuple(shape)} for a shard of "
+                f"{rows} x {dim}, which no other cut of the table could take up; use an optimizer whose state has a "
+                "number for each weight, each row or each table"
+            )
+    return out
+
+
+def make_targets(table: ShardedTable, size: torch.Size, dtype: torch.dtype) -> list[torch.Tensor]:
+    """For each of this rank's shards an empty state of the kind that was saved with `size`."""
+    whole = torch.Size((table.config.num_embeddings, table.config.embedding_dim))
+    dims = 2 if size == whole else min(len(size), 1)
+    return [
+        torch.empty(item.shard.shape[:dims], dtype=dtype, device=item.weight.device if dims else "cpu")
+        for item in table.local
+    ]
+
+
+def to_load(table: ShardedTable, size: torch.Size, targets: Sequence[torch.Tensor]) -> tuple[Any, list[Finish]]:
+    """What to read to fill `targets`, the states of this rank's shards, and the steps that finish it.
+
+    Args:
+        size: with which the state was saved.
+    """
+    if len(size) == 0:
+        number = torch.empty((), dtype=targets[0].dtype)
+        return number, [partial(target.copy_, number) for target in targets]
+    if size == (table.config.num_embeddings, table.config.embedding_dim):
+        return whole_rows(table, targets), []
+    read, loads = row_state.to_load(table, targets, size[1])
+    return read, [load.finish for load in loads]

@@ -1,0 +1,54 @@
+"""Tables that backward does not update: their weights are parameters, their gradients go to the user's optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from rayrec.distributed.kernel import lookup
+from rayrec.distributed.kernel.matrix import RowMatrix
+from rayrec.distributed.kernel.tables import LocalTable, Lookups
+
+
+class DenseKernel:
+    """Tables of one width and dtype, each a leaf parameter with a gradient as large as itself after backward.
+
+    fbgemm's dense kernel keeps all tables in one flat parameter, which no optimizer could tell apart; here each
+    rectangle is a parameter of its own, over the memory of one matrix, so that a lookup is still one operator.
+
+    Args:
+        tables: the rectangles.
+        table_of_lookup: for each lookup, the place of its table in `tables`.
+        device: where they lie.
+    """
+
+    def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
+        self.tables = list(tables)
+        self.matrix = RowMatrix(tables, table_of_lookup, device)
+        self.leaves = [nn.Parameter(part) for part in self.matrix.split(self.matrix.weight_RD)]
+        self._anchor = lookup.make_anchor(device)
+
+    def __repr__(self) -> str:
+        return f"DenseKernel({[table.config.name for table in self.tables]})"
+
+    def pooled(self, lookups: Lookups) -> torch.Tensor:
+        return lookup.pooled(self, self._anchor, lookups)
+
+    def vectors(self, lookups: Lookups) -> torch.Tensor:
+        return lookup.vectors(self, self._anchor, lookups)
+
+    def train(self, rows: torch.Tensor, grads: torch.Tensor) -> list[torch.Tensor]:
+        """The gradient of every table, zero in the rows that no id touched."""
+        grad_RD = torch.zeros_like(self.matrix.weight_RD)
+        grad_RD[rows] = grads.to(grad_RD.dtype)
+        return self.matrix.split(grad_RD)
+
+    def weights(self) -> list[torch.Tensor]:
+        """The parameters themselves."""
+        return list(self.leaves)
+
+    def states(self) -> list[dict[str, torch.Tensor]]:
+        """None: the optimizer that has the parameters keeps its state."""
+        return [{} for _ in self.tables]

@@ -1,0 +1,118 @@
+"""Tables of one width and number format as one matrix, looked up by plain tensor operations.
+
+Gradients are known by touched row. What becomes of them is each kernel's own: `rows.py` updates the rows inside
+backward, `dense.py` leaves them to a torch optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
+
+from rayrec.distributed.kernel.tables import LocalTable, Lookups
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """Which of N row numbers are the same row; `distinct [n]` ascending."""
+
+    distinct: torch.Tensor
+    order: torch.Tensor  # [N], equal rows side by side
+    starts: torch.Tensor  # [n], where each row's run begins in `order`
+
+    @classmethod
+    def of(cls, rows: torch.Tensor) -> RowGroups:
+        """From int64 `[N]`."""
+        ordered, order = torch.sort(rows, stable=True)
+        distinct, counts = torch.unique_consecutive(ordered, return_counts=True)
+        return cls(distinct, order, counts.cumsum(0) - counts)
+
+    def sum(
+        self, grads: torch.Tensor, source: torch.Tensor | None = None, factors: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`[n, D]`: the gradients of equal rows added up, always in the same order.
+
+        Args:
+            grads: `[M, D]`.
+            source: int64 `[N]`, the row of `grads` that belongs to each; by default one after the other.
+            factors: `[N]`, or None.
+        """
+        if self.distinct.numel() == 0:
+            return grads.new_zeros(0, grads.shape[1])
+        picked = self.order if source is None else source[self.order]
+        weights = None if factors is None else factors[self.order]
+        return F.embedding_bag(picked, grads, self.starts, mode="sum", per_sample_weights=weights)
+
+
+class RowMatrix:
+    """Tables of one width and dtype, one below the other.
+
+    Args:
+        tables: the rectangles.
+        table_of_lookup: for each lookup, the place of its table in `tables`.
+        device: where they lie.
+    """
+
+    def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
+        first = tables[0]
+        self.dim = first.cols.size
+        self._sizes = [table.rows.size for table in tables]
+        *starts, total = [0, *accumulate(self._sizes)]
+        self._first_row = torch.tensor([starts[t] for t in table_of_lookup], device=device)
+        self.weight_RD = torch.zeros(total, self.dim, dtype=first.config.data_type.dtype, device=device)
+
+    @property
+    def num_lookups(self) -> int:
+        return self._first_row.numel()
+
+    def split(self, whole: torch.Tensor) -> list[torch.Tensor]:
+        """A tensor with one number, or one vector, for each row of the matrix: each table's part, as views."""
+        return list(whole.split(self._sizes))
+
+    def rows_of(self, ids: torch.Tensor, lengths_LB: torch.Tensor) -> torch.Tensor:
+        """int64 `[N]`: the row of each id, which counts from its own table's first row."""
+        counts = lengths_LB.sum(1, dtype=torch.int64)
+        return ids.to(torch.int64) + self._first_row.repeat_interleave(counts, output_size=ids.numel())
+
+    def bags(self, lookups: Lookups) -> torch.Tensor:
+        """`[B, L * D]` float32 sums; ids are rows of the matrix."""
+        weights = None if lookups.weights is None else lookups.weights.to(self.weight_RD.dtype)
+        out = F.embedding_bag(
+            lookups.ids,
+            self.weight_RD,
+            lookups.offsets,
+            mode="sum",
+            per_sample_weights=weights,
+            include_last_offset=True,
+        )
+        batch = out.shape[0] // self.num_lookups
+        by_example = out.float().view(self.num_lookups, batch, self.dim).transpose(0, 1)
+        return by_example.reshape(batch, self.num_lookups * self.dim)
+
+    def vectors(self, rows: torch.Tensor) -> torch.Tensor:
+        """`[N, D]` float32: the vector of each row."""
+        return F.embedding(rows, self.weight_RD).float()
+
+    def row_gradients(
+        self, groups: RowGroups, offsets: torch.Tensor, weights: torch.Tensor | None, grad: torch.Tensor
+    ) -> torch.Tensor:
+        """The gradient of each distinct row, from the gradient of the bags `[B, L * D]`."""
+        return groups.sum(self._by_bag(grad), _bag_of_id(offsets, groups.order.numel()), weights)
+
+    def weight_gradients(self, lookups: Lookups, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient of each id's weight `[N]`; ids are rows of the matrix."""
+        bags = self._by_bag(grad)[_bag_of_id(lookups.offsets, lookups.ids.numel())]
+        return (bags * self.weight_RD[lookups.ids].float()).sum(1)
+
+    def _by_bag(self, grad: torch.Tensor) -> torch.Tensor:
+        batch = grad.shape[0]
+        return grad.view(batch, self.num_lookups, self.dim).transpose(0, 1).reshape(-1, self.dim)
+
+
+def _bag_of_id(offsets: torch.Tensor, num_ids: int) -> torch.Tensor:
+    lengths = offsets[1:] - offsets[:-1]
+    return torch.arange(lengths.numel(), device=offsets.device).repeat_interleave(lengths, output_size=num_ids)
