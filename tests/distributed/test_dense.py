@@ -102,6 +102,7 @@ def check(
     data_type: DataType = DataType.FP32,
     tol: float = 1e-5,
     num_steps: int = 3,
+    local_world_size: int | None = None,
 ) -> None:
     configs = tables(pooling, data_type)
     generator = torch.Generator().manual_seed(7)
@@ -110,7 +111,8 @@ def check(
     ]
     ebc = EmbeddingBagCollection(configs, is_weighted=weighted, seed=3)
     outputs, weights = oracle.train_plain(ebc, steps, FUSED, make)
-    answers = on_ranks(world, oracle.train_sharded, ebc, plan, steps, FUSED, None, dedup, make)
+    more = (None, dedup, make, local_world_size)
+    answers = on_ranks(world, oracle.train_sharded, ebc, plan, steps, FUSED, *more)
     for step, output in enumerate(outputs):
         torch.testing.assert_close(torch.cat([answer[0][step] for answer in answers]), output, atol=tol, rtol=tol)
     held = 0
@@ -140,6 +142,11 @@ MIXED = [T.ROW_WISE, T.COLUMN_WISE, T.DATA_PARALLEL]
 @pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
 def test_pooling_weights_and_dedup(pooling: PoolingType, weighted: bool, dedup: bool) -> None:
     check(2, plan_of(MIXED, 2), OPTIMIZERS["adam"], pooling, weighted, dedup=dedup)
+
+
+@pytest.mark.parametrize("kind", [T.ROW_WISE, T.TABLE_ROW_WISE, T.GRID_SHARD], ids=lambda kind: kind.value)
+def test_hosts_that_add_up_their_row_partials(kind: ShardingType) -> None:
+    check(4, plan_of([kind] * 3, 4), OPTIMIZERS["adam"], local_world_size=2)
 
 
 @pytest.mark.parametrize("kinds", [MIXED, [T.DATA_PARALLEL] * 3, [T.TABLE_WISE] * 3], ids=["mixed", "dp", "tw"])
