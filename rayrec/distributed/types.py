@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Awaitable",
+    "CacheParams",
     "LazyAwaitable",
     "ModuleSharder",
     "ModuleSharding",
@@ -37,6 +38,7 @@ __all__ = [
 M = TypeVar("M", bound="nn.Module")
 
 PLAN_VERSION = 1
+DEFAULT_LOAD_FACTOR = 0.2  # of a device cache; fbgemm's own
 
 
 class ShardingType(str, Enum):
@@ -85,22 +87,47 @@ class Shard:
         return (self.rows.size, self.cols.size)
 
 
+@dataclass(frozen=True, slots=True)
+class CacheParams:
+    """How much of a table of kernel `fused_uvm_caching` its device cache holds.
+
+    Args:
+        load_factor: share of the rows.
+
+    Raises:
+        ValueError: a share that is not above 0 and at most 1.
+    """
+
+    load_factor: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.load_factor <= 1:
+            raise ValueError(f"cache_params: load_factor={self.load_factor} must be above 0 and at most 1")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterSharding:
     """How one table is sharded.
 
-    `shards` cover the table exactly once; a data-parallel table lists one full rectangle for every rank.
+    `shards` cover the table exactly once; a data-parallel table lists one full rectangle for every rank. `cache_params`
+    are of a table behind a device cache; without them it holds fbgemm's default share.
     """
 
     sharding_type: str
     compute_kernel: str
     shards: tuple[Shard, ...]
     device: str = "cpu"
+    cache_params: CacheParams | None = None
 
     @property
     def ranks(self) -> list[int]:
         """Ranks that hold a part of the table, ascending, each once."""
         return sorted({shard.rank for shard in self.shards})
+
+    @property
+    def load_factor(self) -> float:
+        """Share of the rows that a device cache holds, where there is one."""
+        return DEFAULT_LOAD_FACTOR if self.cache_params is None else self.cache_params.load_factor
 
     @property
     def replicated(self) -> bool:
@@ -146,23 +173,7 @@ class ShardingPlan:
         return {
             "version": PLAN_VERSION,
             "plan": {
-                path: {
-                    name: {
-                        "sharding_type": p.sharding_type,
-                        "compute_kernel": p.compute_kernel,
-                        "ranks": p.ranks,
-                        "shards": [
-                            {
-                                "shard_offsets": [s.rows.start, s.cols.start],
-                                "shard_sizes": list(s.shape),
-                                "placement": p.placement(s),
-                            }
-                            for s in p.shards
-                        ],
-                    }
-                    for name, p in tables.items()
-                }
-                for path, tables in self.plan.items()
+                path: {name: _write_sharding(p) for name, p in tables.items()} for path, tables in self.plan.items()
             },
         }
 
@@ -195,6 +206,24 @@ class ShardingPlan:
         return "\n".join(_module_text(path, tables) for path, tables in self.plan.items())
 
 
+def _write_sharding(p: ParameterSharding) -> dict[str, Any]:
+    cache = {} if p.cache_params is None else {"cache_params": {"load_factor": p.cache_params.load_factor}}
+    return {
+        "sharding_type": p.sharding_type,
+        "compute_kernel": p.compute_kernel,
+        **cache,
+        "ranks": p.ranks,
+        "shards": [
+            {
+                "shard_offsets": [s.rows.start, s.cols.start],
+                "shard_sizes": list(s.shape),
+                "placement": p.placement(s),
+            }
+            for s in p.shards
+        ],
+    }
+
+
 def _read_sharding(path: str, name: str, raw: Mapping[str, Any]) -> ParameterSharding:
     where = f"plan of module {path!r}, table {name!r}"
     try:
@@ -209,7 +238,11 @@ def _read_sharding(path: str, name: str, raw: Mapping[str, Any]) -> ParameterSha
             )
         (device,) = devices
         return ParameterSharding(
-            sharding_type=sharding_type, compute_kernel=raw["compute_kernel"], shards=tuple(shards), device=device
+            sharding_type=sharding_type,
+            compute_kernel=raw["compute_kernel"],
+            shards=tuple(shards),
+            device=device,
+            cache_params=CacheParams(**raw["cache_params"]) if raw.get("cache_params") else None,
         )
     except KeyError as error:
         raise ValueError(f"{where}: field {error} is missing") from error

@@ -15,7 +15,7 @@ from torch import nn
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.planner.types import ParameterConstraints
-from rayrec.distributed.types import ShardingPlan
+from rayrec.distributed.types import CacheParams, ShardingPlan
 from rayrec.models import MODELS
 from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
 from rayrec.train.config import ConstraintConfig, TrainConfig
@@ -135,6 +135,7 @@ def _constraint(given: ConstraintConfig, num_features: int) -> ParameterConstrai
         sharding_types=given.sharding_types,
         compute_kernels=given.compute_kernels,
         min_partition=given.min_partition,
+        cache_params=None if given.cache_load_factor is None else CacheParams(given.cache_load_factor),
         pooling_factors=None if pooling is None else [pooling] * num_features,
     )
 

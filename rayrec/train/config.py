@@ -116,6 +116,9 @@ class ConstraintConfig(Section):
     min_partition: Annotated[int, Field(ge=4)] | None = Field(
         default=None, description="narrowest column cut, for column-wise sharding"
     )
+    cache_load_factor: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="share of the rows in the device cache, under `fused_uvm_caching`; `null`: planned"
+    )
     pooling_factor: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="mean number of ids in a bag, for the planner's estimates"
     )

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from rayrec.distributed.types import CacheParams, ParameterSharding, ShardingEnv, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from tests.distributed.oracle import draw_kjt, make_dense_optimizer, make_optimizer, targets, train_plain
 from tests.ranks import on_ranks
@@ -51,6 +51,7 @@ def check(group: dist.ProcessGroup, kind: ShardingType, kernel: str, device: str
             compute_kernel=kernel,
             shards=CUTS[kind](t.name, t.num_embeddings, t.embedding_dim, ranks),
             device=place.type,
+            cache_params=CacheParams(0.5) if kernel == "fused_uvm_caching" else None,
         )
         for t in TABLES
     }

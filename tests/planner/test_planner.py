@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from rayrec.distributed.kernel import pooling_group, vector_group
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology, plan_tables
 from rayrec.distributed.planner.cost import shard_cost
 from rayrec.distributed.planner.types import NoPlanError, ParameterConstraints, Storage
-from rayrec.distributed.types import ShardingType
+from rayrec.distributed.sharding.routing import make_routes
+from rayrec.distributed.types import CacheParams, ShardingPlan, ShardingType
 from tests.planner.problems import KINDS, SHARDER, collection, table
 from tests.ranks import Ranks
 
@@ -83,7 +85,6 @@ def test_model_without_collections_is_refused():
         ({"t": ParameterConstraints(num_ids=[-1])}, "must be finite and not negative"),
         ({"t": ParameterConstraints(device_group=[0, 9])}, "must name ranks of 0 .. 3"),
         ({"t": ParameterConstraints(device_group="cuda")}, "the topology has 'cpu' devices only"),
-        ({"t": ParameterConstraints(cache_load_factor=2.0)}, "cache_load_factor=2.0 must be above 0 and at most 1"),
         (
             {"t": ParameterConstraints(device_group=[0, 1], sharding_types=["data_parallel"])},
             r"ranks \[0, 1\]; what can run",
@@ -138,12 +139,36 @@ def test_a_dense_kernel_costs_its_gradient_two_moments_and_a_pass_over_all_rows(
     assert dense.worst_s > 10 * fused.worst_s
 
 
+def test_the_share_of_a_cache_goes_from_the_constraint_to_the_kernels_tables():
+    topology = Topology(2, "cuda", hbm_cap=1 << 30, ddr_cap=1 << 34)
+    names, caches = ("a", "b", "c"), (CacheParams(0.3), CacheParams(0.03), None)
+    told = {
+        name: ParameterConstraints(
+            sharding_types=["table_wise"], compute_kernels=["fused_uvm_caching"], cache_params=cache, device_group=[1]
+        )
+        for name, cache in zip(names, caches, strict=True)
+    }
+    tables = [table(name) for name in names]
+    result = plan_tables(tables, topology, told, sharder=SHARDER)
+    plan = ShardingPlan.from_json(result.plan.to_json())
+    assert plan == result.plan
+    assert [plan.plan[""][name].load_factor for name in names] == [0.3, 0.03, 1.0]  # the last is grown
+    routes = make_routes(tables, plan.plan[""], dict.fromkeys(names, SHARDER.optimizer), 2, lambda t: t.load_factor)
+    assert [[t.load_factor for t in held] for held in routes.ranks[1].tables.values()] == [[0.3], [0.03], [1.0]]
+    local = [held[0] for held in routes.ranks[1].tables.values()]
+    for group in (pooling_group, vector_group):
+        assert len({group(each, torch.device("cuda")) for each in local}) == 3  # a TBE has one share for all
+    with pytest.raises(ValueError, match=r"table 'a': cache_params: load_factor=2.0 must be above 0 and at most 1"):
+        ShardingPlan.from_json(result.plan.to_json().replace('"load_factor": 0.3', '"load_factor": 2.0'))
+
+
 def test_tables_that_do_not_fit_go_to_host_memory_behind_a_cache():
     topology = Topology(2, "cuda", hbm_cap=1 << 30, ddr_cap=1 << 34)
     result = plan_tables([table("big", 12_000_000), table("small")], topology, batch_size=64, sharder=SHARDER)
     assert result.plan.plan[""]["big"].compute_kernel == "fused_uvm_caching"
     assert result.plan.plan[""]["small"].compute_kernel == "fused"
-    assert 0.1 < result.cache_load_factors["", "big"] < 0.7  # grown into what is left
+    assert 0.1 < result.plan.plan[""]["big"].load_factor < 0.7  # grown into what is left
+    assert result.plan.plan[""]["small"].cache_params is None
     assert (result.estimate.device_bytes_R <= 1 << 30).all()
 
 

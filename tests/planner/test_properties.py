@@ -37,9 +37,7 @@ def test_every_plan_is_sound(problem):
     result = solve(listed, topology, told)
     if result is None:
         return
-    estimate = check_plan(
-        result.plan, result.tables, topology, cache_load_factors=result.cache_load_factors
-    )  # covers exactly once, ranks and kernels exist, fits
+    estimate = check_plan(result.plan, result.tables, topology)  # covers exactly once, ranks and kernels exist, fits
     np.testing.assert_allclose(estimate.seconds_R, result.estimate.seconds_R)
     assert list(result.plan.plan[""]) == [t.name for t in listed]
     for name, constraint in told.items():

@@ -11,10 +11,17 @@ from rayrec.distributed.kernel.choice import (
     vector_group,
 )
 from rayrec.distributed.kernel.fused import FusedKernel
-from rayrec.distributed.kernel.lookup import MatrixKernel, make_anchor
-from rayrec.distributed.kernel.matrix import RowGroups
+from rayrec.distributed.kernel.matrix import RowGroups, make_anchor
 from rayrec.distributed.kernel.optimizer import OptimizerSpec
-from rayrec.distributed.kernel.tables import Kernel, LocalTable, Lookups, PoolingKernel, UpdatingKernel, VectorKernel
+from rayrec.distributed.kernel.tables import (
+    Kernel,
+    LocalTable,
+    Lookups,
+    MatrixKernel,
+    PoolingKernel,
+    UpdatingKernel,
+    VectorKernel,
+)
 
 __all__ = [
     "EmbOptimType",

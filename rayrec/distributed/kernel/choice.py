@@ -16,15 +16,15 @@ from rayrec.distributed.kernel.vectors import FusedVectorKernel
 
 
 def pooling_group(table: LocalTable, device: torch.device) -> Hashable:
-    """Tables of one key share a kernel for bags: one TBE for each optimizer and dtype, and the rest by width."""
+    """Tables of one key share a kernel for bags: one TBE for each optimizer, dtype and cache; the rest by width."""
     fused = _fbgemm_trains(table, device)
-    return (fused, table.optimizer, table.config.data_type, None if fused else table.cols.size)
+    return (fused, table.optimizer, table.config.data_type, table.load_factor, None if fused else table.cols.size)
 
 
 def vector_group(table: LocalTable, device: torch.device) -> Hashable:
     """Tables of one key share a kernel for ids, which has one width and one place in memory."""
     fused = _fbgemm_trains(table, device)
-    return (fused, table.optimizer, table.config.data_type, table.cols.size, table.kernel)
+    return (fused, table.optimizer, table.config.data_type, table.load_factor, table.cols.size, table.kernel)
 
 
 def make_pooling_kernel(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-from rayrec.distributed.kernel import lookup
-from rayrec.distributed.kernel.matrix import RowMatrix
+from rayrec.distributed.kernel.matrix import RowMatrix, make_anchor
 from rayrec.distributed.kernel.tables import LocalTable, Lookups
 
 
@@ -16,7 +16,7 @@ class DenseKernel:
     """Tables of one width and dtype, each a leaf parameter with a gradient as large as itself after backward.
 
     fbgemm's dense kernel keeps all tables in one flat parameter, which no optimizer could tell apart; here each
-    rectangle is a parameter of its own, over the memory of one matrix, so that a lookup is still one operator.
+    rectangle is a parameter of its own, over the memory of one matrix, so that a lookup is still one operator, torch's.
 
     Args:
         tables: the rectangles.
@@ -28,22 +28,25 @@ class DenseKernel:
         self.tables = list(tables)
         self.matrix = RowMatrix(tables, table_of_lookup, device)
         self.leaves = [nn.Parameter(part) for part in self.matrix.split(self.matrix.weight_RD)]
-        self._anchor = lookup.make_anchor(device)
+        self._anchor = make_anchor(device)
 
     def __repr__(self) -> str:
         return f"DenseKernel({[table.config.name for table in self.tables]})"
 
     def pooled(self, lookups: Lookups) -> torch.Tensor:
-        return lookup.pooled(self, self._anchor, lookups)
+        return self.matrix.bags(self.matrix.row_lookups(lookups), self._joined())
 
     def vectors(self, lookups: Lookups) -> torch.Tensor:
-        return lookup.vectors(self, self._anchor, lookups)
+        return self.matrix.vectors(self.matrix.row_lookups(lookups).ids, self._joined())
+
+    def _joined(self) -> torch.Tensor:
+        joined: torch.Tensor = _Joined.apply(self._anchor, self.matrix, *self.leaves)
+        return joined
 
     def train(self, rows: torch.Tensor, grads: torch.Tensor) -> list[torch.Tensor]:
-        """The gradient of every table, zero in the rows that no id touched."""
+        """The gradient of every table from those of distinct `rows` of the matrix, zero elsewhere."""
         grad_RD = torch.zeros_like(self.matrix.weight_RD)
-        grad_RD[rows] = grads.to(grad_RD.dtype)
-        return self.matrix.split(grad_RD)
+        return self.matrix.split(grad_RD.index_copy_(0, rows, grads.to(grad_RD.dtype)))
 
     def weights(self) -> list[torch.Tensor]:
         """The parameters themselves."""
@@ -52,3 +55,16 @@ class DenseKernel:
     def states(self) -> list[dict[str, torch.Tensor]]:
         """None: the optimizer that has the parameters keeps its state."""
         return [{} for _ in self.tables]
+
+
+class _Joined(torch.autograd.Function):
+    """The matrix, whose memory the leaves share; backward, each leaf's part of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, matrix: RowMatrix, *leaves: nn.Parameter) -> torch.Tensor:
+        ctx.matrix = matrix
+        return matrix.weight_RD.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, None, *ctx.matrix.split(grads[0])

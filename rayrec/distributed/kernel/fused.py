@@ -17,6 +17,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel.stacking import Stacks
 from rayrec.distributed.kernel.tables import LocalTable, Lookups
+from rayrec.distributed.types import DEFAULT_LOAD_FACTOR
 
 logging.getLogger("fbgemm_gpu").setLevel(logging.WARNING)
 
@@ -38,7 +39,7 @@ _STATE_NAMES: dict[EmbOptimType, tuple[str, ...]] = {
 
 
 class FusedKernel:
-    """A group of rectangles of one dtype and one optimizer, in one TBE.
+    """A group of rectangles of one dtype, one optimizer and one share in a cache, in one TBE.
 
     Args:
         tables: the rectangles.
@@ -76,6 +77,7 @@ class FusedKernel:
             weight_decay_mode=WeightDecayMode.L2 if spec.weight_decay else WeightDecayMode.NONE,
             stochastic_rounding=False,
             pooling_mode=PoolingMode.SUM,
+            cache_load_factor=first.load_factor or DEFAULT_LOAD_FACTOR,
             bounds_check_mode=BoundsCheckMode.NONE,  # ids were checked where they came in, with their names
             device=device,
         )

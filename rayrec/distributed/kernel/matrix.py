@@ -78,12 +78,19 @@ class RowMatrix:
         counts = lengths_LB.sum(1, dtype=torch.int64)
         return ids.to(torch.int64) + self._first_row.repeat_interleave(counts, output_size=ids.numel())
 
-    def bags(self, lookups: Lookups) -> torch.Tensor:
-        """`[B, L * D]` float32 sums; ids are rows of the matrix."""
-        weights = None if lookups.weights is None else lookups.weights.to(self.weight_RD.dtype)
+    def row_lookups(self, lookups: Lookups) -> Lookups:
+        """Lookups whose ids are rows of the matrix."""
+        num_bags = lookups.offsets.numel() - 1
+        lengths_LB = (lookups.offsets[1:] - lookups.offsets[:-1]).view(self.num_lookups, num_bags // self.num_lookups)
+        return Lookups(self.rows_of(lookups.ids, lengths_LB), lookups.offsets.to(torch.int64), lookups.weights)
+
+    def bags(self, lookups: Lookups, weight_RD: torch.Tensor | None = None) -> torch.Tensor:
+        """`[B, L * D]` float32 sums; ids are rows of the matrix, or of `weight_RD` in its place."""
+        weight_RD = self.weight_RD if weight_RD is None else weight_RD
+        weights = None if lookups.weights is None else lookups.weights.to(weight_RD.dtype)
         out = F.embedding_bag(
             lookups.ids,
-            self.weight_RD,
+            weight_RD,
             lookups.offsets,
             mode="sum",
             per_sample_weights=weights,
@@ -93,9 +100,9 @@ class RowMatrix:
         by_example = out.float().view(self.num_lookups, batch, self.dim).transpose(0, 1)
         return by_example.reshape(batch, self.num_lookups * self.dim)
 
-    def vectors(self, rows: torch.Tensor) -> torch.Tensor:
-        """`[N, D]` float32: the vector of each row."""
-        return F.embedding(rows, self.weight_RD).float()
+    def vectors(self, rows: torch.Tensor, weight_RD: torch.Tensor | None = None) -> torch.Tensor:
+        """`[N, D]` float32: the vector of each row of the matrix, or of `weight_RD` in its place."""
+        return F.embedding(rows, self.weight_RD if weight_RD is None else weight_RD).float()
 
     def row_gradients(
         self, groups: RowGroups, offsets: torch.Tensor, weights: torch.Tensor | None, grad: torch.Tensor
@@ -111,6 +118,11 @@ class RowMatrix:
     def _by_bag(self, grad: torch.Tensor) -> torch.Tensor:
         batch = grad.shape[0]
         return grad.view(batch, self.num_lookups, self.dim).transpose(0, 1).reshape(-1, self.dim)
+
+
+def make_anchor(device: torch.device) -> torch.Tensor:
+    """Something to differentiate with respect to: backward must come by, whatever else needs gradients."""
+    return torch.zeros(0, device=device, requires_grad=True)
 
 
 def _bag_of_id(offsets: torch.Tensor, num_ids: int) -> torch.Tensor:

@@ -7,12 +7,13 @@ rows must meet between backward and update.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-from rayrec.distributed.kernel import lookup, updates
-from rayrec.distributed.kernel.matrix import RowMatrix
+from rayrec.distributed.kernel import updates
+from rayrec.distributed.kernel.matrix import RowGroups, RowMatrix, make_anchor
 from rayrec.distributed.kernel.tables import LocalTable, Lookups
 
 
@@ -35,16 +36,19 @@ class RowKernel:
         self.matrix = RowMatrix(tables, table_of_lookup, device)
         rows, dim = self.matrix.weight_RD.shape
         self.state = updates.make_state(self.spec, rows, dim, device)
-        self._anchor = lookup.make_anchor(device)
+        self._anchor = make_anchor(device)
 
     def __repr__(self) -> str:
         return f"RowKernel({[table.config.name for table in self.tables]}, {self.spec})"
 
     def pooled(self, lookups: Lookups) -> torch.Tensor:
-        return lookup.pooled(self, self._anchor, lookups)
+        of_rows = self.matrix.row_lookups(lookups)
+        out: torch.Tensor = _Pooled.apply(self._anchor, self, of_rows.ids, of_rows.offsets, of_rows.weights)
+        return out
 
     def vectors(self, lookups: Lookups) -> torch.Tensor:
-        return lookup.vectors(self, self._anchor, lookups)
+        out: torch.Tensor = _Vectors.apply(self._anchor, self, self.matrix.row_lookups(lookups).ids)
+        return out
 
     def train(self, rows: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Applies the optimizer to distinct `rows` of the matrix."""
@@ -61,3 +65,40 @@ class RowKernel:
     def states(self) -> list[dict[str, torch.Tensor]]:
         parts = {name: self.matrix.split(whole) for name, whole in self.state.items()}
         return [{name: pieces[place] for name, pieces in parts.items()} for place in range(len(self.tables))]
+
+
+class _Pooled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: torch.Tensor,
+        kernel: RowKernel,
+        rows: torch.Tensor,
+        offsets: torch.Tensor,
+        weights: torch.Tensor | None,
+    ) -> torch.Tensor:
+        ctx.kernel, ctx.lookups = kernel, Lookups(rows, offsets, weights)
+        return kernel.matrix.bags(ctx.lookups)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (grad,) = grads
+        kernel: RowKernel = ctx.kernel
+        lookups: Lookups = ctx.lookups
+        weight_grad = kernel.matrix.weight_gradients(lookups, grad) if ctx.needs_input_grad[4] else None
+        groups = RowGroups.of(lookups.ids)
+        kernel.train(groups.distinct, kernel.matrix.row_gradients(groups, lookups.offsets, lookups.weights, grad))
+        return None, None, None, None, weight_grad
+
+
+class _Vectors(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, kernel: RowKernel, rows: torch.Tensor) -> torch.Tensor:
+        ctx.kernel, ctx.rows = kernel, rows
+        return kernel.matrix.vectors(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        groups = RowGroups.of(ctx.rows)
+        ctx.kernel.train(groups.distinct, groups.sum(grads[0].contiguous()))
+        return None, None, None

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+from torch import nn
 
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel.optimizer import OptimizerSpec
 from rayrec.distributed.types import Span
 from rayrec.modules import BaseEmbeddingConfig
 
+if TYPE_CHECKING:
+    from rayrec.distributed.kernel.matrix import RowMatrix
+
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTable:
     """The rectangle of a table that this rank holds, and how it is looked up and trained.
 
-    `optimizer` is the update inside backward; None leaves gradients to an optimizer of the user's.
+    `optimizer` is the update inside backward; None leaves gradients to an optimizer of the user's. `load_factor` is the
+    share of the rows in a device cache; None where there is none.
     """
 
     config: BaseEmbeddingConfig
@@ -26,6 +31,7 @@ class LocalTable:
     cols: Span
     kernel: EmbeddingComputeKernel
     optimizer: OptimizerSpec | None
+    load_factor: float | None = None
 
     @property
     def update(self) -> OptimizerSpec:
@@ -68,6 +74,21 @@ class UpdatingKernel(Kernel, Protocol):
 
     learning_rate: float
     iteration: int  # updates so far; Adam and its relatives correct their bias by it
+
+
+class MatrixKernel(Kernel, Protocol):
+    """A kernel whose tables make a `RowMatrix`, and which can be told the gradients of rows."""
+
+    @property
+    def matrix(self) -> RowMatrix:
+        """The tables, one below the other."""
+
+    @property
+    def leaves(self) -> Sequence[nn.Parameter]:
+        """Parameters that autograd gives gradients to; none where the kernel updates its rows itself."""
+
+    def train(self, rows: torch.Tensor, grads: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Takes the mean gradients `[n, D]` of distinct `rows`; returns the gradient of each leaf."""
 
 
 class PoolingKernel(Kernel, Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from rayrec.distributed.planner.packing import Packing
 from rayrec.distributed.planner.problem import Problem
 from rayrec.distributed.planner.types import TableKey
 from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.types import ModuleSharding, ParameterSharding, Shard, ShardingPlan, ShardingType
+from rayrec.distributed.types import CacheParams, ModuleSharding, ParameterSharding, Shard, ShardingPlan, ShardingType
 
 
 def build_plan(problem: Problem, packing: Packing, order: Sequence[TableKey]) -> ShardingPlan:
@@ -20,6 +21,7 @@ def build_plan(problem: Problem, packing: Packing, order: Sequence[TableKey]) ->
     places: dict[int, list[int]] = {}
     for u in np.lexsort((packing.unit_U, packing.table_U)):
         places.setdefault(int(packing.table_U[u]), []).append(int(packing.place_U[u]))
+    caches = _grown_caches(problem, packing)
     plan: dict[str, ModuleSharding] = {}
     for path, name in order:
         number = number_of[path, name]
@@ -29,6 +31,7 @@ def build_plan(problem: Problem, packing: Packing, order: Sequence[TableKey]) ->
             compute_kernel=option.kernel,
             shards=_shards(problem, option, places.get(number, []), packing.hosts_of.get(number, [])),
             device=problem.topology.compute_device,
+            cache_params=caches.get((path, name)),
         )
     return ShardingPlan(plan)
 
@@ -49,8 +52,11 @@ def _shards(problem: Problem, option: Option, ranks: list[int], hosts: list[int]
             return cut(table.name, table.rows, table.dim, ranks)
 
 
-def grown_caches(problem: Problem, packing: Packing) -> dict[TableKey, float]:
-    """For each UVM-cached table the share to keep on the device, grown evenly into what its ranks have left."""
+def _grown_caches(problem: Problem, packing: Packing) -> dict[TableKey, CacheParams]:
+    """For each UVM-cached table the share to keep on the device, grown evenly into what its ranks have left.
+
+    In whole hundredths, unless it was told or is smaller: tables of one share have one kernel.
+    """
     cached = [o for o in packing.chosen if o.kernel == "fused_uvm_caching"]
     if not cached:
         return {}
@@ -66,8 +72,10 @@ def grown_caches(problem: Problem, packing: Packing) -> dict[TableKey, float]:
     for option in cached:
         table = problem.tables[option.table]
         more = min(float(more_R[rank]) for rank, _ in ranks_of[option.table])
-        grow = 0.0 if table.cache_load_factor is not None else more
-        grown[table.key] = min(1.0, option.cache_load_factor + grow)
+        share = option.cache_load_factor
+        if table.cache_load_factor is None:
+            share = max(share, math.floor(100 * min(1.0, share + more)) / 100)
+        grown[table.key] = CacheParams(share)
     return grown
 
 

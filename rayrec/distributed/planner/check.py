@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from rayrec.distributed.planner.evaluate import Estimate, evaluate
 from rayrec.distributed.planner.storage import reserves
 from rayrec.distributed.planner.text import human_bytes
 from rayrec.distributed.planner.topology import Topology
-from rayrec.distributed.planner.types import NoPlanError, Table, TableKey
+from rayrec.distributed.planner.types import NoPlanError, Table
 from rayrec.distributed.sharding.cuts import COLUMN_UNIT
 from rayrec.distributed.types import ParameterSharding, ShardingPlan
 
@@ -21,7 +21,6 @@ def check_plan(
     tables: Sequence[Table],
     topology: Topology,
     dense_bytes: int = 0,
-    cache_load_factors: Mapping[TableKey, float] | None = None,
 ) -> Estimate:
     """The estimate of a plan that is sound for `tables` on `topology`.
 
@@ -37,7 +36,7 @@ def check_plan(
         _check_kernel(table, sharding, topology)
         _check_cover(table, sharding, topology)
     reserve_R = reserves(tables, topology, dense_bytes)
-    estimate = evaluate(plan, tables, topology, reserve_R, cache_load_factors)
+    estimate = evaluate(plan, tables, topology, reserve_R)
     _check_memory(estimate, topology)
     return estimate
 

@@ -14,14 +14,13 @@ import math
 from rayrec.distributed.planner.presets import Device
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import Cost, Table
-from rayrec.distributed.types import ShardingType
+from rayrec.distributed.types import DEFAULT_LOAD_FACTOR, ShardingType
 
 ID_BYTES = 8
 WEIGHT_BYTES = 4
 LENGTH_BYTES = 8
 VECTOR_ELEMENT_BYTES = 4  # pooled vectors and their gradients travel as fp32
 ZIPF_EXPONENT = 0.75  # skew of ids seen by a cache; Criteo's large tables lie around it
-DEFAULT_CACHE_LOAD_FACTOR = 0.2
 DENSE_MOMENTS = 2  # the user's optimizer of a dense kernel is not known to the planner; Adam's, in the table's format
 # collectives of a step: header and ids; vectors and their gradients of sharded tables; rows that replicas touched
 COLLECTIVES = {"flat": 2, "replicated": 1}
@@ -91,7 +90,7 @@ def shard_cost(
     shape: tuple[int, int],
     local: int,
     topology: Topology,
-    cache_load_factor: float = DEFAULT_CACHE_LOAD_FACTOR,
+    cache_load_factor: float = DEFAULT_LOAD_FACTOR,
 ) -> Cost:
     """The cost of a shard of `shape` (rows, columns) on a rank whose host has `local` ranks.
 

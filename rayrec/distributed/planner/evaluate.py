@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.distributed.planner.cost import (
-    DEFAULT_CACHE_LOAD_FACTOR,
     executor_of,
     fixed_seconds,
     shard_cost,
@@ -17,7 +16,7 @@ from rayrec.distributed.planner.cost import (
 )
 from rayrec.distributed.planner.storage import shard_storage
 from rayrec.distributed.planner.topology import Topology
-from rayrec.distributed.planner.types import Cost, Storage, Table, TableKey
+from rayrec.distributed.planner.types import Cost, Storage, Table
 from rayrec.distributed.types import ParameterSharding, ShardingPlan
 
 Floats = NDArray[np.float64]
@@ -90,7 +89,6 @@ def evaluate(
     tables: Sequence[Table],
     topology: Topology,
     reserve_R: Floats | None = None,
-    cache_load_factors: Mapping[TableKey, float] | None = None,
 ) -> Estimate:
     """Predict the load that `plan` puts on every rank of `topology`.
 
@@ -111,8 +109,7 @@ def evaluate(
             executors.add(executor_of(sharding.sharding_type))
             cols, rows = (len(set(cuts)) for cuts in zip(*((s.cols, s.rows) for s in sharding.shards), strict=True))
             shared += shared_seconds(known[path, name], sharding.sharding_type, cols, rows, topology)
-            factor = (cache_load_factors or {}).get((path, name), DEFAULT_CACHE_LOAD_FACTOR)
-            _add(known[path, name], sharding, factor, topology, local_R, cost_RT, storage_RT)
+            _add(known[path, name], sharding, topology, local_R, cost_RT, storage_RT)
     return Estimate(
         cost_RT=cost_RT,
         storage_RT=storage_RT,
@@ -124,7 +121,6 @@ def evaluate(
 def _add(
     table: Table,
     sharding: ParameterSharding,
-    factor: float,
     topology: Topology,
     local_R: NDArray[np.int64],
     cost_RT: Floats,
@@ -140,7 +136,7 @@ def _add(
             )
         key = (shard.rows.stop - shard.rows.start, shard.cols.stop - shard.cols.start, int(local_R[shard.rank]))
         ranks_of.setdefault(key, []).append(shard.rank)
-    kind, kernel = sharding.sharding_type, sharding.compute_kernel
+    kind, kernel, factor = sharding.sharding_type, sharding.compute_kernel, sharding.load_factor
     for (rows, cols, local), ranks in ranks_of.items():
         cost = shard_cost(table, kind, kernel, (rows, cols), local, topology, factor)
         held = shard_storage(table, kind, kernel, (rows, cols), topology, factor)

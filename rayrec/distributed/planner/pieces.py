@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rayrec.distributed.planner.cost import DEFAULT_CACHE_LOAD_FACTOR, shard_cost
+from rayrec.distributed.planner.cost import shard_cost
 from rayrec.distributed.planner.storage import shard_storage
 from rayrec.distributed.planner.types import Cost, PlanResult, Storage, TableKey
 from rayrec.distributed.types import Shard
@@ -37,8 +37,7 @@ def pieces(result: PlanResult, rank: int | None = None) -> Iterator[Piece]:
         if rank is not None and shard.rank != rank:
             continue
         table = tables[path, shard.table]
-        factor = result.cache_load_factors.get(table.key, DEFAULT_CACHE_LOAD_FACTOR)
-        kind, kernel = sharding.sharding_type, sharding.compute_kernel
+        kind, kernel, factor = sharding.sharding_type, sharding.compute_kernel, sharding.load_factor
         yield Piece(
             key=table.key,
             label=table.label,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rayrec.distributed.planner.build import build_plan, grown_caches
+from rayrec.distributed.planner.build import build_plan
 from rayrec.distributed.planner.check import check_plan
 from rayrec.distributed.planner.evaluate import evaluate
 from rayrec.distributed.planner.refusal import refuse
@@ -84,7 +84,7 @@ class EmbeddingShardingPlanner:
         """
         own = self.result(module, sharders)
         estimate = check_plan(plan, own.tables, own.topology, own.dense_bytes)
-        return replace(own, plan=plan, estimate=estimate, cache_load_factors={})
+        return replace(own, plan=plan, estimate=estimate)
 
     def collective_plan(
         self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]], pg: dist.ProcessGroup | None = None
@@ -180,13 +180,11 @@ def solve(tables: Sequence[Table], topology: Topology, dense: int = 0) -> PlanRe
     if not isinstance(answer, Solution):
         raise refuse(problem, answer, dense)
     plan = build_plan(problem, answer.packing, [table.key for table in tables])
-    caches = grown_caches(problem, answer.packing)
     return PlanResult(
         plan=plan,
-        estimate=evaluate(plan, tables, topology, reserve_R, caches),
+        estimate=evaluate(plan, tables, topology, reserve_R),
         bound_s=answer.bound_s,
         tables=tuple(tables),
         topology=topology,
         dense_bytes=dense,
-        cache_load_factors=caches,
     )

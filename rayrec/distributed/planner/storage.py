@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.distributed.planner.cost import (
-    DEFAULT_CACHE_LOAD_FACTOR,
     DENSE_MOMENTS,
     ID_BYTES,
     LENGTH_BYTES,
@@ -18,7 +17,7 @@ from rayrec.distributed.planner.cost import (
 )
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import Storage, Table
-from rayrec.distributed.types import ShardingType
+from rayrec.distributed.types import DEFAULT_LOAD_FACTOR, ShardingType
 
 ID_COPIES = 2  # the pipeline exchanges the next batch's ids while this batch's are in use
 GATHER_COPIES = 6
@@ -32,7 +31,7 @@ def shard_storage(
     kernel: str,
     shape: tuple[int, int],
     topology: Topology,
-    cache_load_factor: float = DEFAULT_CACHE_LOAD_FACTOR,
+    cache_load_factor: float = DEFAULT_LOAD_FACTOR,
 ) -> Storage:
     """The bytes of a shard of `shape` (rows, columns).
 

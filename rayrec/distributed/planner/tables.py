@@ -185,7 +185,7 @@ def _table(found: Found, told: ParameterConstraints, topology: Topology, batch_s
         runnable=found.kernels,
         ranks=ranks,
         min_partition=_min_partition(config, told),
-        cache_load_factor=_cache(config.name, told.cache_load_factor),
+        cache_load_factor=None if told.cache_params is None else told.cache_params.load_factor,
     )
 
 
@@ -289,12 +289,6 @@ def _min_partition(config: BaseEmbeddingConfig, told: ParameterConstraints) -> i
             f"embedding_dim={config.embedding_dim}"
         )
     return least
-
-
-def _cache(name: str, factor: float | None) -> float | None:
-    if factor is not None and not 0 < factor <= 1:
-        raise ValueError(f"table {name!r}: cache_load_factor={factor} must be above 0 and at most 1")
-    return factor
 
 
 def for_world(tables: Iterable[Table], old: Topology, new: Topology) -> tuple[Table, ...]:

@@ -6,16 +6,26 @@ No decision is made here; `options.py` enumerates, `search.py` decides.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from rayrec.distributed.planner.topology import Topology
-from rayrec.distributed.types import ShardingPlan
+from rayrec.distributed.types import CacheParams, ShardingPlan
 
 if TYPE_CHECKING:
     from rayrec.distributed.planner.evaluate import Estimate
 
-__all__ = ["Cost", "NoPlanError", "ParameterConstraints", "PlanResult", "Storage", "Table", "TableKey", "Topology"]
+__all__ = [
+    "CacheParams",
+    "Cost",
+    "NoPlanError",
+    "ParameterConstraints",
+    "PlanResult",
+    "Storage",
+    "Table",
+    "TableKey",
+    "Topology",
+]
 
 TableKey = tuple[str, str]  # (module path, table name)
 
@@ -38,7 +48,7 @@ class ParameterConstraints:
         num_ids: ids per rank and step, one for each feature; overrides `pooling_factors` where given.
         is_weighted: ids carry weights; default what the module says.
         device_group: ranks the table may lie on, or the name of the compute device it must have ("cpu", "cuda").
-        cache_load_factor: share of a UVM-cached table to keep in device memory; default: planned.
+        cache_params: share of a UVM-cached table to keep in device memory; default: planned.
     """
 
     sharding_types: Sequence[str] | None = None
@@ -50,7 +60,7 @@ class ParameterConstraints:
     num_ids: Sequence[float] | None = None
     is_weighted: bool | None = None
     device_group: Sequence[int] | str | None = None
-    cache_load_factor: float | None = None
+    cache_params: CacheParams | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +160,6 @@ class PlanResult:
         tables: the planner's view of every table, in the modules' order.
         topology: what was planned for.
         dense_bytes: what the rest of the model takes on every rank.
-        cache_load_factors: share of each UVM-cached table kept in device memory.
     """
 
     plan: ShardingPlan
@@ -159,7 +168,6 @@ class PlanResult:
     tables: tuple[Table, ...]
     topology: Topology
     dense_bytes: int = 0
-    cache_load_factors: Mapping[TableKey, float] = field(default_factory=dict)
 
     @property
     def gap(self) -> float:

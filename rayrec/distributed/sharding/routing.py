@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel import LocalTable, OptimizerSpec
-from rayrec.distributed.types import ModuleSharding, Shard, Span
+from rayrec.distributed.types import ModuleSharding, ParameterSharding, Shard, Span
 from rayrec.modules import BaseEmbeddingConfig
 
 Edges = tuple[int, ...]
@@ -132,6 +132,7 @@ def make_routes(
                 cols=shard.cols,
                 kernel=EmbeddingComputeKernel(plan[output.table].compute_kernel),
                 optimizer=optimizers[output.table],
+                load_factor=_load_factor(plan[output.table]),
             )
             group = group_index.setdefault(group_of(local), len(group_index))
             stream = Stream(variant_index.setdefault(variant, len(variant_index)), bucket)
@@ -139,6 +140,11 @@ def make_routes(
     ranks = tuple(_rank_route(pieces) for pieces in by_rank)
     features = tuple(dict.fromkeys(output.feature for output in outputs))
     return Routes(features, outputs, tuple(variant_index), ranks, len(group_index))
+
+
+def _load_factor(sharding: ParameterSharding) -> float | None:
+    cached = EmbeddingComputeKernel(sharding.compute_kernel) is EmbeddingComputeKernel.FUSED_UVM_CACHING
+    return sharding.load_factor if cached else None
 
 
 def _rank_route(pieces: Sequence[_Piece]) -> RankRoute:
