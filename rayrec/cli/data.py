@@ -74,7 +74,8 @@ def check(
 
     loaded = load_config(config)
     rows_of = {feature: table.rows for table in loaded.tables for feature in table.features}
-    report = run_check(Manifest.of(loaded.data.train, loaded.data_schema), loaded.data_schema, rows_of)
+    schema = loaded.data_schema.for_training
+    report = run_check(Manifest.of(loaded.data.train, schema), schema, rows_of)
     if page is not None:
         page.write_text(check_page(report, f"Data of {loaded.name}"), encoding="utf-8")
     if as_json:

@@ -49,10 +49,21 @@ class _Waiting:
     Args:
         parts: runs of good rows; with each table's rows, how many rows of its sequence the rank has passed after each.
         rows: good rows in `parts`.
+        bad: for bad rows that no cursor has passed yet, how many rows the rank has passed after each; skipped: the
+            number of those that some cursor has.
     """
 
     parts: deque[tuple[Part, I64]] = field(default_factory=deque)
     rows: int = 0
+    bad: deque[int] = field(default_factory=deque)
+    skipped: int = 0
+
+    def cursor(self, start: RankCursor, passed: int) -> RankCursor:
+        """The rank's state after so many rows; asked in order."""
+        while self.bad and self.bad[0] <= passed:
+            self.bad.popleft()
+            self.skipped += 1
+        return RankCursor(start.base, start.pieces, passed, self.skipped)
 
     def add(self, rows: Rows, ends: I64, start: int, stop: int) -> None:
         if start < stop:
@@ -82,7 +93,7 @@ def make_batches(
     start: RankCursor,
     policy: BadRows,
     skipped: Skipped,
-    filtered: bool = False,
+    fewer: bool = False,
 ) -> Generator[tuple[Batch, RankCursor]]:
     """Batches of exactly `batch_rows` good rows across tables, the last maybe smaller, each with the cursor after it.
 
@@ -90,7 +101,7 @@ def make_batches(
     batch. Closing this closes `tables`.
 
     Args:
-        filtered: the tables lack rows that filters left out, and say where (`reading.END`).
+        fewer: the tables may lack rows that were left out, and say where (`reading.END`).
 
     Raises:
         DataError: the first bad row, or more of them than the policy allows.
@@ -105,20 +116,20 @@ def make_batches(
                 _add(batch, len(schema.sparse), ends, waiting, policy, skipped)
                 while waiting.rows >= batch_rows:
                     if ready is not None:
-                        yield ready, RankCursor(start.base, start.pieces, consumed)
+                        yield ready, waiting.cursor(start, consumed)
                     parts, consumed = waiting.take(batch_rows)
                     ready = collate(parts, schema)
-        if read != total and not filtered:
+        if read != total and not fewer:
             raise DataError(f"{read} rows were read where the footers promise {total}")
         if ready is not None and waiting.rows:
-            yield ready, RankCursor(start.base, start.pieces, consumed)
+            yield ready, waiting.cursor(start, consumed)
         if ready is None or waiting.rows:
             ready = collate(waiting.take(waiting.rows)[0], schema)
         if total:
-            yield ready, RankCursor(start.base, start.pieces, total)
+            yield ready, waiting.cursor(start, total)
     except DataError:
         if ready is not None:
-            yield ready, RankCursor(start.base, start.pieces, consumed)
+            yield ready, waiting.cursor(start, consumed)
         raise
     finally:
         close = getattr(tables, "close", None)
@@ -152,6 +163,7 @@ def _add(
     if skipped.count > policy.limit:
         last = skipped.samples[-1]
         raise DataError(f"more than {policy.limit} bad rows were skipped, among them: {last}")
+    waiting.bad.extend(ends[bad].tolist())
     at = 0
     for row in bad:
         waiting.add(rows, ends, at, row)

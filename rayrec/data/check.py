@@ -154,7 +154,7 @@ def check(manifest: Manifest, schema: Schema, rows_of: Mapping[str, int], max_sa
         report.bad_rows += len(bad)
         report.reasons.update(problems.reasons())
         report.samples += [problems.error(int(row)) for row in bad[: max_samples - len(report.samples)]]
-        first_label = rows.label if rows.label.ndim == 1 else rows.label[:, 0]
+        first_label = rows.targets.label.reshape(len(rows), -1)[:, 0]
         report.positives += int((first_label[good] == 1).sum())
         for feature, ids in zip(features, rows.ids, strict=True):
             feature.add(table.column(feature.feature.column), ids, good)

@@ -6,6 +6,7 @@ Read tasks do without it, so that their processes need not load torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,25 +30,31 @@ def collate(parts: Sequence[Part], schema: Schema) -> Batch:
 
     Returns:
         dense float32 [B, N]; sparse int64 values and lengths, key-major; label float32 [B], or [B, T] of several
-        labels; weight, where the schema has one, float32 [B].
+        labels; where the schema has them, weight float32 [B], group and time int64 [B].
     """
     size = sum(stop - start for _, start, stop in parts)
+    targets = [(rows.targets, start, stop) for rows, start, stop in parts]
+
+    def beside(name: str, kind: npt.DTypeLike) -> torch.Tensor:
+        return _stacked([getattr(part, name)[start:stop] for part, start, stop in targets], (size,), kind)
+
     return Batch(
-        dense=_stacked(parts, "dense", (size, schema.num_dense)),
+        dense=_stacked([rows.dense[start:stop] for rows, start, stop in parts], (size, schema.num_dense)),
         sparse=_jagged(parts, schema, size),
-        label=_stacked(parts, "label", (size, *schema.label_shape)),
-        weight=None if schema.sample_weight is None else _stacked(parts, "weight", (size,)),
+        label=_stacked([part.label[start:stop] for part, start, stop in targets], (size, *schema.label_shape)),
+        weight=None if schema.sample_weight is None else beside("weight", np.float32),
+        group=None if schema.group is None else beside("group", np.int64),
+        time=None if schema.timestamp is None else beside("time", np.int64),
     )
 
 
-def _stacked(parts: Sequence[Part], name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """One array of the rows, parts after one another."""
-    out = np.empty(shape, dtype=np.float32)
-    at = 0
-    for rows, start, stop in parts:
-        end = at + stop - start
-        out[at:end] = getattr(rows, name)[start:stop]
-        at = end
+def _stacked(
+    arrays: Sequence[npt.NDArray[Any]], shape: tuple[int, ...], kind: npt.DTypeLike = np.float32
+) -> torch.Tensor:
+    """The arrays after one another."""
+    out = np.empty(shape, dtype=kind)
+    if arrays:
+        np.concatenate(arrays, out=out)
     return torch.from_numpy(out)
 
 

@@ -44,6 +44,14 @@ def check_types(schema: Schema, found: pa.Schema, file: str) -> None:
         weight = found.field(schema.sample_weight.column).type
         if not _is_number(weight):
             raise _wrong("the sample weight", "a number", weight, file, schema.sample_weight.column)
+    if schema.group is not None:
+        group = found.field(schema.group.column).type
+        if not _is_integer(group) and not is_text(group):
+            raise _wrong("the group", "an integer or a string", group, file, schema.group.column)
+    if schema.timestamp is not None:
+        time = found.field(schema.timestamp.column).type
+        if not (pat.is_integer(time) or pat.is_timestamp(time) or pat.is_date(time)):
+            raise _wrong("the timestamp", "a timestamp, a date or an integer", time, file, schema.timestamp.column)
     for dense in schema.dense:
         _check_dense(dense, found.field(dense.column).type, file)
     for sparse in schema.sparse:

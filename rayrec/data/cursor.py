@@ -115,11 +115,13 @@ class RankCursor:
         base: what all ranks had done when this rank's stream was opened.
         pieces: this rank's part of the rest, in order.
         rows: rows of those pieces consumed so far.
+        skipped: those of them that could not be used and were left out.
     """
 
     base: Cursor
     pieces: tuple[Interval, ...]
     rows: int
+    skipped: int = 0
 
     @property
     def epoch(self) -> int:

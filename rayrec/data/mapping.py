@@ -19,7 +19,7 @@ from rayrec.data.problems import Problems
 from rayrec.data.rows import Rows
 from rayrec.data.schema import Schema, Vocabulary
 from rayrec.data.sparse import map_sparse
-from rayrec.data.targets import map_labels, map_weight
+from rayrec.data.targets import map_targets
 from rayrec.data.vocabulary import load_vocabulary
 
 F32 = npt.NDArray[np.float32]
@@ -40,14 +40,12 @@ def map_rows(
             feature is put in order right after it is mapped, while it is in the processor's cache.
     """
     columns = {name: _one_array(table.column(name)) for name in schema.columns}
-    label = map_labels(columns, schema, problems)
-    weight = None if schema.sample_weight is None else map_weight(columns, schema.sample_weight, problems)
+    targets = map_targets(columns, schema, problems)
     dense = map_dense(schema.dense, columns, table.num_rows, problems)
     if order is not None:
-        dense, label = np.take(dense, order, axis=0), np.take(label, order, axis=0)
-        weight = None if weight is None else np.take(weight, order)
+        dense, targets = np.take(dense, order, axis=0), targets.take(order)
     ids = (map_sparse(feature, columns, rows_of[feature.name], problems) for feature in schema.sparse)
-    return Rows(dense, label, tuple(bags.take(order) for bags in ids), weight)
+    return Rows(dense, targets, tuple(bags.take(order) for bags in ids))
 
 
 def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from rayrec.data.filters import Condition, Mask, rows_that_pass
 from rayrec.data.manifest import Manifest, Slice, Window
 from rayrec.data.mapping import map_rows
+from rayrec.data.negatives import draw
 from rayrec.data.order import EpochOrder, Interval, row_order
 from rayrec.data.problems import Problems
 from rayrec.data.rows import Rows, to_columns
@@ -61,6 +62,7 @@ class Recipe:
         retries: how often a failing read is tried again.
         samples: how many bad rows of a piece are described; further ones are only marked.
         filters: what rows are asked; others are left out.
+        negative_rate: the part of the negatives that is read.
     """
 
     columns: Columns
@@ -72,6 +74,12 @@ class Recipe:
     retries: int = 0
     samples: int = 1
     filters: tuple[Condition, ...] = ()
+    negative_rate: float = 1.0
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether good rows may be left out."""
+        return bool(self.filters) or self.negative_rate < 1
 
 
 def pieces_of(manifest: Manifest, order: EpochOrder, intervals: Sequence[Interval]) -> list[Piece]:
@@ -106,12 +114,12 @@ def slices_of(manifest: Manifest, window: Window) -> tuple[FileSlice, ...]:
 
 
 def read_piece(piece: Piece, recipe: Recipe) -> pa.Table:
-    """The piece's rows that pass the filters, mapped, in their order.
+    """The piece's rows that filters and down-sampling leave, mapped, in their order.
 
     Returns:
         the columns of `rows.to_columns`; `problem`: null for a good row; for a row that cannot be used a `DataError` as
-        JSON, or "" after the first `recipe.samples` of them; with filters also `end`: how many rows the rank has passed
-        after this one, those that were filtered out among them. All rows of a file that cannot be read are bad.
+        JSON, or "" after the first `recipe.samples` of them; where rows are left out also `end`: how many rows the rank
+        has passed after this one, those that were left out among them. All rows of a file that cannot be read are bad.
     """
     rows, problems, place, ends = _mapped(piece, recipe)
     columns = to_columns(rows) | ({} if ends is None else {END: pa.array(ends)})
@@ -140,8 +148,9 @@ def _mapped(piece: Piece, recipe: Recipe) -> tuple[Rows, Problems, I64, I64 | No
         slices = tuple(within(slices, piece.start, piece.stop))
     table, missing = read_slices(slices, recipe.columns, recipe.retries)
     ends = None
-    if recipe.filters:
-        chosen = np.flatnonzero(passing(table, missing, recipe.filters)[order])
+    if recipe.leaves_out:
+        mask = passing(table, missing, recipe.filters) & _drawn(table, piece, recipe)
+        chosen = np.flatnonzero(mask[order])
         order, ends = order[chosen], piece.before + chosen + 1
     kept: I64 | None = None
     if len(order) < table.num_rows:
@@ -150,6 +159,21 @@ def _mapped(piece: Piece, recipe: Recipe) -> tuple[Rows, Problems, I64, I64 | No
     problems = _problems(Origin(slices, kept), missing, kept)
     rows = map_rows(table, recipe.schema, recipe.rows_of, problems, order if recipe.shuffle else None)
     return rows, problems, np.argsort(order) if problems and recipe.shuffle else order, ends
+
+
+def _drawn(table: pa.Table, piece: Piece, recipe: Recipe) -> Mask:
+    """Which rows of the window, or of the piece where rows are not shuffled, down-sampling keeps."""
+    if recipe.negative_rate >= 1:
+        return np.ones(table.num_rows, dtype=np.bool_)
+    (task,) = recipe.schema.tasks
+    return draw(
+        table.column(task.column),
+        recipe.negative_rate,
+        seed=recipe.seed,
+        epoch=recipe.epoch,
+        window=piece.window,
+        first=0 if recipe.shuffle else piece.start,
+    )
 
 
 def read_rows(

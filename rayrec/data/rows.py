@@ -5,7 +5,8 @@ How Arrow columns become these arrays is `mapping.py`'s work, how these become a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,18 +48,36 @@ class Ids:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """n mapped rows: dense [n, N], label [n] or [n, T] of several, one `Ids` per sparse feature, and the sample
-    weight [n] where there is one.
+class Targets:
+    """What n rows are trained towards and measured by.
+
+    Args:
+        label: [n], or [n, T] of several, NaN where one was not observed.
+        weight: [n], where rows have weights.
+        group: [n], equal for rows of one group; time: [n], seconds since 1970. Where the schema has them.
     """
 
-    dense: F32
     label: F32
-    ids: tuple[Ids, ...]
     weight: F32 | None = None
+    group: I64 | None = None
+    time: I64 | None = None
+
+    def take(self, order: I64) -> Targets:
+        """Those of the rows `order[0]`, `order[1]`, …"""
+        parts = (getattr(self, field.name) for field in fields(self))
+        return Targets(*(None if part is None else np.take(part, order, axis=0) for part in parts))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """n mapped rows: dense [n, N], their targets, and one `Ids` per sparse feature."""
+
+    dense: F32
+    targets: Targets
+    ids: tuple[Ids, ...]
 
     def __len__(self) -> int:
-        return len(self.label)
+        return len(self.targets.label)
 
 
 Part = tuple[Rows, int, int]  # rows [start, stop) of mapped rows
@@ -66,11 +85,10 @@ Part = tuple[Rows, int, int]  # rows [start, stop) of mapped rows
 
 def to_columns(rows: Rows) -> dict[str, pa.Array]:
     """Arrow columns that `from_columns` reads; no copy of the values."""
-    columns = {"label": pa.array(rows.label) if rows.label.ndim == 1 else _fixed(rows.label)}
-    if rows.weight is not None:
-        columns["weight"] = pa.array(rows.weight)
+    targets = {field.name: getattr(rows.targets, field.name) for field in fields(Targets)}
+    columns = {name: _flat_or_fixed(array) for name, array in targets.items() if array is not None}
     if rows.dense.shape[1]:
-        columns["dense"] = _fixed(rows.dense)
+        columns["dense"] = _flat_or_fixed(rows.dense)
     for number, ids in enumerate(rows.ids):
         columns[f"ids{number}"] = _to_array(ids.values, ids.offsets)
         if ids.weights is not None:
@@ -78,13 +96,16 @@ def to_columns(rows: Rows) -> dict[str, pa.Array]:
     return columns
 
 
-def _fixed(matrix: F32) -> pa.Array:
-    return pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), matrix.shape[1])
+def _flat_or_fixed(array: npt.NDArray[np.generic]) -> pa.Array:
+    """[n] as it is, [n, k] as lists of k."""
+    flat = pa.array(array.reshape(-1))
+    return flat if array.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
 
 
-def _matrix(array: pa.Array) -> F32:
-    found: F32 = array.flatten().to_numpy().reshape(len(array), array.type.list_size)
-    return found
+def _from_flat_or_fixed(array: pa.Array) -> npt.NDArray[Any]:
+    if not pa.types.is_fixed_size_list(array.type):
+        return array.to_numpy()
+    return array.flatten().to_numpy().reshape(len(array), array.type.list_size)
 
 
 def _to_array(values: npt.NDArray[np.generic], offsets: I64 | None) -> pa.Array:
@@ -95,10 +116,13 @@ def _to_array(values: npt.NDArray[np.generic], offsets: I64 | None) -> pa.Array:
 
 def from_columns(batch: pa.RecordBatch, num_features: int) -> Rows:
     """The rows that `to_columns` wrote; views of Arrow's memory."""
-    array = batch.column("label")
-    label = _matrix(array) if pa.types.is_fixed_size_list(array.type) else array.to_numpy()
     names = set(batch.schema.names)
-    dense = _matrix(batch.column("dense")) if "dense" in names else np.empty((len(label), 0), np.float32)
+    found = {
+        name: _from_flat_or_fixed(batch.column(name))
+        for name in ("dense", *(field.name for field in fields(Targets)))
+        if name in names
+    }
+    dense = found.pop("dense", np.empty((batch.num_rows, 0), np.float32))
     ids = []
     for number in range(num_features):
         array, weights = batch.column(f"ids{number}"), None
@@ -108,4 +132,4 @@ def from_columns(batch: pa.RecordBatch, num_features: int) -> Rows:
         if f"weights{number}" in names:
             weights = batch.column(f"weights{number}").values.to_numpy()
         ids.append(Ids(array.values.to_numpy(), array.offsets.to_numpy(), weights))
-    return Rows(dense, label, tuple(ids), batch.column("weight").to_numpy() if "weight" in names else None)
+    return Rows(dense, Targets(**found), tuple(ids))

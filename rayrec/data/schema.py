@@ -76,6 +76,25 @@ class SampleWeight(Strict):
     column: str = "weight"
 
 
+class Group(Strict):
+    """Whom a row belongs to (a user, a request): evaluations then also give the mean AUC inside groups, GAUC."""
+
+    column: str = "group"
+
+
+class Timestamp(Strict):
+    """When a row happened: evaluations then also give their figures by stretches of time (UTC).
+
+    Args:
+        unit: of integers, counted from 1970; Arrow's timestamps and dates have units of their own.
+        bucket: how long the stretches are.
+    """
+
+    column: str = "timestamp"
+    unit: Literal["s", "ms", "us", "ns"] = "s"
+    bucket: Literal["hour", "day", "week"] = "day"
+
+
 class _Feature(Strict):
     """What every feature has; `column` is the feature's name where none is given."""
 
@@ -189,6 +208,7 @@ class Schema(Strict):
     Args:
         label: what is predicted; for several labels, `labels` instead.
         sample_weight: how much each row counts; without it all count alike.
+        group, timestamp: what evaluations are broken down by; training does not read these columns.
 
     Raises:
         ValueError (pydantic.ValidationError): unknown field, wrong type, a name given twice, or no feature at all.
@@ -197,6 +217,8 @@ class Schema(Strict):
     label: Label | None = Label()
     labels: list[Task] = []
     sample_weight: SampleWeight | None = None
+    group: Group | None = None
+    timestamp: Timestamp | None = None
     dense: list[DenseFeature] = []
     sparse: list[SparseFeature] = []
 
@@ -241,6 +263,11 @@ class Schema(Strict):
         return () if self.label is not None else (len(self.labels),)
 
     @property
+    def for_training(self) -> Schema:
+        """The same without what only evaluations read."""
+        return self.model_copy(update={"group": None, "timestamp": None})
+
+    @property
     def num_dense(self) -> int:
         """N, the columns of `Batch.dense`."""
         return sum(feature.width for feature in self.dense)
@@ -256,9 +283,13 @@ class Schema(Strict):
         return any(feature.kind == "weighted_id_list" for feature in self.sparse)
 
     @property
+    def _beside(self) -> tuple[SampleWeight | Group | Timestamp | None, ...]:
+        return (self.sample_weight, self.group, self.timestamp)
+
+    @property
     def columns(self) -> list[str]:
         """The Parquet columns that are read, each once."""
-        names = [*(task.column for task in self.tasks), *([self.sample_weight.column] if self.sample_weight else [])]
+        names = [*(task.column for task in self.tasks), *(part.column for part in self._beside if part)]
         names += [feature.column for feature in self.dense]
         for feature in self.sparse:
             names += [feature.column] + ([feature.weight_column] if feature.weight_column else [])

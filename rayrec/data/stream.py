@@ -28,7 +28,7 @@ Item = tuple[Batch, RankCursor]
 class BatchStream:
     """Iterates over this rank's part of what is left of the cursor's epoch: `(batch, cursor after it)`.
 
-    Over all ranks every row that passes the manifest's filters comes exactly once. Batches have exactly `batch_rows`
+    Over all ranks every row that filters and down-sampling leave comes exactly once. Batches have exactly `batch_rows`
     rows, the last one may have fewer.
     Close it (or use it as a context manager) to end its thread and its Ray pipeline before the end.
 
@@ -42,9 +42,10 @@ class BatchStream:
         seed: of the order; the same on every rank and in every epoch.
         shuffle: without it, windows and rows come in the order of the files.
         options: how to read.
+        negative_rate: the part of the rows with label 0 that is read, drawn anew each epoch; the schema has one label.
 
     `rows` says how many rows are to be read, `batches_left` how many batches are to come (an estimate, from what passed
-    so far, where filters or `options.bad_rows` leave rows out), `skipped` what was left out under `options.bad_rows`.
+    so far, where rows are left out), `skipped` what was left out under `options.bad_rows`.
 
     Raises:
         DataError: a feature without a table, or a cursor of other data; in iteration, bad rows and unreadable files.
@@ -63,9 +64,12 @@ class BatchStream:
         seed: int,
         shuffle: bool = True,
         options: ReadOptions | None = None,
+        negative_rate: float = 1.0,
     ) -> None:
         if batch_rows < 1 or not 0 <= rank < world_size:
             raise ValueError(f"batch_rows={batch_rows} must be at least 1 and rank={rank} in [0, {world_size})")
+        if negative_rate < 1 and len(schema.tasks) > 1:
+            raise ValueError(f"negative_rate={negative_rate} works with one label; the schema has {len(schema.tasks)}")
         check_rows_of(schema, rows_of)
         options = options or ReadOptions()
         order = EpochOrder.of([w.rows for w in manifest.windows], seed=seed, epoch=cursor.epoch, shuffle=shuffle)
@@ -85,14 +89,15 @@ class BatchStream:
             options.retries,
             options.bad_rows.samples,
             manifest.filters,
+            negative_rate,
         )
         pieces = pieces_of(manifest, order, self.start_cursor.pieces)
         reader = choose(options)
 
         def batches() -> Generator[Item]:
             tables = reader(pieces, recipe, options)
-            skipped, filtered = self.skipped, bool(manifest.filters)
-            return make_batches(tables, schema, batch_rows, self.start_cursor, options.bad_rows, skipped, filtered)
+            skipped, fewer = self.skipped, recipe.leaves_out
+            return make_batches(tables, schema, batch_rows, self.start_cursor, options.bad_rows, skipped, fewer)
 
         self._ahead = Ahead(batches, options.prefetch_batches)
 

@@ -4,6 +4,8 @@ What is measured and how it is defined lives here; when it is measured, and who 
 """
 
 from rayrec.metrics.binary import BinaryMetrics
+from rayrec.metrics.buckets import BucketedMetrics
+from rayrec.metrics.grouped import GroupedAuc
 from rayrec.metrics.histogram import LogitBins
 
-__all__ = ["BinaryMetrics", "LogitBins"]
+__all__ = ["BinaryMetrics", "BucketedMetrics", "GroupedAuc", "LogitBins"]

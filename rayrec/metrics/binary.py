@@ -28,9 +28,9 @@ class _Sums(torchmetrics.Metric):
     totals: torch.Tensor  # float64 [T, 3]: weighted log loss (nats), weighted predicted probabilities, examples
     first_cell: torch.Tensor  # int64 [T]: where each label's counts start
 
-    def __init__(self, num_labels: int, bins: LogitBins) -> None:
+    def __init__(self, num_labels: int, bins: LogitBins, may_be_unseen: bool) -> None:
         super().__init__(sync_on_compute=False)  # ranks are summed by BinaryMetrics, through rayrec's own collectives
-        self.bins = bins
+        self.bins, self.may_be_unseen = bins, may_be_unseen
         counts, totals = torch.zeros(num_labels, 2, bins.count), torch.zeros(num_labels, 3)
         self.add_state("counts", counts.double(), dist_reduce_fx="sum")
         self.add_state("totals", totals.double(), dist_reduce_fx="sum")
@@ -38,14 +38,18 @@ class _Sums(torchmetrics.Metric):
 
     def update(self, logits_BT: torch.Tensor, labels_BT: torch.Tensor, weights_B: torch.Tensor | None) -> None:
         logits_BT, labels_BT = logits_BT.detach().double(), labels_BT.detach().double()
-        seen_BT = (~labels_BT.isnan()).double()
-        labels_BT = labels_BT.nan_to_num()
-        weights_BT = seen_BT if weights_B is None else seen_BT * weights_B.detach().double()[:, None]
-        cell_BT = self.first_cell + (labels_BT > 0.5) * self.bins.count + self.bins.index(logits_BT)
+        weights_BT = torch.ones_like(logits_BT) if weights_B is None else weights_B.detach().double()[:, None]
+        rows_T = torch.full_like(self.totals[:, 0], len(logits_BT))
+        if self.may_be_unseen:
+            seen_BT = (~labels_BT.isnan()).double()
+            labels_BT, weights_BT, rows_T = labels_BT.nan_to_num(), weights_BT * seen_BT, seen_BT.sum(0)
+        cell_BT = (labels_BT > 0.5).long() * self.bins.count + self.bins.index(logits_BT)
+        if len(self.first_cell) > 1:
+            cell_BT += self.first_cell
         self.counts.view(-1).scatter_add_(0, cell_BT.view(-1), weights_BT.reshape(-1))
         loss_BT = binary_cross_entropy_with_logits(logits_BT, labels_BT, weights_BT, reduction="none")
-        predicted_BT = torch.sigmoid(logits_BT) * weights_BT
-        self.totals += torch.stack((loss_BT.sum(0), predicted_BT.sum(0), seen_BT.sum(0)), dim=1)
+        predicted_BT = torch.sigmoid(logits_BT).mul_(weights_BT)
+        self.totals += torch.stack((loss_BT.sum(0), predicted_BT.sum(0), rows_T), dim=1)
 
     def compute(self) -> list[dict[str, float | int | None]]:
         return [_figures(*of_label) for of_label in zip(self.counts, self.totals, strict=True)]
@@ -66,7 +70,7 @@ class BinaryMetrics:
     - `tasks`, for a model with several labels: all of the above for each label, by name; the first label's stand above.
 
     With weights, every sum over examples is a weighted one: an example of weight 2 counts as two of them. Only
-    `samples` stays what it is. A label that is NaN was not observed: the example does not count for it.
+    `samples` stays what it is. One of several labels that is NaN was not observed: the example does not count for it.
 
     A figure that is not defined is None: all where no example has a weight above 0, `auc`, `ne` (and, without a
     positive, `calibration`) where all labels are alike, `logloss` and what depends on it once a logit was not finite.
@@ -84,7 +88,8 @@ class BinaryMetrics:
         names: Sequence[str] | None = None,
     ) -> None:
         self._names = names
-        self._sums = _Sums(1 if names is None else len(names), bins or LogitBins()).to(device or torch.device("cpu"))
+        sums = _Sums(1 if names is None else len(names), bins or LogitBins(), may_be_unseen=names is not None)
+        self._sums = sums.to(device or torch.device("cpu"))
 
     def update(self, logits: torch.Tensor, labels: torch.Tensor, weights_B: torch.Tensor | None = None) -> None:
         """Adds a batch; never waits for the device.

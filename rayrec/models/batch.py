@@ -19,12 +19,16 @@ class Batch:
         sparse: ids of every sparse feature, stride B.
         label: float32 [B]; of T labels [B, T], NaN where one was not observed.
         weight: float32 [B], how much each example counts; None: all alike.
+        group: int64 [B], equal for examples of one group; time: int64 [B], seconds since 1970 (UTC). In evaluation,
+            where the schema has them.
     """
 
     dense: torch.Tensor
     sparse: KeyedJaggedTensor
     label: torch.Tensor
     weight: torch.Tensor | None = None
+    group: torch.Tensor | None = None
+    time: torch.Tensor | None = None
 
     @property
     def rows(self) -> int:

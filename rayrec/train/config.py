@@ -33,6 +33,13 @@ class DataConfig(Section):
     eval: DataSet | None = Field(
         default=None, description="the same for the evaluation rows; `null`: train without evaluation"
     )
+    negative_rate: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="the part of the training rows with label 0 that is read, drawn anew each epoch; evaluations "
+        "correct predictions for it",
+    )
     read: ReadOptions = Field(default=ReadOptions(), description="how the files are read")
 
 

@@ -23,6 +23,11 @@ def check_config(config: TrainConfig) -> None:
     _check_constraints(config)
     _check_dlrm(config)
     _check_trainer(config)
+    if config.data.negative_rate < 1 and len(config.data_schema.tasks) > 1:
+        raise _refuse(
+            "data.negative_rate",
+            "works with one label: of several, a row may be a negative for one and a positive for another; set it to 1",
+        )
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -138,16 +138,18 @@ class Display:
 
 def evaluation_lines(head: str, scores: Mapping[str, Any]) -> list[str]:
     """The figures of an evaluation behind `head`: one line, or one for each of several labels."""
+    skipped = f", {scores['skipped']:,} left out" if scores.get("skipped") else ""
     if "tasks" not in scores:
-        return [f"{head}: {_quality(scores)}  on {scores['samples']:,} rows"]
+        return [f"{head}: {_quality(scores)}  on {scores['samples']:,} rows{skipped}"]
     width = max(len(name) for name in scores["tasks"])
     lines = [f"  {name:<{width}}  {_quality(of)}  on {of['samples']:,} rows" for name, of in scores["tasks"].items()]
-    return [f"{head}:", *lines]
+    return [f"{head}{skipped}:", *lines]
 
 
 def _quality(scores: Mapping[str, Any]) -> str:
+    grouped = f"GAUC {figure(scores['gauc'])}  " if "gauc" in scores else ""
     return (
-        f"AUC {figure(scores['auc'])}  NE {figure(scores['ne'])}  logloss {figure(scores['logloss'])}  "
+        f"AUC {figure(scores['auc'])}  {grouped}NE {figure(scores['ne'])}  logloss {figure(scores['logloss'])}  "
         f"calibration {figure(scores['calibration'], 3)}"
     )
 

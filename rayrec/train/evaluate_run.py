@@ -49,7 +49,7 @@ def evaluate_run(
         factory: makes the model, for a run that was given one in Python.
 
     Returns:
-        `auc`, `ne`, `logloss`, `calibration`, `samples` (and the same for each of several labels in `tasks`), with
+        `auc`, `ne`, `logloss`, `calibration`, `samples` (also for each of several labels in `tasks`), `skipped`, with
         `step`, `checkpoint` and `data`.
 
     Raises:

@@ -2,23 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
-from rayrec.data import BatchStream, empty_batch
-from rayrec.metrics import BinaryMetrics
+import torch
+
+from rayrec.data import BatchStream, Schema, empty_batch
+from rayrec.metrics import BinaryMetrics, BucketedMetrics, GroupedAuc
+from rayrec.models import Batch
 from rayrec.train.config import TrainConfig
 from rayrec.train.control import in_step
 from rayrec.train.learner import Learner
 from rayrec.train.session import Session
 
+BUCKET_S = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
+MONDAY_S = 4 * 86_400  # 1970 began on a Thursday
+
+
+class Scores:
+    """What is measured over the evaluation rows.
+
+    Args:
+        schema: names of several labels; whether rows have groups and times.
+    """
+
+    def __init__(self, schema: Schema, session: Session) -> None:
+        self._session, self._names = session, schema.task_names
+        self._all = BinaryMetrics(session.device, names=self._names)
+        self._groups = None if schema.group is None else GroupedAuc(self._names)
+        self._times = None if schema.timestamp is None else BucketedMetrics(self._names)
+        self._bucket = "day" if schema.timestamp is None else schema.timestamp.bucket
+        self._first_s = MONDAY_S if self._bucket == "week" else 0
+
+    def add(self, batch: Batch, logits: torch.Tensor) -> None:
+        """One batch of this rank."""
+        self._all.update(logits, batch.label, batch.weight)
+        if self._groups is not None:
+            assert batch.group is not None
+            self._groups.update(batch.group, logits, batch.label, batch.weight)
+        if self._times is not None:
+            assert batch.time is not None
+            bucket = (batch.time - self._first_s) // BUCKET_S[self._bucket]
+            self._times.update(bucket, logits, batch.label, batch.weight)
+
+    def figures(self) -> dict[str, Any]:
+        """Those of all ranks: what `BinaryMetrics` gives, `gauc` and `groups` where rows have groups, and `by_time`
+        where they have times: the same figures for each stretch, with its `start`. A collective.
+        """
+        figures = self._all.compute(self._session.group)
+        control = self._session.control.group
+        if self._groups is not None:
+            figures = _joined(figures, self._groups.compute(control))
+        if self._times is not None:
+            by_time = self._times.compute(control).items()
+            figures["by_time"] = [{"start": self._start(bucket), **of_bucket} for bucket, of_bucket in by_time]
+        return figures
+
+    def _start(self, bucket: int) -> str:
+        start = datetime.fromtimestamp(bucket * BUCKET_S[self._bucket] + self._first_s, UTC)
+        return start.strftime("%Y-%m-%d %H:00" if self._bucket == "hour" else "%Y-%m-%d")
+
+
+def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of both, also of each of several labels."""
+    joined = {**first, **second}
+    if "tasks" in first:
+        joined["tasks"] = {name: {**of, **second["tasks"][name]} for name, of in first["tasks"].items()}
+    return joined
+
 
 def evaluate(learner: Learner, stream: BatchStream, config: TrainConfig, session: Session) -> dict[str, Any]:
-    """What `BinaryMetrics` measures, over the rows of all ranks; a collective.
+    """What `Scores` measures, over the rows of all ranks, and how many rows were `skipped`; a collective.
 
     Raises:
         RankError: rows that cannot be read, on any rank.
     """
-    metrics = BinaryMetrics(session.device, names=config.data_schema.task_names)
+    scores = Scores(config.data_schema, session)
     model = learner.model
     training = model.training
     model.eval()
@@ -26,7 +86,8 @@ def evaluate(learner: Learner, stream: BatchStream, config: TrainConfig, session
         with stream:
             for turn in in_step(stream, empty_batch(config.data_schema), session.control):
                 batch = turn.on(session.device).batch
-                metrics.update(learner.score(batch), batch.label, batch.weight)
+                scores.add(batch, learner.score(batch))
     finally:
         model.train(training)
-    return metrics.compute(session.group)
+    (skipped,) = session.control.sums([stream.skipped.count])
+    return {**scores.figures(), "skipped": int(skipped)}

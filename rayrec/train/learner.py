@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections import Counter
 from dataclasses import dataclass
@@ -22,12 +23,19 @@ from rayrec.train.session import Job, Session
 @dataclass(frozen=True, slots=True)
 class Learner:
     """A sharded model and the optimizer of its dense part, tables with a dense kernel among it; that of the other
-    tables is fused into backward."""
+    tables is fused into backward.
+
+    Args:
+        logit_shift: added to logits when scoring. Trained on all positives and a part w of the negatives, the model's
+            probability p stands for p / (p + (1 - p) / w), which is the logit plus log(w) (He et al., "Practical
+            lessons from predicting clicks on ads at Facebook", 2014, section 6.3).
+    """
 
     model: DistributedModelParallel
     optimizer: torch.optim.Optimizer
     plan: ShardingPlan
     world_size: int
+    logit_shift: float = 0.0
 
     def step(self, batch: Batch, share: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Train on one batch of each rank, as one process would on all of them together.
@@ -50,10 +58,10 @@ class Learner:
         return detached, logits.detach()
 
     def score(self, batch: Batch) -> torch.Tensor:
-        """Logits `[B]` of a batch, without training; a collective like `step`."""
+        """Logits of a batch as they hold for all rows, without training; a collective like `step`."""
         with torch.no_grad():
             _, logits = self.model(batch)
-        return logits
+        return logits + self.logit_shift if self.logit_shift else logits
 
 
 def make_learner(job: Job, session: Session) -> Learner:
@@ -70,7 +78,8 @@ def make_learner(job: Job, session: Session) -> Learner:
     model = DistributedModelParallel(module, env=session.env, device=session.device, plan=plan, sharders=[sharder])
     # Dropout differs between ranks; weights, drawn before, do not.
     torch.manual_seed(config.trainer.seed * 10_007 + session.rank)
-    return Learner(model, build.dense_optimizer(config, model.dense_parameters().values()), plan, session.world_size)
+    optimizer = build.dense_optimizer(config, model.dense_parameters().values())
+    return Learner(model, optimizer, plan, session.world_size, math.log(config.data.negative_rate))
 
 
 def _topology(session: Session) -> Topology:

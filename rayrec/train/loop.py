@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.data import BatchStream, Cursor, empty_batch
 from rayrec.distributed.comm import broadcast_object
 from rayrec.train import build
-from rayrec.train.control import Turn, due, in_step
+from rayrec.train.control import RankError, Turn, due, in_step
 from rayrec.train.errors import TrainError, plain_errors
 from rayrec.train.evaluation import evaluate
 from rayrec.train.learner import Learner, make_learner
 from rayrec.train.position import START, Position
 from rayrec.train.session import Job, Session
+from rayrec.train.skipped import SkippedRows
 from rayrec.train.streams import Streams
 from rayrec.train.window import Window
 
@@ -35,7 +39,7 @@ class Loop:
         self.position = START if self.resumed is None else Position.from_dict(self.resumed.extra["position"])
         self.saved = self.resumed
         self.window = Window(session.device, session.control, session.group, self.config.data_schema.task_names)
-        self.empty = empty_batch(self.config.data_schema)
+        self.empty = empty_batch(self.config.data_schema.for_training)
         self.last_epoch = self.config.trainer.epochs - 1
         self.figures: dict[str, Any] = {}
         self.total_steps = 0
@@ -47,6 +51,7 @@ class Loop:
         if self.resumed is not None:
             with plain_errors():
                 self.store.load(self.resumed, learner.model, learner.optimizer, self.session.control.group)
+            learner = replace(learner, logit_shift=self.resumed.extra.get("logit_shift", 0.0))
         return learner
 
     def run(self) -> dict[str, Any]:
@@ -74,12 +79,12 @@ class Loop:
         began = time.perf_counter()
         stream = self.streams.take("train", position.cursor)
         first_step, whole_epoch = position.step, not position.cursor.done
-        with stream:
+        with stream, self._watched(stream, "training"):
             for turn in in_step(stream, self.empty, self.session.control, since=began):
                 turn = turn.on(self.session.device)
                 loss, logits = self.learner.step(turn.batch, turn.share)
                 seconds = time.perf_counter() - began
-                position = position.after(turn, seconds)
+                self.position = position = position.after(turn, seconds)
                 self.total_steps = position.step + self._steps_left(position, stream)
                 self._after_step(position, turn, loss, logits, seconds)
                 if stream.batches_left * seconds < PREPARE_AHEAD_S:
@@ -95,7 +100,7 @@ class Loop:
         return position.merged(self.session.control)
 
     def _steps_left(self, position: Position, stream: BatchStream) -> int:
-        """To the end of the run, as far as it is known how many rows pass the filters."""
+        """To the end of the run, as far as it is known how many rows are left out."""
         per_epoch = self.job.train.rows * stream.share_given / self.config.trainer.batch_size
         return stream.batches_left + (self.last_epoch - position.epoch) * math.ceil(per_epoch)
 
@@ -113,6 +118,7 @@ class Loop:
         if due(position.step, self.config.trainer.checkpoint_every):
             self.window.check(position.step)
             self._save(position.merged(self.session.control))
+            self._tell_skipped()
         self._tell_progress(position)
 
     def _log(self, position: Position) -> None:
@@ -122,7 +128,9 @@ class Loop:
         self._tell("train", position, **self.figures, lr=lr)
 
     def _evaluate(self, position: Position) -> dict[str, Any]:
-        scores = evaluate(self.learner, self.streams.take("eval", EVAL_ROWS), self.config, self.session)
+        stream = self.streams.take("eval", EVAL_ROWS)
+        with self._watched(stream, "evaluation"):
+            scores = evaluate(self.learner, stream, self.config, self.session)
         self._tell("eval", position, **scores)
         return scores
 
@@ -132,6 +140,7 @@ class Loop:
             "position": position.to_dict(),
             "config": self.config.to_dict(),
             "world_size": self.session.world_size,
+            "logit_shift": self.learner.logit_shift,
         }
         learner, group = self.learner, self.session.control.group
         with plain_errors():
@@ -139,6 +148,22 @@ class Loop:
         if self.session.rank == 0:
             self.store.prune(self.config.storage.keep)
         self._tell("event", position, event="checkpoint", message=f"checkpoint of step {position.step} is complete")
+
+    @contextmanager
+    def _watched(self, stream: BatchStream, what: str) -> Iterator[None]:
+        """Tell of the rows that a stream leaves out: when it is over, and when too many of them end the run."""
+        self.skipped = SkippedRows(stream, self.session.control, what)
+        try:
+            yield
+        except RankError:
+            self._tell_skipped()
+            raise
+        self._tell_skipped()
+
+    def _tell_skipped(self) -> None:
+        event = self.skipped.event(self.position.epoch)
+        if event is not None:
+            self._tell("event", self.position, **event)
 
     def _tell_start(self) -> None:
         step = None if self.resumed is None else self.resumed.step
@@ -169,6 +194,7 @@ class Loop:
                 "ne": self.figures.get("ne"),
                 "auc": self.figures.get("auc"),
                 "samples": position.samples,
+                "skipped": position.skipped,
                 "seconds": round(position.seconds, 3),
                 "data_wait_fraction": position.wait_s / max(position.seconds, 1e-9),
             },

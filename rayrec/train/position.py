@@ -17,12 +17,15 @@ class Position:
     Args:
         step: steps made.
         samples: rows trained on, over all ranks and epochs.
+        skipped: rows that could not be used and were left out: of all ranks and epochs, but for those since `cursor`'s
+            stream was opened.
         seconds: time spent on steps, by this rank's clock; `wait_s`: the part of it that some rank waited for rows.
         cursor: what of the epoch has been read: by this rank while an epoch goes on, by all ranks in a checkpoint.
     """
 
     step: int
     samples: int
+    skipped: int
     seconds: float
     wait_s: float
     cursor: Cursor | RankCursor
@@ -36,6 +39,7 @@ class Position:
         return Position(
             step=self.step + 1,
             samples=self.samples + turn.rows,
+            skipped=self.skipped,
             seconds=self.seconds + seconds,
             wait_s=self.wait_s + turn.wait_s,
             cursor=turn.cursor,
@@ -43,25 +47,28 @@ class Position:
 
     def merged(self, control: Control) -> Position:
         """The position of all ranks together; a collective."""
-        return replace(self, cursor=Cursor.merge(control.gather(self.cursor)))
+        cursors = control.gather(self.cursor)
+        skipped = sum(cursor.skipped for cursor in cursors if isinstance(cursor, RankCursor))
+        return replace(self, cursor=Cursor.merge(cursors), skipped=self.skipped + skipped)
 
     def next_epoch(self) -> Position:
         return replace(self, cursor=Cursor.start(self.epoch + 1))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values that `from_dict` reads."""
-        numbers = {"step": self.step, "samples": self.samples, "seconds": self.seconds, "wait_s": self.wait_s}
-        return {**numbers, "cursor": self.cursor.to_dict()}
+        names = ("step", "samples", "skipped", "seconds", "wait_s")
+        return {**{name: getattr(self, name) for name in names}, "cursor": self.cursor.to_dict()}
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Position:
         return cls(
             step=int(raw["step"]),
             samples=int(raw["samples"]),
+            skipped=int(raw.get("skipped", 0)),
             seconds=float(raw["seconds"]),
             wait_s=float(raw["wait_s"]),
             cursor=Cursor.from_dict(raw["cursor"]),
         )
 
 
-START = Position(step=0, samples=0, seconds=0.0, wait_s=0.0, cursor=Cursor.start(0))
+START = Position(step=0, samples=0, skipped=0, seconds=0.0, wait_s=0.0, cursor=Cursor.start(0))

@@ -9,11 +9,12 @@ from html import escape
 from pathlib import Path
 
 from rayrec.train.report_charts import Chart, Mark, Points, svg_chart
+from rayrec.train.report_evaluations import by_time_table, count_text, epoch_text, evaluations_table, figure_text
 from rayrec.train.report_plan import memory_section, plan_section
 from rayrec.train.report_run import ENDS, Line, RunRecord, history, number, of_task, task_names
+from rayrec.train.report_skipped import skipped_rows, skipped_section
 
 MOST_EVENTS = 200
-FIGURES = {"auc": "AUC", "ne": "normalized entropy", "logloss": "log loss", "calibration": "calibration"}
 KEY = re.compile(r"^(\s*(?:- )*)([\w.\-]+)(?=:)", re.MULTILINE)
 
 
@@ -24,9 +25,11 @@ def page(run: RunRecord, now: float) -> str:
         _notices(run),
         _cards(run),
         _charts(run),
-        _section("Evaluations", _evaluations(run)),
+        _section("Evaluations", evaluations_table(run.evals)),
+        _section("Last evaluation by time", by_time_table(run.evals)),
         _section("Sharding plan", plan_section(run.plan, run.table_bits) if run.plan and run.plan.plan else ""),
         _section("Memory by rank", memory_section(run.memory) if run.memory else ""),
+        _section("Rows left out", skipped_section(run.events)),
         _section("Events", _events(run)),
         _section("Configuration", _config(run)),
         f"<footer>rayrec · {escape(str(run.path))} · written {_clock(now)}</footer>",
@@ -60,6 +63,11 @@ def _notices(run: RunRecord) -> str:
     if recovered:
         times = "once" if len(recovered) == 1 else f"{len(recovered)} times"
         notices.append(("recovered", f"Recovered {times}: {recovered[-1].get('message', '')}"))
+    skipped = skipped_rows(run.events)
+    if skipped:
+        notices.append(
+            ("", f"Left out {skipped:,} row{'' if skipped == 1 else 's'} that could not be used; see below.")
+        )
     notices += [("failed", f"Not shown: {problem}") for problem in run.problems]
     return "".join(f"<p class='notice {kind}'>{escape(text)}</p>" for kind, text in notices)
 
@@ -76,15 +84,20 @@ def _cards(run: RunRecord) -> str:
     seconds = run.last_time - run.first_time if run.first_time is not None and run.last_time is not None else None
     attempts = max((int(number(line, "attempt") or 0) for line in run.lines), default=0)
     cards = [
-        ("AUC", _figure(evaluation, "auc"), _best(run.evals, "auc", max) or _training(train, "auc"), "lead"),
+        ("AUC", figure_text(evaluation, "auc"), _best(run.evals, "auc", max) or _training(train, "auc"), "lead"),
         (
             "Normalized entropy",
-            _figure(evaluation, "ne"),
+            figure_text(evaluation, "ne"),
             _best(run.evals, "ne", min) or _training(train, "ne"),
             "lead",
         ),
-        ("Log loss", _figure(evaluation, "logloss"), f"evaluated on {samples:,.0f} rows" if samples else "", "lead"),
-        ("Calibration", _figure(evaluation, "calibration"), "predicted / observed positives", "lead"),
+        (
+            "Log loss",
+            figure_text(evaluation, "logloss"),
+            f"evaluated on {samples:,.0f} rows" if samples else "",
+            "lead",
+        ),
+        ("Calibration", figure_text(evaluation, "calibration"), "predicted / observed positives", "lead"),
         ("Throughput", f"{rate:,.0f}" if rate else "–", "samples / s", ""),
         ("Waiting for data", *_waited(run), ""),
         ("Workers", f"{world:.0f}" if world else "–", f"attempt {attempts}" if attempts > 1 else "", ""),
@@ -188,37 +201,11 @@ def _points(lines: Sequence[Line], key: str) -> Points:
     return [(step, value) for step, value in pairs if step is not None and value is not None]
 
 
-def _evaluations(run: RunRecord) -> str:
-    lines, _ = history(run.evals)
-    if not lines:
-        return ""
-    names = task_names(lines)
-    head = "".join(f"<th class='num'>{name}</th>" for name in ("epoch", "step", *FIGURES.values(), "rows"))
-    rows = "".join(
-        _evaluation(line, name, best=line is best and len(of) > 1)
-        for name, of in [(name, of_task(lines, name)) for name in names] or [("", lines)]
-        for best in [max(of, key=lambda line: number(line, "auc") or 0.0)]
-        for line in of
-    )
-    head = ("<th>label</th>" if names else "") + head
-    return f"<div class='wide'><table class='even'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-
-
-def _evaluation(line: Line, task: str, best: bool) -> str:
-    """A row of the table; `task` is the name of the label, where there are several."""
-    return (
-        f"<tr{' class=best' if best else ''}>{f'<td>{escape(task)}</td>' if task else ''}"
-        f"<td class='num'>{_epoch(line)}</td><td class='num'>{_count(line, 'step')}</td>"
-        + "".join(f"<td class='num'>{_figure(line, key)}</td>" for key in FIGURES)
-        + f"<td class='num'>{_count(line, 'samples')}</td></tr>"
-    )
-
-
 def _events(run: RunRecord) -> str:
     if not run.events:
         return ""
     rows = "".join(
-        f"<tr><td class='soft'>{_clock(number(line, 'time'))}</td><td class='num'>{_count(line, 'step')}</td>"
+        f"<tr><td class='soft'>{_clock(number(line, 'time'))}</td><td class='num'>{count_text(line, 'step')}</td>"
         f"<td><span class='key {kind}'>{kind}</span></td>"
         f"<td class='text'>{escape(str(line.get('message', '')))}</td></tr>"
         for line in run.events[-MOST_EVENTS:]
@@ -241,27 +228,11 @@ def _section(title: str, body: str) -> str:
     return f"<h2>{title}</h2><div class='panel'>{body}</div>" if body else ""
 
 
-def _figure(line: Line, key: str) -> str:
-    value = number(line, key)
-    return "–" if value is None else f"{value:.4f}"
-
-
-def _count(line: Line, key: str) -> str:
-    value = number(line, key)
-    return "–" if value is None else f"{value:,.0f}"
-
-
-def _epoch(line: Line) -> str:
-    """Of a line of metrics.jsonl, which counts epochs from 0, for people."""
-    epoch = number(line, "epoch")
-    return "–" if epoch is None else f"{epoch + 1:,.0f}"
-
-
 def _epochs(run: RunRecord) -> str:
     done = number(run.result or {}, "epochs")
     if done is not None:
         return f"{done:,.0f} epoch{'' if done == 1 else 's'}"
-    return f"in epoch {_epoch(run.train[-1])}" if run.train else ""
+    return f"in epoch {epoch_text(run.train[-1])}" if run.train else ""
 
 
 def _best(lines: Sequence[Line], key: str, choose: Callable[..., Line]) -> str:
@@ -270,16 +241,16 @@ def _best(lines: Sequence[Line], key: str, choose: Callable[..., Line]) -> str:
     if len(defined) < 2:
         return ""
     best = choose(defined, key=lambda line: number(line, key))
-    return f"best {_figure(best, key)} at step {_count(best, 'step')}"
+    return f"best {figure_text(best, key)} at step {count_text(best, 'step')}"
 
 
 def _training(line: Line, key: str) -> str:
-    return f"in training {_figure(line, key)}" if number(line, key) is not None else ""
+    return f"in training {figure_text(line, key)}" if number(line, key) is not None else ""
 
 
 def _last_checkpoint(run: RunRecord) -> str:
     saved = [line for line in run.events if line.get("event") == "checkpoint" and number(line, "step") is not None]
-    return f"step {_count(saved[-1], 'step')}" if saved else ""
+    return f"step {count_text(saved[-1], 'step')}" if saved else ""
 
 
 def _duration(seconds: float | None) -> str:

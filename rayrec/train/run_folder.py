@@ -24,6 +24,7 @@ FIXED_FIELDS = (
     "optimizers.dense.kind",
     "optimizers.sparse.kind",
     "trainer.seed",
+    "data.negative_rate",
 )
 
 

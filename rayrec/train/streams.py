@@ -57,7 +57,7 @@ class Streams:
         assert manifest is not None
         return BatchStream(
             manifest,
-            config.data_schema,
+            config.data_schema.for_training if use == "train" else config.data_schema,
             build.rows_of(config),
             batch_rows=dealt(config.trainer.batch_size, session.rank, session.world_size),
             rank=session.rank,
@@ -66,6 +66,7 @@ class Streams:
             seed=config.trainer.seed,
             shuffle=use == "train",
             options=config.data.read,
+            negative_rate=config.data.negative_rate if use == "train" else 1.0,
         )
 
 

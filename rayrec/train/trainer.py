@@ -125,7 +125,7 @@ class Trainer:
         """Everything that can be wrong with data and model is found here, before any worker starts."""
         config = self.config
         schema = config.data_schema
-        train = Manifest.of(config.data.train, schema)
+        train = Manifest.of(config.data.train, schema.for_training)
         evaluation = None if config.data.eval is None else Manifest.of(config.data.eval, schema)
         if evaluation is not None:
             evaluation.check_like(train)
@@ -144,6 +144,8 @@ class Trainer:
 
     def _tell_data(self, train: Manifest, evaluation: Manifest | None) -> None:
         told = [f"training on {train.rows:,} rows in {len(train.files):,} files"]
+        if self.config.data.negative_rate < 1:
+            told[0] += f" (negatives at a rate of {self.config.data.negative_rate:g})"
         if evaluation is not None:
             told.append(f"evaluation on {evaluation.rows:,} rows in {len(evaluation.files):,} files")
         self.display.say(f"run {self.config.name}: {', '.join(told)}")

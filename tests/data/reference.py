@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ class Expected:
     weight: list[float] = field(default_factory=list)
     bags: dict[str, list[list[int]]] = field(default_factory=dict)
     weights: dict[str, list[list[float]]] = field(default_factory=dict)
+    group: list[int] = field(default_factory=list)
+    time: list[int] = field(default_factory=list)
     bad_rows: list[int] = field(default_factory=list)
 
 
@@ -35,6 +38,8 @@ def expect(rows: list[dict[str, Any]], schema: Schema, rows_of: dict[str, int]) 
         try:
             label = _labels(row, schema)
             sample_weight = _sample_weight(row, schema)
+            group = 0 if schema.group is None else _group(row[schema.group.column])
+            time = 0 if schema.timestamp is None else _seconds(row[schema.timestamp.column], schema.timestamp.unit)
             dense = [x for f in schema.dense for x in _dense(row[f.column], f)]
             pairs = {f.name: _sparse(row, f, rows_of[f.name]) for f in schema.sparse}
         except BadRow:
@@ -42,6 +47,8 @@ def expect(rows: list[dict[str, Any]], schema: Schema, rows_of: dict[str, int]) 
             continue
         out.label.append(label)
         out.weight.append(sample_weight)
+        out.group.append(group)
+        out.time.append(time)
         out.dense.append(dense)
         for name, found in pairs.items():
             out.bags[name].append([i for i, _ in found])
@@ -71,6 +78,32 @@ def _sample_weight(row: dict[str, Any], schema: Schema) -> float:
     if weight < 0:
         raise BadRow
     return weight
+
+
+def _group(value: Any) -> int:
+    """A whole number as it is, a text by its hash, both as 64 bits with a sign."""
+    if value is None:
+        raise BadRow
+    if not isinstance(value, int):
+        text = value if isinstance(value, bytes) else value.encode()
+        key = seed_of(3).to_bytes(8, "little")
+        value = int.from_bytes(hashlib.blake2b(text, digest_size=8, key=key).digest(), "little")
+    return int((value + 2**63) % 2**64 - 2**63)
+
+
+def _seconds(value: Any, unit: str) -> int:
+    if value is None:
+        raise BadRow
+    if isinstance(value, int):
+        seconds = value // {"s": 1, "ms": 1000, "us": 1000_000, "ns": 1000_000_000}[unit]
+    else:
+        if not isinstance(value, datetime):
+            value = datetime(value.year, value.month, value.day)
+        utc = value if value.tzinfo else value.replace(tzinfo=UTC)
+        seconds = (utc - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1)
+    if not 0 <= seconds < 7_258_118_400:
+        raise BadRow
+    return seconds
 
 
 def _dense(value: Any, feature: DenseFeature) -> list[float]:

@@ -152,6 +152,15 @@ def draw_targets(rng: random.Random) -> tuple[dict[str, Any], dict[str, pa.DataT
         others = [f"l{i}" for i in range(rng.randrange(0, 3))]
         tasks = [{"name": n, "on_null": rng.choice(["error", "ignore"])} for n in others]
         targets["labels"] = [{"name": "first", "column": "label"}, *tasks]
+    if rng.random() < 0.3:
+        kind = encoded(rng.choice([*INTS, *TEXTS]), rng)
+        targets["group"] = {"column": "who"}
+        columns["who"] = kind if rng.random() > 0.04 else rng.choice([pa.float32(), pa.list_(pa.int64())])
+    if rng.random() < 0.3:
+        dates = [pa.date32(), pa.timestamp("ms"), pa.timestamp("us", tz="UTC"), pa.timestamp("ns")]
+        kind = encoded(rng.choice([*INTS, *dates]), rng)
+        targets["timestamp"] = {"column": "at", "unit": rng.choice(["s", "ms"])}
+        columns["at"] = kind if rng.random() > 0.04 else rng.choice([pa.float64(), pa.string()])
     return targets, columns
 
 
@@ -203,6 +212,12 @@ def assert_batch(batch: Batch, expected: Expected, schema: Schema) -> None:
         assert batch.weight is None
     else:
         assert batch.weight is not None and batch.weight.tolist() == expected.weight
+    for present, found, wanted in (
+        (schema.group, batch.group, expected.group),
+        (schema.timestamp, batch.time, expected.time),
+    ):
+        assert (found is None) is (present is None)
+        assert found is None or found.tolist() == wanted
     assert batch.sparse.keys() == schema.sparse_names
     lengths = batch.sparse.lengths().reshape(len(schema.sparse), batch.rows).tolist()
     bags = [expected.bags[n] for n in schema.sparse_names]

@@ -308,18 +308,22 @@ def test_resume_with_skipped_rows(tmp_path: Path) -> None:
     good = bad_folder(tmp_path)
     manifest = Manifest.read(str(tmp_path), SCHEMA, window_rows=130)
     for stop in range(0, 60, 7):
-        ids, cursor = [], Cursor.start(0)
+        ids, cursor, skipped = [], Cursor.start(0), 0
         for _ in range(2):
+            passed = 0
             options = LOCAL.model_copy(update={"bad_rows": SKIP})
             with stream(manifest, cursor, 0, 1, options=options, batch_rows=9) as batches:
                 for number, (batch, after) in enumerate(batches):
                     ids += row_ids([batch])
-                    cursor = after.cursor()
+                    cursor, passed = after.cursor(), after.skipped
                     if number == stop:
                         break
+            skipped += passed
         with stream(manifest, cursor, 0, 1, options=options, batch_rows=9) as batches:
-            ids += row_ids([b for b, _ in batches])
+            rest = list(batches)
+        ids += row_ids([b for b, _ in rest])
         assert sorted(ids) == sorted(good)
+        assert skipped + (rest[-1][1].skipped if rest else 0) == 5, "each bad row counts for one cursor"
 
 
 def test_too_many_bad_rows_end_the_run(tmp_path: Path) -> None:

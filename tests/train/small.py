@@ -34,6 +34,7 @@ def table(rows: int, seed: int = 0) -> pa.Table:
     liked = label * (random.random(rows) < 0.6)
     asked = random.random(rows) < 0.8  # who was not asked has no answer
     columns |= {"like": pa.array(liked, mask=~asked), "weight": random.integers(0, 4, rows) / 2}
+    columns |= {"at": 1_700_000_000 + random.integers(0, 3 * 86_400, rows), "city": [f"city {i % 9}" for i in user]}
     return pa.table(columns)
 
 

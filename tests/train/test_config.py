@@ -60,11 +60,12 @@ def problem(*overrides: str) -> str:
         ("schema.labels=[{name: a}]", ["schema: give `label` (one) or `labels` (several), not both"]),
         ("schema={label: null, dense: [{name: age}]}", ["schema: nothing is predicted: give `label`"]),
         ("schema={labels: [{name: a}, {name: a}], dense: [{name: age}]}", ["appear more than once: ['a']"]),
+        ("data.negative_rate=0", ["data.negative_rate: got 0"]),
         ("model.factory=a.b:c", ["model: give `name`", "or `factory`", "not both"]),
         ("storage.path=s3://bucket/runs", ["storage.path: s3://bucket/runs is a URI"]),
         ("name=../up", ["name: got '../up'"]),
         ("name=null", ["name: got None"]),
-        ("data=3", ["data: got 3 (int); it is a section with the fields train, eval, read"]),
+        ("data=3", ["data: got 3 (int); it is a section with the fields train, eval, negative_rate, read"]),
         ("data.train=7", ["data.train: 7 is not a path, a list of paths, or a section with path and filters"]),
     ],
 )
@@ -72,6 +73,16 @@ def test_a_wrong_field_is_named_with_the_fix(override: str, parts: list[str]) ->
     text = problem(override)
     for part in parts:
         assert part in text
+
+
+def test_negatives_of_several_labels_are_refused() -> None:
+    text = problem(
+        "data.negative_rate=0.5",
+        "schema.label=null",
+        "schema.labels=[{name: a}, {name: b}]",
+        "model.args.over_arch=[16, 2]",
+    )
+    assert "data.negative_rate: works with one label" in text
 
 
 def test_every_problem_is_told_at_once() -> None:

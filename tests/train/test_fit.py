@@ -90,63 +90,6 @@ def test_only_the_newest_checkpoints_are_kept(finished: tuple[Path, Result]) -> 
     assert [checkpoint.step for checkpoint in store.all()] == [24, 30, 32]
 
 
-LABELS = [{"name": "click", "column": "label"}, {"name": "like", "on_null": "ignore", "weight": 0.5}]
-
-
-def several_labels(folder: Path, **changes: Any) -> dict[str, Any]:
-    schema = {**raw_config(folder)["schema"], "label": None, "labels": LABELS, "sample_weight": {"column": "weight"}}
-    model = {"name": "dlrm", "args": {"dense_arch": [16, 8], "over_arch": [16, 2]}}
-    return {"schema": schema, "model": model, **changes}
-
-
-def test_several_labels_and_weights_from_the_files_to_the_report(tmp_path: Path) -> None:
-    write_all(tmp_path)
-    result = trainer(tmp_path, **several_labels(tmp_path)).fit()
-    assert result.eval is not None
-    tasks = result.eval["tasks"]
-    assert list(tasks) == ["click", "like"]
-    assert all(figures["auc"] > 0.65 for figures in tasks.values())
-    assert result.eval["auc"] == tasks["click"]["auc"] and tasks["click"]["samples"] == 301
-    assert tasks["like"]["samples"] == 301 - pq.read_table(tmp_path / "eval")["like"].null_count
-    assert set(records(result.folder, "train")[-1]["tasks"]) == {"click", "like"}
-    assert records(result.folder, "eval")[-1]["tasks"] == tasks
-    text, report = shown(tmp_path), (result.folder / "report.html").read_text()
-    for part in ("click", "like"):
-        assert f"evaluation AUC, {part}" in text
-        assert f"<td>{part}</td>" in report and f"<b>AUC, {part}</b>" in report
-    assert evaluate_run(result.folder)["tasks"] == tasks
-
-
-def test_weights_of_the_evaluation_are_those_of_the_rows(tmp_path: Path) -> None:
-    """The same model scored without weights, and on a file where a row stands as often as it weighs."""
-    write_all(tmp_path, rows=300)
-    schema = {**raw_config(tmp_path)["schema"], "sample_weight": {"column": "weight"}}
-    result = trainer(tmp_path, schema=schema, trainer__epochs=1).fit()
-    rows = pq.read_table(tmp_path / "eval")
-    times = (np.asarray(rows["weight"]) * 2).astype(int)
-    once = rows.take(np.repeat(np.arange(len(rows)), times))
-    once = once.set_column(once.column_names.index("weight"), "weight", pa.array(np.ones(len(once))))
-    pq.write_table(once, tmp_path / "once.parquet")
-    again = evaluate_run(result.folder, str(tmp_path / "once.parquet"))
-    assert result.eval is not None
-    for name in ("auc", "ne", "logloss", "calibration"):
-        assert again[name] == pytest.approx(result.eval[name], rel=1e-6)
-    assert (result.eval["samples"], again["samples"]) == (301, int(times.sum()))
-
-
-@pytest.mark.parametrize(("bad", "value"), [(-0.5, "-0.5"), (float("nan"), "nan"), (None, "None")])
-def test_a_bad_weight_is_a_bad_row(tmp_path: Path, bad: float | None, value: str) -> None:
-    write_all(tmp_path, rows=300)
-    schema = {**raw_config(tmp_path)["schema"], "sample_weight": {"column": "weight"}}
-    rows = table(20).drop_columns("weight").append_column("weight", pa.array([1.0] * 12 + [bad] + [1.0] * 7))
-    pq.write_table(rows, tmp_path / "train" / "part-9.parquet")
-    with pytest.raises(TrainError, match=rf"sample weight must be .*part-9.*row 12, column 'weight', value {value}"):
-        trainer(tmp_path, schema=schema).fit()
-    read = {"reader": "local", "bad_rows": {"policy": "skip"}}
-    result = trainer(tmp_path, schema=schema, data__read=read, trainer__epochs=1, fresh=True).fit()
-    assert result.train["samples"] == 319
-
-
 def test_a_finished_run_says_so_and_raised_epochs_go_on(tmp_path: Path) -> None:
     write_all(tmp_path, rows=300)
     first = trainer(tmp_path, trainer__epochs=1).fit()

@@ -174,13 +174,17 @@ def test_unequal_ranks_train_as_one_process_on_all_rows(folder: Path, plan: str,
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_row_is_used_by_any_number_of_ranks(tmp_path: Path, world_size: int) -> None:
     write_all(tmp_path, rows=601)
-    outcomes = on_ranks(world_size, fit_on_rank, raw_config(tmp_path))
+    raw = raw_config(tmp_path)
+    raw["schema"] |= {"group": {"column": "city"}, "timestamp": {"column": "at"}}
+    outcomes = on_ranks(world_size, fit_on_rank, raw)
     for outcome in outcomes:
         assert (outcome["train"]["samples"], outcome["epochs"]) == (2 * 601, 2)
         assert outcome["eval"] == outcomes[0]["eval"]
         assert outcome["eval"]["samples"] == 301
         assert 10 <= outcome["steps"] / 2 <= 12
     assert outcomes[0]["eval"]["auc"] > 0.6
+    assert 0.5 < outcomes[0]["eval"]["gauc"] < 1 and outcomes[0]["eval"]["groups"] == 9
+    assert sum(stretch["samples"] for stretch in outcomes[0]["eval"]["by_time"]) == 301
 
 
 def test_more_ranks_than_rows_in_a_batch_and_in_the_data(tmp_path: Path) -> None:

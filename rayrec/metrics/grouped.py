@@ -1,0 +1,123 @@
+"""`GroupedAuc`: how well rows are ordered inside each group, as each user's among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rayrec.distributed.comm import all_gather_object, all_reduce, all_to_all
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+F64 = npt.NDArray[np.float64]
+_SPREAD = -7046029254386353131  # the golden ratio in 64 bits, as a signed number: neighbouring ids go to unlike ranks
+
+
+class GroupedAuc:
+    """The mean of the groups' AUCs, each weighted by its impressions (GAUC; Zhu et al., "Optimized cost per click in
+    Taobao display advertising", KDD 2017, section 5.1).
+
+    A group whose labels are all alike has no AUC and is left out, also of the weights. With sample weights a group's
+    impressions and pairs are weighted as well. It is exact whatever ranks a group's rows came to: the rows are kept (12
+    bytes each and 8 more for every label), and in `compute` each group's are brought to one rank.
+
+    Args:
+        names: of T labels, for a model with several; None for one label.
+    """
+
+    def __init__(self, names: Sequence[str] | None = None) -> None:
+        self._names = names
+        self._width = 1 + 2 * (1 if names is None else len(names))
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+
+    def update(
+        self, keys_B: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, weights_B: torch.Tensor | None = None
+    ) -> None:
+        """Adds a batch; copies it to the CPU.
+
+        Args:
+            keys_B: int64 [B], equal for the rows of one group.
+            logits, labels: [B], or [B, T] with several labels; a label is 0, 1, or NaN where it was not observed.
+            weights_B: [B], each finite and at least 0; None: all 1.
+        """
+        rows = len(keys_B)
+        weights_B = torch.ones(rows) if weights_B is None else weights_B
+        shape = (rows, self._width // 2)
+        columns = (weights_B.reshape(rows, 1), logits.detach().reshape(shape), labels.reshape(shape))
+        self._keys.append(keys_B.cpu())
+        self._values.append(torch.cat([column.float().cpu() for column in columns], dim=1))
+
+    def compute(self, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+        """`gauc`, and `groups`, how many had both labels; with several labels the first one's, and all in `tasks`.
+
+        `gauc` is None where no group has both labels, or a logit is not finite.
+
+        Args:
+            group: the ranks whose rows are taken together, on the CPU (gloo); each must call this.
+        """
+        keys, values = self._gathered(group)
+        weights, logits, labels = values[:, 0], *np.split(values[:, 1:], 2, axis=1)
+        sums = [_sums(keys, logits[:, t], labels[:, t], weights) for t in range(logits.shape[1])]
+        figures = []
+        for total, impressions, groups in all_reduce(torch.tensor(sums, dtype=torch.float64), group).tolist():
+            defined = impressions > 0 and np.isfinite(total)
+            figures.append({"gauc": total / impressions if defined else None, "groups": int(groups)})
+        if self._names is None:
+            return figures[0]
+        return {**figures[0], "tasks": dict(zip(self._names, figures, strict=True))}
+
+    def _gathered(self, group: dist.ProcessGroup | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """All rows of the groups that belong to this rank."""
+        keys = torch.cat([torch.empty(0, dtype=torch.int64), *self._keys])
+        values = torch.cat([torch.empty(0, self._width), *self._values])
+        if group is not None and group.size() > 1:
+            owner = ((keys * _SPREAD) >> 32) % group.size()
+            order = owner.argsort()
+            sent = owner.bincount(minlength=group.size()).tolist()
+            received = [counts[group.rank()] for counts in all_gather_object(sent, group)]
+            keys = _exchanged(keys[order], sent, received, group)
+            values = _exchanged(values[order], sent, received, group)
+        return keys.numpy(), values.numpy()
+
+
+def _exchanged(rows: torch.Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    arrived = rows.new_empty(sum(received), *rows.shape[1:])
+    all_to_all(arrived, rows, received, sent, group)()
+    return arrived
+
+
+def _sums(
+    keys: npt.NDArray[np.int64],
+    logits: npt.NDArray[np.float32],
+    labels: npt.NDArray[np.float32],
+    weights: npt.NDArray[np.float32],
+) -> tuple[float, float, int]:
+    """(Σ impressions × AUC, Σ impressions, groups) over the groups that have both labels."""
+    seen = ~np.isnan(labels) & (weights > 0)
+    if not seen.any():
+        return 0.0, 0.0, 0
+    if not np.isfinite(logits[seen]).all():
+        return float("nan"), 0.0, 0
+    order = np.lexsort((logits[seen], keys[seen]))
+    keys, logits, weight = keys[seen][order], logits[seen][order], weights[seen][order].astype(np.float64)
+    positive = weight * (labels[seen][order] > 0.5)
+    new_group = np.concatenate(([True], keys[1:] != keys[:-1]))
+    # A tie is a run of equal logits in a group; a pair inside it counts half.
+    ties = np.flatnonzero(new_group | np.concatenate(([True], logits[1:] != logits[:-1])))
+    groups = np.flatnonzero(new_group[ties])
+    positives, negatives = np.add.reduceat(positive, ties), np.add.reduceat(weight - positive, ties)
+    lengths = np.diff(np.append(groups, len(ties)))
+    below = np.cumsum(negatives) - negatives
+    below -= np.repeat(below[groups], lengths)
+    won: F64 = np.add.reduceat(positives * (below + negatives / 2), groups)
+    all_positives, all_negatives = np.add.reduceat(positives, groups), np.add.reduceat(negatives, groups)
+    both = (all_positives > 0) & (all_negatives > 0)
+    impressions = (all_positives + all_negatives)[both]
+    areas = won[both] / (all_positives * all_negatives)[both]
+    return float(areas @ impressions), float(impressions.sum()), int(both.sum())

@@ -1,0 +1,115 @@
+"""Down-sampled negatives: the same rows for any ranks and resumes, all positives, the rate kept."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.data import BadRows, BatchStream, Cursor, Manifest, Schema
+from tests.data.sets import ROWS_OF, SCHEMA, table, write
+from tests.data.test_stream import LOCAL, RAY, row_ids, stream
+
+RATE = 0.3
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    folder = write(tmp_path_factory.mktemp("set"), [730, 0, 12, 1301], row_group_size=150)
+    return Manifest.read(str(folder), SCHEMA, window_rows=300)
+
+
+def labels(manifest: Manifest) -> np.ndarray:
+    return pq.ParquetDataset([file.uri for file in manifest.files]).read()["label"].to_numpy()
+
+
+def read(manifest: Manifest, world_size: int, epoch: int = 0, **more: object) -> list[int]:
+    """The rows that so many ranks read in an epoch."""
+    ids = []
+    for rank in range(world_size):
+        with stream(manifest, Cursor.start(epoch), rank, world_size, negative_rate=RATE, **more) as batches:
+            found = list(batches)
+        assert all(batch.rows == 64 for batch, _ in found[:-1])
+        ids += row_ids([batch for batch, _ in found])
+    return ids
+
+
+def test_all_positives_and_the_rate_of_negatives(manifest: Manifest) -> None:
+    label, ids = labels(manifest), read(manifest, 1)
+    assert len(set(ids)) == len(ids)
+    kept = np.isin(np.arange(len(label)), ids)
+    assert kept[label == 1].all()
+    negatives = int((label == 0).sum())
+    spread = 4 * math.sqrt(negatives * RATE * (1 - RATE))
+    assert abs(int(kept[label == 0].sum()) - RATE * negatives) < spread
+
+
+def test_the_same_rows_for_any_number_of_ranks_and_any_order(manifest: Manifest, running_ray: None) -> None:
+    expected = sorted(read(manifest, 1))
+    assert sorted(read(manifest, 3)) == sorted(read(manifest, 5)) == expected
+    assert sorted(read(manifest, 2, shuffle=False)) == expected
+    assert sorted(read(manifest, 2, options=RAY)) == expected
+
+
+def test_every_epoch_and_seed_draws_anew(manifest: Manifest) -> None:
+    first, second, other = (set(read(manifest, 2, epoch, seed=seed)) for epoch, seed in ((0, 0), (1, 0), (0, 1)))
+    label = labels(manifest)
+    negatives = [{row for row in rows if label[row] == 0} for rows in (first, second, other)]
+    for rows in negatives[1:]:
+        assert len(rows & negatives[0]) < 0.5 * len(negatives[0])
+
+
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_exactly_once_under_stops_and_resizes(manifest: Manifest, data: st.DataObject) -> None:
+    expected = sorted(read(manifest, 1))
+    cursor, ids = Cursor.start(0), []
+    for last in (False, False, True):
+        world_size, batch_rows = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 200))
+        steps = 10_000 if last else data.draw(st.integers(0, 5))
+        after = []
+        for rank in range(world_size):
+            with stream(manifest, cursor, rank, world_size, batch_rows=batch_rows, negative_rate=RATE) as batches:
+                at = batches.start_cursor
+                for _, (batch, at) in zip(range(steps), batches, strict=False):  # noqa: B007
+                    ids += row_ids([batch])
+                after.append(at)
+        cursor = Cursor.from_dict(Cursor.merge(after).to_dict())
+    assert sorted(ids) == expected
+    assert cursor.finished(manifest)
+
+
+def test_bad_rows_are_not_drawn_away(tmp_path: Path) -> None:
+    """A row whose label cannot be read is no negative; batches and cursors count what is left out apart."""
+    label = np.where(np.arange(400) % 50 == 7, 3, np.arange(400) % 2)
+    pq.write_table(table(400, label=pa.array(label)), tmp_path / "x.parquet", row_group_size=60)
+    manifest = Manifest.read(str(tmp_path), SCHEMA, window_rows=100)
+    options = LOCAL.model_copy(update={"bad_rows": BadRows(policy="skip")})
+    with stream(manifest, Cursor.start(0), 0, 1, options=options, negative_rate=RATE) as batches:
+        found = list(batches)
+    assert batches.skipped.count == found[-1][1].skipped == 8
+    assert sum(batch.rows for batch, _ in found) + 8 < 400 == found[-1][1].rows
+
+
+def test_of_several_labels_no_row_is_a_negative(manifest: Manifest) -> None:
+    schema = Schema.model_validate(
+        {**SCHEMA.model_dump(), "label": None, "labels": [{"name": "label"}, {"name": "row"}]}
+    )
+    with pytest.raises(ValueError, match=r"negative_rate=0\.3 works with one label"):
+        BatchStream(
+            manifest,
+            schema,
+            ROWS_OF,
+            batch_rows=8,
+            rank=0,
+            world_size=1,
+            cursor=Cursor.start(0),
+            seed=0,
+            negative_rate=RATE,
+        )

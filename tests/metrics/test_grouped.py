@@ -1,0 +1,135 @@
+"""AUC inside groups and figures by bucket, against the same computed group by group."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.metrics import BinaryMetrics, BucketedMetrics, GroupedAuc
+from rayrec.metrics.buckets import MOST_BUCKETS
+from tests.metrics.test_binary import clicks
+from tests.ranks import on_ranks
+
+Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def pairs_in_order(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> float:
+    """Weighted Mann-Whitney, pair by pair."""
+    won = total = 0.0
+    for i in np.flatnonzero(labels == 1):
+        for j in np.flatnonzero(labels == 0):
+            pair = weights[i] * weights[j]
+            won += pair * (1.0 if logits[i] > logits[j] else 0.5 if logits[i] == logits[j] else 0.0)
+            total += pair
+    return won / total
+
+
+def by_hand(rows: Rows) -> tuple[float | None, int]:
+    keys, logits, labels, weights = (part.double().numpy() for part in rows)
+    areas, impressions = [], []
+    for key in np.unique(keys):
+        mine = (keys == key) & (weights > 0)
+        if len(np.unique(labels[mine])) == 2:
+            areas.append(pairs_in_order(logits[mine], labels[mine], weights[mine]))
+            impressions.append(weights[mine].sum())
+    return (float(np.average(areas, weights=impressions)) if areas else None), len(areas)
+
+
+def rows_of(count: int, groups: int, seed: int) -> Rows:
+    """Ties and weights of 0 among them, groups of unlike sizes, and keys of all signs."""
+    logits, labels = clicks(count, seed)
+    generator = torch.Generator().manual_seed(seed)
+    keys = (torch.rand(count, generator=generator) ** 2 * groups).long() - 3
+    weights = torch.randint(0, 4, (count,), generator=generator) / 2
+    return keys * 2**40, (logits * 4).round() / 4, labels, weights
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 120), st.integers(1, 30), st.integers(0, 1000))
+def test_equals_the_groups_taken_one_by_one(count: int, groups: int, seed: int) -> None:
+    rows = rows_of(count, groups, seed)
+    metric = GroupedAuc()
+    for part in zip(*(column.split(50) for column in rows), strict=True):
+        metric.update(*part)
+    found, expected = metric.compute(), by_hand(rows)
+    assert found["groups"] == expected[1]
+    assert found["gauc"] == (None if expected[0] is None else pytest.approx(expected[0], rel=1e-9))
+
+
+def gauc_of_rank(group: dist.ProcessGroup, rows: Rows) -> dict[str, Any]:
+    """The last rank has no rows; a group's rows are on several others."""
+    metric = GroupedAuc()
+    if group.rank() < group.size() - 1:
+        mine = slice(group.rank(), None, group.size() - 1)
+        metric.update(*(part[mine] for part in rows))
+    return metric.compute(group)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_groups_may_be_spread_over_ranks(world: int) -> None:
+    rows = rows_of(800, 40, seed=5)
+    alone = GroupedAuc()
+    alone.update(*rows)
+    expected = alone.compute()
+    assert expected["groups"] > 10 and expected["gauc"] == pytest.approx(by_hand(rows)[0], rel=1e-9)
+    for found in on_ranks(world, gauc_of_rank, rows):
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_several_labels_and_rows_that_were_not_observed() -> None:
+    keys, logits, labels, weights = rows_of(300, 20, seed=6)
+    second = labels.roll(1)
+    second[::2] = math.nan
+    both = GroupedAuc(["click", "like"])
+    both.update(keys, torch.stack([logits, -logits], dim=1), torch.stack([labels, second], dim=1), weights)
+    seen = ~second.isnan()
+    tasks = both.compute()["tasks"]
+    assert tasks["click"]["gauc"] == pytest.approx(by_hand((keys, logits, labels, weights))[0])
+    assert tasks["like"]["gauc"] == pytest.approx(by_hand((keys[seen], -logits[seen], second[seen], weights[seen]))[0])
+
+
+def test_nothing_to_compare() -> None:
+    metric = GroupedAuc()
+    assert metric.compute() == {"gauc": None, "groups": 0}
+    metric.update(torch.tensor([1, 2]), torch.zeros(2), torch.tensor([0.0, 1.0]))
+    assert metric.compute() == {"gauc": None, "groups": 0}, "no group has both labels"
+    metric.update(torch.tensor([1]), torch.tensor([math.inf]), torch.tensor([1.0]))
+    assert metric.compute()["gauc"] is None
+
+
+def buckets_of_rank(group: dist.ProcessGroup | None, rows: Rows, ranks: int) -> dict[int, dict[str, Any]]:
+    mine = slice(None) if group is None else slice(group.rank() * 200, None if group.rank() == ranks - 1 else 200)
+    metric = BucketedMetrics()
+    buckets, *rest = (part[mine] for part in rows)
+    metric.update(buckets, *rest)
+    return metric.compute(group)
+
+
+def test_buckets_are_measured_apart_on_any_number_of_ranks() -> None:
+    """Ranks have seen other buckets; within the coarser bins' error of the AUC."""
+    _, logits, labels, weights = rows_of(500, 10, seed=7)
+    buckets = torch.arange(500) // 60 - 2
+    alone = buckets_of_rank(None, (buckets, logits, labels, weights), 1)
+    assert list(alone) == list(range(-2, 7))
+    for bucket, figures in alone.items():
+        exact, inside = BinaryMetrics(), buckets == bucket
+        exact.update(logits[inside], labels[inside], weights[inside])
+        assert figures == pytest.approx(exact.compute(), rel=1e-3)
+    for found in on_ranks(2, buckets_of_rank, (buckets, logits, labels, weights), 2):
+        assert list(found) == list(alone)
+        assert all(found[bucket] == pytest.approx(alone[bucket], rel=1e-12) for bucket in alone)
+
+
+def test_too_many_buckets_are_refused() -> None:
+    metric = BucketedMetrics()
+    rows = MOST_BUCKETS + 5
+    metric.update(torch.arange(rows), torch.zeros(rows), torch.zeros(rows))
+    with pytest.raises(ValueError, match="more than 1,000 stretches of time"):
+        metric.compute()

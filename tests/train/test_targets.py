@@ -1,0 +1,130 @@
+"""Whole runs with weights, several labels, groups, times and down-sampled negatives: from the files to the report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rayrec.checkpoint import CheckpointStore
+from rayrec.train import StorageError, TrainError
+from rayrec.train.config_file import parse_config
+from rayrec.train.evaluate_run import evaluate_run
+from rayrec.train.learner import make_learner
+from rayrec.train.session import session_alone
+from tests.train.small import Silent, make_job, raw_config, table, write_all
+from tests.train.test_fit import records, shown, trainer
+from tests.train.test_loop import batches
+
+LABELS = [{"name": "click", "column": "label"}, {"name": "like", "on_null": "ignore", "weight": 0.5}]
+
+
+def several_labels(folder: Path, **changes: Any) -> dict[str, Any]:
+    schema = {**raw_config(folder)["schema"], "label": None, "labels": LABELS, "sample_weight": {"column": "weight"}}
+    model = {"name": "dlrm", "args": {"dense_arch": [16, 8], "over_arch": [16, 2]}}
+    return {"schema": schema, "model": model, **changes}
+
+
+def test_several_labels_and_weights_from_the_files_to_the_report(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    result = trainer(tmp_path, **several_labels(tmp_path)).fit()
+    assert result.eval is not None
+    tasks = result.eval["tasks"]
+    assert list(tasks) == ["click", "like"]
+    assert all(figures["auc"] > 0.65 for figures in tasks.values())
+    assert result.eval["auc"] == tasks["click"]["auc"] and tasks["click"]["samples"] == 301
+    assert tasks["like"]["samples"] == 301 - pq.read_table(tmp_path / "eval")["like"].null_count
+    assert set(records(result.folder, "train")[-1]["tasks"]) == {"click", "like"}
+    assert records(result.folder, "eval")[-1]["tasks"] == tasks
+    text, report = shown(tmp_path), (result.folder / "report.html").read_text()
+    for part in ("click", "like"):
+        assert f"evaluation AUC, {part}" in text
+        assert f"<td>{part}</td>" in report and f"<b>AUC, {part}</b>" in report
+    assert evaluate_run(result.folder)["tasks"] == tasks
+
+
+def test_weights_of_the_evaluation_are_those_of_the_rows(tmp_path: Path) -> None:
+    """The same model scored without weights, and on a file where a row stands as often as it weighs."""
+    write_all(tmp_path, rows=300)
+    schema = {**raw_config(tmp_path)["schema"], "sample_weight": {"column": "weight"}}
+    result = trainer(tmp_path, schema=schema, trainer__epochs=1).fit()
+    rows = pq.read_table(tmp_path / "eval")
+    times = (np.asarray(rows["weight"]) * 2).astype(int)
+    once = rows.take(np.repeat(np.arange(len(rows)), times))
+    once = once.set_column(once.column_names.index("weight"), "weight", pa.array(np.ones(len(once))))
+    pq.write_table(once, tmp_path / "once.parquet")
+    again = evaluate_run(result.folder, str(tmp_path / "once.parquet"))
+    assert result.eval is not None
+    for name in ("auc", "ne", "logloss", "calibration"):
+        assert again[name] == pytest.approx(result.eval[name], rel=1e-6)
+    assert (result.eval["samples"], again["samples"]) == (301, int(times.sum()))
+
+
+def test_groups_and_times_break_evaluations_down(tmp_path: Path) -> None:
+    """Training files need not have these columns."""
+    write_all(tmp_path)
+    for file in sorted((tmp_path / "train").iterdir()):
+        pq.write_table(pq.read_table(file).drop_columns(["at", "city"]), file)
+    schema = {**raw_config(tmp_path)["schema"], "group": {"column": "city"}}
+    schema["timestamp"] = {"column": "at", "bucket": "day"}
+    result = trainer(tmp_path, schema=schema).fit()
+    assert result.eval is not None
+    assert abs(result.eval["gauc"] - result.eval["auc"]) < 0.1 and result.eval["groups"] == 9
+    days = result.eval["by_time"]
+    assert [day["start"] for day in days] == ["2023-11-14", "2023-11-15", "2023-11-16", "2023-11-17"]
+    assert sum(day["samples"] for day in days) == 301
+    assert "GAUC 0." in shown(tmp_path)
+    report = (result.folder / "report.html").read_text()
+    assert "Last evaluation by time" in report and "2023-11-15" in report and "GAUC" in report
+    assert evaluate_run(result.folder)["by_time"] == days
+
+
+@pytest.mark.parametrize(("bad", "value"), [(-0.5, "-0.5"), (float("nan"), "nan"), (None, "None")])
+def test_a_bad_weight_is_a_bad_row(tmp_path: Path, bad: float | None, value: str) -> None:
+    write_all(tmp_path, rows=300)
+    schema = {**raw_config(tmp_path)["schema"], "sample_weight": {"column": "weight"}}
+    rows = table(20).drop_columns("weight").append_column("weight", pa.array([1.0] * 12 + [bad] + [1.0] * 7))
+    pq.write_table(rows, tmp_path / "train" / "part-9.parquet")
+    with pytest.raises(TrainError, match=rf"sample weight must be .*part-9.*row 12, column 'weight', value {value}"):
+        trainer(tmp_path, schema=schema).fit()
+    read = {"reader": "local", "bad_rows": {"policy": "skip"}}
+    result = trainer(tmp_path, schema=schema, data__read=read, trainer__epochs=1, fresh=True).fit()
+    assert result.train["samples"] == 319
+
+
+def test_fewer_negatives_and_predictions_that_fit_all_rows(tmp_path: Path) -> None:
+    """q = p / (p + (1 - p) / w), in training as from a checkpoint."""
+    write_all(tmp_path, rows=4000)
+    label = pq.read_table(tmp_path / "train")["label"].to_numpy()
+    result = trainer(tmp_path, data__negative_rate=0.2, trainer__epochs=2).fit()
+    all_rows = trainer(tmp_path, name="all", trainer__epochs=2).fit()
+    expected = 2 * (label.sum() + 0.2 * (label == 0).sum())
+    assert abs(result.train["samples"] - expected) < 0.1 * expected
+    assert result.eval is not None and all_rows.eval is not None
+    assert result.eval["samples"] == 301, "evaluations read all rows"
+    assert result.eval["calibration"] == pytest.approx(all_rows.eval["calibration"], abs=0.12)
+    assert result.eval["ne"] < 0.9 and result.eval["auc"] > all_rows.eval["auc"] - 0.05
+    latest = CheckpointStore(result.folder / "checkpoints").latest()
+    assert latest is not None and latest.extra["logit_shift"] == pytest.approx(np.log(0.2))
+    assert evaluate_run(result.folder)["ne"] == result.eval["ne"]
+    with pytest.raises(StorageError, match=r"data\.negative_rate: 0\.2 → 0\.5"):
+        trainer(tmp_path, data__negative_rate=0.5, trainer__epochs=3).fit()
+
+
+def test_the_correction_is_the_formula(tmp_path: Path) -> None:
+    write_all(tmp_path, rows=10)
+    config = parse_config(raw_config(tmp_path, data__negative_rate=0.1))
+    session = session_alone(Silent())
+    job = make_job(config.to_dict())
+    learner = make_learner(job, session)
+    learner.model.eval()
+    (batch,) = batches([50], 0)
+    p = torch.sigmoid(replace(learner, logit_shift=0.0).score(batch)).double()
+    q = torch.sigmoid(learner.score(batch)).double()
+    torch.testing.assert_close(q, p / (p + (1 - p) / 0.1), rtol=1e-5, atol=0)
