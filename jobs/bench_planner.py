@@ -245,7 +245,9 @@ def reality(calibration: str, ranks: int) -> bool:
         _row(table, each.name, *times, *sizes, f"{off:+.1%}")
     _show(f"planner: estimates against reality, {ranks} gloo ranks", table)
     rho = spearman([m.predicted_s for m in measured], [m.measured_s for m in measured])
+    even, odd = ([min(m.passes_s[first::2]) for m in measured] for first in (0, 1))
     print(f"Spearman {rho:.3f} over {len(measured)} plans; memory off by at most {worst_off:.1%}")
+    print(f"half of the passes against the other half: Spearman {spearman(even, odd):.3f}")
     return rho >= 0.9 and worst_off <= 0.15
 
 

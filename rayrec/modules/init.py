@@ -41,22 +41,29 @@ def fill(
     first, last = rows or (0, config.num_embeddings)
     left, right = cols or (0, dim)
     step = block_rows(dim)
+    buffer: torch.Tensor | None = None
     with torch.no_grad():
         for block in range(first // step, -(-last // step)):
             start, stop = block * step, min((block + 1) * step, config.num_embeddings)
-            numbers = _block(config, seed, block, stop - start, out.device)
             a, b = max(first, start), min(last, stop)
-            out[a - first : b - first].copy_(numbers[a - start : b - start, left:right])
+            part = out[a - first : b - first]
+            if part.shape == (stop - start, dim) and part.dtype == torch.float32 and part.is_contiguous():
+                _fill_block(part, config, seed, block)
+                continue
+            if buffer is None:
+                buffer = torch.empty(min(step, config.num_embeddings), dim, device=out.device)
+            numbers = buffer[: stop - start]
+            _fill_block(numbers, config, seed, block)
+            part.copy_(numbers[a - start : b - start, left:right])
 
 
-def _block(config: BaseEmbeddingConfig, seed: int, block: int, rows: int, device: torch.device) -> torch.Tensor:
+def _fill_block(numbers: torch.Tensor, config: BaseEmbeddingConfig, seed: int, block: int) -> None:
     block_seed = (seed * 0x9E3779B97F4A7C15 + zlib.crc32(config.name.encode()) * 0x100000001B3 + block) % (1 << 63)
-    numbers = torch.empty(rows, config.embedding_dim, device=device)
+    device = numbers.device
     if config.init_fn is None:
         bound = math.sqrt(1 / config.num_embeddings)
-        generator = torch.Generator(device).manual_seed(block_seed)
-        return numbers.uniform_(-bound, bound, generator=generator)
+        numbers.uniform_(-bound, bound, generator=torch.Generator(device).manual_seed(block_seed))
+        return
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(block_seed)
         config.init_fn(numbers)
-    return numbers

@@ -73,7 +73,13 @@ def show_plan(
     """
     display, files = display or Display(), files or PlanFiles()
     topology = Topology.from_world(world or str(max(1, config.trainer.num_workers)), gpu=gpu)
-    result = make_plan(config, topology, given=_read_plan("--load", files.load))
+    given = _read_plan("--load", files.load)
+    if given is not None and given.min_world_size > topology.world_size:
+        raise ValueError(
+            f"--load {files.load}: the plan uses {given.min_world_size} ranks, but the world has "
+            f"{topology.world_size}; give --world {given.min_world_size}, or a plan for {topology.world_size}"
+        )
+    result = make_plan(config, topology, given=given)
     display.console.print(plan_table(result.plan.to_dict()))
     explanation = explain(result)
     display.console.print(explanation, highlight=False, markup=False, soft_wrap=True)

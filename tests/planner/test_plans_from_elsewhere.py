@@ -89,7 +89,8 @@ def test_explanation_names_what_binds_and_what_helps():
     text = explain(result_of(told))
     assert "3 tables on 4 ranks (2 x 2, cpu): worst rank" in text
     assert re.search(r"time: rank \d .*heaviest there: '", text)
-    assert re.search(r"memory: rank \d is \d+% full", text)
+    assert re.search(r"memory: tables take \d+% of what rank \d has for them \(", text)
+    assert "kept back: the dense part" in text
     assert re.search(r"for 'wide', which its constraints forbid, lowers the worst rank by \d+%", text)
 
 

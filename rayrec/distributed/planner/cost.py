@@ -101,12 +101,12 @@ def shard_cost(
     - output and gradient: `out` over the links likewise; every row block sends a partial sum for every bag. Where the
       hierarchical executor runs (hosts of equally many ranks), row blocks of one host meet there first: `out` *
       (local - 1) / local inside the host, and between hosts 1 / (row blocks of the host) of what the link would carry
-    - backward: reading `out` gradients, sorting ids (id_s each), and reading and writing each touched row and its
-      optimizer state
+    - backward: reading `out` gradients, sorting ids (id_s each), and for each touched row row_s, and reading and
+      writing it and its optimizer state
     - host: a constant for each shard
 
-    A data-parallel shard looks up its own rank's ids only; ranks sort the rows that they touched, gather each other's
-    (with 4 bytes a number and 8 a row), sort those and update them all.
+    A data-parallel shard looks up its own rank's ids only; ranks sort the rows that they touched (sort_s each), gather
+    each other's (with 4 bytes a number and 8 a row), sort those, add them up and update them (bytes / replica_bw).
     """
     if shape[0] == 0 or shape[1] == 0:
         return Cost()
@@ -147,8 +147,7 @@ def _replicated(
     return Cost(
         lookup=_read(table, kernel, ids, shape[1], rows_bw, device) + out / device.memory_bw,
         backward=out / device.memory_bw
-        + (ids + touched * world) * (device.sort_s + shape[1] * VECTOR_ELEMENT_BYTES / device.replica_bw)
-        + _update(table, kernel, touched * world, shape, rows_bw, device),
+        + (ids + touched * world) * (device.sort_s + shape[1] * VECTOR_ELEMENT_BYTES / device.replica_bw),
         gradient_intra=gathered * near,
         gradient_inter=gathered * far,
         host=device.table_s,
@@ -184,4 +183,4 @@ def _update(table: Table, kernel: str, ids: float, shape: tuple[int, int], rows_
     if kernel == "dense":  # the gradient is as large as the table; the optimizer reads and writes all of it
         passes = 2 + 2 * (1 + DENSE_MOMENTS)  # gradient zeroed and read; weights and moments read and written
         return ids * device.id_s + shape[0] * cols * table.element_bytes * passes / device.memory_bw
-    return ids * device.id_s + 2 * distinct(ids, shape[0]) * row / rows_bw
+    return ids * device.id_s + distinct(ids, shape[0]) * (device.row_s + 2 * row / rows_bw)

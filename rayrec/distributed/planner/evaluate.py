@@ -23,6 +23,8 @@ Floats = NDArray[np.float64]
 INPUT = [Cost._fields.index(name) for name in ("input_intra", "input_inter")]
 OUTPUT = [Cost._fields.index(name) for name in ("output_intra", "output_inter")]
 GRADIENT = [Cost._fields.index(name) for name in ("gradient_intra", "gradient_inter")]
+LOOKUP = [Cost._fields.index("lookup")]
+UPDATE = [Cost._fields.index(name) for name in ("backward", "host")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +34,21 @@ class Estimate:
     Args:
         cost_RT: seconds a step, ranks x terms of `Cost`.
         storage_RT: bytes, ranks x terms of `Storage`.
-        fixed_s: seconds every rank spends besides, wherever shards are: starting collectives, routing its own ids.
+        collectives_s: seconds every rank spends on starting collectives.
+        routing_s: seconds every rank spends on its own batch, wherever shards are: routing ids, adding partial sums.
         reserve_R: bytes every rank keeps back.
     """
 
     cost_RT: Floats
     storage_RT: Floats
-    fixed_s: float
+    collectives_s: float
+    routing_s: float
     reserve_R: Floats
+
+    @property
+    def fixed_s(self) -> float:
+        """Seconds that are the same for every rank."""
+        return self.collectives_s + self.routing_s
 
     @property
     def seconds_R(self) -> Floats:
@@ -50,8 +59,13 @@ class Estimate:
         return np.asarray(self.cost_RT[:, Cost._fields.index("lookup")])
 
     @property
+    def tables_R(self) -> Floats:
+        """Bytes that shards and their buffers take on the device."""
+        return np.asarray(self.storage_RT[:, :-1].sum(axis=1))
+
+    @property
     def device_bytes_R(self) -> Floats:
-        return np.asarray(self.storage_RT[:, :-1].sum(axis=1) + self.reserve_R)
+        return self.tables_R + self.reserve_R
 
     @property
     def host_bytes_R(self) -> Floats:
@@ -76,12 +90,37 @@ class Estimate:
         """Seconds of the embedding part of a step when ranks wait for each other at every exchange."""
         return self.step_on(len(self.cost_RT))
 
-    def step_on(self, processors: int) -> float:
-        """`step_s` where ranks share `processors`, fewer than they are: a phase takes at least its total over them."""
-        phases = [[0], INPUT, OUTPUT, GRADIENT, [Cost._fields.index("backward")], [Cost._fields.index("host")]]
-        loads = [self.cost_RT[:, terms].sum(axis=1) for terms in phases]
-        crowd = max(1.0, len(self.cost_RT) / processors)
-        return float(sum(max(load.max(), load.sum() / processors) for load in loads)) + self.fixed_s * crowd
+    def step_on(self, processors: int, alone: float = 1.0) -> float:
+        """`step_s` where ranks share a host of `processors`, perhaps fewer than they are.
+
+        Exchanges are measured with all ranks at once, so that their figures hold as they are. Between them ranks work,
+        first all at once and towards the end only the busiest, and those that work slow each other (`slowdown`).
+
+        Args:
+            processors: of all ranks together.
+            alone: `Device.alone`.
+        """
+        exchanges = sum(float(self.cost_RT[:, terms].sum(axis=1).max()) for terms in (INPUT, OUTPUT, GRADIENT))
+        works = [self.cost_RT[:, LOOKUP].sum(axis=1), self.cost_RT[:, UPDATE].sum(axis=1) + self.routing_s]
+        return self.collectives_s + exchanges + sum(_together(work, processors, alone) for work in works)
+
+
+def _together(work_R: Floats, processors: int, alone: float) -> float:
+    """Seconds until all ranks have done their work: from the k-th busiest rank's end to the one's before, k work."""
+    falling = np.append(np.sort(work_R)[::-1], 0.0)
+    slow = [slowdown(count, len(work_R), processors, alone) for count in range(1, len(work_R) + 1)]
+    return float(((falling[:-1] - falling[1:]) * slow).sum())
+
+
+def slowdown(count: int, ranks: int, processors: int, alone: float) -> float:
+    """How long work takes while `count` of `ranks` are at it, in units of that when each has a processor and all run.
+
+    Of those that run, each further one adds the same to the share `alone` that one by itself would take (they share
+    caches and memory); ranks beyond the processors wait for one.
+    """
+    most = min(ranks, processors)
+    crowd = alone + (1.0 - alone) * (min(count, most) - 1) / (most - 1) if most > 1 else 1.0
+    return crowd * max(1.0, count / processors)
 
 
 def evaluate(
@@ -113,7 +152,8 @@ def evaluate(
     return Estimate(
         cost_RT=cost_RT,
         storage_RT=storage_RT,
-        fixed_s=fixed_seconds(frozenset(executors), topology) + shared,
+        collectives_s=fixed_seconds(frozenset(executors), topology),
+        routing_s=shared,
         reserve_R=np.zeros(topology.world_size) if reserve_R is None else reserve_R,
     )
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from rayrec.distributed.planner.evaluate import Estimate
 from rayrec.distributed.planner.pieces import Piece, pieces_on
-from rayrec.distributed.planner.text import bar, columns, human_bytes, human_seconds
+from rayrec.distributed.planner.storage import RESERVE_SHARE
+from rayrec.distributed.planner.text import LIGHT, bar, columns, human_bytes, human_seconds
 from rayrec.distributed.planner.types import Cost, PlanResult, Table
 from rayrec.distributed.planner.whatif import Change, attempt, halved, unconstrained
 
@@ -66,24 +67,35 @@ def headline(result: PlanResult) -> str:
 def loads_text(result: PlanResult) -> str:
     """Seconds and bytes of every rank as bars; of many ranks, the worst and the least loaded."""
     estimate = result.estimate
-    seconds_R, bytes_R = estimate.seconds_R, estimate.device_bytes_R
-    memory = [host.memory_bytes for host in result.topology.hosts for _ in host.ranks]
+    seconds_R, tables_R, kept_R = estimate.seconds_R, estimate.tables_R, estimate.reserve_R
+    memory = _memory(result)
     order = sorted(range(len(memory)), key=lambda rank: (-seconds_R[rank], rank))
     chosen = sorted(order) if len(order) <= SHOWN_RANKS else order[:8] + order[-4:]
+    beside = bool(estimate.host_bytes_R.any())
     rows = [
         (
             str(rank),
             bar(seconds_R[rank] / estimate.worst_s if estimate.worst_s else 0.0),
             human_seconds(float(seconds_R[rank])),
-            bar(bytes_R[rank] / memory[rank]),
-            f"{human_bytes(float(bytes_R[rank]))} of {human_bytes(memory[rank])}",
-            human_bytes(float(estimate.host_bytes_R[rank])),
+            bar(tables_R[rank] / memory[rank], light=kept_R[rank] / memory[rank]),
+            human_bytes(float(tables_R[rank])),
+            human_bytes(float(kept_R[rank])),
+            human_bytes(memory[rank]),
+            *([human_bytes(float(estimate.host_bytes_R[rank]))] if beside else []),
         )
         for rank in chosen
     ]
-    text = columns(("rank", "time", "", "device memory", "", "host memory"), rows, frozenset({0}))
+    head = ("rank", "time", "", "device memory", "tables", "kept back", "of", *(["host memory"] if beside else []))
+    text = columns(head, rows, frozenset({0, 2, 4, 5, 6, 7}))
     left = len(memory) - len(chosen)
-    return text + (f"\n(the 8 worst and the 4 least loaded; {left} more lie between)" if left else "")
+    if left:
+        text += f"\n(the 8 worst and the 4 least loaded; {left} more lie between)"
+    return f"{text}\n({LIGHT} kept back: the dense part, the rank's own batch, and {RESERVE_SHARE:.0%} for all else)"
+
+
+def _memory(result: PlanResult) -> list[int]:
+    """Device bytes of every rank."""
+    return [host.memory_bytes for host in result.topology.hosts for _ in host.ranks]
 
 
 def binding(result: PlanResult) -> str:
@@ -109,17 +121,14 @@ def _named(heavy: Sequence[Piece], total: float) -> str:
 
 def _memory_binds(result: PlanResult) -> str:
     estimate = result.estimate
-    memory = [host.memory_bytes for host in result.topology.hosts for _ in host.ranks]
-    shares = [float(estimate.device_bytes_R[rank]) / memory[rank] for rank in range(len(memory))]
-    fullest = max(range(len(memory)), key=lambda rank: (shares[rank], -rank))
+    room = [held - float(kept) for held, kept in zip(_memory(result), estimate.reserve_R, strict=True)]
+    shares = [float(taken) / max(1.0, left) for taken, left in zip(estimate.tables_R, room, strict=True)]
+    fullest = max(range(len(shares)), key=lambda rank: (shares[rank], -rank))
     heavy = sorted(pieces_on(result, fullest), key=lambda piece: -piece.storage.device)[:3]
     named = ", ".join(f"{p.label!r} {human_bytes(p.storage.device)}" for p in heavy) or "nothing"
-    kept = human_bytes(float(estimate.reserve_R[fullest]))
-    return (
-        f"memory: rank {fullest} is {shares[fullest]:.0%} full "
-        f"({human_bytes(float(estimate.device_bytes_R[fullest]))} of {human_bytes(memory[fullest])}, {kept} of it kept "
-        f"back); largest there: {named}"
-    )
+    taken = f"{human_bytes(float(estimate.tables_R[fullest]))} of {human_bytes(room[fullest])}"
+    share = f"{shares[fullest]:.0%} of what rank {fullest} has for them"
+    return f"memory: tables take {share} ({taken}); largest there: {named}"
 
 
 def advice(result: PlanResult) -> list[Advice]:

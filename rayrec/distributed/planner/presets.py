@@ -19,14 +19,16 @@ class Device:
         intra_host_bw: to the other ranks of the host (NVLink; loopback for gloo).
         inter_host_bw: to ranks of other hosts.
         sector_bytes: the least that one row read moves.
-        id_s: seconds an id costs besides its bytes.
+        id_s: seconds an id costs besides its bytes, once looking up and once in the update.
+        row_s: seconds that the update of a touched row costs besides its bytes.
         route_s: seconds that a rank spends to check an id of its batch and send it on its way, for each copy.
         cut_s: seconds more to find the row block of an id, in a table cut by rows.
         partial_s: seconds more for each bag of such a table, per further row block.
         sort_s: seconds a row number costs where replicas sort the rows that they touched.
-        replica_bw: adding up, exchanging and updating the gradients of those rows, besides the links' time.
-        collective_s: seconds a collective costs besides its bytes.
+        replica_bw: adding up, joining and updating the gradients of those rows, besides the links' time.
+        collective_s: seconds a collective costs besides its bytes, with the host's work around it.
         table_s: host seconds that one shard adds to a step.
+        alone: the share of these seconds that a rank's own work takes while the other ranks of its host wait.
     """
 
     kind: str
@@ -38,6 +40,7 @@ class Device:
     inter_host_bw: float
     sector_bytes: int
     id_s: float
+    row_s: float
     route_s: float
     cut_s: float
     partial_s: float
@@ -45,6 +48,7 @@ class Device:
     replica_bw: float
     collective_s: float
     table_s: float
+    alone: float
 
 
 def _gpu(memory_gib: int, memory_tb_s: float, nvlink_gb_s: float, network_gb_s: float, bus_gb_s: float) -> Device:
@@ -58,6 +62,7 @@ def _gpu(memory_gib: int, memory_tb_s: float, nvlink_gb_s: float, network_gb_s: 
         inter_host_bw=network_gb_s * 1e9,
         sector_bytes=64,
         id_s=5e-11,
+        row_s=1e-10,
         route_s=1e-10,
         cut_s=1e-10,
         partial_s=1e-10,
@@ -65,6 +70,7 @@ def _gpu(memory_gib: int, memory_tb_s: float, nvlink_gb_s: float, network_gb_s: 
         replica_bw=memory_tb_s * 1e12 / 8,
         collective_s=3e-5,
         table_s=1e-6,
+        alone=1.0,
     )
 
 
@@ -85,7 +91,8 @@ DEVICES: dict[str, Device] = {
         intra_host_bw=1.5e9,
         inter_host_bw=1.0e9,
         sector_bytes=64,
-        id_s=4e-8,
+        id_s=2e-8,
+        row_s=5e-7,
         route_s=5e-8,
         cut_s=5e-8,
         partial_s=2e-7,
@@ -93,6 +100,7 @@ DEVICES: dict[str, Device] = {
         replica_bw=4e8,
         collective_s=2e-4,
         table_s=5e-6,
+        alone=0.8,
     ),
 }
 

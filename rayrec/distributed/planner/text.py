@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 BAR = "█"
 PARTS = " ▏▎▍▌▋▊▉"
+LIGHT = "░"
 
 
 def human_bytes(count: float) -> str:
@@ -24,11 +25,12 @@ def human_seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
 
 
-def bar(share: float, width: int = 20) -> str:
-    """A bar that fills `share` of `width` characters."""
+def bar(share: float, width: int = 20, light: float = 0.0) -> str:
+    """A bar that fills `share` of `width` characters, and after it the share `light` in a lighter shade."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     full, part = divmod(eighths, 8)
-    return (BAR * full + (PARTS[part] if part else "")).ljust(width)
+    filled = BAR * full + (PARTS[part] if part else "")
+    return (filled + LIGHT * min(round(light * width), width - len(filled))).ljust(width)
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> str:

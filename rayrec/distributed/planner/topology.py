@@ -12,7 +12,7 @@ import torch
 
 from rayrec.distributed.planner.presets import DEFAULT_GPU, Device, device
 
-CALIBRATION_VERSION = 1
+CALIBRATION_VERSION = 2
 _DEVICE_ARGS = {
     "ddr_mem_bw": "memory_bw",
     "hbm_mem_bw": "memory_bw",
