@@ -144,10 +144,12 @@ def _replicated(
     touched = distinct(ids, shape[0])
     gathered = touched * world * (shape[1] * VECTOR_ELEMENT_BYTES + ID_BYTES)
     near, far = _links(local, topology)
+    update = (ids + touched * world) * (device.sort_s + shape[1] * VECTOR_ELEMENT_BYTES / device.replica_bw)
+    if kernel == "dense":
+        update += _update(table, kernel, touched * world, shape, rows_bw, device)
     return Cost(
         lookup=_read(table, kernel, ids, shape[1], rows_bw, device) + out / device.memory_bw,
-        backward=out / device.memory_bw
-        + (ids + touched * world) * (device.sort_s + shape[1] * VECTOR_ELEMENT_BYTES / device.replica_bw),
+        backward=out / device.memory_bw + update,
         gradient_intra=gathered * near,
         gradient_inter=gathered * far,
         host=device.table_s,
