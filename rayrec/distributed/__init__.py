@@ -7,6 +7,7 @@ from rayrec.distributed.embeddingbag import (
     ShardedEmbeddingBagCollection,
 )
 from rayrec.distributed.model_parallel import DistributedModelParallel
+from rayrec.distributed.train_pipeline import TrainPipeline
 from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan, ShardingType
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "ShardingEnv",
     "ShardingPlan",
     "ShardingType",
+    "TrainPipeline",
 ]

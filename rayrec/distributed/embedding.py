@@ -12,6 +12,7 @@ from torch import nn
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable
 from rayrec.distributed.kernel import Kernel, OptimizerSpec, updating
 from rayrec.distributed.sharding import collection
+from rayrec.distributed.sharding.ahead import IdsAhead
 from rayrec.distributed.sharding.id_check import IdCheck
 from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.sharding.place import Place
@@ -90,6 +91,7 @@ class ShardedEmbeddingCollection(nn.Module):
         self._replicated = SequenceReplicatedExecutor(replicated, optimizers, place) if replicated else None
         num_groups = self._replicated.num_groups if self._replicated else 0
         self._sharded = SequenceExecutor(sharded, params, optimizers, place, num_groups, codec or Codec(), dedup)
+        self.ids_ahead: IdsAhead[RoutedBatch] = IdsAhead()
         self._check = IdCheck(tables, weighted=False)
         self._outputs = self._make_outputs()
         self.embeddings = nn.ModuleDict(collection.make_tables(tables, self.kernels(), self._sharded.routes, place))
@@ -136,7 +138,7 @@ class ShardedEmbeddingCollection(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """For each feature the vectors of this rank's ids, `values [N, D]` with the feature's lengths, waited for."""
-        return self.output_dist(self.lookup(self.input_dist(features).wait()))
+        return self.output_dist(self.lookup(self.ids_ahead.take(features, self.input_dist).wait()))
 
     def _by_feature(self, kjt: KeyedJaggedTensor, parts: Sequence[torch.Tensor]) -> dict[str, JaggedTensor]:
         index, counts = kjt.index_per_key(), kjt.length_per_key()

@@ -12,6 +12,7 @@ from torch import nn
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable, NoWait
 from rayrec.distributed.kernel import Kernel, OptimizerSpec, updating
 from rayrec.distributed.sharding import collection
+from rayrec.distributed.sharding.ahead import IdsAhead
 from rayrec.distributed.sharding.dedup import DedupExecutor
 from rayrec.distributed.sharding.flat import FlatExecutor
 from rayrec.distributed.sharding.hierarchical import HierarchicalExecutor, worthwhile_hosts
@@ -83,6 +84,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._replicated = ReplicatedExecutor(replicated, optimizers, place, weighted) if replicated else None
         num_groups = self._replicated.num_groups if self._replicated else 0
         self._sharded = _executor(sharded, params, optimizers, place, weighted, num_groups, codec or Codec(), dedup)
+        self.ids_ahead: IdsAhead[BagIds] = IdsAhead()
         self._check = IdCheck(tables, weighted)
         self._names = [name for names in output_names(tables) for name in names]
         self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
@@ -123,7 +125,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[KeyedTensor]:
         """Pooled vectors `[B, sum of dims]` of this rank's B examples, in the unsharded order, to be waited for."""
-        return self.output_dist(self.lookup(self.input_dist(features).wait()))
+        return self.output_dist(self.lookup(self.ids_ahead.take(features, self.input_dist).wait()))
 
     def _keyed(self, flat: torch.Tensor, replicated: list[torch.Tensor]) -> KeyedTensor:
         if not replicated:

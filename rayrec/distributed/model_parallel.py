@@ -128,6 +128,10 @@ class DistributedModelParallel(nn.Module):
         """The optimizers inside backward, of all collections."""
         return CombinedOptimizer([(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()])
 
+    def sharded_modules(self) -> dict[str, Any]:
+        """The sharded collections by path."""
+        return dict(self._sharded)
+
     def tables(self) -> dict[str, ShardedTable]:
         """Every table's shards, by the name of its weight without `.weight`."""
         modules = self.module.named_modules()

@@ -1,0 +1,252 @@
+"""With the pipeline a loop computes the very numbers that it computes without; only what waits for what is other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
+from rayrec.distributed.comm import count_collectives
+from rayrec.distributed.embedding import EmbeddingCollectionSharder
+from rayrec.distributed.train_pipeline import TrainPipeline
+from rayrec.distributed.types import ShardingType
+from rayrec.models import DLRM, Batch
+from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
+from rayrec.sparse import KeyedJaggedTensor
+from tests.distributed.oracle import cut, draw_kjt
+from tests.distributed.test_model_parallel import FUSED, plans, tables
+from tests.ranks import on_ranks
+
+WORLD = 2
+SIZES = [(4, 4), (5, 2), (0, 3), (1, 0), (4, 6)]  # examples of each rank, step by step
+
+
+class Copying(nn.Module):
+    """Calls its collection with features that it has made itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding_bags = EmbeddingBagCollection(tables(), seed=5)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        given = batch.sparse
+        made = KeyedJaggedTensor(given.keys(), given.values(), lengths=given.lengths(), stride=given.stride())
+        logits = self.embedding_bags(made).values().sum(1)
+        return logits.sum(), logits
+
+
+class Sequences(nn.Module):
+    """Without pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        configs = [
+            EmbeddingConfig(
+                name=t.name, num_embeddings=t.num_embeddings, embedding_dim=16, feature_names=t.feature_names
+            )
+            for t in tables()
+        ]
+        self.embedding_bags = EmbeddingCollection(configs, seed=5)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        vectors = self.embedding_bags(batch.sparse)
+        logits = torch.cat([vectors[key].values() for key in batch.sparse.keys()]).sum(1)
+        return logits.square().sum(), logits
+
+
+def dlrm() -> nn.Module:
+    torch.manual_seed(5)
+    return DLRM(tables(), 3, dense_arch=[16, 16], over_arch=[16, 1], tables_device="cpu", seed=5)
+
+
+def shard(group: dist.ProcessGroup, model: nn.Module) -> DistributedModelParallel:
+    return DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(group),
+        device=torch.device("cpu"),
+        plan=ShardingPlan({"embedding_bags": plans(WORLD)["mixed"]}),
+        sharders=[EmbeddingBagCollectionSharder(FUSED), EmbeddingCollectionSharder(FUSED)],
+    )
+
+
+def drawn(rank: int) -> list[Batch]:
+    generator, batches = torch.Generator().manual_seed(1), []
+    for sizes in SIZES:
+        for number, size in enumerate(sizes):
+            sparse, dense = draw_kjt(generator, tables(), size, 3), torch.rand(size, 3, generator=generator)
+            if number == rank:
+                batches.append(Batch(dense, sparse, (dense.sum(1) > 1.5).float()))
+    return batches
+
+
+def step(model: DistributedModelParallel, dense: torch.optim.Optimizer | None, batch: Batch) -> torch.Tensor:
+    loss, logits = model(batch)
+    (loss if batch.rows else logits.sum() * 0.0).backward()
+    if dense is not None:
+        dense.step()
+        dense.zero_grad()
+    return logits.detach().clone()
+
+
+def train(group: dist.ProcessGroup, make: Any, ahead: bool) -> Any:
+    """Logits and collectives of every step, and the shards of this rank and its dense parameters afterwards."""
+    model = shard(group, make())
+    others = list(model.dense_parameters().values())
+    dense = torch.optim.Adam(others, lr=0.01) if others else None
+    batches: Any = drawn(group.rank())
+    logits, counts = [], []
+    with count_collectives() as counted:
+        for batch in TrainPipeline(model).ahead(batches) if ahead else batches:
+            logits.append(step(model, dense, batch))
+            counts.append(sum(counted.values()))
+    weights = [item.weight.clone() for table in model.tables().values() for item in table.local]
+    return logits, [*weights, *(p.detach() for p in others)], counts
+
+
+@pytest.mark.parametrize("make", [dlrm, Sequences, Copying])
+def test_every_number_is_that_of_the_plain_loop(make: Any) -> None:
+    plain = on_ranks(WORLD, train, make, False)
+    for (logits, weights, counts), expected in zip(on_ranks(WORLD, train, make, True), plain, strict=True):
+        assert all(torch.equal(got, want) for got, want in zip(logits, expected[0], strict=True))
+        assert all(torch.equal(got, want) for got, want in zip(weights, expected[1], strict=True))
+        wasted = counts[-1] - expected[2][-1]
+        if make is Copying:  # which the first step has shown, when the second batch's ids had been begun
+            assert wasted == 2
+            assert counts[-1] - counts[1] == expected[2][-1] - expected[2][1]
+        else:
+            assert 0 <= wasted <= 2  # ids that began before room for them could be foreseen take a second exchange
+            assert counts[0] > expected[2][0]  # the next batch's had begun
+
+
+def pulled_when_stepping(group: dist.ProcessGroup) -> list[int]:
+    model, pulled = shard(group, dlrm()), []
+
+    def source() -> Iterator[Batch]:
+        for number, batch in enumerate(drawn(group.rank())):
+            pulled.append(number)
+            yield batch
+
+    seen = []
+    for batch in TrainPipeline(model).ahead(source()):
+        seen.append(len(pulled))
+        step(model, None, batch)
+    return seen
+
+
+def test_the_next_batch_is_begun_before_each_is_handed_out() -> None:
+    assert on_ranks(WORLD, pulled_when_stepping) == [[2, 3, 4, 5, 5]] * WORLD
+
+
+def until_an_error(group: dist.ProcessGroup, bad: str) -> tuple[int, str, list[torch.Tensor]]:
+    """Steps until the third batch cannot be read, or has an id outside its table on rank 0."""
+    model = shard(group, dlrm())
+
+    def source() -> Iterator[Batch]:
+        for number, batch in enumerate(drawn(group.rank())):
+            if number == 2 and bad == "reading":
+                raise OSError("the disk is gone")
+            if number == 2 and group.rank() == 0:
+                keys = batch.sparse.keys()
+                sparse = KeyedJaggedTensor(keys, torch.full((len(keys),), 99), lengths=torch.ones(len(keys), dtype=int))
+                batch = Batch(torch.zeros(1, 3), sparse, torch.zeros(1))
+            yield batch
+
+    steps = 0
+    try:
+        for batch in TrainPipeline(model).ahead(source()):
+            step(model, None, batch)
+            steps += 1
+    except (OSError, ValueError) as error:
+        return steps, str(error), [step(model, None, batch) for batch in drawn(group.rank())]
+    raise AssertionError("no error")
+
+
+@pytest.mark.parametrize("bad", ["reading", "id"])
+def test_an_error_comes_after_the_batches_before_it_and_leaves_the_model_usable(bad: str) -> None:
+    first, second = on_ranks(WORLD, until_an_error, bad)
+    assert (first[0], second[0]) == (2, 2)
+    assert ("the disk is gone" if bad == "reading" else "id 99") in first[1]
+    assert ("the disk is gone" if bad == "reading" else "rank 0") in second[1]
+    assert all(logits.isfinite().all() for logits in (*first[2], *second[2]))
+
+
+def stop_early(group: dist.ProcessGroup) -> list[torch.Tensor]:
+    model = shard(group, dlrm())
+    for batch in TrainPipeline(model).ahead(drawn(group.rank())):
+        step(model, None, batch)
+        break
+    return [step(model, None, batch) for batch in drawn(group.rank())[1:]]
+
+
+def go_on_plainly(group: dist.ProcessGroup) -> list[torch.Tensor]:
+    model = shard(group, dlrm())
+    return [step(model, None, batch) for batch in drawn(group.rank())][1:]
+
+
+def test_a_loop_may_stop_early() -> None:
+    for got, want in zip(on_ranks(WORLD, stop_early), on_ranks(WORLD, go_on_plainly), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def repeat_batches(group: dist.ProcessGroup, ahead: bool) -> list[torch.Tensor]:
+    """The same object again and again, as a rank that has run out of rows goes on with; another one on rank 1."""
+    model, batches = shard(group, dlrm()), drawn(group.rank())
+    given = [batches[0]] * 4 if group.rank() == 0 else batches[:4]
+    return [step(model, None, batch) for batch in (TrainPipeline(model).ahead(given) if ahead else given)]
+
+
+def test_one_batch_may_come_several_times() -> None:
+    for got, want in zip(on_ranks(WORLD, repeat_batches, True), on_ranks(WORLD, repeat_batches, False), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def score_then_train(group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """What was begun without gradients is not what a training step needs."""
+    model, out = shard(group, dlrm()), []
+    with torch.no_grad():
+        for batch in TrainPipeline(model).ahead(drawn(group.rank())):
+            with torch.enable_grad():
+                out.append(step(model, None, batch))
+    return out[1:]
+
+
+def test_what_was_begun_without_gradients_is_begun_again_with_them() -> None:
+    for got, want in zip(on_ranks(WORLD, score_then_train), on_ranks(WORLD, go_on_plainly), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def alone(device: torch.device, ahead: bool) -> tuple[list[int], list[torch.Tensor]]:
+    """Rows and logits of a process without others."""
+    tables_on = {t.name: replace(cut(t, ShardingType.TABLE_WISE, [0]), device=device.type) for t in tables()}
+    plan = ShardingPlan({"embedding_bags": tables_on})
+    model = DistributedModelParallel(dlrm(), env=ShardingEnv.from_local(1, 0), device=device, plan=plan)
+    batches: Any = drawn(0)
+    if device.type == "cuda":
+        batches = [batch.pin_memory() for batch in batches]
+    rows, logits = [], []
+    for batch in TrainPipeline(model).ahead(batches) if ahead else (batch.to(device) for batch in batches):
+        rows.append(batch.rows)
+        logits.append(step(model, None, batch))
+    return rows, logits
+
+
+def check_alone(device: torch.device) -> None:
+    rows, logits = alone(device, ahead=True)
+    assert rows == [sizes[0] for sizes in SIZES]
+    torch.testing.assert_close(logits, alone(device, ahead=False)[1])
+
+
+def test_one_process_needs_no_others() -> None:
+    check_alone(torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_copies_to_a_gpu_run_ahead() -> None:
+    check_alone(torch.device("cuda:0"))
