@@ -14,6 +14,7 @@ import pyarrow as pa
 import torch
 
 from rayrec.data.columns import check_types
+from rayrec.data.hashing import TableRows
 from rayrec.data.mapping import map_rows
 from rayrec.data.problems import Problems, Unplaced
 from rayrec.data.rows import Part
@@ -82,7 +83,7 @@ def to_batch(table: pa.RecordBatch | pa.Table, schema: Schema, rows_of: Mapping[
 
 
 def _jagged(parts: Sequence[Part], schema: Schema, size: int) -> KeyedJaggedTensor:
-    values: list[I64] = []
+    values: list[TableRows] = []
     weights: list[F32] = []
     weighted = schema.weighted
     lengths = np.ones(len(schema.sparse) * size, dtype=np.int64)
@@ -100,7 +101,7 @@ def _jagged(parts: Sequence[Part], schema: Schema, size: int) -> KeyedJaggedTens
             at = end
     return KeyedJaggedTensor(
         keys=schema.sparse_names,
-        values=torch.from_numpy(np.concatenate(values) if values else np.empty(0, np.int64)),
+        values=torch.from_numpy(np.concatenate(values, dtype=np.int64) if values else np.empty(0, np.int64)),
         weights=torch.from_numpy(_joined(weights)) if weighted else None,
         lengths=torch.from_numpy(lengths),
         stride=size,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from rayrec.data.buffers import empty
 
 U64 = npt.NDArray[np.uint64]
+TableRows = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -47,24 +49,32 @@ def mix64_array(values: npt.NDArray[np.integer], seed: int) -> U64:
         seed: from `seed_of`.
     """
     out = np.empty(len(values), dtype=np.uint64)
+    scratch = np.empty(min(len(values), _BLOCK), np.uint64)
     for start in range(0, len(values), _BLOCK):
-        _mix64_block(values[start : start + _BLOCK], seed, out[start : start + _BLOCK])
+        block = values[start : start + _BLOCK]
+        _mix64_block(block, seed, out[start : start + _BLOCK], scratch[: len(block)])
     return out
 
 
-def hash_rows(values: npt.NDArray[np.integer], seed: int, num_rows: int) -> npt.NDArray[np.int64]:
-    """`to_rows(mix64_array(values, seed), num_rows)`, block by block in the processor's cache."""
-    out = empty(len(values), np.uint64)
+def hash_rows(values: npt.NDArray[np.integer], seed: int, num_rows: int) -> TableRows:
+    """`to_rows(mix64_array(values, seed), num_rows)`, block by block in the processor's cache, as `row_type` says."""
+    out: npt.NDArray[Any] = empty(len(values), row_type(num_rows))
+    hashes, scratch = np.empty((2, min(len(values), _BLOCK)), np.uint64)
     for start in range(0, len(values), _BLOCK):
-        block = out[start : start + _BLOCK]
-        _mix64_block(values[start : start + _BLOCK], seed, block)
-        _to_rows_block(block, num_rows)
-    return out.view(np.int64)
+        block = values[start : start + _BLOCK]
+        _mix64_block(block, seed, hashes[: len(block)], scratch[: len(block)])
+        _to_rows_block(hashes[: len(block)], num_rows, out[start : start + _BLOCK])
+    return out
 
 
-def _mix64_block(values: npt.NDArray[np.integer], seed: int, out: U64) -> None:
+def row_type(num_rows: int) -> type[np.int32] | type[np.int64]:
+    """What holds a row of a table: 32 bits where they suffice, for what is half as long is moved in half the time."""
+    return np.int32 if num_rows <= 1 << 31 else np.int64
+
+
+def _mix64_block(values: npt.NDArray[np.integer], seed: int, out: U64, scratch: U64) -> None:
     np.add(values.astype(np.int64, copy=False).view(np.uint64), np.uint64(seed & _MASK), out=out)
-    scratch = out >> np.uint64(30)
+    np.right_shift(out, np.uint64(30), out=scratch)
     np.bitwise_xor(out, scratch, out=out)
     np.multiply(out, np.uint64(_MUL_1), out=out)
     np.right_shift(out, np.uint64(27), out=scratch)
@@ -87,15 +97,15 @@ def to_rows(hashes: U64, num_rows: int) -> npt.NDArray[np.int64]:
 
     The high 32 bits are scaled rather than divided (Lemire 2019): no slow 64-bit remainder.
     """
-    rows = hashes.copy()
-    _to_rows_block(rows, num_rows)
-    return rows.view(np.int64)
+    rows = np.empty(len(hashes), np.int64)
+    _to_rows_block(hashes.copy(), num_rows, rows)
+    return rows
 
 
-def _to_rows_block(hashes: U64, num_rows: int) -> None:
+def _to_rows_block(hashes: U64, num_rows: int, out: npt.NDArray[Any]) -> None:
     if num_rows > 1 << 32:
-        np.remainder(hashes, np.uint64(num_rows), out=hashes)
+        np.remainder(hashes, np.uint64(num_rows), out=out, casting="unsafe")
         return
     np.right_shift(hashes, np.uint64(32), out=hashes)
     np.multiply(hashes, np.uint64(num_rows), out=hashes)
-    np.right_shift(hashes, np.uint64(32), out=hashes)
+    np.right_shift(hashes, np.uint64(32), out=out, casting="unsafe")

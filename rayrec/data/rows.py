@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rayrec.data.buffers import empty
+from rayrec.data.hashing import TableRows
 from rayrec.data.lists import take_bags
 
 F32 = npt.NDArray[np.float32]
@@ -24,12 +25,12 @@ class Ids:
     """One sparse feature of n rows.
 
     Args:
-        values: table rows, all bags one after the other.
+        values: table rows, all bags one after the other; int32 where the table's rows allow it.
         offsets: [n + 1], where each bag starts, `offsets[0]` need not be 0; None when every row has exactly one id.
         weights: one a value, or None.
     """
 
-    values: I64
+    values: TableRows
     offsets: I64 | None
     weights: F32 | None = None
 
@@ -38,7 +39,7 @@ class Ids:
         if order is None:
             return self
         if self.offsets is None:
-            return Ids(np.take(self.values, order, out=empty(len(order), np.int64), mode="clip"), None)
+            return Ids(np.take(self.values, order, out=empty(len(order), self.values.dtype), mode="clip"), None)
         values, offsets = take_bags(self.values, self.offsets, order)
         return Ids(values, offsets, None if self.weights is None else take_bags(self.weights, self.offsets, order)[0])
 

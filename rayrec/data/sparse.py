@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.data.arrow_types import is_text
-from rayrec.data.hashing import hash_rows, hash_strings, seed_of, to_rows
+from rayrec.data.hashing import TableRows, hash_rows, hash_strings, row_type, seed_of, to_rows
 from rayrec.data.lists import filtered_offsets, offsets_of, row_of, truncate, unnest
 from rayrec.data.problems import Problems
 from rayrec.data.rows import Ids
@@ -70,7 +70,7 @@ class _Bags:
             offsets = np.arange(len(values) + 1)
         if self.null_lists is not None:
             values, offsets, weights = self._null_lists(self.null_lists, values, offsets, weights)
-        return Ids(values, offsets, weights)
+        return Ids(values.astype(row_type(self.num_rows), copy=False), offsets, weights)
 
     def _row_of(self, positions: I64) -> I64:
         return positions if self.offsets is None else row_of(self.offsets, positions)
@@ -83,7 +83,7 @@ class _Bags:
         kind = self.leaf.type
         return kind.value_type if pa.types.is_dictionary(kind) else kind
 
-    def _nulls(self, values: I64, nulls: Bools) -> Bools | None:
+    def _nulls(self, values: TableRows, nulls: Bools) -> Bools | None:
         """Treats null ids; returns which values stay when some do not."""
         feature = self.feature
         if feature.on_null == "empty":
@@ -95,8 +95,8 @@ class _Bags:
         return None
 
     def _null_lists(
-        self, null_lists: Bools, values: I64, offsets: I64 | None, weights: F32 | None
-    ) -> tuple[I64, I64 | None, F32 | None]:
+        self, null_lists: Bools, values: TableRows, offsets: I64 | None, weights: F32 | None
+    ) -> tuple[TableRows, I64 | None, F32 | None]:
         """Treats null lists, which have no values so far."""
         assert offsets is not None
         if self.feature.on_null == "error":
@@ -118,7 +118,7 @@ class _Bags:
             f"fill the nulls, or set `on_null: empty` or `default: <id>` for feature {name!r}",
         )
 
-    def _outside(self, values: I64, outside: I64, keep: Bools | None) -> Bools | None:
+    def _outside(self, values: TableRows, outside: I64, keep: Bools | None) -> Bools | None:
         """Treats ids outside the table; `values` still holds them."""
         mapping = self.feature.mapping
         bounds = mapping.bounds if isinstance(mapping, Identity) else "error"
@@ -147,7 +147,7 @@ class _Bags:
         return keep
 
 
-def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[I64, Bools | None, I64 | None]:
+def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[TableRows, Bools | None, I64 | None]:
     """Table rows of ids that are not nested.
 
     Returns:
