@@ -12,6 +12,7 @@ from rayrec.data.counting import build_vocabulary, write_vocabulary
 from rayrec.data.cursor import Cursor, RankCursor
 from rayrec.data.dataset import DataSet
 from rayrec.data.errors import DataError
+from rayrec.data.footer_cache import FooterCache
 from rayrec.data.manifest import Manifest
 from rayrec.data.options import BadRows, ReadOptions
 from rayrec.data.schema import (
@@ -44,6 +45,7 @@ __all__ = [
     "DataError",
     "DataSet",
     "DenseFeature",
+    "FooterCache",
     "Hash",
     "Identity",
     "Label",

@@ -20,10 +20,11 @@ PARQUET = (".parquet", ".parq", ".pq")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file: how to name it (`uri`, absolute) and how many bytes it had."""
+    """A file: how to name it (`uri`, absolute), how many bytes it had, and when it was last changed, where known."""
 
     uri: str
     size_bytes: int
+    changed_ns: int | None = None
 
 
 def find_files(paths: str | Sequence[str], suffixes: Sequence[str] = PARQUET) -> list[Found]:
@@ -80,7 +81,7 @@ def _none_of(place: Location, suffixes: tuple[str, ...]) -> DataError:
 
 
 def _found(place: Location, files: Sequence[pafs.FileInfo]) -> list[Found]:
-    return [Found(place.uri_of(f.path), f.size) for f in files]
+    return [Found(place.uri_of(f.path), f.size, f.mtime_ns) for f in files]
 
 
 def _missing(place: Location, folder: str | None = None) -> DataError:

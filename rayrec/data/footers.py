@@ -14,8 +14,9 @@ from rayrec.data.columns import check_types
 from rayrec.data.errors import DataError
 from rayrec.data.files import Found
 from rayrec.data.filters import Condition, plain_type
+from rayrec.data.footer_cache import FooterCache
 from rayrec.data.locations import plain_path
-from rayrec.data.opening import open_parquet, unreadable
+from rayrec.data.opening import unreadable
 from rayrec.data.partitions import Values, partitions_of
 from rayrec.data.schema import Schema
 
@@ -78,14 +79,16 @@ class Partitioned:
         return Partitioned([one for one, keep in zip(self.files, kept, strict=True) if keep], self.types)
 
 
-def read_footers(found: Partitioned, schema: Schema, conditions: Sequence[Condition]) -> list[tuple[FileFacts, Types]]:
+def read_footers(
+    found: Partitioned, schema: Schema, conditions: Sequence[Condition], cache: FooterCache
+) -> list[tuple[FileFacts, Types]]:
     """The facts of all files, and the types of the columns that are read.
 
     Raises:
         DataError: a file that is not Parquet, a column that is missing or has a wrong type.
     """
     with ThreadPoolExecutor(max(1, min(_FOOTER_THREADS, len(found.files)))) as pool:
-        return list(pool.map(lambda one: _read_footer(one, found.types, schema, conditions), found.files))
+        return list(pool.map(lambda one: _read_footer(one, found.types, schema, conditions, cache), found.files))
 
 
 def check_same_types(footers: Sequence[tuple[FileFacts, Types]]) -> None:
@@ -107,26 +110,24 @@ def check_same_types(footers: Sequence[tuple[FileFacts, Types]]) -> None:
 
 
 def _read_footer(
-    one: PartitionedFile, types: Types, schema: Schema, conditions: Sequence[Condition]
+    one: PartitionedFile, types: Types, schema: Schema, conditions: Sequence[Condition], cache: FooterCache
 ) -> tuple[FileFacts, Types]:
-    uri = one.file.uri
-    with open_parquet(uri) as parquet:
-        try:
-            arrow = parquet.schema_arrow
-        except (pa.ArrowException, OSError) as error:
-            raise unreadable(uri, error) from error
-        arrow = _with_partitions(arrow, {name: types[name] for name in one.values})
-        check_types(schema, arrow, uri)
-        for condition in conditions:
-            condition.check_in(arrow, uri)
-        footer = parquet.metadata
-        groups = tuple(footer.row_group(g).num_rows for g in range(footer.num_row_groups))
-        columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
-        in_file = [c for c in conditions if c.column not in one.values]
-        left_out = _left_out(footer, arrow, in_file) if in_file else frozenset()
-        row_bytes = _row_bytes(footer, set(columns))
-        facts = FileFacts(uri, one.file.size_bytes, groups, row_bytes, tuple(one.values.items()), left_out)
-        return facts, {name: arrow.field(name).type for name in columns}
+    uri, footer = one.file.uri, cache.read(one.file)
+    try:
+        arrow = footer.schema.to_arrow_schema()
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(uri, error) from error
+    arrow = _with_partitions(arrow, {name: types[name] for name in one.values})
+    check_types(schema, arrow, uri)
+    for condition in conditions:
+        condition.check_in(arrow, uri)
+    groups = tuple(footer.row_group(g).num_rows for g in range(footer.num_row_groups))
+    columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
+    in_file = [c for c in conditions if c.column not in one.values]
+    left_out = _left_out(footer, arrow, in_file) if in_file else frozenset()
+    row_bytes = _row_bytes(footer, set(columns))
+    facts = FileFacts(uri, one.file.size_bytes, groups, row_bytes, tuple(one.values.items()), left_out)
+    return facts, {name: arrow.field(name).type for name in columns}
 
 
 def nothing_left(uri: str, conditions: Sequence[Condition]) -> DataError:

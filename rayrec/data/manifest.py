@@ -19,6 +19,7 @@ from rayrec.data.dataset import DataSet
 from rayrec.data.errors import DataError
 from rayrec.data.files import find_files
 from rayrec.data.filters import Condition, parse_all
+from rayrec.data.footer_cache import FooterCache
 from rayrec.data.footers import FileFacts, Partitioned, check_same_types, nothing_left, read_footers
 from rayrec.data.schema import Schema
 
@@ -74,6 +75,7 @@ class Manifest:
         filters: Iterable[Any] = (),
         window_rows: int = WINDOW_ROWS,
         window_bytes: int = WINDOW_BYTES,
+        cache: FooterCache | None = None,
     ) -> Manifest:
         """Reads the footers of all files and checks their columns.
 
@@ -82,6 +84,7 @@ class Manifest:
             filters: conditions `(column, operator, value)` that rows must meet, as `filters.Condition` reads them.
             window_rows: smaller row groups are joined to windows of about so many rows.
             window_bytes: a row group that takes more memory than this is cut into several windows.
+            cache: footers read earlier; those of files that are new or changed are added to it.
 
         Raises:
             DataError: a missing path, a folder without Parquet files, a file that is not Parquet, a column that is
@@ -90,7 +93,7 @@ class Manifest:
         """
         conditions = parse_all(filters)
         found = Partitioned.of(find_files(paths), [*schema.columns, *(c.column for c in conditions)])
-        footers = read_footers(found.that_pass(conditions), schema, conditions)
+        footers = read_footers(found.that_pass(conditions), schema, conditions, cache or FooterCache())
         if not footers:
             raise nothing_left(found.files[0].file.uri, conditions)
         check_same_types(footers)
@@ -103,9 +106,9 @@ class Manifest:
         return cls(files, windows, tuple(footers[0][1].items()), to_ask)
 
     @classmethod
-    def of(cls, data: DataSet, schema: Schema) -> Manifest:
+    def of(cls, data: DataSet, schema: Schema, cache: FooterCache | None = None) -> Manifest:
         """That of a config's data set; raises as `read`."""
-        return cls.read(data.path, schema, filters=data.filters)
+        return cls.read(data.path, schema, filters=data.filters, cache=cache)
 
     def check_like(self, other: Manifest) -> None:
         """That no column holds texts here and numbers there: one id would be hashed to two table rows.

@@ -47,6 +47,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def footers(self) -> Path:
+        """What the data's footers said, so that the same command again need not read them all."""
+        return self.path / "footers.arrow"
+
+    @property
     def result(self) -> Path:
         return self.path / "result.json"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.data import Manifest
+from rayrec.data import FooterCache, Manifest
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
 from rayrec.train.console import Display
@@ -125,8 +125,10 @@ class Trainer:
         """Everything that can be wrong with data and model is found here, before any worker starts."""
         config = self.config
         schema = config.data_schema
-        train = Manifest.of(config.data.train, schema.for_training)
-        evaluation = None if config.data.eval is None else Manifest.of(config.data.eval, schema)
+        footers = FooterCache.open(self.folder.footers)
+        train = Manifest.of(config.data.train, schema.for_training, footers)
+        evaluation = None if config.data.eval is None else Manifest.of(config.data.eval, schema, footers)
+        footers.save()
         if evaluation is not None:
             evaluation.check_like(train)
         build.model(config, "meta", self.factory)

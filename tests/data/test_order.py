@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rayrec.data.cursor import Cursor, RankCursor, open_rank
 from rayrec.data.errors import DataError
-from rayrec.data.hashing import hash_strings, mix64, mix64_array, seed_of, to_rows
+from rayrec.data.hashing import hash_rows, hash_strings, mix64, mix64_array, seed_of, to_rows
 from rayrec.data.order import EpochOrder, Interval, count, deal, row_order, subtract, union
 
 intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda p: (min(p), max(p))), max_size=8)
@@ -113,8 +113,12 @@ def test_hashes_never_change_and_agree() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 1 << 40), st.integers(0, 1000))
 def test_hashed_rows_are_in_range(num_rows: int, seed: int) -> None:
-    rows = to_rows(mix64_array(np.arange(100), seed), num_rows)
+    values = np.arange(-100, 100) * 2**40
+    rows = to_rows(mix64_array(values, seed), num_rows)
     assert rows.min() >= 0 and rows.max() < num_rows
+    by_block = hash_rows(values, seed, num_rows)
+    assert by_block.tolist() == rows.tolist()
+    assert by_block.dtype == (np.int32 if num_rows <= 1 << 31 else np.int64)
 
 
 def test_hashed_rows_are_spread_evenly() -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from rayrec.data import BadRows, BatchStream, Cursor, DataError, Manifest, ReadOptions, empty_batch, readers, retries
 from rayrec.data.cursor import RankCursor
+from rayrec.data.reading import Piece
 from rayrec.models.batch import Batch
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
 
@@ -238,6 +239,24 @@ def test_files_that_change_or_vanish(tmp_path: Path, options: ReadOptions, runni
     file.unlink()
     with stream(manifest, Cursor.start(0), 0, 1, options=options) as batches, pytest.raises(DataError, match="gone"):
         next(batches)
+
+
+def test_tasks_of_several_windows_give_the_same_batches(tmp_path: Path, running_ray: None) -> None:
+    manifest = Manifest.read(str(write(tmp_path, [800, 700], row_group_size=50)), SCHEMA, window_rows=50)
+    with stream(manifest, Cursor.start(0), 0, 1) as here, stream(manifest, Cursor.start(0), 0, 1, options=RAY) as there:
+        for (mine, my_cursor), (its, its_cursor) in zip(here, there, strict=True):
+            assert same(mine, its) and my_cursor == its_cursor
+
+
+@settings(deadline=None)  # the first example imports Ray Data
+@given(pieces=st.integers(0, 300), at_once=st.integers(1, 8))
+def test_tasks_are_runs_of_pieces_small_at_both_ends(pieces: int, at_once: int) -> None:
+    from rayrec.data.ray_reader import tasks_of
+
+    tasks = tasks_of([Piece((), window, 0, 1) for window in range(pieces)], at_once)
+    assert [piece.window for task in tasks for piece in task] == list(range(pieces))
+    assert all(len(task) == 1 for task in (*tasks[:at_once], *tasks[-at_once:]))
+    assert pieces < 40 * at_once or max(map(len, tasks)) > 1
 
 
 def test_ray_without_free_cpus_ends_with_an_error(manifest: Manifest, running_ray: None) -> None:
