@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import resource
 import statistics
 import tempfile
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import date
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,11 @@ from ray.data.collate_fn import ArrowBatchCollateFn
 from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema, to_batch
 from rayrec.data.collate import collate
 from rayrec.data.mapping import map_rows
+from rayrec.data.order import EpochOrder, row_order
 from rayrec.data.problems import Problems, Unplaced
+from rayrec.data.reading import pieces_of
+from rayrec.data.rows import Rows
+from rayrec.data.slices import read_slices
 from rayrec.data.synthetic import SyntheticSpec, write_files
 from rayrec.models.batch import Batch
 
@@ -120,6 +126,64 @@ def mapping_alone(files: list[str], schema: Schema, rows_of: dict[str, int]) -> 
     return {"rows_per_s": statistics.median(rates[1:]), "mapping_share": statistics.median(shares[1:])}
 
 
+def stages(manifest: Manifest, schema: Schema, rows_of: dict[str, int]) -> dict[str, float]:
+    """Processor time of each stage of the full path in this process, nanoseconds a row, medians over eight windows."""
+    times: dict[str, list[float]] = {}
+
+    def clock(stage: str, work: Callable[[], Any], rows: int) -> Any:
+        begin = time.process_time()
+        result = work()
+        times.setdefault(stage, []).append((time.process_time() - begin) / rows * 1e9)
+        return result
+
+    epoch = EpochOrder.of([window.rows for window in manifest.windows], seed=0, epoch=0, shuffle=False)
+    for piece in pieces_of(manifest, epoch, [*pairwise(epoch.starts.tolist())])[:8]:
+        read = partial(read_slices, piece.slices, manifest.columns, 0)
+        table, _ = clock("read and decode Parquet", read, piece.rows)
+        mapping = partial(map_rows, table, schema, rows_of, Problems(Unplaced()))
+        rows = clock("map and hash", mapping, piece.rows)
+        order = clock("draw an order", partial(row_order, piece.window, piece.rows, seed=0, epoch=0), piece.rows)
+        clock("map and hash, put in order", partial(mapping, order), piece.rows)
+        cuts = [(start, min(start + BATCH_ROWS, piece.rows)) for start in range(0, piece.rows, BATCH_ROWS)]
+        clock("collate", partial(_collate_cuts, rows, cuts, schema), piece.rows)
+    return {stage: statistics.median(some) for stage, some in times.items()}
+
+
+def _collate_cuts(rows: Rows, cuts: list[tuple[int, int]], schema: Schema) -> None:
+    for start, stop in cuts:
+        collate([(rows, start, stop)], schema)
+
+
+def processes(epoch: Epoch, rows: int) -> dict[str, float]:
+    """Processor time of an epoch, nanoseconds a row: of this process, of Ray's workers, of what else Ray runs."""
+    before = _processor_s()
+    run_epoch(epoch, rows)
+    return {name: (took - before.get(name, 0.0)) / rows * 1e9 for name, took in _processor_s().items()}
+
+
+def _processor_s() -> dict[str, float]:
+    """Seconds that this process and the ones below it have run so far."""
+    stats = {int(path.name): path for path in Path("/proc").iterdir() if path.name.isdigit()}
+    parents, seconds, names = {}, {}, {}
+    for pid, path in stats.items():
+        try:
+            name, _, rest = (path / "stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue  # it ended meanwhile
+        numbers = rest.split()
+        parents[pid], names[pid] = int(numbers[1]), name
+        seconds[pid] = (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+    below, me = {os.getpid()}, os.getpid()
+    while more := {pid for pid, parent in parents.items() if parent in below} - below:
+        below |= more
+    found: dict[str, float] = {}
+    for pid in below & seconds.keys():
+        task = names[pid].startswith(("ray::IDLE", "ray::Read"))
+        kind = "consumer" if pid == me else "read tasks" if task else "Ray's other processes"
+        found[kind] = found.get(kind, 0.0) + seconds[pid]
+    return found
+
+
 def measure(folder: Path, rows: int, epochs: int) -> dict[str, Any]:
     """Every measurement on the files of a folder, Ray being up."""
     spec = SyntheticSpec(rows=rows)
@@ -130,11 +194,12 @@ def measure(folder: Path, rows: int, epochs: int) -> dict[str, Any]:
     rows_of = {name: max(16, size // 2) for name, size in spec.ids.items()}
     manifest = Manifest.read(str(folder), schema)
     files = [file.uri for file in manifest.files]
-    through_ray, local = ReadOptions(reader="ray"), ReadOptions(reader="local")
+    default, only_ray, local = ReadOptions(), ReadOptions(reader="ray"), ReadOptions(reader="local")
     whole = "full path"
     contenders: dict[str, Epoch] = {
-        whole: partial(ours, manifest, schema, rows_of, through_ray, True),
-        "full path, files' order": partial(ours, manifest, schema, rows_of, through_ray, False),
+        whole: partial(ours, manifest, schema, rows_of, default, True),
+        "full path, files' order": partial(ours, manifest, schema, rows_of, default, False),
+        "full path, all of it on Ray": partial(ours, manifest, schema, rows_of, only_ray, True),
         "in process": partial(ours, manifest, schema, rows_of, local, True),
         "bare pyarrow + mapping": partial(bare_pyarrow, files, schema, rows_of),
         "Ray's reader + mapping": partial(ray_stock, files, schema, rows_of),
@@ -157,6 +222,7 @@ def measure(folder: Path, rows: int, epochs: int) -> dict[str, Any]:
         "first_batch_s": found["full path"]["first_batch_s"],
         "peak_rss_bytes": peak_rss_bytes,
         "details": found,
+        "ns_per_row": stages(manifest, schema, rows_of) | processes(contenders[whole], rows),
     }
 
 
@@ -166,10 +232,15 @@ def show(found: dict[str, Any], rows: int) -> str:
     for name, values in found["details"].items():
         first = f"{values['first_batch_s']:.2f} s" if "first_batch_s" in values else ""
         lines.append(f"{name:28} {values['rows_per_s']:>12,.0f} {first:>12}")
+    lines.append("processor time, ns a row: " + _listed(found["ns_per_row"]))
     ratios = f"{found['ratio_to_pyarrow']:.2f} x pyarrow, {found['ratio_to_ray_stock']:.2f} x Ray's reader"
     lines.append(f"full path: {ratios}")
     lines.append(f"peak memory of the consumer with the full path: {found['peak_rss_bytes'] / 2**20:,.0f} MiB")
     return "\n".join(lines)
+
+
+def _listed(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:,.0f}" for name, value in values.items())
 
 
 def main(argv: list[str] | None = None) -> None:
