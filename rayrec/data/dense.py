@@ -92,7 +92,9 @@ def _leaf(array: pa.Array, feature: DenseFeature, problems: Problems) -> pa.Arra
 
 def _transform(values: Floats, feature: DenseFeature) -> Floats:
     if feature.log1p:
-        values = np.where(values > -1, np.log1p(values), np.nan)
+        logs = np.log1p(values)  # NaN below -1
+        logs[np.isneginf(logs)] = np.nan
+        values = logs
     if feature.clip is not None:
         values = np.clip(values, *feature.clip)
     if feature.standardize is not None:
