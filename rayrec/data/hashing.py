@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rayrec.data.buffers import empty
 
 U64 = npt.NDArray[np.uint64]
-TableRows = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+TableRows = npt.NDArray[np.signedinteger[Any]]  # int32 or int64
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
