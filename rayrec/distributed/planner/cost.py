@@ -22,9 +22,10 @@ LENGTH_BYTES = 8
 VECTOR_ELEMENT_BYTES = 4  # pooled vectors and their gradients travel as fp32
 ZIPF_EXPONENT = 0.75  # skew of ids seen by a cache; Criteo's large tables lie around it
 DENSE_MOMENTS = 2  # the user's optimizer of a dense kernel is not known to the planner; Adam's, in the table's format
-# collectives of a step: header and ids; vectors and their gradients of sharded tables; rows that replicas touched
+# collectives of a step: vectors and their gradients of sharded tables; rows that replicas touched; ids, after a header of
+# their own where the device does not foresee how many there will be
 COLLECTIVES = {"flat": 2, "replicated": 1}
-ID_COLLECTIVES = 2
+ID_COLLECTIVES = {"cpu": 1, "cuda": 2}
 
 
 def executor_of(sharding_type: str) -> str:
@@ -39,7 +40,8 @@ def fixed_seconds(executors: frozenset[str], topology: Topology) -> float:
     """Seconds every rank spends on starting collectives: their number (constant for a plan) times one's latency."""
     if topology.world_size == 1:
         return 0.0
-    return topology.device.collective_s * (ID_COLLECTIVES + sum(COLLECTIVES[name] for name in executors))
+    ids = ID_COLLECTIVES[topology.device.kind]
+    return topology.device.collective_s * (ids + sum(COLLECTIVES[name] for name in executors))
 
 
 def shared_seconds(table: Table, sharding_type: str, col_cuts: int, row_cuts: int, topology: Topology) -> float:
