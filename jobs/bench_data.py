@@ -19,9 +19,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from functools import partial
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -192,12 +194,17 @@ def _processor_s() -> dict[str, float]:
     return found
 
 
+def _write(spec: SyntheticSpec, folder: Path) -> list[Path]:
+    return list(write_files(spec, folder))
+
+
 def measure(folder: Path, rows: int, epochs: int) -> dict[str, Any]:
     """Every measurement on the files of a folder, Ray being up."""
     spec = SyntheticSpec(rows=rows)
     if not list(folder.glob("*.parquet")):
-        for path in write_files(spec, folder):
-            print(f"wrote {path.name}", flush=True)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:  # its memory is not that of a stream
+            for path in other.submit(_write, spec, folder).result():
+                print(f"wrote {path.name}", flush=True)
     schema = Schema.model_validate(spec.schema_dict(mapping="hash"))
     rows_of = {name: max(16, size // 2) for name, size in spec.ids.items()}
     manifest = Manifest.read(str(folder), schema)

@@ -2,5 +2,4 @@
 
 import torch.distributed  # noqa: F401
 
-import rayrec.distributed  # noqa: F401
 import rayrec.train.loop  # noqa: F401

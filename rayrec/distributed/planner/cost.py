@@ -22,8 +22,8 @@ LENGTH_BYTES = 8
 VECTOR_ELEMENT_BYTES = 4  # pooled vectors and their gradients travel as fp32
 ZIPF_EXPONENT = 0.75  # skew of ids seen by a cache; Criteo's large tables lie around it
 DENSE_MOMENTS = 2  # the user's optimizer of a dense kernel is not known to the planner; Adam's, in the table's format
-# collectives of a step: vectors and their gradients of sharded tables; rows that replicas touched; ids, after a header of
-# their own where the device does not foresee how many there will be
+# collectives of a step: vectors and their gradients of sharded tables; rows that replicas touched; ids, on a GPU after
+# a header of their own
 COLLECTIVES = {"flat": 2, "replicated": 1}
 ID_COLLECTIVES = {"cpu": 1, "cuda": 2}
 
