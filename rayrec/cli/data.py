@@ -67,7 +67,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Map a config's training data; report bad rows, nulls, collisions, list lengths. Exit status 1 on bad rows."""
-    from rayrec.data import Manifest
+    from rayrec.data import manifest_of
     from rayrec.data.check import check as run_check
     from rayrec.data.check_page import check_page
     from rayrec.train import load_config
@@ -75,7 +75,7 @@ def check(
     loaded = load_config(config)
     rows_of = {feature: table.rows for table in loaded.tables for feature in table.features}
     schema = loaded.data_schema.for_training
-    report = run_check(Manifest.of(loaded.data.train, schema), schema, rows_of)
+    report = run_check(manifest_of(loaded.data.train, schema), schema, rows_of)
     if page is not None:
         page.write_text(check_page(report, f"Data of {loaded.name}"), encoding="utf-8")
     if as_json:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from rayrec.data.counting import build_vocabulary, write_vocabulary
 from rayrec.data.cursor import Cursor, RankCursor
-from rayrec.data.dataset import DataSet
+from rayrec.data.dataset import DataSet, TrainingData, WeightedDataSet, data_sets
 from rayrec.data.errors import DataError
 from rayrec.data.footer_cache import FooterCache
 from rayrec.data.manifest import Manifest
+from rayrec.data.mix import Mix, manifest_of
+from rayrec.data.mix_cursor import MixCursor, cursor_from_dict, merge
 from rayrec.data.options import BadRows, ReadOptions
 from rayrec.data.schema import (
     DenseFeature,
@@ -30,10 +32,12 @@ from rayrec.data.schema import (
 
 if TYPE_CHECKING:
     from rayrec.data.collate import empty_batch, to_batch
+    from rayrec.data.mixed_stream import MixedStream
     from rayrec.data.stream import BatchStream
 
 _WITH_TORCH = {
     "BatchStream": "rayrec.data.stream",
+    "MixedStream": "rayrec.data.mixed_stream",
     "empty_batch": "rayrec.data.collate",
     "to_batch": "rayrec.data.collate",
 }
@@ -50,6 +54,9 @@ __all__ = [
     "Identity",
     "Label",
     "Manifest",
+    "Mix",
+    "MixCursor",
+    "MixedStream",
     "RankCursor",
     "ReadOptions",
     "SampleWeight",
@@ -57,9 +64,15 @@ __all__ = [
     "SparseFeature",
     "Standardize",
     "Task",
+    "TrainingData",
     "Vocabulary",
+    "WeightedDataSet",
     "build_vocabulary",
+    "cursor_from_dict",
+    "data_sets",
     "empty_batch",
+    "manifest_of",
+    "merge",
     "to_batch",
     "write_vocabulary",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,24 +89,27 @@ class _Waiting:
 def make_batches(
     tables: Iterator[pa.Table],
     schema: Schema,
-    batch_rows: int,
+    sizes: Iterable[int],
     start: RankCursor,
     policy: BadRows,
     skipped: Skipped,
     fewer: bool = False,
 ) -> Generator[tuple[Batch, RankCursor]]:
-    """Batches of exactly `batch_rows` good rows across tables, the last maybe smaller, each with the cursor after it.
+    """Batches of exactly so many good rows across tables, the last maybe smaller, each with the cursor after it.
 
     The last cursor has all rows done, also where bad rows come last; where no row is good, it comes with an empty
     batch. Closing this closes `tables`.
 
     Args:
+        sizes: rows of one batch after another, without an end.
         fewer: the tables may lack rows that were left out, and say where (`reading.END`).
 
     Raises:
         DataError: the first bad row, or more of them than the policy allows.
     """
     waiting, read, consumed, total = _Waiting(), 0, 0, count(start.pieces)
+    wanted = iter(sizes)
+    size = next(wanted)
     ready: Batch | None = None  # held back until it is known whether it is the last
     try:
         for table in tables:
@@ -114,11 +117,11 @@ def make_batches(
                 ends = _ends(batch, read)
                 read = int(ends[-1]) if len(ends) else read
                 _add(batch, len(schema.sparse), ends, waiting, policy, skipped)
-                while waiting.rows >= batch_rows:
+                while waiting.rows >= size:
                     if ready is not None:
                         yield ready, waiting.cursor(start, consumed)
-                    parts, consumed = waiting.take(batch_rows)
-                    ready = collate(parts, schema)
+                    parts, consumed = waiting.take(size)
+                    ready, size = collate(parts, schema), next(wanted)
         if read != total and not fewer:
             raise DataError(f"{read} rows were read where the footers promise {total}")
         if ready is not None and waiting.rows:

@@ -17,8 +17,8 @@ from rayrec.data.errors import DataError
 from rayrec.data.lists import unnest
 from rayrec.data.manifest import Manifest
 from rayrec.data.mapping import check_rows_of, map_rows
-from rayrec.data.order import EpochOrder
-from rayrec.data.reading import pieces_of, read_rows
+from rayrec.data.mix import Mix
+from rayrec.data.reading import read_rows, slices_of
 from rayrec.data.rows import Ids
 from rayrec.data.schema import Schema, SparseFeature
 
@@ -132,8 +132,8 @@ class _Feature:
         return self.report
 
 
-def check(manifest: Manifest, schema: Schema, rows_of: Mapping[str, int], max_samples: int = 20) -> CheckReport:
-    """Maps every row of the data set that passes its filters and counts; bad rows do not end it.
+def check(data: Manifest | Mix, schema: Schema, rows_of: Mapping[str, int], max_samples: int = 20) -> CheckReport:
+    """Maps every row that passes the filters of its data set and counts; bad rows do not end it.
 
     Raises:
         DataError: a feature without a table.
@@ -141,11 +141,9 @@ def check(manifest: Manifest, schema: Schema, rows_of: Mapping[str, int], max_sa
     check_rows_of(schema, rows_of)
     features = [_Feature(f, rows_of[f.name]) for f in schema.sparse]
     report = CheckReport(0, 0, Counter(), [], 0, [])
-    order = EpochOrder.of([w.rows for w in manifest.windows], seed=0, epoch=0, shuffle=False)
-    bounds = order.starts.tolist()
-    windows = [(a, b) for a, b in zip(bounds, bounds[1:], strict=False) if a < b]
-    for piece in pieces_of(manifest, order, windows):
-        table, problems = read_rows(piece.slices, manifest.columns, manifest.filters)
+    windows = [(part, window) for part in data.parts for window in part.windows]
+    for part, window in windows:
+        table, problems = read_rows(slices_of(part, window), part.columns, part.filters)
         rows = map_rows(table, schema, rows_of, problems)
         bad = problems.rows()
         report.rows += table.num_rows

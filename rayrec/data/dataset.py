@@ -1,10 +1,10 @@
-"""What a config says of a data set: where its files are, and which of their rows are meant."""
+"""What a config says of a data set: where its files are, and which of their rows are meant; and of several."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from rayrec.data.filters import Condition
 from rayrec.data.formats import format_of, how_to_convert
@@ -52,3 +52,28 @@ class DataSet(Strict):
         paths = self.path if isinstance(self.path, str) else ", ".join(self.path)
         where = " and ".join(str(Condition.parse(one)) for one in self.filters)
         return f"{paths} where {where}" if where else paths
+
+
+class WeightedDataSet(DataSet):
+    """One of several data sets that are mixed.
+
+    Args:
+        weight: of several data sets: rows of this one come in proportion to it. The one that lasts longest comes once
+            an epoch, the others begin again.
+    """
+
+    weight: float = Field(default=1.0, gt=0)
+
+
+def _form(given: Any) -> str:
+    several = isinstance(given, list) and any(isinstance(one, dict | WeightedDataSet) for one in given)
+    return "mix" if several else "one"
+
+
+Mixed = Annotated[list[WeightedDataSet], Field(min_length=1)]
+TrainingData = Annotated[Annotated[DataSet, Tag("one")] | Annotated[Mixed, Tag("mix")], Discriminator(_form)]
+
+
+def data_sets(data: DataSet | list[WeightedDataSet]) -> list[DataSet]:
+    """All that `data.train` names."""
+    return [data] if isinstance(data, DataSet) else [*data]

@@ -127,6 +127,11 @@ class Manifest:
                 )
 
     @property
+    def parts(self) -> tuple[Manifest, ...]:
+        """The data sets it is made of, as of a `Mix`."""
+        return (self,)
+
+    @property
     def rows(self) -> int:
         """Rows of one epoch, before `filters` are asked."""
         return sum(window.rows for window in self.windows)

@@ -31,23 +31,32 @@ class EpochOrder:
     Args:
         windows: window numbers in the order of the epoch, [W].
         starts: where each of them starts in the sequence, and its end, [W + 1].
+        passes: how often the sequence goes over all windows; in pass `p` window `w` of `n` has the number `p * n + w`.
     """
 
     windows: I64
     starts: I64
+    passes: int = 1
 
     @property
     def rows(self) -> int:
         return int(self.starts[-1])
 
     @classmethod
-    def of(cls, window_rows: Sequence[int], *, seed: int, epoch: int, shuffle: bool) -> EpochOrder:
-        """The order of `epoch` over windows of these sizes; the given order unless `shuffle`."""
+    def of(cls, window_rows: Sequence[int], *, seed: int, epoch: int, shuffle: bool, passes: int = 1) -> EpochOrder:
+        """The order of `epoch` over windows of these sizes; the given order unless `shuffle`. Each pass has an order of
+        its own, which does not depend on how many passes follow."""
         sizes = np.asarray(window_rows, dtype=np.int64)
-        order = _permutation(len(sizes), seed_of(seed, epoch, _WINDOWS)) if shuffle else np.arange(len(sizes))
-        starts = np.zeros(len(sizes) + 1, dtype=np.int64)
-        np.cumsum(sizes[order], out=starts[1:])
-        return cls(order, starts)
+        n = len(sizes)
+
+        def one(number: int) -> I64:
+            later = [number] if number else []
+            return _permutation(n, seed_of(seed, epoch, _WINDOWS, *later)) if shuffle else np.arange(n)
+
+        order = np.concatenate([one(number) + number * n for number in range(passes)])
+        starts = np.zeros(len(order) + 1, dtype=np.int64)
+        np.cumsum(sizes[order % n], out=starts[1:])
+        return cls(order, starts, passes)
 
     def place(self, position: int) -> tuple[int, int]:
         """(window number, offset inside it) of a position in the sequence."""
@@ -99,13 +108,26 @@ def count(intervals: Iterable[Interval]) -> int:
 
 
 def deal(order: EpochOrder, done: Intervals, world_size: int) -> list[list[Interval]]:
-    """What is left of the epoch as one list of pieces per rank, each piece inside one window.
+    """What is left of the epoch as one list of pieces per rank, each piece inside one window, pass after pass.
 
-    Ranks' rows differ by at most one. Windows go whole to the rank with the fewest rows while they fit; only the few
+    Ranks' rows of a pass differ by at most one; who has one more changes from pass to pass.
+    """
+    windows = len(order.windows) // order.passes
+    dealt: list[list[Interval]] = [[] for _ in range(world_size)]
+    for number in range(order.passes):
+        starts = order.starts[number * windows : (number + 1) * windows + 1].tolist()
+        pieces = subtract(((a, b) for a, b in pairwise(starts) if a < b), done)
+        for rank, mine in enumerate(_deal(pieces, world_size)):
+            dealt[(rank + number) % world_size] += mine
+    return dealt
+
+
+def _deal(pieces: Sequence[Interval], world_size: int) -> list[list[Interval]]:
+    """The pieces as one list per rank, whose rows differ by at most one.
+
+    Windows go whole to the rank with the fewest rows while they fit; only the few
     that fit nowhere are cut, so almost every window is read by one rank.
     """
-    starts = order.starts.tolist()
-    pieces = subtract(((a, b) for a, b in pairwise(starts) if a < b), done)
     share, extra = divmod(count(pieces), world_size)
     room = [share + (rank < extra) for rank in range(world_size)]
     dealt: list[list[Interval]] = [[] for _ in range(world_size)]
@@ -130,3 +152,8 @@ def deal(order: EpochOrder, done: Intervals, world_size: int) -> list[list[Inter
             room[rank] -= cut - start
             start = cut
     return dealt
+
+
+def dealt(batch_size: int, rank: int, world_size: int) -> int:
+    """The rows of one rank in a batch of all ranks together."""
+    return batch_size // world_size + (rank < batch_size % world_size)

@@ -87,7 +87,7 @@ def pieces_of(manifest: Manifest, order: EpochOrder, intervals: Sequence[Interva
     pieces, before = [], 0
     for start, stop in intervals:
         window, offset = order.place(start)
-        slices = slices_of(manifest, manifest.windows[window])
+        slices = slices_of(manifest, manifest.windows[window % len(manifest.windows)])
         pieces.append(Piece(slices, window, offset, offset + stop - start, before))
         before += stop - start
     return pieces

@@ -7,7 +7,8 @@ does it ahead of time `ahead.py`'s.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from itertools import repeat
 from types import TracebackType
 
 from rayrec.data.ahead import Ahead
@@ -37,6 +38,8 @@ class BatchStream:
         schema: what its columns mean.
         rows_of: feature name to the rows of its table.
         batch_rows: rows of this rank's batches.
+        sizes: rows of one batch after another, without an end; `batch_rows` is their mean then.
+        passes: how often all rows come, each time in another order.
         rank, world_size: which part; ranks' rows differ by at most one.
         cursor: where the run is; the same on every rank.
         seed: of the order; the same on every rank and in every epoch.
@@ -57,7 +60,7 @@ class BatchStream:
         schema: Schema,
         rows_of: Mapping[str, int],
         *,
-        batch_rows: int,
+        batch_rows: int | float,
         rank: int,
         world_size: int,
         cursor: Cursor,
@@ -65,14 +68,17 @@ class BatchStream:
         shuffle: bool = True,
         options: ReadOptions | None = None,
         negative_rate: float = 1.0,
+        sizes: Iterable[int] | None = None,
+        passes: int = 1,
     ) -> None:
-        if batch_rows < 1 or not 0 <= rank < world_size:
-            raise ValueError(f"batch_rows={batch_rows} must be at least 1 and rank={rank} in [0, {world_size})")
+        if batch_rows <= 0 or not 0 <= rank < world_size:
+            raise ValueError(f"batch_rows={batch_rows} must be positive and rank={rank} in [0, {world_size})")
         if negative_rate < 1 and len(schema.tasks) > 1:
             raise ValueError(f"negative_rate={negative_rate} works with one label; the schema has {len(schema.tasks)}")
         check_rows_of(schema, rows_of)
         options = options or ReadOptions()
-        order = EpochOrder.of([w.rows for w in manifest.windows], seed=seed, epoch=cursor.epoch, shuffle=shuffle)
+        rows = [w.rows for w in manifest.windows]
+        order = EpochOrder.of(rows, seed=seed, epoch=cursor.epoch, shuffle=shuffle, passes=passes)
         data = f"{manifest.fingerprint}-{seed}-{int(shuffle)}"
         self.start_cursor = open_rank(cursor, order, data, rank, world_size)
         self.rows = count(self.start_cursor.pieces)
@@ -97,7 +103,8 @@ class BatchStream:
         def batches() -> Generator[Item]:
             tables = reader(pieces, recipe, options)
             skipped, fewer = self.skipped, recipe.leaves_out
-            return make_batches(tables, schema, batch_rows, self.start_cursor, options.bad_rows, skipped, fewer)
+            wanted = repeat(int(batch_rows)) if sizes is None else sizes
+            return make_batches(tables, schema, wanted, self.start_cursor, options.bad_rows, skipped, fewer)
 
         self._ahead = Ahead(batches, options.prefetch_batches)
 
@@ -119,6 +126,11 @@ class BatchStream:
     def batches_left(self) -> int:
         """How many batches are to come, as far as that is known."""
         return math.ceil(round((self.rows - self._read) * self.share_given, 6) / self._batch_rows)
+
+    @property
+    def over(self) -> bool:
+        """Whether all rows have come."""
+        return self._read == self.rows
 
     def close(self) -> None:
         """Ends reading; safe to call twice and in the middle."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from rayrec.data import DataSet, ReadOptions, Schema
+from rayrec.data import DataSet, ReadOptions, Schema, TrainingData
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.types import ShardingType
 from rayrec.train.config_checks import check_config
@@ -27,11 +27,13 @@ class Section(BaseModel):
 class DataConfig(Section):
     """Where the examples are."""
 
-    train: DataSet = Field(
-        description="the training rows: a path (Parquet file, folder or glob), a list of paths, or a section"
+    train: TrainingData = Field(
+        description="the training rows: a path (Parquet file, folder or glob), a list of paths, or a section; a list "
+        "of sections: data sets that are mixed by weight"
     )
     eval: DataSet | None = Field(
-        default=None, description="the same for the evaluation rows; `null`: train without evaluation"
+        default=None,
+        description="the evaluation rows: a path, a list of paths, or a section; `null`: train without evaluation",
     )
     negative_rate: float = Field(
         default=1.0,

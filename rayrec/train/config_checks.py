@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
+from rayrec.data import DataSet
+
 if TYPE_CHECKING:
     from rayrec.train.config import TrainConfig
 
@@ -23,6 +25,8 @@ def check_config(config: TrainConfig) -> None:
     _check_constraints(config)
     _check_dlrm(config)
     _check_trainer(config)
+    if config.data.negative_rate < 1 and not isinstance(config.data.train, DataSet):
+        raise _refuse("data.negative_rate", "works with one data set; set it to 1 for a mix of several")
     if config.data.negative_rate < 1 and len(config.data_schema.tasks) > 1:
         raise _refuse(
             "data.negative_rate",

@@ -149,8 +149,3 @@ def in_step(stream: Stream, empty: Batch, control: Control, since: float | None 
 def due(step: int, every: int) -> bool:
     """Whether something done every so many steps is done after this one."""
     return step % every == 0
-
-
-def dealt(batch_size: int, rank: int, world_size: int) -> int:
-    """The rows of one rank in a batch of all ranks together."""
-    return batch_size // world_size + (rank < batch_size % world_size)

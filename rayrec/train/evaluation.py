@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from rayrec.data import BatchStream, Schema, empty_batch
+from rayrec.data import Schema, empty_batch
 from rayrec.metrics import BinaryMetrics, BucketedMetrics, GroupedAuc
 from rayrec.models import Batch
 from rayrec.train.config import TrainConfig
 from rayrec.train.control import in_step
 from rayrec.train.learner import Learner
 from rayrec.train.session import Session
+from rayrec.train.streams import Stream
 
 BUCKET_S = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
 MONDAY_S = 4 * 86_400  # 1970 began on a Thursday
@@ -72,7 +73,7 @@ def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     return joined
 
 
-def evaluate(learner: Learner, stream: BatchStream, config: TrainConfig, session: Session) -> dict[str, Any]:
+def evaluate(learner: Learner, stream: Stream, config: TrainConfig, session: Session) -> dict[str, Any]:
     """What `Scores` measures, over the rows of all ranks, and how many rows were `skipped`; a collective.
 
     Raises:

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
+from rayrec.data.order import dealt
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from rayrec.distributed.types import ShardingPlan
 from rayrec.models import Batch
 from rayrec.train import build
-from rayrec.train.control import dealt
 from rayrec.train.session import Job, Session
 
 

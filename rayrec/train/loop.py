@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.data import BatchStream, Cursor, empty_batch
+from rayrec.data import Cursor, RankCursor, data_sets, empty_batch
 from rayrec.distributed.comm import broadcast_object
 from rayrec.train import build
 from rayrec.train.control import RankError, Turn, due, in_step
@@ -20,7 +20,7 @@ from rayrec.train.learner import Learner, make_learner
 from rayrec.train.position import START, Position
 from rayrec.train.session import Job, Session
 from rayrec.train.skipped import SkippedRows
-from rayrec.train.streams import Streams
+from rayrec.train.streams import Stream, Streams
 from rayrec.train.window import Window
 
 PROGRESS_EVERY_S = 0.2
@@ -57,7 +57,7 @@ class Loop:
     def run(self) -> dict[str, Any]:
         """Train, and return what the driver needs for the result."""
         position = self.position
-        assert isinstance(position.cursor, Cursor)
+        assert not isinstance(position.cursor, RankCursor)
         self.streams.prepare("train", position.cursor)
         self.learner = self.load()
         self._tell_start()
@@ -75,7 +75,7 @@ class Loop:
 
     def _epoch(self, position: Position) -> Position:
         """What the position's cursor leaves of its epoch."""
-        assert isinstance(position.cursor, Cursor)
+        assert not isinstance(position.cursor, RankCursor)
         began = time.perf_counter()
         stream = self.streams.take("train", position.cursor)
         first_step, whole_epoch = position.step, not position.cursor.done
@@ -91,15 +91,16 @@ class Loop:
                     self._prepare_next(position.epoch)
                 began = time.perf_counter()
         if whole_epoch and position.step == first_step:
+            names = ", ".join(map(str, data_sets(self.config.data.train)))
             raise TrainError(
-                f"no row to train on: of the {self.job.train.rows:,} rows of {self.config.data.train} none passed the "
+                f"no row to train on: of the {self.job.train.rows:,} rows of {names} none passed the "
                 "filters and could be used; check the filters, or the rows with `rayrec data check`"
             )
         if not self.window.empty:
             self._log(position)
         return position.merged(self.session.control)
 
-    def _steps_left(self, position: Position, stream: BatchStream) -> int:
+    def _steps_left(self, position: Position, stream: Stream) -> int:
         """To the end of the run, as far as it is known how many rows are left out."""
         per_epoch = self.job.train.rows * stream.share_given / self.config.trainer.batch_size
         return stream.batches_left + (self.last_epoch - position.epoch) * math.ceil(per_epoch)
@@ -150,7 +151,7 @@ class Loop:
         self._tell("event", position, event="checkpoint", message=f"checkpoint of step {position.step} is complete")
 
     @contextmanager
-    def _watched(self, stream: BatchStream, what: str) -> Iterator[None]:
+    def _watched(self, stream: Stream, what: str) -> Iterator[None]:
         """Tell of the rows that a stream leaves out: when it is over, and when too many of them end the run."""
         self.skipped = SkippedRows(stream, self.session.control, what)
         try:

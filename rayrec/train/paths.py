@@ -24,11 +24,11 @@ def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
     home = Path.home() / "rayrec" if root is None and in_job_package(here) else here
     raw = config.to_dict()
     if root is None and in_job_package(here):
-        _refuse_left_behind(raw["data"]["train"], "data.train", here)
-        _refuse_left_behind(raw["data"]["eval"], "data.eval", here)
-    for data in (raw["data"]["train"], raw["data"]["eval"]):
-        if data is not None:
-            data["path"] = _absolute(data["path"], here)
+        for field in ("train", "eval"):
+            for data in _sections(raw["data"][field]):
+                _refuse_left_behind(data["path"], f"data.{field}", here)
+    for data in [*_sections(raw["data"]["train"]), *_sections(raw["data"]["eval"])]:
+        data["path"] = _absolute(data["path"], here)
     raw["sharding"]["plan"] = _absolute(raw["sharding"]["plan"], here)
     raw["storage"]["path"] = _absolute(raw["storage"]["path"], home)
     return TrainConfig(**raw)
@@ -39,8 +39,12 @@ def in_job_package(folder: Path) -> bool:
     return any(part.startswith("_ray_pkg_") for part in folder.parts)
 
 
-def _refuse_left_behind(data: Any, field: str, here: Path) -> None:
-    path = [] if data is None else data["path"]
+def _sections(data: Any) -> list[dict[str, Any]]:
+    """Those of one data set, of several, or of none."""
+    return data if isinstance(data, list) else [] if data is None else [data]
+
+
+def _refuse_left_behind(path: Any, field: str, here: Path) -> None:
     for one in path if isinstance(path, list) else [path]:
         relative = "://" not in one and not Path(one).expanduser().is_absolute()
         if relative and not any(here.glob(one)):

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rayrec.data.order import dealt
 from rayrec.distributed import ShardingPlan
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.planner import EmbeddingShardingPlanner, PlanResult, Topology, diff, explain, write_html
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
 from rayrec.train.console import Display, plan_table
-from rayrec.train.control import dealt
 from rayrec.train.errors import StorageError
 from rayrec.train.run_folder import write_json
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rayrec.data import Cursor, RankCursor
+from rayrec.data import Cursor, MixCursor, RankCursor, cursor_from_dict, merge
 from rayrec.train.control import Control, Turn
 
 
@@ -28,7 +28,7 @@ class Position:
     skipped: int
     seconds: float
     wait_s: float
-    cursor: Cursor | RankCursor
+    cursor: Cursor | RankCursor | MixCursor
 
     @property
     def epoch(self) -> int:
@@ -48,8 +48,8 @@ class Position:
     def merged(self, control: Control) -> Position:
         """The position of all ranks together; a collective."""
         cursors = control.gather(self.cursor)
-        skipped = sum(cursor.skipped for cursor in cursors if isinstance(cursor, RankCursor))
-        return replace(self, cursor=Cursor.merge(cursors), skipped=self.skipped + skipped)
+        skipped = sum(cursor.skipped for cursor in cursors if not isinstance(cursor, Cursor))
+        return replace(self, cursor=merge(cursors), skipped=self.skipped + skipped)
 
     def next_epoch(self) -> Position:
         return replace(self, cursor=Cursor.start(self.epoch + 1))
@@ -67,7 +67,7 @@ class Position:
             skipped=int(raw.get("skipped", 0)),
             seconds=float(raw["seconds"]),
             wait_s=float(raw["wait_s"]),
-            cursor=Cursor.from_dict(raw["cursor"]),
+            cursor=cursor_from_dict(raw["cursor"]),
         )
 
 

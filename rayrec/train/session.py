@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from rayrec.data import Manifest
+from rayrec.data import Manifest, Mix
 from rayrec.distributed.comm import Group
 from rayrec.distributed.types import ShardingEnv
 from rayrec.train.build import Factory
@@ -35,7 +35,7 @@ class Job:
     """
 
     config: TrainConfig
-    train: Manifest
+    train: Manifest | Mix
     eval: Manifest | None
     folder: Path
     factory: Factory | None = None

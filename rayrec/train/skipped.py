@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayrec.data import BatchStream
+from rayrec.data import BatchStream, MixedStream
 from rayrec.train.control import Control
 
 
@@ -17,7 +17,7 @@ class SkippedRows:
         what: whose rows they are, "training" or "evaluation".
     """
 
-    def __init__(self, stream: BatchStream, control: Control, what: str) -> None:
+    def __init__(self, stream: BatchStream | MixedStream, control: Control, what: str) -> None:
         self._stream, self._control, self._what = stream, control, what
         self._told = self._told_samples = 0
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rayrec.data import BatchStream, Cursor
+from rayrec.data import BatchStream, Cursor, Manifest, Mix, MixCursor, MixedStream
+from rayrec.data.mix_cursor import other_data
+from rayrec.data.order import dealt
 from rayrec.train import build
-from rayrec.train.control import dealt
 from rayrec.train.session import Job, Session
 
 Use = Literal["train", "eval"]
+Place = Cursor | MixCursor
+Stream = BatchStream | MixedStream
 
 
 class Streams:
@@ -17,9 +20,9 @@ class Streams:
 
     def __init__(self, job: Job, session: Session) -> None:
         self._job, self._session = job, session
-        self._ready: dict[tuple[Use, int], BatchStream | Exception] = {}
+        self._ready: dict[tuple[Use, int], Stream | Exception] = {}
 
-    def prepare(self, use: Use, cursor: Cursor) -> None:
+    def prepare(self, use: Use, cursor: Place) -> None:
         """Start reading now what `take` will be asked for; what goes wrong is told then."""
         key = (use, cursor.epoch)
         if key not in self._ready:
@@ -28,7 +31,7 @@ class Streams:
             except Exception as error:
                 self._ready[key] = error
 
-    def take(self, use: Use, cursor: Cursor) -> BatchStream:
+    def take(self, use: Use, cursor: Place) -> Stream:
         """The stream of what the cursor leaves of its epoch; close it after use. A collective.
 
         Raises:
@@ -47,14 +50,21 @@ class Streams:
     def close(self) -> None:
         """End the streams that nobody took."""
         for stream in self._ready.values():
-            if isinstance(stream, BatchStream):
+            if not isinstance(stream, Exception):
                 stream.close()
         self._ready.clear()
 
-    def _open(self, use: Use, cursor: Cursor) -> BatchStream:
-        config, session = self._job.config, self._session
+    def _open(self, use: Use, cursor: Place) -> Stream:
         manifest = self._job.train if use == "train" else self._job.eval
         assert manifest is not None
+        if isinstance(manifest, Mix):
+            return self._open_mix(manifest, cursor)
+        return self._open_one(manifest, use, cursor)
+
+    def _open_one(self, manifest: Manifest, use: Use, cursor: Place) -> BatchStream:
+        config, session = self._job.config, self._session
+        if isinstance(cursor, MixCursor):
+            raise other_data()
         return BatchStream(
             manifest,
             config.data_schema.for_training if use == "train" else config.data_schema,
@@ -69,8 +79,22 @@ class Streams:
             negative_rate=config.data.negative_rate if use == "train" else 1.0,
         )
 
+    def _open_mix(self, mix: Mix, cursor: Place) -> MixedStream:
+        config, session = self._job.config, self._session
+        return MixedStream(
+            mix,
+            config.data_schema.for_training,
+            build.rows_of(config),
+            batch_rows=config.trainer.batch_size,
+            rank=session.rank,
+            world_size=session.world_size,
+            cursor=cursor,
+            seed=config.trainer.seed,
+            options=config.data.read,
+        )
 
-def _opened(found: BatchStream | Exception) -> BatchStream:
+
+def _opened(found: Stream | Exception) -> Stream:
     if isinstance(found, Exception):
         raise found
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.data import FooterCache, Manifest
+from rayrec.data import FooterCache, Manifest, Mix, manifest_of
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
 from rayrec.train.console import Display
@@ -126,11 +126,12 @@ class Trainer:
         config = self.config
         schema = config.data_schema
         footers = FooterCache.open(self.folder.footers)
-        train = Manifest.of(config.data.train, schema.for_training, footers)
+        train = manifest_of(config.data.train, schema.for_training, footers)
         evaluation = None if config.data.eval is None else Manifest.of(config.data.eval, schema, footers)
         footers.save()
         if evaluation is not None:
-            evaluation.check_like(train)
+            for part in train.parts:
+                evaluation.check_like(part)
         build.model(config, "meta", self.factory)
         build.given_plan(config, config.trainer.num_workers)
         self._tell_data(train, evaluation)
@@ -144,7 +145,7 @@ class Trainer:
             evaluated_steps=evaluated,
         )
 
-    def _tell_data(self, train: Manifest, evaluation: Manifest | None) -> None:
+    def _tell_data(self, train: Manifest | Mix, evaluation: Manifest | None) -> None:
         told = [f"training on {train.rows:,} rows in {len(train.files):,} files"]
         if self.config.data.negative_rate < 1:
             told[0] += f" (negatives at a rate of {self.config.data.negative_rate:g})"

@@ -46,10 +46,9 @@ def table(rows: int, first: int = 0, **replaced: Any) -> pa.Table:
     return pa.table(columns | replaced)
 
 
-def write(folder: Path, sizes: list[int], row_group_size: int = 100) -> Path:
-    """One file a size, rows numbered through."""
+def write(folder: Path, sizes: list[int], row_group_size: int = 100, first: int = 0) -> Path:
+    """One file a size, rows numbered through from `first`."""
     folder.mkdir(parents=True, exist_ok=True)
-    first = 0
     for number, rows in enumerate(sizes):
         pq.write_table(table(rows, first), folder / f"part-{number:03d}.parquet", row_group_size=row_group_size)
         first += rows

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
 
-from rayrec.data import Manifest
+from rayrec.data import Manifest, manifest_of
 from rayrec.train.config_file import parse_config
 from rayrec.train.control import Control
 from rayrec.train.loop import fit
@@ -121,7 +121,10 @@ def rank_session(group: dist.ProcessGroup) -> Session:
 
 def make_job(raw: dict[str, Any]) -> Job:
     config = parse_config(raw)
-    train, evaluation = (Manifest.of(data, config.data_schema) for data in (config.data.train, config.data.eval))
+    train, evaluation = (
+        manifest_of(config.data.train, config.data_schema),
+        Manifest.of(config.data.eval, config.data_schema),
+    )
     return Job(config=config, train=train, eval=evaluation, folder=Path(config.storage.path) / config.name)
 
 

@@ -10,6 +10,7 @@ import yaml
 from rayrec.train import ConfigError, TrainConfig, load_config
 from rayrec.train.config_file import apply_override, parse_config, read_yaml
 from rayrec.train.config_reference import config_reference
+from rayrec.train.paths import resolved
 from tests.train.small import RAW
 
 
@@ -66,6 +67,11 @@ def problem(*overrides: str) -> str:
         ("name=../up", ["name: got '../up'"]),
         ("name=null", ["name: got None"]),
         ("data=3", ["data: got 3 (int); it is a section with the fields train, eval, negative_rate, read"]),
+        ("data.train=[{path: a, weight: 3}, {path: b, weight: 0}]", ["data.train.1.weight: got 0", "greater than 0"]),
+        ("data.train=[{path: a}, {path: b, wait: 3}]", ["data.train.1.wait: unknown field; did you mean 'weight'?"]),
+        ("data.train=[{path: a}, {weight: 3}]", ["data.train.1.path: is missing"]),
+        ("data.train=[{path: a}, b.csv]", ["data.train.1: b.csv is CSV"]),
+        ("data.eval=[{path: a}, {path: b}]", ["data.eval: ", "is not a path, a list of paths, or a section"]),
         ("data.train=7", ["data.train: 7 is not a path, a list of paths, or a section with path and filters"]),
     ],
 )
@@ -83,6 +89,11 @@ def test_negatives_of_several_labels_are_refused() -> None:
         "model.args.over_arch=[16, 2]",
     )
     assert "data.negative_rate: works with one label" in text
+
+
+def test_negatives_of_a_mix_are_refused() -> None:
+    text = problem("data.negative_rate=0.5", "data.train=[{path: a, weight: 3}, {path: b}]")
+    assert "data.negative_rate: works with one data set" in text
 
 
 def test_every_problem_is_told_at_once() -> None:
@@ -142,6 +153,15 @@ def test_a_config_comes_back_from_its_own_values() -> None:
     config = parse_config(RAW)
     assert parse_config(config.to_dict()) == config
     assert TrainConfig(**yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
+
+
+def test_a_mix_comes_back_from_its_own_values() -> None:
+    config = parse_config(apply_override(RAW, "data.train=[{path: a, weight: 3}, {path: b, filters: [[x, <, 3]]}, c]"))
+    weights = [3.0, 1.0, 1.0]
+    assert isinstance(config.data.train, list) and [one.weight for one in config.data.train] == weights
+    assert parse_config(config.to_dict()) == config
+    paths = resolved(config, Path("/root-of-all")).to_dict()["data"]["train"]
+    assert [one["path"] for one in paths] == ["/root-of-all/a", "/root-of-all/b", "/root-of-all/c"]
 
 
 def test_files_that_are_no_configs(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from ray.exceptions import WorkerCrashedError
 
 from rayrec.data import DataError
+from rayrec.data.order import dealt
 from rayrec.distributed.comm import count_collectives
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train.control import Control, RankError, dealt, in_step
+from rayrec.train.control import Control, RankError, in_step
 from rayrec.train.errors import is_lost_peer, is_retryable
 from tests.ranks import on_ranks
 

@@ -65,7 +65,7 @@ class Drawn:
 
 def launch(group: dist.ProcessGroup, raw: dict[str, Any], window_rows: int, log: str, dies: dict[int, int]) -> None:
     job = make_job(raw)
-    manifest = Manifest.read(job.config.data.train.path, job.config.data_schema, window_rows=window_rows)
+    manifest = Manifest.read(raw["data"]["train"], job.config.data_schema, window_rows=window_rows)
     fit(replace(job, train=manifest, factory=partial(Noted, log, dies)), rank_session(group))
 
 
