@@ -14,7 +14,8 @@ from torch import nn
 
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.planner.types import ParameterConstraints
+from rayrec.distributed.planner.evaluate import Estimate
+from rayrec.distributed.planner.types import Cost, ParameterConstraints
 from rayrec.distributed.types import CacheParams, ShardingPlan
 from rayrec.models import MODELS
 from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
@@ -215,4 +216,26 @@ def plan_memory(
     return [
         {"rank": r, "weights_bytes": weights[r], "optimizer_bytes": state[r], "dense_bytes": dense_bytes}
         for r in range(world_size)
+    ]
+
+
+# Terms of the planner's cost that plan.json tells together, by its key.
+TIMES = {
+    "ids_s": ("input_intra", "input_inter"),
+    "lookup_s": ("lookup",),
+    "vectors_s": ("output_intra", "output_inter"),
+    "gradients_s": ("gradient_intra", "gradient_inter"),
+    "update_s": ("backward", "host"),
+}
+
+
+def plan_time(estimate: Estimate | None) -> list[dict[str, float]]:
+    """Seconds of a step's embedding part on each rank, as the planner predicts them for such devices."""
+    if estimate is None:
+        return []
+    costs = [Cost(*terms) for terms in estimate.cost_RT.tolist()]
+    return [
+        {"rank": rank, "routing_s": estimate.fixed_s}
+        | {key: sum(getattr(cost, term) for term in terms) for key, terms in TIMES.items()}
+        for rank, cost in enumerate(costs)
     ]

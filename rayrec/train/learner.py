@@ -14,6 +14,7 @@ from rayrec.data.order import dealt
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from rayrec.distributed.planner.evaluate import Estimate
 from rayrec.distributed.types import ShardingPlan
 from rayrec.models import Batch
 from rayrec.train import build
@@ -29,6 +30,7 @@ class Learner:
         logit_shift: added to logits when scoring. Trained on all positives and a part w of the negatives, the model's
             probability p stands for p / (p + (1 - p) / w), which is the logit plus log(w) (He et al., "Practical
             lessons from predicting clicks on ads at Facebook", 2014, section 6.3).
+        estimate: what the planner expects the plan to cost each rank.
     """
 
     model: DistributedModelParallel
@@ -36,6 +38,7 @@ class Learner:
     plan: ShardingPlan
     world_size: int
     logit_shift: float = 0.0
+    estimate: Estimate | None = None
 
     def step(self, batch: Batch, share: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Train on one batch of each rank, as one process would on all of them together.
@@ -74,12 +77,14 @@ def make_learner(job: Job, session: Session) -> Learner:
     config = job.config
     module = session.control.together(lambda: build.model(config, session.device, job.factory))
     sharder = EmbeddingBagCollectionSharder(fused_params=build.fused_params(config))
-    plan = build.given_plan(config, session.world_size) or _planned(job, session, module, sharder)
+    planner = _planner(job, session)
+    plan = build.given_plan(config, session.world_size) or _planned(planner, session, module, sharder)
+    estimate = session.control.together(lambda: planner.estimate(plan, module, [sharder]))
     model = DistributedModelParallel(module, env=session.env, device=session.device, plan=plan, sharders=[sharder])
     # Dropout differs between ranks; weights, drawn before, do not.
     torch.manual_seed(config.trainer.seed * 10_007 + session.rank)
     optimizer = build.dense_optimizer(config, model.dense_parameters().values())
-    return Learner(model, optimizer, plan, session.world_size, math.log(config.data.negative_rate))
+    return Learner(model, optimizer, plan, session.world_size, math.log(config.data.negative_rate), estimate)
 
 
 def _topology(session: Session) -> Topology:
@@ -88,12 +93,17 @@ def _topology(session: Session) -> Topology:
     return Topology.of_this_machine(session.world_size, max(hosts.values()))
 
 
-def _planned(job: Job, session: Session, module: torch.nn.Module, sharder: Any) -> ShardingPlan:
-    planner = EmbeddingShardingPlanner(
+def _planner(job: Job, session: Session) -> EmbeddingShardingPlanner:
+    return EmbeddingShardingPlanner(
         topology=_topology(session),
         batch_size=dealt(job.config.trainer.batch_size, 0, session.world_size),
         constraints=build.constraints(job.config),
     )
+
+
+def _planned(
+    planner: EmbeddingShardingPlanner, session: Session, module: torch.nn.Module, sharder: Any
+) -> ShardingPlan:
     if session.group is None:
         return planner.plan(module, [sharder])
     return planner.collective_plan(module, [sharder], session.group)

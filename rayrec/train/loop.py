@@ -172,7 +172,8 @@ class Loop:
             self.session.sink.put({"kind": "begin", "resumed_step": step, "world_size": self.session.world_size})
             dense = sum(p.numel() for p in self.learner.model.other_parameters().values())
             memory = build.plan_memory(self.learner.plan, self.config, self.session.world_size, dense)
-            self.session.sink.put({"kind": "plan", "plan": {**self.learner.plan.to_dict(), "memory": memory}})
+            told = {"memory": memory, "time": build.plan_time(self.learner.estimate)}
+            self.session.sink.put({"kind": "plan", "plan": {**self.learner.plan.to_dict(), **told}})
 
     def _tell_progress(self, position: Position) -> None:
         if time.monotonic() - self._told_at >= PROGRESS_EVERY_S:

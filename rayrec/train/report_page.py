@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rayrec.train.report_charts import Chart, Mark, Points, svg_chart
 from rayrec.train.report_evaluations import by_time_table, count_text, epoch_text, evaluations_table, figure_text
-from rayrec.train.report_plan import memory_section, plan_section
+from rayrec.train.report_plan import memory_section, plan_section, time_section
 from rayrec.train.report_run import ENDS, Line, RunRecord, history, number, of_task, task_names
 from rayrec.train.report_skipped import skipped_rows, skipped_section
 
@@ -29,6 +29,7 @@ def page(run: RunRecord, now: float) -> str:
         _section("Last evaluation by time", by_time_table(run.evals)),
         _section("Sharding plan", plan_section(run.plan, run.table_bits) if run.plan and run.plan.plan else ""),
         _section("Memory by rank", memory_section(run.memory) if run.memory else ""),
+        _section("Predicted time by rank", time_section(run.times) if run.times else ""),
         _section("Rows left out", skipped_section(run.events)),
         _section("Events", _events(run)),
         _section("Configuration", _config(run)),

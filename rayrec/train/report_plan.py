@@ -1,12 +1,13 @@
-"""The sharding plan and each rank's memory as HTML: who holds which rectangle of which table."""
+"""The sharding plan as HTML: who holds which rectangle of which table, and each rank's memory and predicted time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from rayrec.distributed.planner.text import human_seconds
 from rayrec.distributed.types import ParameterSharding, Shard, ShardingPlan
 
 MOST_TABLES = 60  # in picture and table; the smaller ones are only counted
@@ -16,6 +17,15 @@ KINDS_OF_MEMORY = (  # key in plan.json, CSS class, name
     ("optimizer_bytes", "optimizer", "optimizer state"),
     ("dense_bytes", "dense", "dense part"),
 )
+KINDS_OF_TIME = (
+    ("routing_s", "routing", "starting exchanges, routing"),
+    ("ids_s", "ids", "ids"),
+    ("lookup_s", "lookup", "lookups"),
+    ("vectors_s", "vectors", "vectors"),
+    ("gradients_s", "gradients", "gradients"),
+    ("update_s", "update", "backward and update"),
+)
+Kinds = Sequence[tuple[str, str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,32 +122,40 @@ NUMERIC = {"rows", "dim", "size", "shards"}
 
 def memory_section(memory: Sequence[Mapping[str, Any]]) -> str:
     """A stacked bar for each rank: embedding weights, optimizer state, dense part."""
-    ranks = [
-        (entry.get("rank", i), [_bytes(entry, key) for key, _, _ in KINDS_OF_MEMORY]) for i, entry in enumerate(memory)
-    ]
-    totals = [sum(sizes) for _, sizes in ranks]
+    return _stacked(memory, KINDS_OF_MEMORY, human_bytes, "fullest rank")
+
+
+def time_section(times: Sequence[Mapping[str, Any]]) -> str:
+    """A stacked bar for each rank: what the planner expects of the embedding part of a step."""
+    note = "<p class='note'>the embedding part of a step, from the planner's figures for such devices; not measured</p>"
+    return _stacked(times, KINDS_OF_TIME, human_seconds, "busiest rank") + note
+
+
+def _stacked(ranks: Sequence[Mapping[str, Any]], kinds: Kinds, show: Callable[[float], str], most_is: str) -> str:
+    bars = [(entry.get("rank", i), [_number(entry, key) for key, _, _ in kinds]) for i, entry in enumerate(ranks)]
+    totals = [sum(parts) for _, parts in bars]
     most = max(totals, default=0) or 1
-    legend = "".join(f"<span class='key {css}'>{name}</span>" for _, css, name in KINDS_OF_MEMORY)
-    if len(ranks) > 1 and any(totals):
-        legend += f"<span class='note'>fullest rank: {most / (sum(totals) / len(totals)):.2f} × the mean</span>"
-    bars = "".join(_bar(rank, sizes, most) for rank, sizes in ranks[:MOST_RANKS])
-    more = _and_more(len(ranks) - MOST_RANKS, "more ranks")
-    return f"<div class='legend'>{legend}</div><div class='bars'>{bars}</div>{more}"
+    legend = "".join(f"<span class='key {css}'>{name}</span>" for _, css, name in kinds)
+    if len(bars) > 1 and any(totals):
+        legend += f"<span class='note'>{most_is}: {most / (sum(totals) / len(totals)):.2f} × the mean</span>"
+    drawn = "".join(_bar(rank, parts, kinds, most, show) for rank, parts in bars[:MOST_RANKS])
+    more = _and_more(len(bars) - MOST_RANKS, "more ranks")
+    return f"<div class='legend'>{legend}</div><div class='bars'>{drawn}</div>{more}"
 
 
-def _bar(rank: object, sizes: Sequence[int], most: int) -> str:
-    parts = "".join(
-        f"<i class='{css}' style='width:{size / most * 100:.2f}%' title='{name}: {human_bytes(size)}'></i>"
-        for (_, css, name), size in zip(KINDS_OF_MEMORY, sizes, strict=True)
-        if size
+def _bar(rank: object, parts: Sequence[float], kinds: Kinds, most: float, show: Callable[[float], str]) -> str:
+    drawn = "".join(
+        f"<i class='{css}' style='width:{part / most * 100:.2f}%' title='{name}: {show(part)}'></i>"
+        for (_, css, name), part in zip(kinds, parts, strict=True)
+        if part
     )
-    label, total = escape(str(rank)), human_bytes(sum(sizes))
-    return f"<div class='bar'><b>rank {label}</b><div>{parts}</div><span>{total}</span></div>"
+    label, total = escape(str(rank)), show(sum(parts))
+    return f"<div class='bar'><b>rank {label}</b><div>{drawn}</div><span>{total}</span></div>"
 
 
-def _bytes(entry: Mapping[str, Any], key: str) -> int:
+def _number(entry: Mapping[str, Any], key: str) -> float:
     value = entry.get(key, 0)
-    return int(value) if isinstance(value, int | float) else 0
+    return value if isinstance(value, int | float) else 0
 
 
 def _key(sharding_type: str) -> str:

@@ -17,7 +17,7 @@ import yaml
 from rayrec.distributed.types import ShardingPlan
 
 Line = Mapping[str, Any]
-"""One line of metrics.jsonl, or one rank of plan.json's `memory`."""
+"""One line of metrics.jsonl, or one rank of plan.json's `memory` or `time`."""
 
 ENDS = ("failed", "interrupted")  # events after which a run does not go on
 
@@ -35,6 +35,7 @@ class RunRecord:
     config_text: str | None
     plan: ShardingPlan | None
     memory: tuple[Line, ...]
+    times: tuple[Line, ...]
     train: tuple[Line, ...]
     evals: tuple[Line, ...]
     events: tuple[Line, ...]
@@ -143,14 +144,15 @@ def read_run(run_dir: Path) -> RunRecord:
         )
     lines = _json_lines(metrics_text or "", problems)
     config = _yaml(config_text, problems)
-    plan, memory = _plan(_json(plan_text, "plan.json", problems), problems)
+    plan_data = _json(plan_text, "plan.json", problems) or {}
     return RunRecord(
         path=run_dir,
         name=str(config.get("name") or run_dir.resolve().name),
         config=config,
         config_text=config_text,
-        plan=plan,
-        memory=memory,
+        plan=_plan(plan_data, problems),
+        memory=_lines(plan_data.get("memory")),
+        times=_lines(plan_data.get("time")),
         train=tuple(line for line in lines if line.get("kind") == "train"),
         evals=tuple(line for line in lines if line.get("kind") == "eval"),
         events=tuple(line for line in lines if line.get("kind") == "event"),
@@ -200,16 +202,16 @@ def _json_lines(text: str, problems: list[str]) -> list[dict[str, Any]]:
     return lines
 
 
-def _plan(data: dict[str, Any] | None, problems: list[str]) -> tuple[ShardingPlan | None, tuple[Line, ...]]:
-    if data is None:
-        return None, ()
-    memory = data.get("memory")
-    ranks = tuple(rank for rank in memory if isinstance(rank, dict)) if isinstance(memory, list) else ()
+def _plan(data: dict[str, Any], problems: list[str]) -> ShardingPlan | None:
     try:
-        return ShardingPlan.from_dict(data), ranks
+        return ShardingPlan.from_dict(data) if data else None
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         problems.append(f"plan.json: {error}")
-        return None, ranks
+        return None
+
+
+def _lines(ranks: object) -> tuple[Line, ...]:
+    return tuple(rank for rank in ranks if isinstance(rank, dict)) if isinstance(ranks, list) else ()
 
 
 def _yaml(text: str | None, problems: list[str]) -> dict[str, Any]:

@@ -64,6 +64,8 @@ def test_a_run_leaves_everything_that_was_promised(finished: tuple[Path, Result]
     plan = json.loads((run / "plan.json").read_text())
     assert set(plan["plan"]["embedding_bags"]) == {"user", "item", "tag"}
     assert plan["memory"][0]["weights_bytes"] == 4 * 8 * (40 + 80 + 7)
+    assert [rank["rank"] for rank in plan["time"]] == [0] and plan["time"][0]["lookup_s"] > 0
+    assert "Predicted time by rank" in (run / "report.html").read_text()
     assert list((run / "tensorboard").iterdir())
 
 

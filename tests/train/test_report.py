@@ -17,7 +17,7 @@ from rayrec.distributed.sharding.cuts import by_cols, by_rows, everywhere, whole
 from rayrec.distributed.types import ParameterSharding, Shard, ShardingPlan
 from rayrec.train.report import write_report
 from rayrec.train.report_charts import Chart, Mark, moving_average, svg_chart, thin, ticks
-from rayrec.train.report_plan import memory_section, plan_section, rank_text
+from rayrec.train.report_plan import memory_section, plan_section, rank_text, time_section
 from rayrec.train.report_run import history, read_run
 
 VOID = {"meta", "link", "br"}
@@ -283,4 +283,5 @@ def test_large_plans_are_cut_short() -> None:
     Balanced(section)
     assert "and 10 smaller tables" in section and "and 36 more ranks" in section
     assert "and 6 more ranks" in memory_section([{"rank": r, "weights_bytes": r} for r in range(70)])
+    assert "busiest rank: 1.50 × the mean" in time_section([{"rank": 0, "ids_s": 0.003}, {"rank": 1, "ids_s": 0.001}])
     assert memory_section([{"rank": 0}]) and rank_text([0, 1, 2]) == "0–2" and rank_text([0, 2]) == "0, 2"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayrec.distributed.planner.build import build_plan
 from rayrec.distributed.planner.check import check_plan
-from rayrec.distributed.planner.evaluate import evaluate
+from rayrec.distributed.planner.evaluate import Estimate, evaluate
 from rayrec.distributed.planner.refusal import refuse
 from rayrec.distributed.planner.search import Solution, best_solution
 from rayrec.distributed.planner.storage import reserves
@@ -71,9 +71,22 @@ class EmbeddingShardingPlanner:
     ) -> PlanResult:
         """The plan for `module` with its estimate and the lower bound. Raises as `plan` does."""
         target = topology or self._topology or Topology.of_this_machine(1)
-        found = find_tables(module, sharders, target.compute_device)
-        tables = planner_tables(found, target, self._constraints, self._batch_size)
-        return solve(tables, target, dense_bytes(module, sharders))
+        return solve(self._tables(module, sharders, target), target, dense_bytes(module, sharders))
+
+    def estimate(self, plan: ShardingPlan, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> Estimate:
+        """What a plan from anywhere costs every rank, without a search for a better one.
+
+        Raises:
+            ValueError: the plan names a table or a rank that is not there, or a constraint that cannot be met.
+        """
+        target = self._topology or Topology.of_this_machine(plan.min_world_size)
+        return evaluate(plan, self._tables(module, sharders, target), target)
+
+    def _tables(
+        self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]], topology: Topology
+    ) -> tuple[Table, ...]:
+        found = find_tables(module, sharders, topology.compute_device)
+        return planner_tables(found, topology, self._constraints, self._batch_size)
 
     def judge(self, plan: ShardingPlan, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> PlanResult:
         """A plan from elsewhere (loaded, edited) with its estimate, and the lower bound for `module`.
