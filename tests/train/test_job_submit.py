@@ -125,7 +125,8 @@ def test_a_submitted_job_trains_and_one_that_cannot_says_why(cluster: dict[str, 
         assert part in done.stdout
     folder = tmp_path / "runs" / "small"
     assert {path.name for path in folder.iterdir() if path.name != ".lock"} == {
-        "config.yaml", "plan.json", "metrics.jsonl", "footers.arrow", "checkpoints", "tensorboard", "report.html", "result.json"
+        "config.yaml", "plan.json", "metrics.jsonl", "footers.arrow",
+        "checkpoints", "tensorboard", "report.html", "result.json",
     }  # fmt: skip
     result = json.loads((folder / "result.json").read_text())
     assert (result["world_size"], result["train"]["samples"], result["eval"]["samples"]) == (2, 500, 301)

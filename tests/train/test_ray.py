@@ -167,7 +167,8 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
     assert "resumed" in seen.events()
     made = {path.name for path in seen.files.path.iterdir()} - {".lock"}
     assert made == {
-        "config.yaml", "plan.json", "metrics.jsonl", "footers.arrow", "checkpoints", "tensorboard", "report.html", "result.json"
+        "config.yaml", "plan.json", "metrics.jsonl", "footers.arrow",
+        "checkpoints", "tensorboard", "report.html", "result.json",
     }  # fmt: skip
 
 
