@@ -27,11 +27,17 @@ def feature_names(tables: Sequence[BaseEmbeddingConfig]) -> list[str]:
 
 
 def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
-    """Raises ValueError for a table without a name or features, or a name or feature that comes twice."""
-    names = [table.name for table in tables]
+    """Raises ValueError for a table without a name or features, a name or feature that comes twice, or a name that
+    torch does not take as a submodule's."""
+    names, taken = [table.name for table in tables], nn.ModuleDict()
     for table in tables:
         if not table.name or names.count(table.name) > 1:
             raise ValueError(f"table {table.name!r}: every table needs a name of its own; there are {names}")
+        if "." in table.name or hasattr(taken, table.name):
+            raise ValueError(
+                f"table {table.name!r}: torch cannot hold a submodule of this name (it has a dot, or is an attribute "
+                f"of every nn.ModuleDict); call it {table.name.replace('.', '_') + '_table'!r}, for example"
+            )
         if not table.feature_names:
             raise ValueError(f"table {table.name!r}: feature_names is empty; name the features that read it")
         if len(set(table.feature_names)) < len(table.feature_names):
@@ -79,7 +85,7 @@ class EmbeddingBagCollection(nn.Module):
         seed: of the initial weights; drawn from torch's generator by default.
 
     Raises:
-        ValueError: a table without name or features, or a name that comes twice.
+        ValueError: a table without name or features, a name that comes twice, or one that torch does not take.
     """
 
     def __init__(
