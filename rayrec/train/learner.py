@@ -30,7 +30,7 @@ class Learner:
         logit_shift: added to logits when scoring. Trained on all positives and a part w of the negatives, the model's
             probability p stands for p / (p + (1 - p) / w), which is the logit plus log(w) (He et al., "Practical
             lessons from predicting clicks on ads at Facebook", 2014, section 6.3).
-        estimate: what the planner expects the plan to cost each rank.
+        estimate: what the planner expects the plan to cost each rank; rank 0 has it.
     """
 
     model: DistributedModelParallel
@@ -79,7 +79,8 @@ def make_learner(job: Job, session: Session) -> Learner:
     sharder = EmbeddingBagCollectionSharder(fused_params=build.fused_params(config))
     planner = _planner(job, session)
     plan = build.given_plan(config, session.world_size) or _planned(planner, session, module, sharder)
-    estimate = session.control.together(lambda: planner.estimate(plan, module, [sharder]))
+    tells = session.rank == 0  # the driver, at the start
+    estimate = session.control.together(lambda: planner.estimate(plan, module, [sharder]) if tells else None)
     model = DistributedModelParallel(module, env=session.env, device=session.device, plan=plan, sharders=[sharder])
     # Dropout differs between ranks; weights, drawn before, do not.
     torch.manual_seed(config.trainer.seed * 10_007 + session.rank)
