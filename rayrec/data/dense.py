@@ -93,7 +93,8 @@ def _leaf(array: pa.Array, feature: DenseFeature, problems: Problems) -> pa.Arra
 def _transform(values: Floats, feature: DenseFeature) -> Floats:
     if feature.log1p:
         logs = np.log1p(values)  # NaN below -1
-        logs[np.isneginf(logs)] = np.nan
+        if not (values > -1).all():
+            logs[np.isneginf(logs)] = np.nan
         values = logs
     if feature.clip is not None:
         values = np.clip(values, *feature.clip)

@@ -181,6 +181,18 @@ def _weight(value: Any) -> float:
     return x
 
 
+def hashed_row(value: int, seed: int, num_rows: int) -> int:
+    """`hashing.hash_rows` of one id."""
+    if num_rows > 1 << 32:
+        return mix64(value + seed) % num_rows
+    mask = (1 << 32) - 1
+    high, low = divmod(value & ((1 << 64) - 1), 1 << 32)
+    state = ((low ^ (high * 0x9E3779B1 & mask)) + seed) & mask
+    state = (state ^ state >> 16) * 0x85EBCA6B & mask
+    state = (state ^ state >> 13) * 0xC2B2AE35 & mask
+    return state * num_rows >> 32
+
+
 def _row(raw: Any, feature: SparseFeature, num_rows: int) -> int | None:
     if raw is None:
         if feature.on_null == "error":
@@ -191,11 +203,10 @@ def _row(raw: Any, feature: SparseFeature, num_rows: int) -> int | None:
     mapping = feature.mapping
     if isinstance(mapping, Hash):
         if isinstance(raw, int):
-            hashed = mix64(raw + seed_of(mapping.seed))
-        else:
-            text = raw if isinstance(raw, bytes) else raw.encode()
-            key = seed_of(mapping.seed).to_bytes(8, "little")
-            hashed = int.from_bytes(hashlib.blake2b(text, digest_size=8, key=key).digest(), "little")
+            return hashed_row(raw, seed_of(mapping.seed), num_rows)
+        text = raw if isinstance(raw, bytes) else raw.encode()
+        key = seed_of(mapping.seed).to_bytes(8, "little")
+        hashed = int.from_bytes(hashlib.blake2b(text, digest_size=8, key=key).digest(), "little")
         return (hashed >> 32) * num_rows >> 32
     assert isinstance(mapping, Identity)
     if 0 <= raw < num_rows:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.data.cursor import Cursor, RankCursor, open_rank
 from rayrec.data.errors import DataError
-from rayrec.data.hashing import hash_rows, hash_strings, mix64, mix64_array, seed_of, to_rows
 from rayrec.data.order import EpochOrder, Interval, count, deal, row_order, subtract, union
 
 intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda p: (min(p), max(p))), max_size=8)
@@ -99,31 +97,6 @@ def test_the_order_never_changes() -> None:
     """A checkpoint's cursor means nothing under another order: these numbers may never change."""
     assert EpochOrder.of([1] * 8, seed=7, epoch=1, shuffle=True).windows.tolist() == [0, 5, 1, 4, 7, 3, 2, 6]
     assert row_order(0, 8, seed=7, epoch=1).tolist() == [5, 7, 3, 2, 0, 6, 4, 1]
-
-
-def test_hashes_never_change_and_agree() -> None:
-    values = np.array([0, 1, -1, 2**62, -(2**63)], np.int64)
-    assert mix64_array(values, 9).tolist() == [mix64(v + 9) for v in values.tolist()]
-    assert mix64(1) == 0x5692161D100B05E5
-    assert seed_of(1, 2) != seed_of(2, 1)
-    assert hash_strings([b"a", b""], 0).tolist() == [0x3A030DABA6EC79B9, 0x3C1B4FBFD8FFAFC3]
-    assert mix64_array(values.view(np.uint64), 9).tolist() == mix64_array(values, 9).tolist()
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 1 << 40), st.integers(0, 1000))
-def test_hashed_rows_are_in_range(num_rows: int, seed: int) -> None:
-    values = np.arange(-100, 100) * 2**40
-    rows = to_rows(mix64_array(values, seed), num_rows)
-    assert rows.min() >= 0 and rows.max() < num_rows
-    by_block = hash_rows(values, seed, num_rows)
-    assert by_block.tolist() == rows.tolist()
-    assert by_block.dtype == (np.int32 if num_rows <= 1 << 31 else np.int64)
-
-
-def test_hashed_rows_are_spread_evenly() -> None:
-    counts = np.bincount(to_rows(mix64_array(np.arange(100_000), 0), 100), minlength=100)
-    assert counts.min() > 850 and counts.max() < 1150
 
 
 def test_cursor_of_other_data_is_refused() -> None:

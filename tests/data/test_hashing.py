@@ -1,0 +1,71 @@
+"""Hashes: the same for ever, and spread over rows as if they were drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.data.hashing import hash_rows, hash_strings, mix64, mix64_array, seed_of
+from tests.data.reference import hashed_row
+
+
+def test_hashes_never_change_and_agree() -> None:
+    values = np.array([0, 1, -1, 2**62, -(2**63)], np.int64)
+    assert mix64_array(values, 9).tolist() == [mix64(v + 9) for v in values.tolist()]
+    assert mix64(1) == 0x5692161D100B05E5
+    assert seed_of(1, 2) != seed_of(2, 1)
+    assert hash_strings([b"a", b""], 0).tolist() == [0x3A030DABA6EC79B9, 0x3C1B4FBFD8FFAFC3]
+    assert mix64_array(values.view(np.uint64), 9).tolist() == mix64_array(values, 9).tolist()
+    assert hash_rows(values, 9, 1000).tolist() == [759, 910, 573, 423, 161]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 1 << 40), st.integers(0, (1 << 64) - 1), st.sampled_from([1, 2**20, 2**40]))
+def test_hashed_rows_are_those_of_the_plain_law(num_rows: int, seed: int, stride: int) -> None:
+    values = np.arange(-50, 50) * stride
+    rows = hash_rows(values, seed, num_rows)
+    assert rows.tolist() == [hashed_row(value, seed, num_rows) for value in values.tolist()]
+    assert rows.min() >= 0 and rows.max() < num_rows
+    assert rows.dtype == (np.int32 if num_rows <= 1 << 31 else np.int64)
+    assert hash_rows(values.view(np.uint64), seed, num_rows).tolist() == rows.tolist()
+
+
+def test_hashed_rows_do_not_depend_on_blocks_or_neighbours() -> None:
+    values = np.concatenate([np.arange(40_000), np.arange(30_000) << 33])  # small ids, then large ones
+    rows = hash_rows(values, 3, 1000)
+    order = np.random.default_rng(0).permutation(len(values))
+    assert (hash_rows(values[order], 3, 1000) == rows[order]).all()
+
+
+PATTERNS = {
+    **{f"multiples of {n}": np.arange(100_000) * n for n in (1, 2, 10, 1000, 10**6, 86_400 * 10**9)},
+    **{f"multiples of 2**{n}": np.arange(100_000) << n for n in (6, 12, 16, 20, 31, 32, 33, 40, 46)},
+    **{
+        f"pairs, {n} bits apart": ((np.arange(250) << n)[:, None] | np.arange(400)).ravel() for n in (9, 16, 24, 32, 48)
+    },
+    "negative ids": -np.arange(1, 100_001),
+    "hashes": mix64_array(np.arange(100_000), 5).view(np.int64),
+    "hashes of 32 bits": (mix64_array(np.arange(100_000), 5) >> np.uint64(32)).view(np.int64),
+}
+
+
+@pytest.mark.parametrize("num_rows", [97, 1 << 14, 100_000, 1_000_003])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_hashed_rows_are_spread_as_if_drawn(pattern: str, num_rows: int) -> None:
+    """Chi-squared of rows' counts within six sigmas of that of uniform draws, for ids as people number things."""
+    expected = 100_000 / num_rows
+    for seed in (seed_of(0), seed_of(1)):
+        counts = np.bincount(hash_rows(PATTERNS[pattern], seed, num_rows), minlength=num_rows)
+        chi_squared = ((counts - expected) ** 2 / expected).sum()
+        assert chi_squared < num_rows - 1 + 6 * (2 * (num_rows - 1)) ** 0.5
+
+
+def test_seeds_hash_independently() -> None:
+    """Pairs of rows under two seeds are nearly all different, as if each were drawn anew."""
+    ids, num_rows = np.arange(300_000), 10_000
+    one, other = (hash_rows(ids, seed_of(n), num_rows).astype(np.int64) for n in (1, 2))
+    found = len(np.unique(one * num_rows + other))
+    expected = num_rows**2 * (1 - np.exp(-len(ids) / num_rows**2))
+    assert abs(found - expected) < 150
