@@ -38,13 +38,14 @@ def take_bags(values: npt.NDArray[N], offsets: I64, order: I64) -> tuple[npt.NDA
     Args:
         values: of all bags.
         offsets: [n + 1], where each bag starts in `values`, and where the last one ends.
+        order: each in `[0, n)`, which is not checked.
     """
     size = values.itemsize
     places = pa.py_buffer(offsets * size)
     bags = pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), len(offsets) - 1, [None, places, pa.py_buffer(np.ascontiguousarray(values))]
     )
-    _, places, taken = bags.take(pa.array(order)).buffers()
+    _, places, taken = pc.take(bags, pa.array(order), boundscheck=False).buffers()
     starts = np.frombuffer(places, np.int64, len(order) + 1) // size
     return np.frombuffer(taken, values.dtype, int(starts[-1])), starts
 
