@@ -148,11 +148,11 @@ def test_every_file_says_what_lives_in_it() -> None:
     assert not silent, f"module docstring missing: {silent}"
 
 
-@pytest.mark.parametrize("module", ["rayrec", "rayrec.distributed", "rayrec.checkpoint", "rayrec.metrics"])
-def test_importing_it_does_not_import_ray(module: str) -> None:
-    code = f"import sys, {module}; sys.exit('ray' in sys.modules)"
+def test_the_library_part_does_not_import_ray() -> None:
+    modules = "rayrec, rayrec.distributed, rayrec.checkpoint, rayrec.metrics, rayrec.models"
+    code = f"import sys, {modules}; sys.exit('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr or f"import {module} imports ray"
+    assert done.returncode == 0, done.stderr or f"one of {modules} imports ray"
 
 
 def test_a_process_that_reads_rows_loads_no_torch() -> None:

@@ -118,28 +118,48 @@ class RowWiseAdagrad(_RowOptimizer):
         return weight_nD - group["lr"] * grad_nD / scale_n.unsqueeze(1)
 
 
-def _adam_direction(
-    weight_RD: torch.Tensor,
-    rows: torch.Tensor,
-    grad_nD: torch.Tensor,
-    state: dict[str, Any],
-    group: dict[str, Any],
-    rowwise: bool,
-) -> torch.Tensor:
-    (beta1, beta2), count = group["betas"], state["step"]
-    square = grad_nD.pow(2)
-    if rowwise:
-        square = square.mean(dim=1)
-    first = _moving(_state(state, "momentum1", weight_RD), rows, beta1, grad_nD)
-    second = _moving(_state(state, "exp_avg_sq", weight_RD, rowwise), rows, beta2, square)
-    scale = (second / (1 - beta2**count)).sqrt() + group["eps"]
-    return first / (1 - beta1**count) / (scale.unsqueeze(1) if rowwise else scale)
+class _RowAdam(_RowOptimizer):
+    """Adam's direction on the touched rows; the bias correction counts steps, not visits of a row."""
+
+    rowwise: ClassVar[bool]  # one second moment a row
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+
+    def _update(
+        self,
+        weight_RD: torch.Tensor,
+        rows: torch.Tensor,
+        grad_nD: torch.Tensor,
+        state: dict[str, Any],
+        group: dict[str, Any],
+    ) -> torch.Tensor:
+        (beta1, beta2), count = group["betas"], state["step"]
+        square = grad_nD.pow(2)
+        if self.rowwise:
+            square = square.mean(dim=1)
+        first = _moving(_state(state, "momentum1", weight_RD), rows, beta1, grad_nD)
+        second = _moving(_state(state, "exp_avg_sq", weight_RD, self.rowwise), rows, beta2, square)
+        scale = (second / (1 - beta2**count)).sqrt() + group["eps"]
+        direction_nD = first / (1 - beta1**count) / (scale.unsqueeze(1) if self.rowwise else scale)
+        weight_nD = weight_RD[rows].float()
+        direction_nD = direction_nD + group["weight_decay"] * weight_nD
+        return weight_nD - group["lr"] * self._trust(weight_nD, direction_nD) * direction_nD
+
+    def _trust(self, weight_nD: torch.Tensor, direction_nD: torch.Tensor) -> torch.Tensor:
+        """What a row's step is multiplied by, `[n, 1]` or `[]`."""
+        return weight_nD.new_ones(())
 
 
-class PartialRowWiseAdam(_RowOptimizer):
+class PartialRowWiseAdam(_RowAdam):
     """Adam (Kingma & Ba 2015) on the touched rows, with one second moment a row; weight decay is decoupled.
-
-    The bias correction counts steps, not visits of a row.
 
     Args:
         params: as of any torch optimizer.
@@ -153,31 +173,10 @@ class PartialRowWiseAdam(_RowOptimizer):
     """
 
     fused_rule = "partial_row_wise_adam"
-
-    def __init__(
-        self,
-        params: Params,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-
-    def _update(
-        self,
-        weight_RD: torch.Tensor,
-        rows: torch.Tensor,
-        grad_nD: torch.Tensor,
-        state: dict[str, Any],
-        group: dict[str, Any],
-    ) -> torch.Tensor:
-        weight_nD = weight_RD[rows].float()
-        direction = _adam_direction(weight_RD, rows, grad_nD, state, group, rowwise=True)
-        return weight_nD - group["lr"] * (direction + group["weight_decay"] * weight_nD)
+    rowwise = True
 
 
-class LAMB(_RowOptimizer):
+class LAMB(_RowAdam):
     """LAMB (You et al. 2020) on the touched rows, with a trust ratio for each row.
 
     Args:
@@ -188,31 +187,11 @@ class LAMB(_RowOptimizer):
     """
 
     fused_rule = "lamb"
+    rowwise = False
 
-    def __init__(
-        self,
-        params: Params,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-
-    def _update(
-        self,
-        weight_RD: torch.Tensor,
-        rows: torch.Tensor,
-        grad_nD: torch.Tensor,
-        state: dict[str, Any],
-        group: dict[str, Any],
-    ) -> torch.Tensor:
-        weight_nD = weight_RD[rows].float()
-        direction = _adam_direction(weight_RD, rows, grad_nD, state, group, rowwise=False)
-        direction = direction + group["weight_decay"] * weight_nD
-        moved = direction.norm(dim=1)
-        trust_n = torch.where(moved > 0, weight_nD.norm(dim=1) / moved, 0.0)
-        return weight_nD - group["lr"] * trust_n.unsqueeze(1) * direction
+    def _trust(self, weight_nD: torch.Tensor, direction_nD: torch.Tensor) -> torch.Tensor:
+        moved = direction_nD.norm(dim=1, keepdim=True)
+        return torch.where(moved > 0, weight_nD.norm(dim=1, keepdim=True) / moved, 0.0)
 
 
 class LarsSGD(_RowOptimizer):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from rayrec.distributed.planner.text import human_seconds
+from rayrec.distributed.planner.text import human_bytes, human_seconds
 from rayrec.distributed.types import ParameterSharding, Shard, ShardingPlan
 
 MOST_TABLES = 60  # in picture and table; the smaller ones are only counted
@@ -171,12 +171,3 @@ def rank_text(ranks: Sequence[int]) -> str:
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}–{ranks[-1]}"
     return ", ".join(map(str, ranks))
-
-
-def human_bytes(size: float) -> str:
-    """`1.5 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TiB"

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def running_ray() -> Iterator[None]:
+    """One Ray of 2 CPUs for all tests of this folder, from the first that asks for it."""
     import ray
 
-    mine = not ray.is_initialized()
-    if mine:
-        ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
     yield
-    if mine:
-        ray.shutdown()
+    ray.shutdown()

@@ -87,7 +87,7 @@ def end_group(head: subprocess.Popen[bytes]) -> None:
     members = [pid for pid in processes() if sid(pid) == session]
     head.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
-        head.wait(15)
+        head.wait(3)
     for pid in members:
         if sid(pid) == session:
             with suppress(ProcessLookupError):
@@ -112,38 +112,30 @@ def submit(environment: dict[str, str], *arguments: str) -> subprocess.Completed
 
 
 @pytest.mark.timeout(400)
-def test_a_submitted_job_trains_and_one_that_cannot_says_why(cluster: dict[str, str], tmp_path: Path) -> None:
-    write_all(tmp_path, rows=500)
-    config = tmp_path / "train.yaml"
-    raw = raw_config(tmp_path, trainer__num_workers=2, data__read={"reader": "ray"}, trainer__epochs=1)
-    config.write_text(yaml.safe_dump(raw))
-
-    done = submit(cluster, "--config", str(config))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "succeeded" in done.stdout
-    for part in ("sharding plan", "evaluation after epoch 1", "evaluation AUC"):
-        assert part in done.stdout
-    folder = tmp_path / "runs" / "small"
-    assert {path.name for path in folder.iterdir() if path.name != ".lock"} == {
-        "config.yaml", "plan.json", "metrics.jsonl", "footers.arrow",
-        "checkpoints", "tensorboard", "report.html", "result.json",
-    }  # fmt: skip
-    result = json.loads((folder / "result.json").read_text())
-    assert (result["world_size"], result["train"]["samples"], result["eval"]["samples"]) == (2, 500, 301)
-
-    refused = submit(cluster, "--config", str(config), "--name", "b", "--set", "data.train=not/uploaded")
-    assert refused.returncode != 0
-    text = refused.stdout + refused.stderr
-    assert "data.train: not/uploaded is not in the job's copy of the working folder" in text, text
-    assert "--root" in text
-
-
-@pytest.mark.timeout(400)
 def test_the_documented_command_trains_movielens(cluster: dict[str, str], tmp_path: Path) -> None:
     """Git ignores the Parquet files, so the job's copy comes without them and prepares its own."""
     options = ["--set", f"storage.path={tmp_path}", "--set", "trainer.epochs=1"]
     done = submit(cluster, "--config", "data/movielens/train.yaml", *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads((tmp_path / "movielens" / "result.json").read_text())
-    assert result["train"]["samples"] == 80_000
+    for part in ("succeeded", "sharding plan", "evaluation after epoch 1", "evaluation AUC"):
+        assert part in done.stdout
+    folder = tmp_path / "movielens"
+    assert {path.name for path in folder.iterdir() if path.name != ".lock"} == {
+        "config.yaml", "plan.json", "metrics.jsonl", "footers.arrow",
+        "checkpoints", "tensorboard", "report.html", "result.json",
+    }  # fmt: skip
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["world_size"], result["train"]["samples"], result["eval"]["samples"]) == (2, 80_000, 20_000)
     assert result["eval"]["auc"] > 0.70
+
+
+@pytest.mark.timeout(400)
+def test_a_job_that_cannot_run_says_why(cluster: dict[str, str], tmp_path: Path) -> None:
+    write_all(tmp_path, rows=50)
+    config = tmp_path / "train.yaml"
+    config.write_text(yaml.safe_dump(raw_config(tmp_path)))
+    refused = submit(cluster, "--config", str(config), "--set", "data.train=not/uploaded")
+    assert refused.returncode != 0
+    text = refused.stdout + refused.stderr
+    assert "data.train: not/uploaded is not in the job's copy of the working folder" in text, text
+    assert "--root" in text

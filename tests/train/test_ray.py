@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -150,28 +150,6 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened
     assert_every_row_once([mine + other for mine, other in zip(*stands, strict=True)], 1000, epochs=2)
 
 
-def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
-    write_all(tmp_path)
-    alone = Seen(tmp_path, trainer__num_workers=0, trainer__epochs=1).trainer.fit()
-    seen = Seen(tmp_path)
-    result = seen.trainer.fit()
-    assert (alone.world_size, result.world_size) == (1, 2)
-    assert (result.steps, result.train["samples"]) == (32, 2000)
-    assert result.eval is not None
-    assert result.eval["samples"] == 301
-    assert result.eval["auc"] > 0.8
-    scores = evaluate_run(seen.files.path, num_workers=2, display=Display(Console(quiet=True)))
-    assert {name: scores[name] for name in result.eval} == pytest.approx(result.eval)
-    (seen.files.path / "evaluation.json").unlink()
-    assert seen.events()[-1] == "checkpoint"
-    assert "resumed" in seen.events()
-    made = {path.name for path in seen.files.path.iterdir()} - {".lock"}
-    assert made == {
-        "config.yaml", "plan.json", "metrics.jsonl", "footers.arrow",
-        "checkpoints", "tensorboard", "report.html", "result.json",
-    }  # fmt: skip
-
-
 def test_a_bad_row_ends_all_ranks_and_is_not_tried_again(tmp_path: Path) -> None:
     write_all(tmp_path)
     rows = table(300)
@@ -188,24 +166,36 @@ def test_a_bad_row_ends_all_ranks_and_is_not_tried_again(tmp_path: Path) -> None
     assert seen.events()[-1] == "failed"
 
 
-def test_a_model_that_fails_on_one_rank_ends_the_run_with_its_error(tmp_path: Path) -> None:
-    """At once; and one worker instead of two can go on from there, with the rows that are left."""
+def test_a_run_goes_on_with_other_numbers_of_workers_after_its_model_failed(tmp_path: Path) -> None:
+    """One worker, then two of which one fails, which ends the run at once, then one with the rows that are left."""
     write_all(tmp_path)
     ids = with_row_ids(tmp_path, 1000)
     features = {"schema": ids["schema"], "tables": ids["tables"]}
-    logs = [str(tmp_path / name) for name in ("failing", "going-on")]
-    seen = Seen(tmp_path, lambda **given: Slow(Noted(logs[0], {}, **given), 0.0, fail_at=8), **features)
-    with pytest.raises(TrainError, match=r"(?s)KeyError: 'no such layer on rank 1'.*checkpoint of step 6 is intact"):
+    logs = [tmp_path / name for name in ("alone", "failing", "going-on")]
+
+    def model(log: Path, fail_at: int = -1) -> Callable[..., nn.Module]:
+        return lambda **given: Slow(Noted(str(log), {}, **given), 0.0, fail_at)
+
+    alone = Seen(tmp_path, model(logs[0]), **features, trainer__num_workers=0, trainer__epochs=1).trainer.fit()
+    assert (alone.world_size, alone.steps) == (1, 16)
+    seen = Seen(tmp_path, model(logs[1], fail_at=10), **features)
+    with pytest.raises(TrainError, match=r"(?s)KeyError: 'no such layer on rank 1'.*checkpoint of step 24 is intact"):
         seen.trainer.fit()
     latest = CheckpointStore(seen.files.checkpoints).latest()
     assert latest is not None
-    assert latest.step == 6
-    assert {record["attempt"] for record in seen.files.read_metrics()} == {1}
+    assert latest.step == 24
+    assert {record["attempt"] for record in seen.files.read_metrics()} == {1, 2}, "a launch each, none tried again"
     assert "started again" not in seen.shown and "restarted" not in seen.shown
-    alone = Seen(tmp_path, lambda **given: Slow(Noted(logs[1], {}, **given), 0.0), trainer__num_workers=0, **features)
-    assert alone.trainer.fit().steps == 32
-    before = [mine + other for mine, other in zip(*(noted(Path(logs[0]), rank)[:6] for rank in range(2)), strict=True)]
-    assert_every_row_once(before + noted(Path(logs[1]), 0), 1000, epochs=2)
+    last = Seen(tmp_path, model(logs[2]), **features, trainer__num_workers=0)
+    result = last.trainer.fit()
+    assert (result.steps, result.world_size) == (32, 1)
+    two = [mine + other for mine, other in zip(*(noted(logs[1], rank)[:8] for rank in range(2)), strict=True)]
+    assert_every_row_once(noted(logs[0], 0) + two + noted(logs[2], 0), 1000, epochs=2)
+    assert result.eval is not None
+    assert result.eval["samples"] == 301
+    quiet = Display(Console(quiet=True))
+    scores = evaluate_run(last.files.path, num_workers=2, factory=model(logs[2]), display=quiet)
+    assert {name: scores[name] for name in result.eval} == pytest.approx(result.eval)
 
 
 def test_more_cpus_than_ray_has_are_refused_at_once(tmp_path: Path) -> None:
