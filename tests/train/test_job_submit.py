@@ -71,7 +71,7 @@ def cluster() -> Iterator[dict[str, str]]:
 
 
 def wait_for_jobs_api(environment: dict[str, str], head: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + 90
+    until = time.monotonic() + 180
     while time.monotonic() < until:
         assert head.poll() is None, log.read_text()
         listed = subprocess.run([str(RAY), "job", "list"], env=environment, capture_output=True, timeout=60)
@@ -108,7 +108,7 @@ def sid(pid: int) -> int | None:
 
 def submit(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(RAY), "job", "submit", "--working-dir", ".", "--", "python", "jobs/train.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=230)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.timeout(400)

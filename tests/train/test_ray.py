@@ -109,7 +109,7 @@ def parent(pid: int) -> int:
 
 
 def kill_a_worker_at(seen: Seen, step: int, killed: list[int]) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 200
     while time.monotonic() < until:
         if any(record.get("step", 0) >= step for record in seen.files.read_metrics()):
             killed.append(workers_of_this_process()[-1])
