@@ -159,7 +159,6 @@ def running(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_ctrl_c_ends_everything_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """A real run of two Ray workers, interrupted in mid-epoch; nothing is left running."""
     write_all(tmp_path, rows=200)

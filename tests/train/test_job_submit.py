@@ -111,7 +111,6 @@ def submit(environment: dict[str, str], *arguments: str) -> subprocess.Completed
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.timeout(400)
 def test_the_documented_command_trains_movielens(cluster: dict[str, str], tmp_path: Path) -> None:
     """Git ignores the Parquet files, so the job's copy comes without them and prepares its own."""
     options = ["--set", f"storage.path={tmp_path}", "--set", "trainer.epochs=1"]
@@ -129,7 +128,6 @@ def test_the_documented_command_trains_movielens(cluster: dict[str, str], tmp_pa
     assert result["eval"]["auc"] > 0.70
 
 
-@pytest.mark.timeout(400)
 def test_a_job_that_cannot_run_says_why(cluster: dict[str, str], tmp_path: Path) -> None:
     write_all(tmp_path, rows=50)
     config = tmp_path / "train.yaml"
