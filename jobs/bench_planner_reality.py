@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from calibrate_loads import configs_of
 
 from rayrec.distributed import comm
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -27,7 +28,7 @@ from rayrec.distributed.planner.evaluate import evaluate
 from rayrec.distributed.planner.storage import reserve_bytes
 from rayrec.distributed.sharding.cuts import CUTS
 from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan, ShardingType
-from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.modules import EmbeddingBagCollection
 from rayrec.sparse import KeyedJaggedTensor
 
 BATCH = 512
@@ -48,6 +49,7 @@ TABLES = (
     (2_000, 56, 1),
     (500, 20, 2),
 )
+SHAPES = [(rows, dim) for rows, dim, _ in TABLES]
 LARGE = 4  # tables that are never replicated
 FUSED = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01}
 TW, RW, CW, DP = "table_wise", "row_wise", "column_wise", "data_parallel"
@@ -67,20 +69,6 @@ class Measured:
     def measured_s(self) -> float:
         """Of the quickest visit; other work on the machine only ever adds."""
         return min(self.passes_s)
-
-
-def configs() -> list[EmbeddingBagConfig]:
-    """The model's tables; their weights are all alike, as random ones take longer to make than to measure."""
-    return [
-        EmbeddingBagConfig(
-            name=f"t{n}",
-            num_embeddings=rows,
-            embedding_dim=dim,
-            feature_names=[f"f{n}"],
-            init_fn=torch.nn.init.zeros_,  # type: ignore[arg-type]
-        )
-        for n, (rows, dim, _) in enumerate(TABLES)
-    ]
 
 
 def make_plans(result: PlanResult, world: int) -> dict[str, ShardingPlan]:
@@ -123,7 +111,7 @@ def _plan(cuts: list[tuple[str, list[int]]]) -> ShardingPlan:
             compute_kernel="fused",
             shards=CUTS[ShardingType(kind)](config.name, config.num_embeddings, config.embedding_dim, ranks),
         )
-        for config, (kind, ranks) in zip(configs(), cuts, strict=True)
+        for config, (kind, ranks) in zip(configs_of(SHAPES), cuts, strict=True)
     }
     return ShardingPlan({"": tables})
 
@@ -133,7 +121,7 @@ def measure_plans(calibration: str, ranks: int) -> list[Measured]:
     topology = Topology.from_calibration(calibration, ranks)
     told = {f"t{n}": ParameterConstraints(pooling_factors=[bag]) for n, (_, _, bag) in enumerate(TABLES)}
     sharder = EmbeddingBagCollectionSharder(FUSED)
-    result = plan_tables(configs(), topology, told, batch_size=BATCH, sharder=sharder)
+    result = plan_tables(configs_of(SHAPES), topology, told, batch_size=BATCH, sharder=sharder)
     plans = make_plans(result, ranks)
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_run_rank, (ranks, folder, plans), nprocs=ranks)
@@ -190,7 +178,7 @@ def _run(plan: ShardingPlan, kjts: list[KeyedJaggedTensor], grad: torch.Tensor) 
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     before = _forget_peak()
-    collection = EmbeddingBagCollection(tables=configs(), device="meta")
+    collection = EmbeddingBagCollection(tables=configs_of(SHAPES), device="meta")
     env = ShardingEnv.from_process_group(group)
     sharded = EmbeddingBagCollectionSharder(FUSED).shard(collection, plan.plan[""], env, torch.device("cpu"))
     comm.barrier(group)

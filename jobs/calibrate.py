@@ -108,7 +108,7 @@ def fit_steps(group: dist.ProcessGroup, device: torch.device, known: dict[str, f
     rows, left, times = [], [], []
     for kind, dim, batch, bag in STEPS:
         told = {f"t{n}": ParameterConstraints(pooling_factors=[bag]) for n in range(STEP_TABLES)}
-        configs = configs_of(STEP_TABLES, ROWS, dim)
+        configs = configs_of((ROWS, width) for width in widths_of(STEP_TABLES, dim))
         sharder = EmbeddingBagCollectionSharder(FUSED)
         tables = plan_tables(configs, topology, told, batch_size=batch, sharder=sharder).tables
         plan = ShardingPlan({"": plan_of(kind, configs, list(range(world)), device.type)})

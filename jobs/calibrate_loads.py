@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -86,8 +86,8 @@ def busy_clock(device: torch.device) -> Callable[[], float]:
     return time.thread_time if device.type == "cpu" else time.perf_counter
 
 
-def configs_of(count: int, rows: int, dim: int) -> list[EmbeddingBagConfig]:
-    """Tables of unlike widths from `dim`: neighbours of one width share a kernel's table, which is quicker on CPUs.
+def configs_of(shapes: Iterable[tuple[int, int]]) -> list[EmbeddingBagConfig]:
+    """Tables t0, t1, … of the given rows and widths, of one feature each.
 
     Their weights are all alike; random ones take longer to make than to measure.
     """
@@ -99,17 +99,18 @@ def configs_of(count: int, rows: int, dim: int) -> list[EmbeddingBagConfig]:
             feature_names=[f"f{n}"],
             init_fn=torch.nn.init.zeros_,  # type: ignore[arg-type]
         )
-        for n, width in enumerate(widths_of(count, dim))
+        for n, (rows, width) in enumerate(shapes)
     ]
 
 
 def widths_of(count: int, dim: int) -> list[int]:
+    """Unlike ones from `dim`: neighbours of one width share a kernel's table, which is quicker on CPUs."""
     return [dim + 8 * (n % 8) for n in range(count)]
 
 
 def lookup_seconds(load: Load, device: torch.device) -> float:
     """Forward, backward and update of one rank's tables, nothing exchanged."""
-    configs = configs_of(load.tables, load.rows, load.dim)
+    configs = configs_of((load.rows, width) for width in widths_of(load.tables, load.dim))
     plan = plan_of(ShardingType.TABLE_WISE, configs, [0], device.type)
     collection = EmbeddingBagCollection(tables=configs, device="meta")
     sharded = EmbeddingBagCollectionSharder(FUSED).shard(collection, plan, ShardingEnv.from_local(1, 0), device)
@@ -154,7 +155,7 @@ def step_seconds(
     kind: ShardingType, dim: int, batch: int, bag: int, group: dist.ProcessGroup, device: torch.device
 ) -> float:
     """What a rank itself works in a whole training step of `STEP_TABLES` tables."""
-    configs = configs_of(STEP_TABLES, ROWS, dim)
+    configs = configs_of((ROWS, width) for width in widths_of(STEP_TABLES, dim))
     plan = plan_of(kind, configs, list(range(group.size())), device.type)
     collection = EmbeddingBagCollection(tables=configs, device="meta")
     sharded = EmbeddingBagCollectionSharder(FUSED).shard(

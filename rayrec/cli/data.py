@@ -92,12 +92,12 @@ def _print_columns(found: Inspection) -> None:
 
     table = Table(title=f"{found.rows:,} rows in {found.files} files, {found.looked_at:,} looked at")
     for head in ("column", "type", "taken for", "nulls", "different ids", "range", "note"):
-        table.add_column(head)
+        table.add_column(head, no_wrap=head == "taken for", overflow="fold" if head == "column" else "ellipsis")
     for c in found.columns:
         ids = f"{c.distinct:,}" if c.role.startswith(("id", "weighted")) else ""
         if ids and c.ids_estimate > c.distinct:
             ids += f", about {c.ids_estimate:,} in all"
-        span = "" if c.low is None or c.high is None else f"{c.low:g} … {c.high:g}"
+        span = "" if c.low is None or c.high is None else f"{c.low:.4g} … {c.high:.4g}"
         table.add_row(c.name, c.kind, c.role, f"{c.nulls:,}", ids, span, c.note)
     Console(stderr=True).print(table)
 

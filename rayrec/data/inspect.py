@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +17,11 @@ from rayrec.data.filters import Condition, parse_all, rows_that_pass
 from rayrec.data.footers import Partitioned, nothing_left, with_partition
 from rayrec.data.lists import unnest
 from rayrec.data.opening import open_parquet
+from rayrec.data.targets import LATEST_S, UNITS
 
 LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y")
+WEIGHT_NAMES = ("weight", "sample_weight", "importance_weight")
+TIME_NAMES = ("timestamp", "time", "ts", "date", "datetime", "event_time", "created_at", "unix_time")
 SAMPLE_ROWS = 500_000
 _FEW = 64  # an integer column of fewer distinct values is taken for a category
 
@@ -29,7 +32,7 @@ class ColumnFacts:
 
     Args:
         kind: its Arrow type.
-        role: "label", "dense", "id", "id_list", "weighted_id_list" or "unused".
+        role: "label", "dense", "id", "id_list", "weighted_id_list", "timestamp", "sample_weight" or "unused".
         nulls: null rows.
         values: values, those of lists counted one by one.
         distinct: different ids among them; 0 for columns that are not ids.
@@ -83,11 +86,14 @@ class Inspection:
         if not labels:
             raise DataError("no column looks like a label: none holds 0 and 1 only", fix="name it in the schema")
         sparse = [c for c in self.columns if c.role in ("id", "id_list", "weighted_id_list")]
-        schema = {
-            "label": {"column": labels[0]},
-            "dense": [_dense(c) for c in self.columns if c.role == "dense"],
-            "sparse": [_sparse(c) for c in sparse],
-        }
+        schema: dict[str, Any] = {"label": {"column": labels[0]}}
+        for column in self.columns:
+            if column.role == "sample_weight":
+                schema["sample_weight"] = {"column": column.name}
+            elif column.role == "timestamp":
+                schema["timestamp"] = {"column": column.name, **_unit(column)}
+        schema["dense"] = [_dense(c) for c in self.columns if c.role == "dense"]
+        schema["sparse"] = [_sparse(c) for c in sparse]
         tables = [{"name": c.name, "rows": c.table_rows, "dim": dim, "features": [c.name]} for c in sparse]
         return {"schema": schema, "tables": tables}
 
@@ -125,6 +131,8 @@ def inspect(paths: str | Sequence[str], sample_rows: int = SAMPLE_ROWS, filters:
         raise DataError(f"the files' columns differ: {error}", fix="inspect one file at a time") from error
     share = looked_at / rows
     columns = [_facts(name, table.column(name), share) for name in table.column_names]
+    for role in ("timestamp", "sample_weight"):
+        columns = _only_one(columns, role)
     return Inspection(len(found.files), rows, table.num_rows, tuple(_one_label(columns)))
 
 
@@ -151,6 +159,11 @@ def _facts(name: str, column: pa.ChunkedArray, share: float) -> ColumnFacts:
     if pat.is_integer(leaf.type) or pat.is_floating(leaf.type):
         ends = pc.min_max(leaf).as_py()
         low, high = ends["min"], ends["max"]
+    if role in ("id", "dense") and not array.null_count and low is not None and high is not None:
+        if name.lower() in TIME_NAMES and time_unit(low, high) and pat.is_integer(leaf.type):
+            role, note = "timestamp", ""
+        elif name.lower() in WEIGHT_NAMES and low >= 0 and role == "dense":
+            role, note = "sample_weight", "or a feature? then list it under dense"
     ids = role in ("id", "id_list", "weighted_id_list")
     distinct, estimate = _distinct(leaf, share) if ids else (0, 0)
     return ColumnFacts(name, str(kind), role, array.null_count, len(leaf), distinct, estimate, low, high, longest, note)
@@ -179,7 +192,27 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array) -> tuple[str, str]:
         return ("id", "") if is_id else ("dense", "a number? if these are ids, list it under sparse")
     if pat.is_floating(plain) or pat.is_decimal(plain):
         return "dense", ""
+    if pat.is_timestamp(plain) or pat.is_date(plain):
+        return "timestamp", ""
     return "unused", f"{plain} is neither a number nor an id"
+
+
+def time_unit(low: float, high: float) -> str | None:
+    """The unit in which integers are times between 1973 and 2200; None where in no unit they are."""
+    return next((unit for unit, each in UNITS.items() if low >= 10**8 * each and high < LATEST_S * each), None)
+
+
+def _unit(facts: ColumnFacts) -> dict[str, str]:
+    """Of a time in integers; others have their own."""
+    unit = None if facts.low is None or facts.high is None else time_unit(facts.low, facts.high)
+    return {} if unit in (None, "s") else {"unit": str(unit)}
+
+
+def _only_one(columns: list[ColumnFacts], role: str) -> list[ColumnFacts]:
+    """The first column keeps a role that there is only once."""
+    first = next((c.name for c in columns if c.role == role), None)
+    note = f"a schema has one {role}, which is {first!r} here"
+    return [c if c.role != role or c.name == first else replace(c, role="unused", note=note) for c in columns]
 
 
 def _one_label(columns: list[ColumnFacts]) -> list[ColumnFacts]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable
+from rayrec.distributed.collection_sharder import CollectionSharder, Optimizers
 from rayrec.distributed.kernel import Kernel, OptimizerSpec, updating
 from rayrec.distributed.sharding import collection
 from rayrec.distributed.sharding.ahead import IdsAhead
@@ -19,7 +20,7 @@ from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.sequence import SequenceExecutor, SequenceIds
 from rayrec.distributed.sharding.sequence_replicated import SequenceReplicatedExecutor, SequenceReplicatedIds
 from rayrec.distributed.sharding.vector_exchange import Codec
-from rayrec.distributed.types import ModuleSharder, ModuleSharding, ShardingEnv, ShardingType
+from rayrec.distributed.types import ModuleSharding, ShardingEnv
 from rayrec.modules import EmbeddingCollection, EmbeddingConfig
 from rayrec.modules.embedding import output_names
 from rayrec.optim import CombinedOptimizer
@@ -248,58 +249,28 @@ def _as_one_example(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(kjt.keys(), kjt.values(), lengths=lengths, stride=1)
 
 
-class EmbeddingCollectionSharder(ModuleSharder[EmbeddingCollection]):
-    """Shards an `EmbeddingCollection`.
+class EmbeddingCollectionSharder(CollectionSharder[EmbeddingCollection, ShardedEmbeddingCollection]):
+    """Shards an `EmbeddingCollection`; settings as of `CollectionSharder`.
 
-    Args:
-        fused_params: the tables' optimizer, as in `{"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.02}`;
-            SGD with learning rate 0.01 by default. A table that went through `apply_optimizer_in_backward` keeps the
-            optimizer from there. Tables with a dense kernel are left to an optimizer of the user's.
-        dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once; results are the
-            same. Pays where ids come often, as in histories.
-        codec: number formats of the vectors on the wire.
-
-    Raises:
-        ValueError: an unknown setting in `fused_params`.
+    `dedup` pays where ids come often, as in histories.
     """
 
     module_type = EmbeddingCollection
 
-    def __init__(
-        self, fused_params: Mapping[str, Any] | None = None, dedup: bool = False, codec: Codec | None = None
-    ) -> None:
-        self.optimizer = OptimizerSpec.from_fused_params(fused_params)
-        self._dedup, self._codec = dedup, codec
+    def _configs(self, module: EmbeddingCollection) -> list[EmbeddingConfig]:
+        return module.embedding_configs()
 
-    def shard(
+    def _tables(self, module: EmbeddingCollection) -> nn.ModuleDict:
+        return module.embeddings
+
+    def _twin(
         self,
         module: EmbeddingCollection,
         params: ModuleSharding,
+        optimizers: Optimizers,
         env: ShardingEnv,
-        device: torch.device | None = None,
+        device: torch.device,
     ) -> ShardedEmbeddingCollection:
-        """The sharded twin. A materialized module's weights are kept; on meta each shard is filled where it lies.
-
-        Raises:
-            ValueError: a table that `params` does not have, or the other way round; a kernel that there is not; a
-                sharded table with both a dense kernel and an optimizer inside backward.
-        """
-        configs = module.embedding_configs()
-        collection.check_plan(configs, params)
-        device = device or collection.default_device()
-        weights = self.shardable_parameters(module)
-        optimizers = collection.optimizers_of(params, weights, self.optimizer)
-        sharded = ShardedEmbeddingCollection(
-            configs, params, optimizers, env, device, module.need_indices(), self._dedup, self._codec
+        return ShardedEmbeddingCollection(
+            self._configs(module), params, optimizers, env, device, module.need_indices(), self._dedup, self._codec
         )
-        collection.fill_tables(sharded.tables(), weights, module.seed, env)
-        return sharded
-
-    def sharding_types(self, compute_device: str) -> list[str]:
-        return [kind.value for kind in ShardingType]
-
-    def compute_kernels(self, sharding_type: str, compute_device: str) -> list[str]:
-        return collection.compute_kernels(sharding_type, compute_device)
-
-    def shardable_parameters(self, module: EmbeddingCollection) -> dict[str, nn.Parameter]:
-        return collection.parameters_of(module.embeddings, module.embedding_configs())

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable, NoWait
+from rayrec.distributed.collection_sharder import CollectionSharder, Optimizers
 from rayrec.distributed.kernel import Kernel, OptimizerSpec, updating
 from rayrec.distributed.sharding import collection
 from rayrec.distributed.sharding.ahead import IdsAhead
@@ -21,7 +22,7 @@ from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.replicated import ReplicatedExecutor, ReplicatedIds
 from rayrec.distributed.sharding.vector_exchange import Codec
-from rayrec.distributed.types import ModuleSharder, ModuleSharding, ShardingEnv, ShardingType, Span
+from rayrec.distributed.types import ModuleSharding, ShardingEnv, Span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.modules.embedding import output_names
 from rayrec.optim import CombinedOptimizer
@@ -228,59 +229,29 @@ def _merge_order(
     return order
 
 
-class EmbeddingBagCollectionSharder(ModuleSharder[EmbeddingBagCollection]):
-    """Shards an `EmbeddingBagCollection`.
+class EmbeddingBagCollectionSharder(CollectionSharder[EmbeddingBagCollection, ShardedEmbeddingBagCollection]):
+    """Shards an `EmbeddingBagCollection`; settings as of `CollectionSharder`.
 
-    Args:
-        fused_params: the tables' optimizer, as in `{"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.02}`;
-            SGD with learning rate 0.01 by default. A table that went through `apply_optimizer_in_backward` keeps the
-            optimizer from there. Tables with a dense kernel are left to an optimizer of the user's.
-        codec: number formats of the vectors on the wire.
-        dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once, its vector
-            comes back unpooled, and its rank pools; results are the same. Sends less where a feature has fewer distinct
-            ids than bags in a rank's batch.
-
-    Raises:
-        ValueError: an unknown setting in `fused_params`.
+    With `dedup` vectors come back unpooled, and the rank whose ids they are pools: it sends less where a feature has
+    fewer distinct ids than bags in a rank's batch.
     """
 
     module_type = EmbeddingBagCollection
 
-    def __init__(
-        self, fused_params: Mapping[str, Any] | None = None, codec: Codec | None = None, *, dedup: bool = False
-    ) -> None:
-        self.optimizer = OptimizerSpec.from_fused_params(fused_params)
-        self._codec, self._dedup = codec, dedup
+    def _configs(self, module: EmbeddingBagCollection) -> list[EmbeddingBagConfig]:
+        return module.embedding_bag_configs()
 
-    def shard(
+    def _tables(self, module: EmbeddingBagCollection) -> nn.ModuleDict:
+        return module.embedding_bags
+
+    def _twin(
         self,
         module: EmbeddingBagCollection,
         params: ModuleSharding,
+        optimizers: Optimizers,
         env: ShardingEnv,
-        device: torch.device | None = None,
+        device: torch.device,
     ) -> ShardedEmbeddingBagCollection:
-        """The sharded twin. A materialized module's weights are kept; on meta each shard is filled where it lies.
-
-        Raises:
-            ValueError: a table that `params` does not have, or the other way round; a kernel that there is not; a
-                sharded table with both a dense kernel and an optimizer inside backward.
-        """
-        configs = module.embedding_bag_configs()
-        collection.check_plan(configs, params)
-        device = device or collection.default_device()
-        weights = self.shardable_parameters(module)
-        optimizers = collection.optimizers_of(params, weights, self.optimizer)
-        sharded = ShardedEmbeddingBagCollection(
-            configs, params, optimizers, env, device, module.is_weighted(), self._codec, self._dedup
+        return ShardedEmbeddingBagCollection(
+            self._configs(module), params, optimizers, env, device, module.is_weighted(), self._codec, self._dedup
         )
-        collection.fill_tables(sharded.tables(), weights, module.seed, env)
-        return sharded
-
-    def sharding_types(self, compute_device: str) -> list[str]:
-        return [kind.value for kind in ShardingType]
-
-    def compute_kernels(self, sharding_type: str, compute_device: str) -> list[str]:
-        return collection.compute_kernels(sharding_type, compute_device)
-
-    def shardable_parameters(self, module: EmbeddingBagCollection) -> dict[str, nn.Parameter]:
-        return collection.parameters_of(module.embedding_bags, module.embedding_bag_configs())

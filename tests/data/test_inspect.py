@@ -12,7 +12,7 @@ import pytest
 from rayrec.data import DataError, Manifest, Schema, to_batch
 from rayrec.data.check import check
 from rayrec.data.check_page import check_page
-from rayrec.data.inspect import inspect
+from rayrec.data.inspect import inspect, time_unit
 from tests.data.sets import CITIES, GENRES, ROWS_OF, SCHEMA, USERS, table, write
 
 
@@ -44,7 +44,7 @@ def test_a_sample_estimates_how_many_ids_there_are(tmp_path: Path) -> None:
 def test_odd_columns_are_left_out_with_a_reason(tmp_path: Path) -> None:
     columns = {
         "deep": pa.array([[[1]], [[2]]]),
-        "when": pa.array([1, 2], pa.timestamp("s")),
+        "when": pa.array([1, 2], pa.duration("s")),
         "flag": pa.array([True, False]),
         "click": pa.array([0, 1]),
         "pairs": pa.array([[{"id": 1, "weight": 0.5}], []]),
@@ -58,6 +58,47 @@ def test_odd_columns_are_left_out_with_a_reason(tmp_path: Path) -> None:
     pq.write_table(pa.table({"name": ["a"]}), tmp_path / "x.parquet")
     with pytest.raises(DataError, match="no column looks like a label"):
         inspect(str(tmp_path)).proposal()
+
+
+def test_times_and_weights_are_proposed_as_such(tmp_path: Path) -> None:
+    now = 1_700_000_000
+    columns = {
+        "label": pa.array([0, 1]),
+        "ts": pa.array([now * 1000, (now + 9) * 1000]),
+        "seen": pa.array([now, now + 1], pa.timestamp("s")),
+        "weight": pa.array([0.5, 2.0]),
+        "sample_weight": pa.array([1.0, 1.0]),
+        "time": pa.array([70, 95]),  # seconds of watching, say: no time of day
+    }
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    found = inspect(str(tmp_path))
+    roles = {c.name: c.role for c in found.columns}
+    assert roles == {
+        "label": "label", "ts": "timestamp", "seen": "unused", "weight": "sample_weight",
+        "sample_weight": "unused", "time": "id",
+    }  # fmt: skip
+    assert next(c.note for c in found.columns if c.name == "seen") == "a schema has one timestamp, which is 'ts' here"
+    schema = Schema.model_validate(found.proposal()["schema"])
+    assert schema.timestamp is not None and schema.sample_weight is not None
+    assert (schema.timestamp.column, schema.timestamp.unit, schema.sample_weight.column) == ("ts", "ms", "weight")
+    batch = to_batch(pq.read_table(tmp_path / "x.parquet"), schema, {"time": 96})
+    assert batch.time is not None and batch.time.tolist() == [now, now + 9]
+    assert batch.weight is not None and batch.weight.tolist() == [0.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "unit"),
+    [
+        (1_700_000_000, 1_700_000_001, "s"),
+        (1_700_000_000_000, 1_700_000_000_001, "ms"),
+        (1.7e15, 1.8e15, "us"),
+        (1.7e18, 1.8e18, "ns"),
+        (0, 1_700_000_000, None),
+        (1_700_000_000, 1_700_000_000_000, None),
+    ],
+)
+def test_the_unit_of_times_is_told_by_their_size(low: float, high: float, unit: str | None) -> None:
+    assert time_unit(low, high) == unit
 
 
 def test_check_counts_what_is_wrong(tmp_path: Path) -> None:

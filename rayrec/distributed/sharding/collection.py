@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import nn
@@ -15,7 +14,7 @@ from rayrec.distributed.kernel import Kernel, OptimizerSpec, UpdatingKernel
 from rayrec.distributed.sharding.parameters import LocalShard, ShardedTable
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.routing import Routes
-from rayrec.distributed.types import ModuleSharding, Shard, ShardingEnv, ShardingType
+from rayrec.distributed.types import ModuleSharding, Shard, ShardingEnv
 from rayrec.modules import BaseEmbeddingConfig, init
 
 
@@ -139,19 +138,6 @@ def check_plan(configs: Sequence[BaseEmbeddingConfig], params: ModuleSharding) -
             ) from None
 
 
-def compute_kernels(sharding_type: str, compute_device: str) -> list[str]:
-    """Kernels that can run for the sharding type on "cpu" or "cuda"."""
-    kernels = [EmbeddingComputeKernel.FUSED]
-    if compute_device == "cuda" and sharding_type != ShardingType.DATA_PARALLEL.value:
-        kernels += [EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING]
-    return [kernel.value for kernel in (*kernels, EmbeddingComputeKernel.DENSE)]
-
-
 def default_device() -> torch.device:
     """This process's GPU, or the CPU where there is none."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def parameters_of(tables: nn.ModuleDict, configs: Sequence[BaseEmbeddingConfig]) -> dict[str, nn.Parameter]:
-    """Each table's weight by name."""
-    return {config.name: cast(nn.Parameter, tables[config.name].weight) for config in configs}
