@@ -1,4 +1,4 @@
-"""One sparse feature of a batch: a list of values for every example, all lists in one flat tensor."""
+"""Lists in one flat tensor; of one sparse feature, a list of values for every example."""
 
 from __future__ import annotations
 
@@ -11,10 +11,61 @@ from torch.utils import _pytree as pytree
 from rayrec.sparse import ops
 
 
-class JaggedTensor:
-    """B lists of values: `values [N]` (or `[N, D]`), cut by `lengths [B]` or `offsets [B + 1]`.
+class Jagged:
+    """Lists, one after the other in one flat tensor, of one feature or of several.
 
     Either of lengths and offsets is computed from the other when first asked for.
+    """
+
+    __slots__ = ("_lengths", "_offsets", "_values", "_weights")
+
+    _values: torch.Tensor
+    _weights: torch.Tensor | None
+    _lengths: torch.Tensor | None
+    _offsets: torch.Tensor | None
+
+    def values(self) -> torch.Tensor:
+        return self._values
+
+    def weights(self) -> torch.Tensor:
+        if self._weights is None:
+            raise ValueError(f"this {type(self).__name__} has no weights")
+        return self._weights
+
+    def weights_or_none(self) -> torch.Tensor | None:
+        return self._weights
+
+    def lengths(self) -> torch.Tensor:
+        """int, one a list."""
+        if self._lengths is None:
+            assert self._offsets is not None
+            self._lengths = self._offsets[1:] - self._offsets[:-1]
+        return self._lengths
+
+    def lengths_or_none(self) -> torch.Tensor | None:
+        return self._lengths
+
+    def offsets(self) -> torch.Tensor:
+        """int, where each list starts, and the end."""
+        if self._offsets is None:
+            assert self._lengths is not None
+            self._offsets = ops.complete_cumsum(self._lengths)
+        return self._offsets
+
+    def offsets_or_none(self) -> torch.Tensor | None:
+        return self._offsets
+
+    def device(self) -> torch.device:
+        return self._values.device
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        for tensor in (self._values, self._weights, self._lengths, self._offsets):
+            if tensor is not None and tensor.is_cuda:
+                tensor.record_stream(stream)
+
+
+class JaggedTensor(Jagged):
+    """B lists of values: `values [N]` (or `[N, D]`), cut by `lengths [B]` or `offsets [B + 1]`.
 
     Args:
         values: all lists, one after the other.
@@ -26,7 +77,7 @@ class JaggedTensor:
         ValueError: neither lengths nor offsets, or weights of another length than values.
     """
 
-    __slots__ = ("_lengths", "_offsets", "_values", "_weights")
+    __slots__ = ()
 
     def __init__(
         self,
@@ -81,37 +132,6 @@ class JaggedTensor:
         mask = torch.arange(values.shape[1], device=values.device)[None, :] < lengths[:, None]
         return cls(values[mask], weights[mask] if weights is not None else None, lengths)
 
-    def values(self) -> torch.Tensor:
-        return self._values
-
-    def weights(self) -> torch.Tensor:
-        if self._weights is None:
-            raise ValueError("this JaggedTensor has no weights")
-        return self._weights
-
-    def weights_or_none(self) -> torch.Tensor | None:
-        return self._weights
-
-    def lengths(self) -> torch.Tensor:
-        """int `[B]`."""
-        if self._lengths is None:
-            assert self._offsets is not None
-            self._lengths = self._offsets[1:] - self._offsets[:-1]
-        return self._lengths
-
-    def lengths_or_none(self) -> torch.Tensor | None:
-        return self._lengths
-
-    def offsets(self) -> torch.Tensor:
-        """int `[B + 1]`."""
-        if self._offsets is None:
-            assert self._lengths is not None
-            self._offsets = ops.complete_cumsum(self._lengths)
-        return self._offsets
-
-    def offsets_or_none(self) -> torch.Tensor | None:
-        return self._offsets
-
     def to_dense(self) -> list[torch.Tensor]:
         """One tensor an example."""
         return list(torch.split(self._values, self.lengths().tolist()))
@@ -128,19 +148,11 @@ class JaggedTensor:
         """As `to_padded_dense`, for the weights."""
         return _pad(self.weights(), self.lengths(), self.offsets(), desired_length, padding_value)
 
-    def device(self) -> torch.device:
-        return self._values.device
-
     def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedTensor:
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> JaggedTensor:
         return self._map(lambda t: t.pin_memory())
-
-    def record_stream(self, stream: torch.cuda.Stream) -> None:
-        for tensor in (self._values, self._weights, self._lengths, self._offsets):
-            if tensor is not None and tensor.is_cuda:
-                tensor.record_stream(stream)
 
     def _map(self, fn: Any) -> JaggedTensor:
         weights, lengths, offsets = (

@@ -10,12 +10,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from rayrec.sparse import ops
-from rayrec.sparse.jagged import JaggedTensor, jagged_text
+from rayrec.sparse.jagged import Jagged, JaggedTensor, jagged_text
 
 InverseIndices = tuple[list[str], torch.Tensor]
 
 
-class KeyedJaggedTensor:
+class KeyedJaggedTensor(Jagged):
     """F sparse features of B examples: the lists of key 0 for every example, then those of key 1, and so on.
 
     Immutable by convention: methods return new tensors that share memory with this one.
@@ -42,14 +42,10 @@ class KeyedJaggedTensor:
         "_key_index",
         "_keys",
         "_length_per_key",
-        "_lengths",
         "_offset_per_key",
-        "_offsets",
         "_stride",
         "_stride_per_key",
         "_strides",
-        "_values",
-        "_weights",
     )
 
     def __init__(
@@ -212,37 +208,6 @@ class KeyedJaggedTensor:
 
     def keys(self) -> list[str]:
         return self._keys
-
-    def values(self) -> torch.Tensor:
-        return self._values
-
-    def weights(self) -> torch.Tensor:
-        if self._weights is None:
-            raise ValueError("this KeyedJaggedTensor has no weights")
-        return self._weights
-
-    def weights_or_none(self) -> torch.Tensor | None:
-        return self._weights
-
-    def lengths(self) -> torch.Tensor:
-        """int `[F * B]`, key after key."""
-        if self._lengths is None:
-            assert self._offsets is not None
-            self._lengths = self._offsets[1:] - self._offsets[:-1]
-        return self._lengths
-
-    def lengths_or_none(self) -> torch.Tensor | None:
-        return self._lengths
-
-    def offsets(self) -> torch.Tensor:
-        """int `[F * B + 1]`."""
-        if self._offsets is None:
-            assert self._lengths is not None
-            self._offsets = ops.complete_cumsum(self._lengths)
-        return self._offsets
-
-    def offsets_or_none(self) -> torch.Tensor | None:
-        return self._offsets
 
     def stride(self) -> int:
         """B, the number of examples."""
@@ -426,9 +391,6 @@ class KeyedJaggedTensor:
 
     # -- moving
 
-    def device(self) -> torch.device:
-        return self._values.device
-
     def to(
         self, device: torch.device | str, non_blocking: bool = False, dtype: torch.dtype | None = None
     ) -> KeyedJaggedTensor:
@@ -440,11 +402,6 @@ class KeyedJaggedTensor:
 
     def pin_memory(self) -> KeyedJaggedTensor:
         return self._map(lambda t: t.pin_memory())
-
-    def record_stream(self, stream: torch.cuda.Stream) -> None:
-        for tensor in (self._values, self._weights, self._lengths, self._offsets):
-            if tensor is not None and tensor.is_cuda:
-                tensor.record_stream(stream)
 
     def _map(
         self, fn: Callable[[torch.Tensor], torch.Tensor], lengths: torch.Tensor | None = None
