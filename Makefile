@@ -39,8 +39,8 @@ lint: $(READY)  ## ruff: lint rules and formatting
 types: $(READY)  ## mypy on rayrec/
 	$(BIN)/mypy rayrec
 
-unit: data  ## all tests, whole files side by side
-	$(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile $(PYTEST_ARGS)
+unit: data  ## all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 format: $(READY)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

@@ -246,18 +246,18 @@ def test_a_run_moves_between_numbers_of_ranks(tmp_path: Path) -> None:
     assert again["eval"] == second["eval"]
 
 
-def bad_rank(group: dist.ProcessGroup, raw: dict[str, Any]) -> str:
+def bad_rank(group: dist.ProcessGroup, raw: dict[str, Any]) -> tuple[str, bool]:
     with pytest.raises(RankError) as caught:
         fit_on_rank(group, raw)
-    return str(caught.value)
+    return str(caught.value), caught.value.retry
 
 
-def test_a_bad_row_is_told_on_every_rank(tmp_path: Path) -> None:
+def test_a_bad_row_is_told_on_every_rank_and_not_worth_another_attempt(tmp_path: Path) -> None:
     write_all(tmp_path)
     rows = table(100)
     bad = rows.set_column(rows.column_names.index("user"), "user", pa.array([*range(USERS), *[USERS] * 60]))
     pq.write_table(bad, tmp_path / "train" / "bad.parquet")
-    first, second = on_ranks(2, bad_rank, raw_config(tmp_path))
-    assert first == second
+    (message, retry), other = on_ranks(2, bad_rank, raw_config(tmp_path))
+    assert other == (message, retry) and not retry
     for part in ("user", "bad.parquet", "outside its table's rows [0, 40)", "value 40"):
-        assert part in first
+        assert part in message

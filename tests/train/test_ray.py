@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import ray
 from rich.console import Console
@@ -27,7 +25,7 @@ from rayrec.train.evaluate_run import evaluate_run
 from rayrec.train.run_folder import RunFolder
 from tests.ranks import on_ranks
 from tests.train.row_log import Noted, assert_every_row_once, noted, with_row_ids
-from tests.train.small import fit_on_rank, raw_config, table, write_all
+from tests.train.small import fit_on_rank, raw_config, write_all
 
 pytestmark = pytest.mark.slow
 
@@ -148,22 +146,6 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened
     stands = [lines[:resumed] + lines[len(lines) - (32 - resumed) :] for lines in by_rank]
     assert all(len(lines) >= 32 for lines in by_rank)
     assert_every_row_once([mine + other for mine, other in zip(*stands, strict=True)], 1000, epochs=2)
-
-
-def test_a_bad_row_ends_all_ranks_and_is_not_tried_again(tmp_path: Path) -> None:
-    write_all(tmp_path)
-    rows = table(300)
-    labels = rows["label"].to_pylist()
-    labels[200] = 2
-    bad = rows.set_column(rows.column_names.index("label"), "label", pa.array(labels))
-    pq.write_table(bad, tmp_path / "train" / "bad.parquet")
-    seen = Seen(tmp_path)
-    began = time.monotonic()
-    with pytest.raises(TrainError, match=r"label must be 0 or 1.*bad\.parquet.*row 200"):
-        seen.trainer.fit()
-    assert time.monotonic() - began < 100
-    assert {record["attempt"] for record in seen.files.read_metrics()} == {1}
-    assert seen.events()[-1] == "failed"
 
 
 def test_a_run_goes_on_with_other_numbers_of_workers_after_its_model_failed(tmp_path: Path) -> None:
