@@ -164,6 +164,8 @@ def _facts(name: str, column: pa.ChunkedArray, share: float) -> ColumnFacts:
             role, note = "timestamp", ""
         elif name.lower() in WEIGHT_NAMES and low >= 0 and role == "dense":
             role, note = "sample_weight", "or a feature? then list it under dense"
+    if role == "timestamp" and array.null_count:
+        role, note = "unused", "a time that is null in some rows"
     ids = role in ("id", "id_list", "weighted_id_list")
     distinct, estimate = _distinct(leaf, share) if ids else (0, 0)
     return ColumnFacts(name, str(kind), role, array.null_count, len(leaf), distinct, estimate, low, high, longest, note)

@@ -64,6 +64,7 @@ def test_times_and_weights_are_proposed_as_such(tmp_path: Path) -> None:
     now = 1_700_000_000
     columns = {
         "label": pa.array([0, 1]),
+        "date": pa.array([now, None], pa.timestamp("s")),
         "ts": pa.array([now * 1000, (now + 9) * 1000]),
         "seen": pa.array([now, now + 1], pa.timestamp("s")),
         "weight": pa.array([0.5, 2.0]),
@@ -74,7 +75,7 @@ def test_times_and_weights_are_proposed_as_such(tmp_path: Path) -> None:
     found = inspect(str(tmp_path))
     roles = {c.name: c.role for c in found.columns}
     assert roles == {
-        "label": "label", "ts": "timestamp", "seen": "unused", "weight": "sample_weight",
+        "label": "label", "date": "unused", "ts": "timestamp", "seen": "unused", "weight": "sample_weight",
         "sample_weight": "unused", "time": "id",
     }  # fmt: skip
     assert next(c.note for c in found.columns if c.name == "seen") == "a schema has one timestamp, which is 'ts' here"
