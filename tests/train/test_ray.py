@@ -168,13 +168,16 @@ def test_a_run_goes_on_with_other_numbers_of_workers_after_its_model_failed(tmp_
     assert latest.step == 24
     assert {record["attempt"] for record in seen.files.read_metrics()} == {1, 2}, "a launch each, none tried again"
     assert "started again" not in seen.shown and "restarted" not in seen.shown
+    assert "resumed" in seen.events() and seen.events()[-1] == "failed"
     last = Seen(tmp_path, model(logs[2]), **features, trainer__num_workers=0)
     result = last.trainer.fit()
-    assert (result.steps, result.world_size) == (32, 1)
+    assert (result.steps, result.world_size, result.train["samples"]) == (32, 1, 2000)
+    assert last.events()[-1] == "checkpoint"
     two = [mine + other for mine, other in zip(*(noted(logs[1], rank)[:8] for rank in range(2)), strict=True)]
     assert_every_row_once(noted(logs[0], 0) + two + noted(logs[2], 0), 1000, epochs=2)
     assert result.eval is not None
     assert result.eval["samples"] == 301
+    assert result.eval["auc"] > 0.8
     quiet = Display(Console(quiet=True))
     scores = evaluate_run(last.files.path, num_workers=2, factory=model(logs[2]), display=quiet)
     assert {name: scores[name] for name in result.eval} == pytest.approx(result.eval)
