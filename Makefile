@@ -17,10 +17,10 @@ PYTEST_ARGS ?=
 
 CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
-.PHONY: help setup data train test lint types unit format readme clean
+.PHONY: help setup data train test test-long lint types unit format readme clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 14
 
 setup: $(READY)  ## the environment in .venv: rayrec, torch, fbgemm_gpu (CPU or CUDA build), Ray, test tools
 
@@ -30,7 +30,7 @@ data: $(READY)  ## MovieLens-100K as Parquet in data/movielens/parquet
 train: data  ## train a sharded DLRM on MovieLens with a local Ray of 2 workers
 	$(BIN)/rayrec train $(DATA)/train.yaml $(ARGS)
 
-test: lint types unit  ## lint, types and all tests
+test: lint types unit  ## lint, types and all tests but the long ones
 
 lint: $(READY)  ## ruff: lint rules and formatting
 	$(BIN)/ruff check .
@@ -39,8 +39,11 @@ lint: $(READY)  ## ruff: lint rules and formatting
 types: $(READY)  ## mypy on rayrec/
 	$(BIN)/mypy rayrec
 
-unit: data  ## all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+unit: data  ## all tests but the long ones
+	$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
+
+test-long: data  ## the long tests: chaos, several hosts, soak
+	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 format: $(READY)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

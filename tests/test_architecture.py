@@ -20,17 +20,20 @@ LEVELS = {
     "optim": 1,
     "modules": 2,
     "models": 3,
-    "distributed": 4,
-    "checkpoint": 5,
-    "data": 6,
-    "metrics": 6,
-    "train": 7,
-    "cli": 8,
+    "quant": 4,
+    "distributed": 5,
+    "checkpoint": 6,
+    "data": 7,
+    "metrics": 7,
+    "inference": 8,
+    "train": 9,
+    "serve": 9,
+    "cli": 10,
 }
 
 BENCHMARKS = "jobs/bench_"  # measure what lies behind the doors, and may compare with other libraries
-FBGEMM_DOORS = ("rayrec/sparse/", "rayrec/distributed/kernel/", "rayrec/_compat.py", BENCHMARKS)
-RAY_DOORS = ("rayrec/data/", "rayrec/train/", BENCHMARKS)
+FBGEMM_DOORS = ("rayrec/sparse/", "rayrec/distributed/kernel/", "rayrec/quant/", "rayrec/_compat.py", BENCHMARKS)
+RAY_DOORS = ("rayrec/data/", "rayrec/train/", "rayrec/inference/", "rayrec/serve/", BENCHMARKS)
 COLLECTIVE_DOORS = ("rayrec/distributed/comm/", BENCHMARKS)
 
 COLLECTIVES = (
