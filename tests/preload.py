@@ -2,4 +2,4 @@
 
 import torch.distributed  # noqa: F401
 
-import rayrec.train.loop  # noqa: F401
+import rayrec.train.worker.loop  # noqa: F401

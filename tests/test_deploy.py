@@ -89,7 +89,7 @@ def test_the_job_runs_files_that_exist() -> None:
 
 
 def test_the_job_overrides_settings_that_exist() -> None:
-    from rayrec.train.config_file import load_config
+    from rayrec.train.config.file import load_config
 
     (job,) = [d for path in MANIFESTS for d in documents(path) if d["kind"] == "RayJob"]
     settings = re.findall(r'--set ([^\s"]+)', job["spec"]["entrypoint"])

@@ -17,7 +17,7 @@ BEGIN, END = "(written by `make readme`) -->\n", "<!-- config reference: end -->
 
 def with_reference(text: str) -> str:
     """The README with today's config reference in it."""
-    from rayrec.train.config_reference import config_reference
+    from rayrec.train.config.reference import config_reference
 
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n{config_reference()}\n\n{END}{rest.split(END)[1]}"

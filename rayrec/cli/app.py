@@ -103,7 +103,7 @@ def config(
     import yaml
 
     from rayrec.train import load_config
-    from rayrec.train.config_reference import config_reference
+    from rayrec.train.config.reference import config_reference
 
     if file is None:
         typer.echo(config_reference())

@@ -27,7 +27,7 @@ def inspect(
     import yaml
 
     from rayrec.data.inspect import inspect as look
-    from rayrec.train.config_file import parse_yaml
+    from rayrec.train.config.file import parse_yaml
 
     found = look(paths, rows, parse_yaml(filters))
     _print_columns(found)

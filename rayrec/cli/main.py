@@ -37,7 +37,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _report(error: Exception) -> int:
-    from rayrec.train.console import debugging
+    from rayrec.train.driver.console import debugging
     from rayrec.train.errors import Interrupted
 
     console = Console(stderr=True)

@@ -11,16 +11,16 @@ from rayrec.train.errors import Interrupted, ResourceError, StorageError, TrainE
 
 if TYPE_CHECKING:
     from rayrec.train.config import TrainConfig
-    from rayrec.train.config_file import ConfigError, load_config
+    from rayrec.train.config.file import ConfigError, load_config
     from rayrec.train.trainer import Result, Trainer
 
 # Read when first used: a report or a config reference needs neither torch's compilers nor Ray.
 _WHERE = {
-    "ConfigError": "config_file",
+    "ConfigError": "config.file",
     "Result": "trainer",
     "TrainConfig": "config",
     "Trainer": "trainer",
-    "load_config": "config_file",
+    "load_config": "config.file",
 }
 
 

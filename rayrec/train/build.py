@@ -20,7 +20,7 @@ from rayrec.distributed.types import CacheParams, ShardingPlan
 from rayrec.models import MODELS
 from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
 from rayrec.train.config import ConstraintConfig, TrainConfig
-from rayrec.train.config_checks import suggestion
+from rayrec.train.config.checks import suggestion
 from rayrec.train.errors import TrainError
 
 Factory = Callable[..., nn.Module]

@@ -9,13 +9,13 @@ from typing import Any
 from rayrec.checkpoint import CheckpointStore
 from rayrec.data import Manifest
 from rayrec.train import build
-from rayrec.train.config_file import parse_config
-from rayrec.train.console import Display, evaluation_lines
+from rayrec.train.config.file import parse_config
+from rayrec.train.driver.console import Display, evaluation_lines
+from rayrec.train.driver.launch import run_job
 from rayrec.train.errors import TrainError
-from rayrec.train.launch import run_job
 from rayrec.train.run_folder import RunFolder, write_json
 from rayrec.train.run_log import Record
-from rayrec.train.session import Job
+from rayrec.train.worker.session import Job
 
 
 @dataclass

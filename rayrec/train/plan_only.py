@@ -12,7 +12,8 @@ from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.planner import EmbeddingShardingPlanner, PlanResult, Topology, diff, explain, write_html
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
-from rayrec.train.console import Display, plan_table
+from rayrec.train.driver.console import Display
+from rayrec.train.driver.plan_table import plan_table
 from rayrec.train.errors import StorageError
 from rayrec.train.run_folder import write_json
 

@@ -13,14 +13,14 @@ from rayrec.checkpoint import CheckpointStore
 from rayrec.data import FooterCache, Manifest, Mix, manifest_of
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
-from rayrec.train.console import Display
+from rayrec.train.driver.console import Display
+from rayrec.train.driver.launch import run_job
+from rayrec.train.driver.recorder import Recorder
 from rayrec.train.errors import Interrupted, StorageError, TrainError
-from rayrec.train.launch import run_job
 from rayrec.train.paths import resolved
-from rayrec.train.recorder import Recorder
 from rayrec.train.report import write_report
 from rayrec.train.run_folder import RunFolder, refuse_other_config, write_json, write_yaml
-from rayrec.train.session import Job
+from rayrec.train.worker.session import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

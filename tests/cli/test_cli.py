@@ -128,7 +128,7 @@ def test_an_unforeseen_error_is_named_and_debug_shows_where(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYREC_DEBUG", "0")
-    monkeypatch.setattr("rayrec.train.config_file.load_config", lambda *_: 1 / 0)
+    monkeypatch.setattr("rayrec.train.config.file.load_config", lambda *_: 1 / 0)
     assert run(["train", str(config)]) == 1
     assert "error: ZeroDivisionError: division by zero (--debug shows where)" in capsys.readouterr().err
     assert run(["train", "--debug", str(config)]) == 1

@@ -19,8 +19,8 @@ from rayrec.data.convert import convert
 from rayrec.data.inspect import inspect
 from rayrec.data.locations import locate, open_filesystem, plain_path
 from rayrec.train import Trainer
-from rayrec.train.config_file import parse_config
-from rayrec.train.console import Display
+from rayrec.train.config.file import parse_config
+from rayrec.train.driver.console import Display
 from tests.data.sets import SCHEMA, table
 from tests.data.test_stream import LOCAL, RAY, row_ids, same, stream
 from tests.train import small

@@ -13,7 +13,7 @@ import pytest
 
 from rayrec.data import Manifest
 from rayrec.train import Trainer
-from rayrec.train.config_file import load_config
+from rayrec.train.config.file import load_config
 
 FOLDER = Path(__file__).parents[2] / "data" / "movielens"
 

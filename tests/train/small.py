@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from rayrec.data import Manifest, manifest_of
-from rayrec.train.config_file import parse_config
-from rayrec.train.control import Control
-from rayrec.train.loop import fit
-from rayrec.train.session import Job, Session
+from rayrec.train.config.file import parse_config
+from rayrec.train.worker.lockstep import Control
+from rayrec.train.worker.loop import fit
+from rayrec.train.worker.session import Job, Session
 
 USERS, ITEMS, TAGS = 40, 60, 7
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from rayrec.train import ConfigError, TrainConfig, load_config
-from rayrec.train.config_file import apply_override, parse_config, read_yaml
-from rayrec.train.config_reference import config_reference
+from rayrec.train.config.file import apply_override, parse_config, read_yaml
+from rayrec.train.config.reference import config_reference
 from rayrec.train.paths import resolved
 from tests.train.small import RAW
 

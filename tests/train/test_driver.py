@@ -12,9 +12,10 @@ import pytest
 from ray.exceptions import RayActorError
 from rich.console import Console
 
-from rayrec.train.console import Display, bytes_text, plan_table
-from rayrec.train.launch import failure_reason
-from rayrec.train.recorder import Recorder
+from rayrec.train.driver.console import Display
+from rayrec.train.driver.launch import failure_reason
+from rayrec.train.driver.plan_table import bytes_text, plan_table
+from rayrec.train.driver.recorder import Recorder
 from rayrec.train.run_folder import RunFolder
 from rayrec.train.run_log import DirectSink, Mailbox, Record, drained
 

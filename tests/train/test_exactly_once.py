@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.data import Manifest
-from rayrec.train.loop import fit
+from rayrec.train.worker.loop import fit
 from tests.ranks import RankError, on_ranks
 from tests.train.row_log import Noted, assert_every_row_once, noted, with_row_ids
 from tests.train.small import make_job, rank_session, table, write

@@ -20,10 +20,10 @@ from rayrec.data import empty_batch
 from rayrec.distributed.comm import count_collectives
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train.control import Control, RankError, in_step
 from rayrec.train.errors import TrainError
-from rayrec.train.learner import Learner, make_learner
-from rayrec.train.session import Session
+from rayrec.train.worker.learner import Learner, make_learner
+from rayrec.train.worker.lockstep import Control, RankError, in_step
+from rayrec.train.worker.session import Session
 from tests.ranks import PerRank, on_ranks
 from tests.train.small import (
     ITEMS,

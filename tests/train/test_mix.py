@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch.distributed as dist
 
-from rayrec.train.loop import fit
+from rayrec.train.worker.loop import fit
 from tests.ranks import RankError, on_ranks
 from tests.train.row_log import Noted, noted, with_row_ids
 from tests.train.small import make_job, rank_session, table, write

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.train.config_file import apply_override, read_yaml
+from rayrec.train.config.file import apply_override, read_yaml
 from tests.ranks import on_ranks
 from tests.train.small import fit_on_rank
 

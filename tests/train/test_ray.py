@@ -19,8 +19,8 @@ from torch import nn
 from rayrec.checkpoint import CheckpointStore
 from rayrec.models import Batch
 from rayrec.train import ResourceError, Trainer, TrainError
-from rayrec.train.config_file import parse_config
-from rayrec.train.console import Display
+from rayrec.train.config.file import parse_config
+from rayrec.train.driver.console import Display
 from rayrec.train.evaluate_run import evaluate_run
 from rayrec.train.run_folder import RunFolder
 from tests.ranks import on_ranks

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from rayrec.distributed.sharding.cuts import by_cols, by_rows, everywhere, whole
 from rayrec.distributed.types import ParameterSharding, Shard, ShardingPlan
 from rayrec.train.report import write_report
-from rayrec.train.report_charts import Chart, Mark, moving_average, svg_chart, thin, ticks
-from rayrec.train.report_plan import memory_section, plan_section, rank_text, time_section
-from rayrec.train.report_run import history, read_run
+from rayrec.train.report.plan import memory_section, plan_section, rank_text, time_section
+from rayrec.train.report.run import history, read_run
+from rayrec.train.report.svg import Chart, Mark, moving_average, svg_chart, thin, ticks
 
 VOID = {"meta", "link", "br"}
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rayrec.train import ResourceError
 from rayrec.train.config import TrainerConfig
-from rayrec.train.resources import Supply, demand, refuse_if_short
+from rayrec.train.driver.resources import Supply, demand, refuse_if_short
 
 
 def need_of(supply: Supply, reads_on_ray: bool = True, **trainer: object):

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from rayrec.train.cluster import Cluster, await_resources, connected
 from rayrec.train.config import TrainerConfig
-from rayrec.train.console import Display
+from rayrec.train.driver.cluster import Cluster, await_resources, connected
+from rayrec.train.driver.console import Display
+from rayrec.train.driver.resources import Demand, demand
 from rayrec.train.errors import Interrupted, TrainError, describe
-from rayrec.train.resources import Demand, demand
 from rayrec.train.run_log import DirectSink, Mailbox, Record, drained
-from rayrec.train.session import Job
-from rayrec.train.worker import work_alone, work_on_ray
+from rayrec.train.worker.entry import work_alone, work_on_ray
+from rayrec.train.worker.session import Job
 
 
 class Listener(Protocol):

@@ -1,6 +1,6 @@
 """What a training run is: one frozen, typed, documented description.
 
-Reading it from a file and overriding fields lives in `config_file.py`; checks that span sections in `config_checks.py`.
+Reading it from a file and overriding fields lives in `file.py`; checks that span sections in `checks.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from rayrec.data import DataSet, ReadOptions, Schema, TrainingData
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.types import ShardingType
-from rayrec.train.config_checks import check_config
+from rayrec.train.config.checks import check_config
 
 SHARDING_TYPES = [kind.value for kind in ShardingType]
 KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
@@ -193,7 +193,7 @@ class TrainConfig(Section):
     """Everything that makes a run; the same as the YAML file.
 
     Raises:
-        pydantic.ValidationError: a field is missing, unknown or wrong (a `ValueError`); `config_file.load_config`
+        pydantic.ValidationError: a field is missing, unknown or wrong (a `ValueError`); `config.file.load_config`
             turns it into a `ConfigError` that reads well.
     """
 

@@ -11,8 +11,8 @@ import yaml
 from pydantic import ValidationError
 
 from rayrec.train.config import TrainConfig
-from rayrec.train.config_checks import suggestion
-from rayrec.train.config_reference import fields_at, type_at
+from rayrec.train.config.checks import suggestion
+from rayrec.train.config.reference import fields_at, type_at
 
 Location = tuple[str | int, ...]
 

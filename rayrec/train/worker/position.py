@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rayrec.data import Cursor, MixCursor, RankCursor, cursor_from_dict, merge
-from rayrec.train.control import Control, Turn
+from rayrec.train.worker.lockstep import Control, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ from rayrec.data import Schema, empty_batch
 from rayrec.metrics import BinaryMetrics, BucketedMetrics, GroupedAuc
 from rayrec.models import Batch
 from rayrec.train.config import TrainConfig
-from rayrec.train.control import in_step
-from rayrec.train.learner import Learner
-from rayrec.train.session import Session
-from rayrec.train.streams import Stream
+from rayrec.train.worker.learner import Learner
+from rayrec.train.worker.lockstep import in_step
+from rayrec.train.worker.session import Session
+from rayrec.train.worker.streams import Stream
 
 BUCKET_S = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
 MONDAY_S = 4 * 86_400  # 1970 began on a Thursday

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rayrec.data import BatchStream, MixedStream
-from rayrec.train.control import Control
+from rayrec.train.worker.lockstep import Control
 
 
 class SkippedRows:

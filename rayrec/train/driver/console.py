@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+
+from rayrec.train.driver.plan_table import memory_lines, plan_table
 
 MIN_S_BETWEEN_LINES = 1.0
 WIDTH_OF_FILES = 120
@@ -152,54 +153,3 @@ def _quality(scores: Mapping[str, Any]) -> str:
         f"AUC {figure(scores['auc'])}  {grouped}NE {figure(scores['ne'])}  logloss {figure(scores['logloss'])}  "
         f"calibration {figure(scores['calibration'], 3)}"
     )
-
-
-def plan_table(plan: Mapping[str, Any], most: int = 60) -> Table:
-    """A plan (as `ShardingPlan.to_dict` writes it) with one line a table; the first `most` of them."""
-    shown = Table(title="sharding plan", title_justify="left")
-    for head in ("table", "rows × dim", "sharding", "kernel", "shards", "ranks"):
-        shown.add_column(head, justify="left" if head in ("table", "sharding", "kernel") else "right")
-    tables = [(name, sharding) for module in plan["plan"].values() for name, sharding in module.items()]
-    for name, sharding in tables[:most]:
-        shards = sharding["shards"]
-        rows, dim = (max(s["shard_offsets"][i] + s["shard_sizes"][i] for s in shards) for i in (0, 1))
-        kind, kernel = sharding["sharding_type"], sharding["compute_kernel"]
-        shown.add_row(escape(name), f"{rows:,} × {dim}", kind, kernel, _sizes(shards), _ranks(sharding["ranks"]))
-    if len(tables) > most:
-        shown.caption = f"and {len(tables) - most} more tables"
-    return shown
-
-
-def _sizes(shards: Sequence[Mapping[str, Any]]) -> str:
-    """`2 of 842 × 32`: how many shards, and the size of the largest."""
-    rows, cols = max((s["shard_sizes"] for s in shards), key=lambda size: size[0] * size[1])
-    return f"{len(shards)} of {rows:,} × {cols}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """`0–3, 6`."""
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and parts[-1][-1] == rank - 1:
-            parts[-1] = [parts[-1][0], rank]
-        else:
-            parts.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in parts)
-
-
-def memory_lines(plan: Mapping[str, Any]) -> list[str]:
-    """One line a rank: bytes of weights, optimizer state and dense parameters."""
-    return [
-        f"rank {rank['rank']}: {bytes_text(rank['weights_bytes'])} weights, "
-        f"{bytes_text(rank['optimizer_bytes'])} optimizer, {bytes_text(rank['dense_bytes'])} dense"
-        for rank in plan.get("memory", [])
-    ]
-
-
-def bytes_text(count: float) -> str:
-    """A number of bytes for people: `1.5 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

@@ -16,9 +16,9 @@ from rayrec.distributed.comm import Group
 from rayrec.distributed.types import ShardingEnv
 from rayrec.train.build import Factory
 from rayrec.train.config import TrainConfig
-from rayrec.train.control import Control
 from rayrec.train.run_folder import RunFolder
 from rayrec.train.run_log import Sink
+from rayrec.train.worker.lockstep import Control
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

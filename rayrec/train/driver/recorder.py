@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rayrec.train.console import Display
+from rayrec.train.driver.console import Display
 from rayrec.train.run_folder import RunFolder, write_json
 from rayrec.train.run_log import Record
 

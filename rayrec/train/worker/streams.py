@@ -8,7 +8,7 @@ from rayrec.data import BatchStream, Cursor, Manifest, Mix, MixCursor, MixedStre
 from rayrec.data.mix_cursor import other_data
 from rayrec.data.order import dealt
 from rayrec.train import build
-from rayrec.train.session import Job, Session
+from rayrec.train.worker.session import Job, Session
 
 Use = Literal["train", "eval"]
 Place = Cursor | MixCursor

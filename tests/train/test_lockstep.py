@@ -16,8 +16,8 @@ from rayrec.data.order import dealt
 from rayrec.distributed.comm import count_collectives
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train.control import Control, RankError, in_step
 from rayrec.train.errors import is_lost_peer, is_retryable
+from rayrec.train.worker.lockstep import Control, RankError, in_step
 from tests.ranks import on_ranks
 
 

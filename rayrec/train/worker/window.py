@@ -10,7 +10,7 @@ import torch
 
 from rayrec.distributed.comm import Group
 from rayrec.metrics import BinaryMetrics
-from rayrec.train.control import Control, RankError, Turn
+from rayrec.train.worker.lockstep import Control, RankError, Turn
 
 
 class Window:

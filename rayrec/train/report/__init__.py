@@ -1,4 +1,7 @@
-"""`write_report`: the page people look at, beside the run's other files. Reading and drawing live in `report_*`."""
+"""`write_report`: the page people look at, beside the run's other files.
+
+`run.py` reads a run folder, `page.py` lays it out, `svg.py` draws.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import os
 import time
 from pathlib import Path
 
-from rayrec.train.report_page import page
-from rayrec.train.report_run import read_run
+from rayrec.train.report.page import page
+from rayrec.train.report.run import read_run
 
 
 def write_report(run_dir: Path) -> Path:

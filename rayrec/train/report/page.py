@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
-from rayrec.train.report_charts import Chart, Mark, Points, svg_chart
-from rayrec.train.report_evaluations import by_time_table, count_text, epoch_text, evaluations_table, figure_text
-from rayrec.train.report_plan import memory_section, plan_section, time_section
-from rayrec.train.report_run import ENDS, Line, RunRecord, history, number, of_task, task_names
-from rayrec.train.report_skipped import skipped_rows, skipped_section
+from rayrec.train.report.evaluations import by_time_table, count_text, epoch_text, evaluations_table, figure_text
+from rayrec.train.report.plan import memory_section, plan_section, time_section
+from rayrec.train.report.run import ENDS, Line, RunRecord, history, number, of_task, task_names
+from rayrec.train.report.skipped import skipped_rows, skipped_section
+from rayrec.train.report.svg import Chart, Mark, Points, svg_chart
 
 MOST_EVENTS = 200
 KEY = re.compile(r"^(\s*(?:- )*)([\w.\-]+)(?=:)", re.MULTILINE)

@@ -12,10 +12,10 @@ from typing import Any
 
 import ray
 
-from rayrec.train.console import Display, debugging
+from rayrec.train.driver.console import Display, debugging
+from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
 from rayrec.train.errors import TrainError
-from rayrec.train.resources import Demand, Supply, refuse_if_short
-from rayrec.train.session import available_cpus
+from rayrec.train.worker.session import available_cpus
 
 # Ray Train notices lost workers by polling, every 2 s by default; and would move workers to a folder of its own, where
 # relative imports of a user's model end.

@@ -1,6 +1,6 @@
 """A run folder as a frozen record: what `report` shows, read from files that may be missing, half written or damaged.
 
-Reading only; how it looks is the business of `report_page` and `report_charts`.
+Reading only; how it looks is the business of `page` and `svg`.
 """
 
 from __future__ import annotations

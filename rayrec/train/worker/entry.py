@@ -7,11 +7,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from rayrec.train.control import RankError
 from rayrec.train.errors import describe, is_retryable
-from rayrec.train.loop import fit, score_checkpoint
 from rayrec.train.run_log import ActorSink, Sink
-from rayrec.train.session import Job, Session, session_alone, session_on_ray, set_threads
+from rayrec.train.worker.lockstep import RankError
+from rayrec.train.worker.loop import fit, score_checkpoint
+from rayrec.train.worker.session import Job, Session, session_alone, session_on_ray, set_threads
 
 TASKS: dict[str, Callable[[Job, Session], dict[str, Any]]] = {"fit": fit, "evaluate": score_checkpoint}
 PEERS_FAIL_WITHIN_S = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from rayrec.train.report_run import Line, history, number, of_task, task_names
+from rayrec.train.report.run import Line, history, number, of_task, task_names
 
 FIGURES = {
     "auc": "AUC",

@@ -18,7 +18,7 @@ from rayrec.distributed.planner.evaluate import Estimate
 from rayrec.distributed.types import ShardingPlan
 from rayrec.models import Batch
 from rayrec.train import build
-from rayrec.train.session import Job, Session
+from rayrec.train.worker.session import Job, Session
 
 
 @dataclass(frozen=True, slots=True)

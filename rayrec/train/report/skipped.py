@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from rayrec.train.report_run import Line, number
+from rayrec.train.report.run import Line, number
 
 MOST_SAMPLES = 50
 COLUMNS = {

@@ -13,15 +13,15 @@ from rayrec.checkpoint import CheckpointStore
 from rayrec.data import Cursor, RankCursor, data_sets, empty_batch
 from rayrec.distributed.comm import broadcast_object
 from rayrec.train import build
-from rayrec.train.control import RankError, Turn, due, in_step
 from rayrec.train.errors import TrainError, plain_errors
-from rayrec.train.evaluation import evaluate
-from rayrec.train.learner import Learner, make_learner
-from rayrec.train.position import START, Position
-from rayrec.train.session import Job, Session
-from rayrec.train.skipped import SkippedRows
-from rayrec.train.streams import Stream, Streams
-from rayrec.train.window import Window
+from rayrec.train.worker.evaluation import evaluate
+from rayrec.train.worker.learner import Learner, make_learner
+from rayrec.train.worker.lockstep import RankError, Turn, due, in_step
+from rayrec.train.worker.position import START, Position
+from rayrec.train.worker.session import Job, Session
+from rayrec.train.worker.skipped import SkippedRows
+from rayrec.train.worker.streams import Stream, Streams
+from rayrec.train.worker.window import Window
 
 PROGRESS_EVERY_S = 0.2
 PREPARE_AHEAD_S = 5.0
