@@ -35,14 +35,14 @@ import ray.data
 from ray.data.collate_fn import ArrowBatchCollateFn
 
 from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema, to_batch
-from rayrec.data.collate import collate
-from rayrec.data.mapping import map_rows
-from rayrec.data.order import EpochOrder, row_order
-from rayrec.data.problems import Problems, Unplaced
-from rayrec.data.reading import pieces_of
-from rayrec.data.rows import Rows
-from rayrec.data.slices import read_slices
-from rayrec.data.synthetic import SyntheticSpec, write_files
+from rayrec.data.mapping.collate import collate
+from rayrec.data.mapping.map_rows import map_rows
+from rayrec.data.mapping.problems import Problems, Unplaced
+from rayrec.data.mapping.rows import Rows
+from rayrec.data.order.epoch import EpochOrder, row_order
+from rayrec.data.source.slices import read_slices
+from rayrec.data.stream.reading import pieces_of
+from rayrec.data.tools.synthetic import SyntheticSpec, write_files
 from rayrec.models.batch import Batch
 
 BATCH_ROWS = 4096

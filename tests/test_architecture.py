@@ -116,6 +116,19 @@ def test_imports_point_down_the_package_order() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_rooms_of_data_point_one_way() -> None:
+    rooms = ["storage", "mapping", "source", "order", "stream", "tools"]
+    assert sorted(rooms) == sorted(path.parent.name for path in (ROOT / "rayrec" / "data").glob("*/__init__.py"))
+    wrong = []
+    for path in sources("rayrec/data"):
+        own = path.relative_to(ROOT / "rayrec" / "data").parts[0]
+        for name, line in uses(path):
+            other = name.split(".")[2] if name.startswith("rayrec.data.") else ""
+            if own in rooms and other in rooms and rooms.index(other) > rooms.index(own):
+                wrong.append(f"{relative(path)}:{line} imports {name}: {own} must not know {other}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_every_package_has_a_level() -> None:
     packages = {path.parent.name for path in (ROOT / "rayrec").glob("*/__init__.py")}
     assert packages <= set(LEVELS), f"give {packages - set(LEVELS)} a place in LEVELS"
@@ -160,9 +173,9 @@ def test_the_library_part_does_not_import_ray() -> None:
 
 def test_a_process_that_reads_rows_loads_no_torch() -> None:
     """Importing it takes longer than reading a small data set, and a read task may start a process anew."""
-    code = "import sys, rayrec.data.ray_reader; sys.exit('torch' in sys.modules)"
+    code = "import sys, rayrec.data.stream.ray_reader; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr or "rayrec.data.ray_reader imports torch"
+    assert done.returncode == 0, done.stderr or "rayrec.data.stream.ray_reader imports torch"
 
 
 def test_the_reader_sees_through_aliases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from rayrec.data.criteo import convert
 from rayrec.data.errors import DataError
-from rayrec.data.on_ray import each
-from rayrec.data.parts import Layout
+from rayrec.data.tools.criteo import convert
+from rayrec.data.tools.on_ray import each
+from rayrec.data.tools.parquet_parts import Layout
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from rayrec.data.on_ray import each
-from rayrec.data.synthetic import SyntheticSpec, best_auc, write_file
+from rayrec.data.tools.on_ray import each
+from rayrec.data.tools.synthetic import SyntheticSpec, best_auc, write_file
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rayrec.data.check import CheckReport
-    from rayrec.data.inspect import Inspection
+    from rayrec.data.tools.check import CheckReport
+    from rayrec.data.tools.inspect import Inspection
 
 app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
 
@@ -26,7 +26,7 @@ def inspect(
     """Read a data set and propose its schema and table sizes, as YAML for a train config."""
     import yaml
 
-    from rayrec.data.inspect import inspect as look
+    from rayrec.data.tools.inspect import inspect as look
     from rayrec.train.config.file import parse_yaml
 
     found = look(paths, rows, parse_yaml(filters))
@@ -45,8 +45,8 @@ def convert(
     ray: Annotated[bool, typer.Option("--ray", help="Convert the files side by side, one Ray task each.")] = False,
 ) -> None:
     """Make Parquet, which training reads, of other formats; a stream each, so that files may be of any size."""
-    from rayrec.data.convert import convert as run_convert
-    from rayrec.data.parts import Layout
+    from rayrec.data.tools.convert import convert as run_convert
+    from rayrec.data.tools.parquet_parts import Layout
 
     pairs = [text.partition("=") for text in types or []]
     for column, equals, kind in pairs:
@@ -68,8 +68,8 @@ def check(
 ) -> None:
     """Map a config's training data; report bad rows, nulls, collisions, list lengths. Exit status 1 on bad rows."""
     from rayrec.data import manifest_of
-    from rayrec.data.check import check as run_check
-    from rayrec.data.check_page import check_page
+    from rayrec.data.tools.check import check as run_check
+    from rayrec.data.tools.check_page import check_page
     from rayrec.train import load_config
 
     loaded = load_config(config)

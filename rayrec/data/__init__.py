@@ -8,16 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rayrec.data.counting import build_vocabulary, write_vocabulary
-from rayrec.data.cursor import Cursor, RankCursor
-from rayrec.data.dataset import DataSet, TrainingData, WeightedDataSet, data_sets
 from rayrec.data.errors import DataError
-from rayrec.data.footer_cache import FooterCache
-from rayrec.data.manifest import Manifest
-from rayrec.data.mix import Mix, manifest_of
-from rayrec.data.mix_cursor import MixCursor, cursor_from_dict, merge
-from rayrec.data.options import BadRows, ReadOptions
-from rayrec.data.schema import (
+from rayrec.data.mapping.schema import (
     DenseFeature,
     Hash,
     Identity,
@@ -29,17 +21,25 @@ from rayrec.data.schema import (
     Task,
     Vocabulary,
 )
+from rayrec.data.options import BadRows, ReadOptions
+from rayrec.data.order.cursor import Cursor, RankCursor
+from rayrec.data.order.mix import Mix, manifest_of
+from rayrec.data.order.mix_cursor import MixCursor, cursor_from_dict, merge
+from rayrec.data.source.dataset import DataSet, TrainingData, WeightedDataSet, data_sets
+from rayrec.data.source.footer_cache import FooterCache
+from rayrec.data.source.manifest import Manifest
+from rayrec.data.tools.counting import build_vocabulary, write_vocabulary
 
 if TYPE_CHECKING:
-    from rayrec.data.collate import empty_batch, to_batch
-    from rayrec.data.mixed_stream import MixedStream
-    from rayrec.data.stream import BatchStream
+    from rayrec.data.mapping.collate import empty_batch, to_batch
+    from rayrec.data.stream.batch_stream import BatchStream
+    from rayrec.data.stream.mixed_stream import MixedStream
 
 _WITH_TORCH = {
-    "BatchStream": "rayrec.data.stream",
-    "MixedStream": "rayrec.data.mixed_stream",
-    "empty_batch": "rayrec.data.collate",
-    "to_batch": "rayrec.data.collate",
+    "BatchStream": "rayrec.data.stream.batch_stream",
+    "MixedStream": "rayrec.data.stream.mixed_stream",
+    "empty_batch": "rayrec.data.mapping.collate",
+    "to_batch": "rayrec.data.mapping.collate",
 }
 
 __all__ = [

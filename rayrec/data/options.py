@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rayrec.data.schema import Strict
+from rayrec.data.mapping.schema import Strict
 
 
 class BadRows(Strict):

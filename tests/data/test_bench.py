@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.bench_data import measure, show
-from rayrec.data.synthetic import SyntheticSpec, write_files
+from rayrec.data.tools.synthetic import SyntheticSpec, write_files
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from rayrec.cli.app import app
 from rayrec.data import DataError, DataSet, Manifest, Schema
-from rayrec.data.convert import convert
-from rayrec.data.parts import Layout, write_parts
+from rayrec.data.tools.convert import convert
+from rayrec.data.tools.parquet_parts import Layout, write_parts
 
 ROWS = [
     {"label": n % 2, "user": f"u{n}", "age": None if n % 5 == 0 else n / 2, "items": list(range(n % 4))}
@@ -106,7 +106,7 @@ def test_files_agree_on_types_and_partitions_stay(tmp_path: Path, running_ray: N
 def test_a_wrong_line_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: bytes, line: int | None, message: str
 ) -> None:
-    monkeypatch.setattr("rayrec.data.text_files._BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr("rayrec.data.tools.text_files._BLOCK_BYTES", 1 << 16)
     (tmp_path / name).write_bytes(text)
     with pytest.raises(DataError, match=message) as caught:
         list(convert(str(tmp_path / name), tmp_path / "out"))

@@ -27,9 +27,9 @@ from rayrec.data import (
     Schema,
     build_vocabulary,
 )
-from rayrec.data.check import check
-from rayrec.data.filters import OPERATORS, Condition, rows_that_pass
-from rayrec.data.inspect import inspect
+from rayrec.data.source.filters import OPERATORS, Condition, rows_that_pass
+from rayrec.data.tools.check import check
+from rayrec.data.tools.inspect import inspect
 from tests.data.sets import ROWS_OF, SCHEMA, table
 from tests.data.test_stream import LOCAL, RAY, row_ids, same, stream
 

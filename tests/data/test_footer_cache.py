@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import FooterCache, Manifest, footer_cache
+from rayrec.data import FooterCache, Manifest
+from rayrec.data.source import footer_cache
 from tests.data.sets import SCHEMA, table, write
 
 Read = Callable[[], Manifest]

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import DataError, Manifest, Schema, to_batch
-from rayrec.data.check import check
-from rayrec.data.check_page import check_page
-from rayrec.data.inspect import inspect, time_unit
+from rayrec.data.tools.check import check
+from rayrec.data.tools.check_page import check_page
+from rayrec.data.tools.inspect import inspect, time_unit
 from tests.data.sets import CITIES, GENRES, ROWS_OF, SCHEMA, USERS, table, write
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.data import Cursor, DataError, MixCursor, MixedStream, ReadOptions, WeightedDataSet, cursor_from_dict, merge
-from rayrec.data.mix import Mix, batch_shares, shares
-from rayrec.data.order import EpochOrder, deal
+from rayrec.data.order.epoch import EpochOrder, deal
+from rayrec.data.order.mix import Mix, batch_shares, shares
 from rayrec.models.batch import Batch
 from tests.data.sets import ROWS_OF, SCHEMA, write
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data.cursor import Cursor, RankCursor, open_rank
 from rayrec.data.errors import DataError
-from rayrec.data.order import EpochOrder, Interval, count, deal, row_order, subtract, union
+from rayrec.data.order.cursor import Cursor, RankCursor, open_rank
+from rayrec.data.order.epoch import EpochOrder, Interval, count, deal, row_order, subtract, union
 
 intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda p: (min(p), max(p))), max_size=8)
 windows = st.lists(st.integers(0, 40), min_size=1, max_size=12)

@@ -15,9 +15,9 @@ from moto.server import ThreadedMotoServer
 from rich.console import Console
 
 from rayrec.data import Cursor, DataError, Manifest, build_vocabulary, write_vocabulary
-from rayrec.data.convert import convert
-from rayrec.data.inspect import inspect
-from rayrec.data.locations import locate, open_filesystem, plain_path
+from rayrec.data.storage.locations import locate, open_filesystem, plain_path
+from rayrec.data.tools.convert import convert
+from rayrec.data.tools.inspect import inspect
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display

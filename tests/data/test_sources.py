@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import DataError, Manifest
-from rayrec.data.criteo import CATEGORIES, COLUMNS, NUMBERS, convert
-from rayrec.data.on_ray import each
-from rayrec.data.parts import Layout
+from rayrec.data.tools.criteo import CATEGORIES, COLUMNS, NUMBERS, convert
+from rayrec.data.tools.on_ray import each
+from rayrec.data.tools.parquet_parts import Layout
 from rayrec.train import load_config
 
 ROOT = Path(__file__).parents[2]

@@ -16,9 +16,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data import BadRows, BatchStream, Cursor, DataError, Manifest, ReadOptions, empty_batch, readers, retries
-from rayrec.data.cursor import RankCursor
-from rayrec.data.reading import Piece
+from rayrec.data import BadRows, BatchStream, Cursor, DataError, Manifest, ReadOptions, empty_batch
+from rayrec.data.order.cursor import RankCursor
+from rayrec.data.storage import retries
+from rayrec.data.stream import readers
+from rayrec.data.stream.reading import Piece
 from rayrec.models.batch import Batch
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
 
@@ -251,7 +253,7 @@ def test_tasks_of_several_windows_give_the_same_batches(tmp_path: Path, running_
 @settings(deadline=None)  # the first example imports Ray Data
 @given(pieces=st.integers(0, 300), at_once=st.integers(1, 8))
 def test_tasks_are_runs_of_pieces_small_at_both_ends(pieces: int, at_once: int) -> None:
-    from rayrec.data.ray_reader import tasks_of
+    from rayrec.data.stream.ray_reader import tasks_of
 
     tasks = tasks_of([Piece((), window, 0, 1) for window in range(pieces)], at_once)
     assert [piece.window for task in tasks for piece in task] == list(range(pieces))
@@ -388,7 +390,7 @@ def test_reads_that_fail_for_a_moment_are_tried_again(tmp_path: Path, monkeypatc
                 raise failures.pop()
             return super().open_input_file(path)
 
-    monkeypatch.setattr("rayrec.data.opening.open_filesystem", lambda uri: (Flaky(), uri))
+    monkeypatch.setattr("rayrec.data.storage.opening.open_filesystem", lambda uri: (Flaky(), uri))
     with stream(manifest, Cursor.start(0), 0, 1, options=ReadOptions(reader="local", retries=2)) as batches:
         assert sorted(row_ids([b for b, _ in batches])) == list(range(100))
     failures += [OSError("connection reset")] * 3

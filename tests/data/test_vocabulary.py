@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import DataError, Manifest, Schema, build_vocabulary, to_batch, write_vocabulary
-from rayrec.data.mapping import check_rows_of
+from rayrec.data.mapping.map_rows import check_rows_of
 from tests.data.sets import SCHEMA, write
 
 

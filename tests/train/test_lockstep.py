@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ray.exceptions import WorkerCrashedError
 
 from rayrec.data import DataError
-from rayrec.data.order import dealt
+from rayrec.data.order.epoch import dealt
 from rayrec.distributed.comm import count_collectives
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rayrec.data.order import dealt
+from rayrec.data.order.epoch import dealt
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology

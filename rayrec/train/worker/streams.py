@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from rayrec.data import BatchStream, Cursor, Manifest, Mix, MixCursor, MixedStream
-from rayrec.data.mix_cursor import other_data
-from rayrec.data.order import dealt
+from rayrec.data.order.epoch import dealt
+from rayrec.data.order.mix_cursor import other_data
 from rayrec.train import build
 from rayrec.train.worker.session import Job, Session
 

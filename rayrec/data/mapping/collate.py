@@ -1,0 +1,112 @@
+"""Mapped rows to batches: the one place of this package where arrays become tensors.
+
+Read tasks do without it, so that their processes need not load torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from rayrec.data.mapping.columns import check_types
+from rayrec.data.mapping.hashing import TableRows
+from rayrec.data.mapping.map_rows import map_rows
+from rayrec.data.mapping.problems import Problems, Unplaced
+from rayrec.data.mapping.rows import Part
+from rayrec.data.mapping.schema import Schema
+from rayrec.models.batch import Batch
+from rayrec.sparse import KeyedJaggedTensor
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+
+def collate(parts: Sequence[Part], schema: Schema) -> Batch:
+    """One batch of the given rows, in order.
+
+    Returns:
+        dense float32 [B, N]; sparse int64 values and lengths, key-major; label float32 [B], or [B, T] of several
+        labels; where the schema has them, weight float32 [B], group and time int64 [B].
+    """
+    size = sum(stop - start for _, start, stop in parts)
+    targets = [(rows.targets, start, stop) for rows, start, stop in parts]
+
+    def beside(name: str, kind: npt.DTypeLike) -> torch.Tensor:
+        return _stacked([getattr(part, name)[start:stop] for part, start, stop in targets], (size,), kind)
+
+    return Batch(
+        dense=_stacked([rows.dense[start:stop] for rows, start, stop in parts], (size, schema.num_dense)),
+        sparse=_jagged(parts, schema, size),
+        label=_stacked([part.label[start:stop] for part, start, stop in targets], (size, *schema.label_shape)),
+        weight=None if schema.sample_weight is None else beside("weight", np.float32),
+        group=None if schema.group is None else beside("group", np.int64),
+        time=None if schema.timestamp is None else beside("time", np.int64),
+    )
+
+
+def _stacked(
+    arrays: Sequence[npt.NDArray[Any]], shape: tuple[int, ...], kind: npt.DTypeLike = np.float32
+) -> torch.Tensor:
+    """The arrays after one another."""
+    out = np.empty(shape, dtype=kind)
+    if arrays:
+        np.concatenate(arrays, out=out)
+    return torch.from_numpy(out)
+
+
+def empty_batch(schema: Schema) -> Batch:
+    """A batch of no rows, for a rank whose part of the epoch is done."""
+    return collate([], schema)
+
+
+def to_batch(table: pa.RecordBatch | pa.Table, schema: Schema, rows_of: Mapping[str, int]) -> Batch:
+    """One batch of all rows of `table`.
+
+    Args:
+        table: has the schema's columns.
+        rows_of: rows of the table that each sparse feature is looked up in.
+
+    Raises:
+        DataError: a wrong type, or the first row with a bad value.
+    """
+    check_types(schema, table.schema, "the given table")
+    problems = Problems(Unplaced())
+    rows = map_rows(table, schema, rows_of, problems)
+    if problems:
+        raise problems.error(int(problems.rows()[0]))
+    return collate([(rows, 0, len(rows))], schema)
+
+
+def _jagged(parts: Sequence[Part], schema: Schema, size: int) -> KeyedJaggedTensor:
+    values: list[TableRows] = []
+    weights: list[F32] = []
+    weighted = schema.weighted
+    lengths = np.ones(len(schema.sparse) * size, dtype=np.int64)
+    at = 0
+    for feature in range(len(schema.sparse)):
+        for rows, start, stop in parts:
+            ids = rows.ids[feature]
+            first, last = ids.span(start, stop)
+            values.append(ids.values[first:last])
+            if weighted:
+                weights.append(np.ones(last - first, np.float32) if ids.weights is None else ids.weights[first:last])
+            end = at + stop - start
+            if ids.offsets is not None:
+                np.subtract(ids.offsets[start + 1 : stop + 1], ids.offsets[start:stop], out=lengths[at:end])
+            at = end
+    return KeyedJaggedTensor(
+        keys=schema.sparse_names,
+        values=torch.from_numpy(np.concatenate(values, dtype=np.int64) if values else np.empty(0, np.int64)),
+        weights=torch.from_numpy(_joined(weights)) if weighted else None,
+        lengths=torch.from_numpy(lengths),
+        stride=size,
+    )
+
+
+def _joined(weights: list[F32]) -> F32:
+    return np.concatenate(weights) if weights else np.empty(0, np.float32)

@@ -1,0 +1,132 @@
+"""Which Arrow types a column may have for what the schema says it is.
+
+Only types are looked at here, from footers; values are checked in `map_rows.py`.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from rayrec.data.errors import DataError
+from rayrec.data.mapping.arrow_types import is_list, is_text
+from rayrec.data.mapping.schema import DenseFeature, Schema, SparseFeature, Vocabulary
+from rayrec.data.mapping.vocabulary import load_vocabulary
+
+
+def _is_integer(kind: pa.DataType) -> bool:
+    return bool(pat.is_integer(kind.value_type if pat.is_dictionary(kind) else kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    if pat.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind) or pat.is_boolean(kind))
+
+
+def check_types(schema: Schema, found: pa.Schema, file: str) -> None:
+    """That a file has every column of the schema, of a type that can be mapped.
+
+    Raises:
+        DataError: a missing column, or one of a wrong type, with file, column, found and wanted types.
+    """
+    for column in schema.columns:
+        if column not in found.names:
+            fix = "correct the column's name in the schema, or add the column to the file"
+            raise column_missing(column, found, file, fix)
+        if found.names.count(column) > 1:
+            raise DataError("two columns have this name", file=file, column=column, fix="rename one of them")
+    for task in schema.tasks:
+        label = found.field(task.column).type
+        if not _is_number(label) or pat.is_decimal(label):
+            raise _wrong("the label", "a number or boolean that is 0 or 1", label, file, task.column)
+    if schema.sample_weight is not None:
+        weight = found.field(schema.sample_weight.column).type
+        if not _is_number(weight):
+            raise _wrong("the sample weight", "a number", weight, file, schema.sample_weight.column)
+    if schema.group is not None:
+        group = found.field(schema.group.column).type
+        if not _is_integer(group) and not is_text(group):
+            raise _wrong("the group", "an integer or a string", group, file, schema.group.column)
+    if schema.timestamp is not None:
+        time = found.field(schema.timestamp.column).type
+        if not (pat.is_integer(time) or pat.is_timestamp(time) or pat.is_date(time)):
+            raise _wrong("the timestamp", "a timestamp, a date or an integer", time, file, schema.timestamp.column)
+    for dense in schema.dense:
+        _check_dense(dense, found.field(dense.column).type, file)
+    for sparse in schema.sparse:
+        _check_sparse(sparse, found, file)
+
+
+def column_missing(column: str, found: pa.Schema, file: str, fix: str) -> DataError:
+    """The error of a file that lacks a column."""
+    problem = f"column {column!r} is missing; the file has {_shortened(found.names)}"
+    return DataError(problem, file=file, column=column, fix=fix)
+
+
+def _check_dense(feature: DenseFeature, found: pa.DataType, file: str) -> None:
+    name = f"dense feature {feature.name!r}"
+    if feature.width == 1:
+        if not _is_number(found):
+            raise _wrong(name, "a number", found, file, feature.column)
+    elif not is_list(found) or not _is_number(found.value_type):
+        raise _wrong(name, f"a list of {feature.width} numbers", found, file, feature.column)
+
+
+def _check_sparse(feature: SparseFeature, found: pa.Schema, file: str) -> None:
+    name, kind = f"feature {feature.name!r}", found.field(feature.column).type
+    if feature.kind == "id":
+        _check_id(feature, kind, file, "")
+        return
+    pairs = feature.kind == "weighted_id_list" and feature.weight_column is None
+    if pairs:
+        item = kind.value_type if is_list(kind) else None
+        if item is None or not pat.is_struct(item) or {f.name for f in item.fields} != {"id", "weight"}:
+            raise _wrong(name, "list<struct<id, weight>>", kind, file, feature.column)
+        if not _is_number(item.field("weight").type):
+            raise _wrong(name, "a number as weight", item.field("weight").type, file, feature.column)
+        _check_id(feature, item.field("id").type, file, "in a list of id and weight, ")
+        return
+    if not is_list(kind):
+        raise _wrong(name, "a list of ids", kind, file, feature.column, fix="set kind: id, or fix the column")
+    _check_id(feature, kind.value_type, file, "in a list, ")
+    if feature.weight_column is not None:
+        weights = found.field(feature.weight_column).type
+        if not is_list(weights) or not _is_number(weights.value_type):
+            raise _wrong(name, "a list of weights", weights, file, feature.weight_column)
+
+
+def _check_id(feature: SparseFeature, kind: pa.DataType, file: str, where: str) -> None:
+    name = f"feature {feature.name!r}"
+    if is_list(kind):
+        fix = "set kind: id_list" if feature.kind == "id" else "flatten the lists to one level"
+        raise _wrong(name, f"{where}an id", kind, file, feature.column, fix=fix)
+    if is_text(kind):
+        if feature.mapping.kind == "identity":
+            raise _wrong(name, f"{where}an integer", kind, file, feature.column, fix="set mapping: {kind: hash}")
+    elif not _is_integer(kind):
+        raise _wrong(name, f"{where}an integer or a string", kind, file, feature.column)
+    if isinstance(feature.mapping, Vocabulary) and load_vocabulary(feature.mapping.path).text != is_text(kind):
+        ids = "integers" if is_text(kind) else "strings"
+        raise _wrong(f"{name}, whose vocabulary holds {ids},", f"{where}one of them", kind, file, feature.column)
+    if feature.default is not None and isinstance(feature.default, str) != is_text(kind):
+        wanted = "a string" if is_text(kind) else "an integer"
+        raise DataError(
+            f"{name}: default={feature.default!r} must be {wanted}, as the column's ids are",
+            file=file,
+            column=feature.column,
+            fix="give a default of the column's type",
+        )
+
+
+def _wrong(what: str, wanted: str, found: pa.DataType, file: str, column: str, fix: str | None = None) -> DataError:
+    return DataError(
+        f"{what} must be {wanted}; the column's type is {found}",
+        file=file,
+        column=column,
+        fix=fix or "convert the column, or change the feature's kind or column in the schema",
+    )
+
+
+def _shortened(names: list[str]) -> str:
+    return ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")

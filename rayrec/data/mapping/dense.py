@@ -1,0 +1,135 @@
+"""Dense features: Arrow number columns to one float32 matrix, with their transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayrec.data.mapping.lists import unnest
+from rayrec.data.mapping.problems import Problems
+from rayrec.data.mapping.schema import DenseFeature
+
+F32 = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.floating]
+
+_BLOCK_ROWS = 8192
+
+
+def map_dense(
+    features: Sequence[DenseFeature], columns: Mapping[str, pa.Array], num_rows: int, problems: Problems
+) -> F32:
+    """The dense features side by side, float32 [n, N]."""
+    with np.errstate(all="ignore"):  # what overflows or has no logarithm is reported below, with its row
+        found = [
+            _transform(_numbers(columns[feature.column], feature, problems), feature).reshape(num_rows, feature.width)
+            for feature in features
+        ]
+        out = _side_by_side(found, num_rows)
+    if not np.isfinite(out).all():
+        _report(features, columns, out, problems)
+    return out
+
+
+def _side_by_side(found: Sequence[Floats], num_rows: int) -> F32:
+    """The matrices' columns as one matrix, written in blocks that stay in the processor's cache."""
+    out = np.empty((num_rows, sum(part.shape[1] for part in found)), dtype=np.float32)
+    for start in range(0, num_rows, _BLOCK_ROWS):
+        block, at = out[start : start + _BLOCK_ROWS], 0
+        for part in found:
+            block[:, at : at + part.shape[1]] = part[start : start + _BLOCK_ROWS]
+            at += part.shape[1]
+    return out
+
+
+def _numbers(array: pa.Array, feature: DenseFeature, problems: Problems) -> Floats:
+    if feature.width > 1:
+        array = _leaf(array, feature, problems)
+    array = _plain(array)
+    if array.null_count:
+        if feature.default is None:
+            where = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) // feature.width
+            problems.add(
+                where,
+                feature.column,
+                lambda _: f"dense feature {feature.name!r} is null",
+                lambda _: None,
+                f"fill the nulls, or set `default: <number>` for feature {feature.name!r}",
+            )
+        array = pc.cast(array, pa.float64(), safe=False).fill_null(feature.default or 0.0)
+    values = array.to_numpy(zero_copy_only=False)
+    # Integers (timestamps, counts) may need more digits than float32 has until they are scaled.
+    return values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """The same numbers as integers or floats."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_boolean(array.type):
+        return pc.cast(array, pa.uint8())
+    return pc.cast(array, pa.float64(), safe=False) if pa.types.is_decimal(array.type) else array
+
+
+def _leaf(array: pa.Array, feature: DenseFeature, problems: Problems) -> pa.Array:
+    """The numbers of a list column, exactly `width` a row; rows of another length are reported and read as zeros."""
+    lists = unnest(array)
+    lengths = np.diff(lists.offsets)
+    bad = np.flatnonzero(lengths != feature.width)
+    if not len(bad):
+        return lists.leaf
+    filled = feature.default is not None and lists.nulls is not None
+    wrong = bad[~lists.nulls[bad]] if filled and lists.nulls is not None else bad
+    if len(wrong):
+        problems.add(
+            wrong,
+            feature.column,
+            lambda _: f"dense feature {feature.name!r} must be a list of {feature.width} numbers",
+            lambda k: f"a list of {lengths[wrong[k]]}",
+            "make all lists of one length, or correct the feature's width",
+        )
+    whole = lengths == feature.width
+    index = np.full((len(lengths), feature.width), -1, dtype=np.int64)
+    index[whole] = np.flatnonzero(np.repeat(whole, lengths)).reshape(-1, feature.width)
+    flat = index.reshape(-1)
+    # What is missing becomes null, to be filled with the default; a wrong list needs a number, any number.
+    leaf = pc.cast(_plain(lists.leaf.take(pa.array(flat, mask=flat < 0))), pa.float64(), safe=False)
+    refused = np.zeros(len(lengths), dtype=np.bool_)
+    refused[wrong] = True
+    return pc.if_else(pa.array(np.repeat(refused, feature.width)), 0.0, leaf)
+
+
+def _transform(values: Floats, feature: DenseFeature) -> Floats:
+    if feature.log1p:
+        logs = np.log1p(values)  # NaN below -1
+        if not (values > -1).all():
+            logs[np.isneginf(logs)] = np.nan
+        values = logs
+    if feature.clip is not None:
+        values = np.clip(values, *feature.clip)
+    if feature.standardize is not None:
+        values = (values - feature.standardize.mean) / feature.standardize.std
+    if feature.bucketize is not None:
+        buckets = np.searchsorted(np.asarray(feature.bucketize), values, side="right").astype(np.float64)
+        values = np.where(np.isnan(values), np.nan, buckets)
+    return values
+
+
+def _report(features: Sequence[DenseFeature], columns: Mapping[str, pa.Array], out: F32, problems: Problems) -> None:
+    at = 0
+    for feature in features:
+        bad = np.flatnonzero(~np.isfinite(out[:, at : at + feature.width]).all(axis=1))
+        at += feature.width
+        if not len(bad):
+            continue
+        array, name = columns[feature.column], feature.name
+        problems.add(
+            bad,
+            feature.column,
+            lambda _, name=name: f"dense feature {name!r} is not a finite float32",  # type: ignore[misc]
+            lambda k, array=array, bad=bad: str(array[int(bad[k])].as_py()),  # type: ignore[misc]
+            "clean the column; a null can be given a `default`, a range can be cut with `clip`",
+        )

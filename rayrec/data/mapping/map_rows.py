@@ -1,0 +1,83 @@
+"""Arrow columns to mapped rows, whole columns at a time.
+
+Values are checked here and bad rows collected with their place; types were checked in `columns.py`, and nested columns
+are taken apart in `lists.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rayrec.data.errors import DataError
+from rayrec.data.mapping.arrow_types import without_views
+from rayrec.data.mapping.dense import map_dense
+from rayrec.data.mapping.problems import Problems
+from rayrec.data.mapping.rows import Rows
+from rayrec.data.mapping.schema import Schema, Vocabulary
+from rayrec.data.mapping.sparse import map_sparse
+from rayrec.data.mapping.targets import map_targets
+from rayrec.data.mapping.vocabulary import load_vocabulary
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+
+def map_rows(
+    table: pa.RecordBatch | pa.Table,
+    schema: Schema,
+    rows_of: Mapping[str, int],
+    problems: Problems,
+    order: I64 | None = None,
+) -> Rows:
+    """All rows of `table`, mapped. Bad rows are noted in `problems` and hold meaningless but valid numbers.
+
+    Args:
+        order: the mapped rows come in this order, a permutation (`problems` speaks of the table's own rows). Every
+            feature is put in order right after it is mapped, while it is in the processor's cache.
+    """
+    columns = {name: _one_array(table.column(name)) for name in schema.columns}
+    targets = map_targets(columns, schema, problems)
+    dense = map_dense(schema.dense, columns, table.num_rows, problems)
+    if order is not None:
+        dense, targets = np.take(dense, order, axis=0), targets.take(order)
+    ids = (map_sparse(feature, columns, rows_of[feature.name], problems) for feature in schema.sparse)
+    return Rows(dense, targets, tuple(bags.take(order) for bags in ids))
+
+
+def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
+    """That every sparse feature has a table.
+
+    Raises:
+        DataError: a feature without a table, a table without rows, or a default id outside its table.
+    """
+    for feature in schema.sparse:
+        name = feature.name
+        if name not in rows_of:
+            raise DataError(f"feature {name!r} is in no table", fix=f"add {name!r} to a table's features")
+        if rows_of[name] < 1:
+            raise DataError(f"feature {name!r}: its table has {rows_of[name]} rows", fix="give it at least 1 row")
+        if isinstance(feature.mapping, Vocabulary):
+            needed = feature.mapping.oov_rows + len(load_vocabulary(feature.mapping.path).keys)
+            if rows_of[name] < needed:
+                raise DataError(
+                    f"feature {name!r}: its table has {rows_of[name]} rows, its vocabulary needs {needed}",
+                    file=feature.mapping.path,
+                    fix=f"raise the table's rows to {needed}, or shorten the vocabulary",
+                )
+        default = feature.default
+        if feature.mapping.kind == "identity" and isinstance(default, int) and not 0 <= default < rows_of[name]:
+            raise DataError(
+                f"feature {name!r}: default={default} is outside its table's rows [0, {rows_of[name]})",
+                fix="give a default inside the table, or raise the table's rows",
+            )
+
+
+def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    plain = without_views(column.type)
+    return column if plain == column.type else column.cast(plain)

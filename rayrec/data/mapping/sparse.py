@@ -1,0 +1,267 @@
+"""Sparse features: Arrow id columns to table rows, one value array and its offsets per feature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayrec.data.mapping.arrow_types import is_text
+from rayrec.data.mapping.hashing import TableRows, hash_rows, hash_strings, row_type, seed_of, to_rows
+from rayrec.data.mapping.lists import filtered_offsets, offsets_of, row_of, truncate, unnest
+from rayrec.data.mapping.problems import Problems
+from rayrec.data.mapping.rows import Ids
+from rayrec.data.mapping.schema import Hash, Identity, SparseFeature, Vocabulary
+from rayrec.data.mapping.vocabulary import load_vocabulary, text_keys
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+def map_sparse(feature: SparseFeature, columns: Mapping[str, pa.Array], num_rows: int, problems: Problems) -> Ids:
+    """One feature's bags of table rows, each in `[0, num_rows)`. Bad rows are noted in `problems`."""
+    array = columns[feature.column]
+    if feature.kind == "id":
+        bags = _Bags(feature, num_rows, problems, leaf=array, offsets=None, null_lists=None, weights=None)
+        return bags.mapped()
+    lists = unnest(array)
+    leaf, offsets, weights = lists.leaf, lists.offsets, None
+    if feature.weight_column is not None:
+        weights = _weights_beside(feature, columns[feature.weight_column], offsets, problems)
+    elif feature.kind == "weighted_id_list":
+        leaf, weights = _pairs(feature, lists.leaf, offsets, problems)
+    if feature.max_length is not None and (cut := truncate(offsets, feature.max_length, feature.keep)) is not None:
+        positions, offsets = cut
+        leaf, weights = leaf.take(pa.array(positions)), None if weights is None else weights[positions]
+    return _Bags(feature, num_rows, problems, leaf, offsets, lists.nulls, weights).mapped()
+
+
+@dataclass(frozen=True, slots=True)
+class _Bags:
+    """A feature on its way from ids to table rows; `offsets` is None for one id a row."""
+
+    feature: SparseFeature
+    num_rows: int
+    problems: Problems
+    leaf: pa.Array
+    offsets: I64 | None
+    null_lists: Bools | None
+    weights: F32 | None
+
+    def mapped(self) -> Ids:
+        feature = self.feature
+        values, nulls, outside = map_leaf(self.leaf, feature, self.num_rows)
+        keep: Bools | None = None
+        if nulls is not None:
+            keep = self._nulls(values, nulls)
+        if outside is not None:
+            keep = self._outside(values, outside, keep)
+        offsets, weights = self.offsets, self.weights
+        if keep is not None:
+            values = values[keep]
+            weights = None if weights is None else weights[keep]
+            offsets = filtered_offsets(offsets if offsets is not None else np.arange(len(keep) + 1), keep)
+        elif offsets is None and not feature.always_one:
+            offsets = np.arange(len(values) + 1)
+        if self.null_lists is not None:
+            values, offsets, weights = self._null_lists(self.null_lists, values, offsets, weights)
+        return Ids(values.astype(row_type(self.num_rows), copy=False), offsets, weights)
+
+    def _row_of(self, positions: I64) -> I64:
+        return positions if self.offsets is None else row_of(self.offsets, positions)
+
+    def _default_row(self) -> int:
+        one = pa.array([self.feature.default], self._id_type())
+        return int(map_leaf(one, self.feature, self.num_rows)[0][0])
+
+    def _id_type(self) -> pa.DataType:
+        kind = self.leaf.type
+        return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+    def _nulls(self, values: TableRows, nulls: Bools) -> Bools | None:
+        """Treats null ids; returns which values stay when some do not."""
+        feature = self.feature
+        if feature.on_null == "empty":
+            return ~nulls
+        if feature.on_null == "default":
+            values[nulls] = self._default_row()
+            return None
+        self._report_nulls(self._row_of(np.flatnonzero(nulls)), "a null id")
+        return None
+
+    def _null_lists(
+        self, null_lists: Bools, values: TableRows, offsets: I64 | None, weights: F32 | None
+    ) -> tuple[TableRows, I64 | None, F32 | None]:
+        """Treats null lists, which have no values so far."""
+        assert offsets is not None
+        if self.feature.on_null == "error":
+            self._report_nulls(np.flatnonzero(null_lists), "a null list")
+        if self.feature.on_null != "default":
+            return values, offsets, weights
+        at = offsets[:-1][null_lists]
+        values = np.insert(values, at, self._default_row())
+        weights = None if weights is None else np.insert(weights, at, np.float32(1.0))
+        return values, offsets_of(np.diff(offsets) + null_lists), weights
+
+    def _report_nulls(self, rows: I64, what: str) -> None:
+        name = self.feature.name
+        self.problems.add(
+            rows,
+            self.feature.column,
+            lambda _: f"feature {name!r} has {what}",
+            lambda _: "null",
+            f"fill the nulls, or set `on_null: empty` or `default: <id>` for feature {name!r}",
+        )
+
+    def _outside(self, values: TableRows, outside: I64, keep: Bools | None) -> Bools | None:
+        """Treats ids outside the table; `values` still holds them."""
+        mapping = self.feature.mapping
+        bounds = mapping.bounds if isinstance(mapping, Identity) else "error"
+        if bounds == "drop":
+            keep = np.ones(len(values), dtype=np.bool_) if keep is None else keep
+            keep[outside] = False
+            return keep
+        if bounds == "clip":
+            signed = pa.types.is_signed_integer(self._id_type())
+            values[outside] = np.where(signed & (values[outside] < 0), 0, self.num_rows - 1)
+            return keep
+        name, leaf = self.feature.name, self.leaf
+        problem = f"the id is outside its table's rows [0, {self.num_rows})"
+        fix = f"raise the rows of {name!r}'s table above the largest id, or set mapping: {{kind: hash}}"
+        if isinstance(mapping, Vocabulary):
+            problem = "the id is not in its vocabulary"
+            fix = "build the vocabulary from this data, or set oov_rows to at least 1"
+        self.problems.add(
+            self._row_of(outside),
+            self.feature.column,
+            lambda _: f"feature {name!r}: {problem}",
+            lambda k: str(leaf[int(outside[k])].as_py()),
+            fix,
+        )
+        values[outside] = 0
+        return keep
+
+
+def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[TableRows, Bools | None, I64 | None]:
+    """Table rows of ids that are not nested.
+
+    Returns:
+        (rows, own memory; which ids are null, or None; positions outside `[0, num_rows)` whose rows are meaningless,
+        or None).
+    """
+    if pa.types.is_dictionary(leaf.type) and not is_text(leaf.type):
+        leaf = leaf.dictionary_decode()
+    mapping = feature.mapping
+    if is_text(leaf.type):
+        return _map_texts(leaf, mapping, num_rows)
+    nulls = leaf.is_null().to_numpy(zero_copy_only=False) if leaf.null_count else None
+    raw = _int64(leaf.fill_null(0) if nulls is not None else leaf)
+    if isinstance(mapping, Hash):
+        return hash_rows(raw, seed_of(mapping.seed), num_rows), nulls, None
+    if isinstance(mapping, Vocabulary):
+        rows = _look_up(raw.view(np.uint64), mapping)
+        unknown = rows < 0 if nulls is None else (rows < 0) & ~nulls
+        return rows, nulls, np.flatnonzero(unknown) if unknown.any() else None
+    # Seen as unsigned, a negative id is larger than any table.
+    unsigned = raw.view(np.uint64)
+    outside = np.flatnonzero(unsigned >= np.uint64(num_rows)) if len(raw) and unsigned.max() >= num_rows else None
+    owns = raw.flags.writeable and raw.flags.owndata
+    return raw if owns or (outside is None and nulls is None) else raw.copy(), nulls, outside
+
+
+def _int64(leaf: pa.Array) -> I64:
+    raw = leaf.to_numpy(zero_copy_only=False)
+    return raw.view(np.int64) if raw.dtype == np.uint64 else raw.astype(np.int64, copy=False)
+
+
+def _look_up(keys: npt.NDArray[np.uint64], mapping: Vocabulary) -> I64:
+    """Table rows of a vocabulary's keys; negative for an unknown one where there are no rows for such."""
+    places = load_vocabulary(mapping.path).find(keys)
+    if not mapping.oov_rows:
+        return places
+    others = hash_rows(keys.view(np.int64), seed_of(0), mapping.oov_rows)
+    return np.where(places < 0, others, places + mapping.oov_rows)
+
+
+def _map_texts(
+    leaf: pa.Array, mapping: Identity | Hash | Vocabulary, num_rows: int
+) -> tuple[I64, Bools | None, I64 | None]:
+    """As `map_leaf`, for strings: every distinct one is looked at once."""
+    encoded = leaf if pa.types.is_dictionary(leaf.type) else pc.dictionary_encode(leaf)
+    texts, indices = encoded.dictionary, encoded.indices
+    if isinstance(mapping, Vocabulary):
+        distinct = _look_up(text_keys(texts), mapping)
+    else:
+        assert isinstance(mapping, Hash)
+        raw = texts.cast(pa.large_binary()).fill_null(b"").to_pylist()
+        distinct = to_rows(hash_strings(raw, seed_of(mapping.seed)), num_rows)
+    codes = indices.fill_null(0).to_numpy(zero_copy_only=False) if indices.null_count else indices.to_numpy()
+    nulls: Bools | None = None
+    if indices.null_count:
+        nulls = indices.is_null().to_numpy(zero_copy_only=False)
+    if texts.null_count:
+        empty = texts.is_null().to_numpy(zero_copy_only=False)[codes]
+        nulls = empty if nulls is None else nulls | empty
+    rows = distinct[codes] if len(distinct) else np.zeros(len(codes), np.int64)
+    if not isinstance(mapping, Vocabulary) or mapping.oov_rows:
+        return rows, nulls, None
+    unknown = rows < 0 if nulls is None else (rows < 0) & ~nulls
+    return rows, nulls, np.flatnonzero(unknown) if unknown.any() else None
+
+
+def _pairs(feature: SparseFeature, pairs: pa.StructArray, offsets: I64, problems: Problems) -> tuple[pa.Array, F32]:
+    """Ids and weights of `struct<id, weight>` values; a null struct is a null id."""
+    ids, weights = pc.struct_field(pairs, "id"), pc.struct_field(pairs, "weight")
+    if pairs.null_count:
+        weights = pc.if_else(pairs.is_valid(), weights, pa.scalar(1, weights.type))
+    return ids, _weights(feature, feature.column, weights, offsets, problems)
+
+
+def _weights_beside(feature: SparseFeature, array: pa.Array, offsets: I64, problems: Problems) -> F32:
+    """Weights of a second column, which must have the ids' lengths."""
+    column = feature.weight_column or feature.column
+    lists = unnest(array)
+    found, wanted = np.diff(lists.offsets), np.diff(offsets)
+    bad = np.flatnonzero(found != wanted)
+    if not len(bad):
+        return _weights(feature, column, lists.leaf, offsets, problems)
+    problems.add(
+        bad,
+        column,
+        lambda _: f"feature {feature.name!r} has not as many weights as ids",
+        lambda k: f"{found[bad[k]]} weights, {wanted[bad[k]]} ids",
+        "write both lists with equal lengths",
+    )
+    out = np.ones(int(offsets[-1]), dtype=np.float32)
+    good = found == wanted
+    kept = lists.leaf.filter(pa.array(np.repeat(good, found)))
+    kept_offsets = offsets_of(np.where(good, wanted, 0))
+    numbers = _weights(feature, column, kept, kept_offsets, problems)
+    out[np.repeat(good, wanted)] = numbers
+    return out
+
+
+def _weights(feature: SparseFeature, column: str, array: pa.Array, offsets: I64, problems: Problems) -> F32:
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_boolean(array.type):
+        array = pc.cast(array, pa.uint8())
+    values = pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False)  # a null becomes NaN
+    with np.errstate(all="ignore"):
+        out = values.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(out))
+    if len(bad):
+        problems.add(
+            row_of(offsets, bad),
+            column,
+            lambda _: f"feature {feature.name!r} has a weight that is not a finite float32",
+            lambda k: str(array[int(bad[k])].as_py()),
+            "write a finite number for every weight",
+        )
+        out[bad] = 0.0
+    return out

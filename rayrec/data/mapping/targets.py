@@ -1,0 +1,139 @@
+"""What a row is trained towards and measured by: its labels, how much it counts, whom it belongs to, when it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayrec.data.mapping.arrow_types import is_text
+from rayrec.data.mapping.hashing import hash_strings, seed_of
+from rayrec.data.mapping.problems import Problems
+from rayrec.data.mapping.rows import Targets
+from rayrec.data.mapping.schema import Group, SampleWeight, Schema, Task, Timestamp
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+LATEST_S = 7_258_118_400  # 2200-01-01
+_GROUPS = 3  # keeps the hashes of groups apart from other ones
+
+
+def map_targets(columns: Mapping[str, pa.Array], schema: Schema, problems: Problems) -> Targets:
+    """All that the schema says of the rows beside their features; bad ones are noted in `problems`."""
+    return Targets(
+        label=_labels(columns, schema, problems),
+        weight=None if schema.sample_weight is None else _weight(columns, schema.sample_weight, problems),
+        group=None if schema.group is None else _group(columns[schema.group.column], schema.group, problems),
+        time=None if schema.timestamp is None else _seconds(columns, schema.timestamp, problems),
+    )
+
+
+def _group(array: pa.Array, group: Group, problems: Problems) -> I64:
+    """Integers as they are, texts as 64-bit hashes."""
+    if array.null_count:
+        problems.add(
+            np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)),
+            group.column,
+            lambda _: "the group is null",
+            lambda _: None,
+            "fill the nulls, rows that belong together with one value",
+        )
+    if not is_text(array.type):
+        plain = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        numbers: I64 = pc.cast(plain, pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False)
+        return numbers
+    encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+    texts = encoded.dictionary.cast(pa.large_binary()).fill_null(b"").to_pylist()
+    hashes = hash_strings(texts, seed_of(_GROUPS)).view(np.int64)
+    index = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
+    return np.take(hashes, index) if len(hashes) else np.zeros(len(array), np.int64)
+
+
+def _seconds(columns: Mapping[str, pa.Array], timestamp: Timestamp, problems: Problems) -> I64:
+    """Since 1970, rounded down."""
+    array = columns[timestamp.column]
+    unit = timestamp.unit
+    if pa.types.is_date32(array.type):
+        array = array.cast(pa.timestamp("s"))
+    elif pa.types.is_date64(array.type):
+        array = array.cast(pa.timestamp("ms"))
+    if pa.types.is_timestamp(array.type):
+        unit = array.type.unit
+    elif pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    numbers = pc.cast(array, pa.int64(), safe=False).fill_null(-1).to_numpy(zero_copy_only=False)
+    seconds: I64 = np.floor_divide(numbers, UNITS[unit])
+    bad = np.flatnonzero((seconds < 0) | (seconds >= LATEST_S))
+    if len(bad):
+        column = columns[timestamp.column]
+        problems.add(
+            bad,
+            timestamp.column,
+            lambda _: "the timestamp must lie between 1970 and 2200",
+            lambda k: str(column[int(bad[k])]),
+            "correct the column, or the unit of its integers (schema.timestamp.unit)",
+        )
+        seconds[bad] = 0
+    return seconds
+
+
+def _weight(columns: Mapping[str, pa.Array], weight: SampleWeight, problems: Problems) -> F32:
+    """The rows' weights; null, negative and infinite ones are noted in `problems`."""
+    array = columns[weight.column]
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    numbers = pc.cast(array, pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        values = numbers.astype(np.float32)
+    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if len(bad):
+        problems.add(
+            bad,
+            weight.column,
+            lambda _: "the sample weight must be a finite number of at least 0",
+            lambda k: str(array[int(bad[k])].as_py()),
+            "remove the row or correct its weight; 0 leaves a row out of loss and figures",
+        )
+        values[bad] = 0
+    return values
+
+
+def _labels(columns: Mapping[str, pa.Array], schema: Schema, problems: Problems) -> F32:
+    """[n] for one label, [n, T] for several, NaN where one was not observed; bad ones are noted in `problems`."""
+    labels = [_label(columns[task.column], task, problems) for task in schema.tasks]
+    return labels[0] if schema.label is not None else np.stack(labels, axis=1)
+
+
+def _label(array: pa.Array, task: Task, problems: Problems) -> F32:
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) if array.null_count else None
+    if nulls is not None:
+        if task.on_null == "error":
+            problems.add(
+                nulls,
+                task.column,
+                lambda _: "the label is null",
+                lambda _: None,
+                "remove the row or fill the label with 0 or 1; one of several labels may also have `on_null: ignore`",
+            )
+        array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
+    values = array.to_numpy(zero_copy_only=False)
+    bad = np.flatnonzero((values != 0) & (values != 1))
+    if len(bad):
+        problems.add(
+            bad,
+            task.column,
+            lambda _: "the label must be 0 or 1",
+            lambda k: str(values[bad[k]]),
+            "write labels as 0 and 1 (a threshold on a rating, say)",
+        )
+    labels = values.astype(np.float32)
+    if nulls is not None and task.on_null == "ignore":
+        labels[nulls] = np.nan
+    return labels

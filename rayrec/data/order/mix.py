@@ -1,0 +1,147 @@
+"""Several data sets that are mixed by weight: how long an epoch is, and whose row comes next.
+
+Pure facts and functions; the batches are `mixed_stream.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, lcm
+
+import numpy as np
+
+from rayrec.data.errors import DataError
+from rayrec.data.mapping.schema import Schema
+from rayrec.data.order.epoch import dealt
+from rayrec.data.source.dataset import DataSet, WeightedDataSet
+from rayrec.data.source.footer_cache import FooterCache
+from rayrec.data.source.footers import FileFacts
+from rayrec.data.source.manifest import Manifest
+from rayrec.data.source.slices import passing, read_slices, slices_of
+
+READ_RETRIES = 3
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Data sets and how many rows of each come for how many of the others. Picklable; made once, by the driver.
+
+    An epoch is one pass over the data set that lasts longest at its weight; the others begin again.
+
+    Args:
+        parts: the data sets.
+        weights: of each, whole numbers.
+        passing: rows of each that pass its filters.
+    """
+
+    parts: tuple[Manifest, ...]
+    weights: tuple[int, ...]
+    passing: tuple[int, ...]
+
+    @classmethod
+    def of(cls, data: Sequence[WeightedDataSet], schema: Schema, cache: FooterCache | None = None) -> Mix:
+        """That of a config. Where filters ask more than partitions, their columns are read here, to count.
+
+        Args:
+            cache: footers read earlier.
+
+        Raises:
+            DataError: as `Manifest.read`, a data set of whose rows none passes, or columns that differ in type.
+        """
+        parts = tuple(Manifest.of(one, schema, cache) for one in data)
+        for part in parts[1:]:
+            part.check_like(parts[0])
+        passing = tuple(rows_that_pass(part) for part in parts)
+        for one, rows in zip(data, passing, strict=True):
+            if not rows:
+                raise DataError(f"no row of {one} passes the filters", fix="correct them, or take it out of the mix")
+        return cls(parts, whole([one.weight for one in data]), passing)
+
+    @property
+    def longest(self) -> int:
+        """The number of the data set that lasts longest at its weight."""
+        lasting = [Fraction(rows, weight) for rows, weight in zip(self.passing, self.weights, strict=True)]
+        return lasting.index(max(lasting))
+
+    @property
+    def files(self) -> tuple[FileFacts, ...]:
+        return tuple(file for part in self.parts for file in part.files)
+
+    @property
+    def rows(self) -> int:
+        """Rows of one epoch, before the filters of the longest data set are asked."""
+        return self.parts[self.longest].rows * sum(self.weights) // self.weights[self.longest]
+
+    def passes(self, number: int, world_size: int, leaves_out: bool) -> int:
+        """How often a data set comes in an epoch at most; 1 for the longest.
+
+        Args:
+            leaves_out: rows may be left out that `passing` counts.
+        """
+        if number == self.longest:
+            return 1
+        ratio = Fraction(self.weights[number], self.weights[self.longest])
+        spare = world_size * (ratio + world_size + 2)  # ranks' parts differ by rows
+        needed = ceil((self.passing[self.longest] * ratio + spare) / self.passing[number])
+        uneven = leaves_out or any(part.filters for part in self.parts)
+        return 2 * needed + 1 if uneven else needed
+
+
+def manifest_of(
+    data: DataSet | Sequence[WeightedDataSet], schema: Schema, cache: FooterCache | None = None
+) -> Manifest | Mix:
+    """What a config's `data.train` consists of; raises as `Manifest.of` and `Mix.of`."""
+    return Manifest.of(data, schema, cache) if isinstance(data, DataSet) else Mix.of(data, schema, cache)
+
+
+def whole(weights: Sequence[float]) -> tuple[int, ...]:
+    """Whole numbers in the same proportions."""
+    exact = [Fraction(str(weight)) for weight in weights]
+    scale = lcm(*(weight.denominator for weight in exact))
+    return tuple(int(weight * scale) for weight in exact)
+
+
+def shares(weights: Sequence[int], rows: int) -> list[int]:
+    """How many of the first `rows` rows of a mix come from each data set.
+
+    Row by row the next comes from the data set that is furthest behind (smallest (2 given + 1) / weight, the method of
+    Webster and Sainte-Laguë), so no share ever shrinks as `rows` grow.
+    """
+    total, n = sum(weights), len(weights)
+    given = [max(0, ((2 * rows - n) * weight - total) // (2 * total)) for weight in weights]  # never too many
+    for _ in range(rows - sum(given)):
+        given[min(range(n), key=lambda i: Fraction(2 * given[i] + 1, weights[i]))] += 1
+    return given
+
+
+def batch_shares(
+    weights: Sequence[int], given: int, batch_rows: int, rank: int, world_size: int
+) -> Iterator[list[int]]:
+    """Rows of each data set in a rank's batches, one after another, after `given` rows of all ranks.
+
+    Each rank goes along the mix's order at its own place, so that the batches of all ranks together have their shares
+    too.
+    """
+    mine = dealt(batch_rows, rank, world_size)
+    at = sum(dealt(batch_rows, other, world_size) for other in range(rank)) + given * mine // batch_rows
+    before = shares(weights, at)
+    while True:
+        at += mine
+        after = shares(weights, at)
+        yield [new - old for new, old in zip(after, before, strict=True)]
+        before = after
+
+
+def rows_that_pass(manifest: Manifest) -> int:
+    """Rows of a pass that meet the filters; those that cannot be read do."""
+    if not manifest.filters:
+        return manifest.rows
+    asked = {condition.column for condition in manifest.filters}
+    columns = tuple((name, kind) for name, kind in manifest.columns if name in asked)
+    count = 0
+    for window in manifest.windows:
+        table, missing = read_slices(slices_of(manifest, window), columns, READ_RETRIES)
+        count += int(np.count_nonzero(passing(table, missing, manifest.filters)))
+    return count

@@ -1,0 +1,79 @@
+"""What a config says of a data set: where its files are, and which of their rows are meant; and of several."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from rayrec.data.mapping.schema import Strict
+from rayrec.data.source.filters import Condition
+from rayrec.data.storage.formats import format_of, how_to_convert
+
+
+class DataSet(Strict):
+    """Files and which of their rows are read; a path, or a list of paths, stands for all rows of those.
+
+    Args:
+        path: Parquet file, folder or glob, or a list of them; paths relative to the folder the command runs in, or URIs
+            of `s3://`, `gs://`, `hdfs://`. Folders named `key=value` are columns of the files below them.
+        filters: conditions `[column, operator, value]` that a row must meet, all of them, to be read, as
+            `[[day, '>=', '2024-01-01'], [country, in, [de, fr]]]`; operators `= != < <= > >= in`, `not in`.
+            A null meets none. Files and row groups without such rows are not opened.
+    """
+
+    path: str | list[str]
+    filters: list[list[Any]] = Field(default=[])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _paths_alone(cls, given: Any) -> Any:
+        if isinstance(given, str) or (isinstance(given, list) and all(isinstance(one, str) for one in given)):
+            return {"path": given}
+        if isinstance(given, list | int | float):
+            raise ValueError(f"{given!r} is not a path, a list of paths, or a section with path and filters")
+        return given
+
+    @field_validator("filters", mode="before")
+    @classmethod
+    def _conditions(cls, given: Any) -> Any:
+        return [Condition.parse(one).to_list() for one in given] if isinstance(given, list | tuple) else given
+
+    @field_validator("path")
+    @classmethod
+    def _parquet(cls, given: str | list[str]) -> str | list[str]:
+        for path in [given] if isinstance(given, str) else given:
+            kind = format_of(path)
+            if kind is not None:
+                raise ValueError(f"{path} is {kind}, and Parquet is what training reads; {how_to_convert(path)}")
+        return given
+
+    def __str__(self) -> str:
+        paths = self.path if isinstance(self.path, str) else ", ".join(self.path)
+        where = " and ".join(str(Condition.parse(one)) for one in self.filters)
+        return f"{paths} where {where}" if where else paths
+
+
+class WeightedDataSet(DataSet):
+    """One of several data sets that are mixed.
+
+    Args:
+        weight: of several data sets: rows of this one come in proportion to it. The one that lasts longest comes once
+            an epoch, the others begin again.
+    """
+
+    weight: float = Field(default=1.0, gt=0)
+
+
+def _form(given: Any) -> str:
+    several = isinstance(given, list) and any(isinstance(one, dict | WeightedDataSet) for one in given)
+    return "mix" if several else "one"
+
+
+Mixed = Annotated[list[WeightedDataSet], Field(min_length=1)]
+TrainingData = Annotated[Annotated[DataSet, Tag("one")] | Annotated[Mixed, Tag("mix")], Discriminator(_form)]
+
+
+def data_sets(data: DataSet | list[WeightedDataSet]) -> list[DataSet]:
+    """All that `data.train` names."""
+    return [data] if isinstance(data, DataSet) else [*data]

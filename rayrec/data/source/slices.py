@@ -1,0 +1,190 @@
+"""Reads parts of files into Arrow tables: whole row groups where possible, in chunks where they are huge.
+
+A file that cannot be read gives nulls and an error beside them; what that means for the run is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayrec.data.errors import DataError
+from rayrec.data.mapping.arrow_types import without_views
+from rayrec.data.source.filters import Condition, Mask, rows_that_pass
+from rayrec.data.source.footers import Partition
+from rayrec.data.source.manifest import Manifest, Slice, Window
+from rayrec.data.storage.opening import open_parquet, unreadable
+from rayrec.data.storage.retries import with_retries
+
+I64 = npt.NDArray[np.int64]
+Columns = tuple[tuple[str, pa.DataType], ...]
+
+_CHUNK_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class FileSlice:
+    """Rows `[start, stop)` of a row group, with all that is needed to read them anywhere."""
+
+    uri: str
+    size_bytes: int
+    row_group: int
+    group_rows: int
+    start: int
+    stop: int
+    first_row: int
+    partition: Partition = ()
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Rows `[start, stop)` of a table that could not be read; they hold nulls."""
+
+    start: int
+    stop: int
+    error: DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the rows of a table that was read from slices come from; `wanted` are the rows taken, None for all."""
+
+    slices: tuple[FileSlice, ...]
+    wanted: I64 | None
+
+    def locate(self, row: int) -> tuple[str, int, int]:
+        at = row if self.wanted is None else int(self.wanted[row])
+        for part in self.slices:
+            if at < part.rows:
+                return part.uri, part.row_group, part.first_row + part.start + at
+            at -= part.rows
+        raise IndexError(row)
+
+
+def within(slices: Sequence[FileSlice], start: int, stop: int) -> Iterator[FileSlice]:
+    """The parts of the slices that hold the rows `[start, stop)` of all of them."""
+    at = 0
+    for part in slices:
+        first, last = max(start, at), min(stop, at + part.rows)
+        if first < last:
+            yield replace(part, start=part.start + first - at, stop=part.start + last - at)
+        at += part.rows
+
+
+def read_slices(slices: Sequence[FileSlice], columns: Columns, retries: int) -> tuple[pa.Table, list[Unreadable]]:
+    """The rows of all slices; neighbours in one file are read by one call.
+
+    Args:
+        columns: names and types, as in the manifest.
+        retries: how often a read that fails is tried again.
+    """
+    tables: list[pa.Table] = []
+    missing: list[Unreadable] = []
+    at = 0
+    for _, parts in groupby(slices, key=lambda part: part.uri):
+        same_file = list(parts)
+        rows = sum(part.rows for part in same_file)
+        try:
+            tables += with_retries(lambda some=same_file: _read_file(some, columns), retries)  # type: ignore[misc]
+        except DataError as error:
+            tables.append(pa.table({name: pa.nulls(rows, kind) for name, kind in columns}))
+            missing.append(Unreadable(at, at + rows, error))
+        at += rows
+    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+    plain = pa.schema([field.with_type(without_views(field.type)) for field in table.schema])
+    return table if plain == table.schema else table.cast(plain), missing
+
+
+def slices_of(manifest: Manifest, window: Window) -> tuple[FileSlice, ...]:
+    """The parts of files that a window consists of."""
+
+    def placed(part: Slice) -> FileSlice:
+        file = manifest.files[part.file]
+        group_rows = file.group_rows[part.row_group]
+        return FileSlice(
+            file.uri,
+            file.size_bytes,
+            part.row_group,
+            group_rows,
+            part.start,
+            part.stop,
+            part.first_row,
+            file.partition,
+        )
+
+    return tuple(placed(part) for part in window.slices)
+
+
+def passing(table: pa.Table, missing: Sequence[Unreadable], filters: Sequence[Condition]) -> Mask:
+    """For every row whether it passes the filters; rows that could not be read do, so that they are told of."""
+    mask = rows_that_pass(table, filters)
+    for part in missing:
+        mask[part.start : part.stop] = True
+    return mask
+
+
+def _read_file(parts: Sequence[FileSlice], columns: Columns) -> list[pa.Table]:
+    """Slices of one file, its partitions among their columns."""
+    partition = dict(parts[0].partition)
+    names = [name for name, _ in columns if name not in partition]
+    with open_parquet(parts[0].uri, parts[0].size_bytes) as parquet:
+        _check_groups(parquet, parts)
+        try:
+            return [_in_order(table, columns, partition) for table in _tables(parquet, parts, names)]
+        except (pa.ArrowException, OSError, KeyError) as error:
+            raise unreadable(parts[0].uri, error) from error
+
+
+def _in_order(table: pa.Table, columns: Columns, partition: Mapping[str, int | str | None]) -> pa.Table:
+    """The columns in their order, whatever their order in the file."""
+    arrays = [
+        pa.repeat(pa.scalar(partition[name], kind), table.num_rows) if name in partition else table.column(name)
+        for name, kind in columns
+    ]
+    return pa.table(arrays, names=[name for name, _ in columns])
+
+
+def _check_groups(parquet: pq.ParquetFile, parts: Sequence[FileSlice]) -> None:
+    for part in parts:
+        groups = parquet.metadata.num_row_groups
+        if part.row_group >= groups or parquet.metadata.row_group(part.row_group).num_rows != part.group_rows:
+            raise DataError(
+                "the file's row groups changed while the run was going on",
+                file=part.uri,
+                row_group=part.row_group,
+                fix="do not write to files that are being read; start the run again",
+            )
+
+
+def _tables(parquet: pq.ParquetFile, parts: Sequence[FileSlice], columns: list[str]) -> Iterator[pa.Table]:
+    for whole, group in groupby(parts, key=lambda part: part.rows == part.group_rows):
+        if whole:
+            # One thread a task: Ray runs as many tasks as there are CPUs.
+            yield parquet.read_row_groups([part.row_group for part in group], columns=columns, use_threads=False)
+        else:
+            for part in group:
+                yield _read_part(parquet, part, columns)
+
+
+def _read_part(parquet: pq.ParquetFile, part: FileSlice, columns: list[str]) -> pa.Table:
+    """A part of a row group, decoded from its start in chunks, so that a huge one never is in memory whole."""
+    kept, at = [], 0
+    batches = parquet.iter_batches(_CHUNK_ROWS, row_groups=[part.row_group], columns=columns, use_threads=False)
+    for batch in batches:
+        first, last = max(part.start, at), min(part.stop, at + batch.num_rows)
+        if first < last:
+            kept.append(batch.slice(first - at, last - first))
+        at += batch.num_rows
+        if at >= part.stop:
+            break
+    return pa.Table.from_batches(kept)

@@ -1,0 +1,145 @@
+"""One rank's part of an epoch as a stream of batches, each with the cursor that says what is done after it.
+
+Order and dealing are `order/epoch.py`'s, reading is `reading.py`'s, cutting into batches `batching.py`'s, the thread
+that does it ahead of time `prefetch.py`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from itertools import repeat
+from types import TracebackType
+
+from rayrec.data.mapping.map_rows import check_rows_of
+from rayrec.data.mapping.schema import Schema
+from rayrec.data.options import ReadOptions
+from rayrec.data.order.cursor import Cursor, RankCursor, open_rank
+from rayrec.data.order.epoch import EpochOrder, count
+from rayrec.data.source.manifest import Manifest
+from rayrec.data.stream.batching import Skipped, make_batches
+from rayrec.data.stream.prefetch import Prefetcher
+from rayrec.data.stream.readers import choose
+from rayrec.data.stream.reading import Recipe, pieces_of
+from rayrec.models.batch import Batch
+
+Item = tuple[Batch, RankCursor]
+
+
+class BatchStream:
+    """Iterates over this rank's part of what is left of the cursor's epoch: `(batch, cursor after it)`.
+
+    Over all ranks every row that filters and down-sampling leave comes exactly once. Batches have exactly `batch_rows`
+    rows, the last one may have fewer.
+    Close it (or use it as a context manager) to end its thread and its Ray pipeline before the end.
+
+    Args:
+        manifest: the data set, the same on every rank.
+        schema: what its columns mean.
+        rows_of: feature name to the rows of its table.
+        batch_rows: rows of this rank's batches.
+        sizes: rows of one batch after another, without an end; `batch_rows` is their mean then.
+        passes: how often all rows come, each time in another order.
+        rank, world_size: which part; ranks' rows differ by at most one.
+        cursor: where the run is; the same on every rank.
+        seed: of the order; the same on every rank and in every epoch.
+        shuffle: without it, windows and rows come in the order of the files.
+        options: how to read.
+        negative_rate: the part of the rows with label 0 that is read, drawn anew each epoch; the schema has one label.
+
+    `rows` says how many rows are to be read, `batches_left` how many batches are to come (an estimate, from what passed
+    so far, where rows are left out), `skipped` what was left out under `options.bad_rows`.
+
+    Raises:
+        DataError: a feature without a table, or a cursor of other data; in iteration, bad rows and unreadable files.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        schema: Schema,
+        rows_of: Mapping[str, int],
+        *,
+        batch_rows: int | float,
+        rank: int,
+        world_size: int,
+        cursor: Cursor,
+        seed: int,
+        shuffle: bool = True,
+        options: ReadOptions | None = None,
+        negative_rate: float = 1.0,
+        sizes: Iterable[int] | None = None,
+        passes: int = 1,
+    ) -> None:
+        if batch_rows <= 0 or not 0 <= rank < world_size:
+            raise ValueError(f"batch_rows={batch_rows} must be positive and rank={rank} in [0, {world_size})")
+        if negative_rate < 1 and len(schema.tasks) > 1:
+            raise ValueError(f"negative_rate={negative_rate} works with one label; the schema has {len(schema.tasks)}")
+        check_rows_of(schema, rows_of)
+        options = options or ReadOptions()
+        rows = [w.rows for w in manifest.windows]
+        order = EpochOrder.of(rows, seed=seed, epoch=cursor.epoch, shuffle=shuffle, passes=passes)
+        data = f"{manifest.fingerprint}-{seed}-{int(shuffle)}"
+        self.start_cursor = open_rank(cursor, order, data, rank, world_size)
+        self.rows = count(self.start_cursor.pieces)
+        self._batch_rows, self._given, self._read = batch_rows, 0, 0
+        self._options = options
+        self.skipped = Skipped()
+        recipe = Recipe(
+            manifest.columns,
+            schema,
+            {name: rows_of[name] for name in schema.sparse_names},
+            seed,
+            cursor.epoch,
+            shuffle,
+            options.retries,
+            options.bad_rows.samples,
+            manifest.filters,
+            negative_rate,
+        )
+        pieces = pieces_of(manifest, order, self.start_cursor.pieces)
+        reader = choose(options)
+
+        def batches() -> Generator[Item]:
+            tables = reader(pieces, recipe, options)
+            skipped, fewer = self.skipped, recipe.leaves_out
+            wanted = repeat(int(batch_rows)) if sizes is None else sizes
+            return make_batches(tables, schema, wanted, self.start_cursor, options.bad_rows, skipped, fewer)
+
+        self._ahead = Prefetcher(batches, options.prefetch_batches)
+
+    def __iter__(self) -> Iterator[Item]:
+        """The batches that have not been taken yet."""
+        return self
+
+    def __next__(self) -> Item:
+        batch, cursor = self._ahead.take(self._options.stall_timeout_s)
+        self._given, self._read = self._given + batch.rows, cursor.rows
+        return batch, cursor
+
+    @property
+    def share_given(self) -> float:
+        """Of the rows read so far, those that came in batches."""
+        return self._given / self._read if self._read else 1.0
+
+    @property
+    def batches_left(self) -> int:
+        """How many batches are to come, as far as that is known."""
+        return math.ceil(round((self.rows - self._read) * self.share_given, 6) / self._batch_rows)
+
+    @property
+    def over(self) -> bool:
+        """Whether all rows have come."""
+        return self._read == self.rows
+
+    def close(self) -> None:
+        """Ends reading; safe to call twice and in the middle."""
+        self._ahead.close()
+
+    def __enter__(self) -> BatchStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,75 @@
+"""Who runs the read tasks: this process, Ray Data, or first the one and then the other; the tables are the same."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Protocol
+
+import pyarrow as pa
+
+from rayrec.data.errors import DataError
+from rayrec.data.options import ReadOptions
+from rayrec.data.stream.prefetch import Prefetcher
+from rayrec.data.stream.reading import Piece, Recipe, read_piece
+
+# Read here while Ray Data starts, which takes it a second or more: about one window.
+HEAD_ROWS = 65_536
+
+
+class Reader(Protocol):
+    """Gives the table of every piece, in order, in one or more parts."""
+
+    def __call__(self, pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]: ...
+
+
+def read_local(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]:
+    """Reads in the calling thread."""
+    for piece in pieces:
+        yield read_piece(piece, recipe)
+
+
+def read_auto(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]:
+    """Reads the first `HEAD_ROWS` rows in the calling thread and the rest through Ray, which starts meanwhile.
+
+    Nobody waits for the first rows of an epoch until Ray has made its processes, and few rows need none at all.
+    """
+    from rayrec.data.stream.ray_reader import read_ray  # Ray Data takes a second to import: only where it is used
+
+    before = accumulate((piece.rows for piece in pieces), initial=0)
+    head = sum(rows < HEAD_ROWS for _, rows in zip(pieces, before, strict=False))
+    rest = pieces[head:]
+    coming = Prefetcher(lambda: read_ray(rest, recipe, options), depth=1) if rest else None
+    try:
+        yield from read_local(pieces[:head], recipe, options)
+        if coming is not None:
+            yield from coming.each(options.stall_timeout_s)
+    finally:
+        if coming is not None:
+            coming.close()
+
+
+def choose(options: ReadOptions) -> Reader:
+    """The reader that the options ask for.
+
+    Raises:
+        DataError: Ray is asked for but not running.
+    """
+    if options.reader == "local" or (options.reader == "auto" and not _ray_is_up()):
+        return read_local
+    if not _ray_is_up():
+        raise DataError("reader: ray needs a running Ray", fix="call ray.init() first, or set reader: local")
+    if options.reader == "auto" and options.label_selector is None:
+        return read_auto
+    from rayrec.data.stream.ray_reader import read_ray
+
+    return read_ray
+
+
+def _ray_is_up() -> bool:
+    if importlib.util.find_spec("ray") is None:
+        return False
+    import ray
+
+    return bool(ray.is_initialized())

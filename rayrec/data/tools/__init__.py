@@ -1,0 +1,1 @@
+"""What people run before training: inspect, check, convert, count vocabularies, generate data."""

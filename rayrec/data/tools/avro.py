@@ -1,0 +1,108 @@
+"""Reads Avro files as a stream of Arrow batches. fastavro decodes them: pyarrow does not know the format."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from rayrec.data.errors import DataError
+from rayrec.data.storage.locations import open_filesystem
+
+_ROWS = 8192
+_PLAIN = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+_LOGICAL = {
+    "date": pa.date32(),
+    "timestamp-millis": pa.timestamp("ms", "UTC"),
+    "timestamp-micros": pa.timestamp("us", "UTC"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Avro:
+    """Object container files."""
+
+    def schema(self, uri: str) -> pa.Schema:
+        """The Arrow form of the schema in the file.
+
+        Raises:
+            DataError: not an Avro file, a type that no column can have, or no fastavro.
+        """
+        writer = _reader(uri).writer_schema
+        if not isinstance(writer, dict) or writer.get("type") != "record":
+            raise DataError("the rows are no records", file=uri, fix="write records, whose fields become columns")
+        return pa.schema([(f["name"], _arrow(f["type"], {}, uri, f["name"])) for f in writer["fields"]])
+
+    def batches(self, uri: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """All rows; a column that the file lacks is null.
+
+        Raises:
+            DataError: a block that cannot be decoded, or a value that is not of its column's type.
+        """
+        records, done = _reader(uri), 0
+        while True:
+            try:
+                some = list(islice(records, _ROWS))
+                batch = pa.RecordBatch.from_pylist(some, schema)
+            except Exception as error:  # fastavro raises what its decoders meet
+                raise DataError(
+                    f"rows from {done} on are not readable: {type(error).__name__}: {error}",
+                    file=uri,
+                    fix="write the file again, or say what a column holds, e.g. --type user=string",
+                ) from error
+            if not some:
+                return
+            yield batch
+            done += len(some)
+
+
+def _reader(uri: str) -> Any:
+    try:
+        import fastavro
+    except ImportError as error:
+        raise DataError("reading Avro needs fastavro", file=uri, fix="pip install 'rayrec[avro]'") from error
+    filesystem, path = open_filesystem(uri)
+    try:
+        return fastavro.reader(io.BufferedReader(filesystem.open_input_stream(path)))
+    except (ValueError, EOFError, OSError) as error:
+        raise DataError(f"the file is not readable as Avro: {error}", file=uri, fix="write the file again") from error
+
+
+def _arrow(kind: Any, known: dict[str, pa.DataType], uri: str, column: str) -> pa.DataType:
+    """The Arrow type of an Avro type."""
+    if isinstance(kind, list):
+        choices = list(dict.fromkeys(_arrow(one, known, uri, column) for one in kind if one != "null"))
+        if len(choices) == 1:
+            return choices[0]
+        if choices and all(pa.types.is_integer(c) or pa.types.is_floating(c) for c in choices):
+            return pa.int64() if all(pa.types.is_integer(c) for c in choices) else pa.float64()
+    elif isinstance(kind, str):
+        if kind in _PLAIN or kind in known:
+            return _PLAIN.get(kind) or known[kind]
+    elif kind.get("logicalType") in _LOGICAL:
+        return _LOGICAL[kind["logicalType"]]
+    elif kind.get("logicalType") == "decimal":
+        return pa.decimal128(kind["precision"], kind.get("scale", 0))
+    elif kind["type"] == "array":
+        return pa.list_(_arrow(kind["items"], known, uri, column))
+    elif kind["type"] in ("enum", "fixed"):
+        return known.setdefault(kind["name"], pa.string() if kind["type"] == "enum" else pa.binary(kind["size"]))
+    elif kind["type"] == "record":
+        fields = [(f["name"], _arrow(f["type"], known, uri, column)) for f in kind["fields"]]
+        return known.setdefault(kind["name"], pa.struct(fields))
+    elif kind["type"] != "map":
+        return _arrow(kind["type"], known, uri, column)
+    raise DataError(f"no column can hold the Avro type {kind}", file=uri, column=column, fix="leave the field out")

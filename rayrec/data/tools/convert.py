@@ -1,0 +1,145 @@
+"""CSV, JSON lines and Avro to Parquet, which is all that training reads: its footers tell rows and row groups, without
+which no row could be found again after a stop. Files are converted side by side, each as a stream.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from rayrec.data.errors import DataError
+from rayrec.data.storage.files import Found, find_files
+from rayrec.data.storage.formats import SUFFIXES, format_of
+from rayrec.data.storage.locations import plain_path
+from rayrec.data.tools.avro import Avro
+from rayrec.data.tools.on_ray import each
+from rayrec.data.tools.parquet_parts import Layout, write_parts
+from rayrec.data.tools.text_files import Csv, JsonLines
+
+
+class Format(Protocol):
+    """Reads the files of one format."""
+
+    def schema(self, uri: str) -> pa.Schema: ...
+
+    def batches(self, uri: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]: ...
+
+
+FORMATS: dict[str, Format] = {"CSV": Csv(), "TSV": Csv("\t"), "JSON lines": JsonLines(), "Avro": Avro()}
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """One file that was converted: its URI, its rows, and what they were written to."""
+
+    source: str
+    rows: int
+    files: list[Path]
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One file to convert."""
+
+    uri: str
+    folder: Path
+    stem: str
+
+
+def convert(
+    sources: str | Sequence[str],
+    out: str | os.PathLike[str],
+    *,
+    types: Mapping[str, str] | None = None,
+    layout: Layout | None = None,
+    on_ray: bool = False,
+) -> Iterator[Converted]:
+    """Converts files to Parquet, rows in their order; gives each file's result when it is done.
+
+    Folders below the common folder of the sources are kept, so that partitions (`day=…`) stay.
+
+    Args:
+        sources: files, folders or globs; `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json`, `.avro`, text also with `.gz`,
+            `.bz2` or `.zst`.
+        out: a folder that every node sees, without Parquet files yet.
+        types: Arrow types by column, where the first rows do not show them.
+        on_ray: one Ray task a file.
+
+    Raises:
+        DataError: a file that cannot be read (with the line), columns of different types in different files, an
+            unknown type.
+    """
+    found = find_files(sources, SUFFIXES)
+    for file in found:
+        if format_of(file.uri) is None:
+            raise DataError(f"unknown format; known are {', '.join(SUFFIXES)}", file=file.uri, fix="rename the file")
+    folder = Path(out).expanduser().absolute()
+    if folder.exists() and any(folder.rglob("*.parquet")):
+        raise DataError(
+            "the folder holds Parquet files already", file=str(folder), fix="name a new folder, or empty it"
+        )
+    schema = _common_schema([file.uri for file in found], types or {})
+    tasks = _tasks(found, folder)
+    yield from each(partial(_convert, schema=schema, layout=layout or Layout()), tasks, on_ray=on_ray)
+
+
+def _tasks(found: Sequence[Found], folder: Path) -> list[_Task]:
+    """Where each file goes."""
+    paths = [plain_path(file.uri) for file in found]
+    top = os.path.commonpath([os.path.dirname(path) for path in paths])
+    tasks: dict[Path, _Task] = {}
+    for file, path in zip(found, paths, strict=True):
+        stem, below = os.path.basename(path).split(".")[0], folder / os.path.relpath(os.path.dirname(path), top)
+        other = tasks.setdefault(below / stem, _Task(file.uri, below, stem))
+        if other.uri != file.uri:
+            raise DataError(f"would be written over what {other.uri} becomes", file=file.uri, fix="rename one of them")
+    return list(tasks.values())
+
+
+def _convert(task: _Task, schema: pa.Schema, layout: Layout) -> Converted:
+    rows = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
+        for batch in FORMATS[format_of(task.uri) or ""].batches(task.uri, schema):
+            rows += batch.num_rows
+            yield batch
+
+    files = write_parts(counted(), task.folder, task.stem, layout)
+    return Converted(task.uri, rows, files)
+
+
+def _common_schema(uris: Sequence[str], types: Mapping[str, str]) -> pa.Schema:
+    """One type for each column in all files, whole numbers and fractions taken together as fractions."""
+    fields: dict[str, pa.Field] = {}
+    seen: dict[str, str] = {}
+    for uri in uris:
+        for field in FORMATS[format_of(uri) or ""].schema(uri):
+            if field.name in types:
+                continue
+            first = fields.setdefault(field.name, field)
+            try:
+                merged = pa.unify_schemas([pa.schema([first]), pa.schema([field])], promote_options="permissive")
+            except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
+                problem = f"the column is {field.type} here and {first.type} in {seen[field.name]}"
+                fix = f"say what it holds, e.g. --type {field.name}=string"
+                raise DataError(problem, file=uri, column=field.name, fix=fix) from error
+            fields[field.name] = merged.field(0)
+            seen.setdefault(field.name, uri)
+    given = [pa.field(name, _named_type(name, text)) for name, text in types.items()]
+    return pa.schema([*fields.values(), *given])
+
+
+def _named_type(column: str, text: str) -> pa.DataType:
+    inner = text[5:-1] if text.startswith("list<") and text.endswith(">") else None
+    try:
+        return pa.list_(pa.type_for_alias(inner)) if inner is not None else pa.type_for_alias(text)
+    except ValueError as error:
+        fix = "use one of int64, double, string, bool, timestamp[s], date32, list<int64>, …"
+        raise DataError(f"{text!r} is not a type", column=column, fix=fix) from error
