@@ -17,7 +17,7 @@ PYTEST_ARGS ?=
 
 CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
-.PHONY: help setup data train test test-long lint types unit format readme clean
+.PHONY: help setup data train test test-long mutants lint types unit format readme clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 14
@@ -44,6 +44,10 @@ unit: data  ## all tests but the long ones
 
 test-long: data  ## the long tests: chaos, several hosts, soak
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+
+# make mutants N=120 SEED=7 PATHS="rayrec/data rayrec/optim"
+mutants: data  ## put random faults into the code and see which ones the fast tests notice
+	$(BIN)/python -m tests.mutants $(if $(N),-n $(N)) $(if $(SEED),--seed $(SEED)) $(if $(PATHS),--paths $(PATHS)) $(ARGS)
 
 format: $(READY)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

@@ -16,6 +16,8 @@ from typing import Any
 
 from ray import cloudpickle
 
+from tests.mutants.reach import coverage_of_rank
+
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["tests.preload"])
 
@@ -47,7 +49,7 @@ class Ranks:
         """
         for rank, (_, pipe) in enumerate(self._members):
             dealt = [arg.items[rank] if isinstance(arg, PerRank) else arg for arg in args]
-            pipe.send_bytes(cloudpickle.dumps((fn, dealt)))
+            pipe.send_bytes(cloudpickle.dumps((fn, dealt, os.environ.get("PYTEST_CURRENT_TEST", ""))))
         results, errors = [], []
         for rank, (_, pipe) in enumerate(self._members):
             if not pipe.poll(timeout_s if not errors else 5):
@@ -71,8 +73,10 @@ class Ranks:
         return bool(self._members) and all(process.is_alive() for process, _ in self._members)
 
     def close(self) -> None:
-        for process, pipe in self._members:
-            pipe.close()
+        for _, pipe in self._members:
+            pipe.close()  # a rank that waits for work ends by itself
+        for process, _ in self._members:
+            process.join(1)
             process.terminate()
         for process, _ in self._members:
             process.join(10)
@@ -118,13 +122,19 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
         world_size=size,
         timeout=datetime.timedelta(seconds=60),
     )
+    measuring = coverage_of_rank()
     while True:
         try:
-            fn, args = cloudpickle.loads(pipe.recv_bytes())
+            fn, args, test = cloudpickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):
-            return
+            break
+        if measuring is not None:
+            measuring.switch_context(test.rsplit(" ", 1)[0])  # "tests/…::test_x (call)"
         try:
             answer = (True, fn(dist.group.WORLD, *args))
         except BaseException:
             answer = (False, traceback.format_exc())
         pipe.send_bytes(cloudpickle.dumps(answer))
+    if measuring is not None:
+        measuring.stop()
+        measuring.save()
