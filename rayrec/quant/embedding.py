@@ -1,0 +1,286 @@
+"""Embedding collections for inference: the same inputs and outputs as `rayrec.modules`', their tables in few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from torch import nn
+
+from rayrec import modules
+from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from rayrec.modules.embedding import check_features, check_tables, feature_names, output_names
+from rayrec.quant.check import check_ids
+from rayrec.quant.formats import TableFormat, dequantize_rows, quantize_rows
+from rayrec.quant.layout import TablePlace, place_tables
+from rayrec.quant.lookup import MEAN, SUM, Call, Reader, calls_of
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+Format = TableFormat | torch.dtype | str
+Formats = Format | Mapping[str, Format]
+ConfigT = TypeVar("ConfigT", EmbeddingBagConfig, EmbeddingConfig)
+
+
+class TableBytes:
+    """Which bytes a collection reads: its own buffer, or others that are put in its place for a while.
+
+    It is no module, so that tracing may put an input of the graph here.
+    """
+
+    def __init__(self) -> None:
+        self.instead: torch.Tensor | None = None
+
+
+class _Quantized(nn.Module, Generic[ConfigT]):
+    """Tables in one array of bytes, and who reads them.
+
+    Args:
+        tables: their configs.
+        places: where each table lies, in the order of `tables`.
+        weights: uint8, all tables' bytes; None: they are given by `table_bytes` at every call.
+        row_alignment: of the places.
+    """
+
+    weights: torch.Tensor | None
+
+    def __init__(
+        self,
+        tables: Sequence[ConfigT],
+        places: Sequence[TablePlace],
+        weights: torch.Tensor | None,
+        row_alignment: int = 1,
+    ) -> None:
+        super().__init__()
+        check_tables(tables)
+        self._configs: tuple[ConfigT, ...] = tuple(tables)
+        self.places = tuple(places)
+        self.row_alignment = row_alignment
+        self.table_bytes = TableBytes()
+        self.register_buffer("weights", weights)
+        self._output_names = output_names(tables)
+        self._calls: dict[tuple[object, ...], list[Call]] = {}
+        self.eval()
+
+    def formats(self) -> dict[str, TableFormat]:
+        """Each table's format, by name."""
+        return {place.table: place.format for place in self.places}
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu") if self.weights is None else self.weights.device
+
+    def dequantized(self, table: str) -> torch.Tensor:
+        """float32 `[rows, dim]`: what lookups see of a table.
+
+        Raises:
+            ValueError: no such table.
+        """
+        place = next((place for place in self.places if place.table == table), None)
+        if place is None:
+            raise ValueError(f"there is no table {table!r}; there are {[place.table for place in self.places]}")
+        rows = self._bytes()[place.begin : place.end].view(place.rows, place.row_bytes)
+        return dequantize_rows(rows, place.format, place.dim)
+
+    def _bytes(self) -> torch.Tensor:
+        found = self.weights if self.table_bytes.instead is None else self.table_bytes.instead
+        if found is None:
+            raise ValueError("the collection was made without its tables; give them by `table_bytes.instead`")
+        return found
+
+    def _check(self, features: KeyedJaggedTensor) -> None:
+        """Ids, before the kernel. A graph that is exported is checked by who calls it."""
+        if torch.compiler.is_exporting():
+            return
+        smallest: dict[str, ConfigT] = {}
+        for config in self._configs:
+            for name in config.feature_names:
+                if name not in smallest or config.num_embeddings < smallest[name].num_embeddings:
+                    smallest[name] = config
+        read = [smallest.get(key) for key in features.keys()]
+        check_ids(
+            features,
+            [None if config is None else config.num_embeddings for config in read],
+            ["" if config is None else config.name for config in read],
+        )
+
+    def _readers(self, features: KeyedJaggedTensor) -> list[Reader]:
+        readers, column = [], 0
+        for config, place in zip(self._configs, self.places, strict=True):
+            mean = isinstance(config, EmbeddingBagConfig) and config.pooling is PoolingType.MEAN
+            for feature in config.feature_names:
+                key = features.index_per_key()[feature]
+                readers.append(Reader(place, key, column, MEAN if mean else SUM))
+                column += place.dim
+        return readers
+
+    def _calls_for(self, features: KeyedJaggedTensor) -> list[Call]:
+        """Kept for the next batch, which mostly has the same keys."""
+        keys, device = tuple(features.keys()), features.device()
+        if torch.compiler.is_exporting():
+            return calls_of(self._readers(features), device, self.row_alignment)
+        if (keys, device) not in self._calls:
+            self._calls = {(keys, device): calls_of(self._readers(features), device, self.row_alignment)}
+        return self._calls[keys, device]
+
+
+def _converted(
+    module: modules.EmbeddingBagCollection | modules.EmbeddingCollection,
+    configs: Sequence[EmbeddingBagConfig] | Sequence[EmbeddingConfig],
+    weights_of: Mapping[str, torch.Tensor],
+    data_type: Formats | None,
+) -> tuple[list[TablePlace], torch.Tensor, int]:
+    """Places and bytes of a float collection's tables."""
+    wanted = data_type if data_type is not None else _asked_by_qconfig(module)
+    names = [config.name for config in configs]
+    if isinstance(wanted, Mapping):
+        formats = {name: TableFormat.of(kind) for name, kind in wanted.items()}
+    else:
+        formats = {name: TableFormat.of(wanted) for name in names}
+    alignment = 16 if module.device.type == "cuda" else 1
+    places, size = place_tables(configs, formats, alignment)
+    data = torch.zeros(size, dtype=torch.uint8, device=module.device)
+    for place in places:
+        rows = quantize_rows(weights_of[place.table].detach(), place.format, place.table, alignment)
+        data[place.begin : place.end] = rows.view(-1)
+    return places, data, alignment
+
+
+def _asked_by_qconfig(module: nn.Module) -> Format:
+    """What torch.ao's `qconfig` on the module asks for; int8 without one."""
+    qconfig = getattr(module, "qconfig", None)
+    return torch.qint8 if qconfig is None else qconfig.weight().dtype
+
+
+class EmbeddingBagCollection(_Quantized[EmbeddingBagConfig]):
+    """Pooled vectors from tables in few bits; `from_float` makes one.
+
+    Equal to the float collection whose tables hold the dequantized numbers, for any pooling, with and without weights.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        places: Sequence[TablePlace],
+        weights: torch.Tensor | None,
+        is_weighted: bool = False,
+        row_alignment: int = 1,
+    ) -> None:
+        super().__init__(tables, places, weights, row_alignment)
+        self._is_weighted = is_weighted
+
+    @classmethod
+    def from_float(
+        cls, module: modules.EmbeddingBagCollection, data_type: Formats | None = None
+    ) -> EmbeddingBagCollection:
+        """The same tables in another format.
+
+        Args:
+            module: materialized, not on "meta".
+            data_type: of all tables, or by table: "fp32", "fp16", "int8", "int4", or a torch dtype. Default: what the
+                module's `qconfig` asks for, else int8.
+
+        Raises:
+            ValueError: no such format, a table without one, or numbers that do not fit it.
+        """
+        configs = module.embedding_bag_configs()
+        weights_of = {c.name: module.embedding_bags.get_parameter(f"{c.name}.weight") for c in configs}
+        places, data, alignment = _converted(module, configs, weights_of, data_type)
+        return cls(configs, places, data, module.is_weighted(), alignment)
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        return list(self._configs)
+
+    def is_weighted(self) -> bool:
+        return self._is_weighted
+
+    @torch.no_grad()
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pooled vectors float32 `[B, sum of dims]` in the order of tables and their features.
+
+        Raises:
+            ValueError: a feature is missing, weights are missing from a weighted collection, offsets do not fit the
+                ids, or an id is outside its table; names the feature.
+        """
+        check_features(features, feature_names(self._configs))
+        if self._is_weighted and features.weights_or_none() is None:
+            raise ValueError("the collection is weighted, but the input has no weights")
+        features = features.expanded()
+        self._check(features)
+        calls = self._calls_for(features)
+        values, offsets = features.values().long(), features.offsets().long()
+        weights = features.weights().float() if self._is_weighted else None
+        stride, pieces = features.stride(), []
+        for call in calls:
+            first = call.first_key * stride
+            bags = offsets[first : first + len(call.columns) * stride + 1]
+            pieces.append(call.run(self._bytes(), values, bags, weights))
+        keys = [name for names in self._output_names for name in names]
+        dims = [c.embedding_dim for c in self._configs for _ in c.feature_names]
+        return KeyedTensor(keys, dims, _in_order(pieces, calls))
+
+
+def _in_order(pieces: Sequence[torch.Tensor], calls: Sequence[Call]) -> torch.Tensor:
+    """The features' vectors side by side as the output has them."""
+    columns = [begin for call in calls for begin, _ in call.columns]
+    if len(pieces) == 1 and columns == sorted(columns):
+        return pieces[0]
+    parts: list[tuple[int, torch.Tensor]] = []
+    for piece, call in zip(pieces, calls, strict=True):
+        widths = [width for _, width in call.columns]
+        parts += zip((begin for begin, _ in call.columns), piece.split(widths, dim=1), strict=True)
+    return torch.cat([part for _, part in sorted(parts, key=lambda part: part[0])], dim=1)
+
+
+class EmbeddingCollection(_Quantized[EmbeddingConfig]):
+    """A vector for every id, from tables in few bits; `from_float` makes one."""
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        places: Sequence[TablePlace],
+        weights: torch.Tensor | None,
+        need_indices: bool = False,
+        row_alignment: int = 1,
+    ) -> None:
+        super().__init__(tables, places, weights, row_alignment)
+        self._need_indices = need_indices
+
+    @classmethod
+    def from_float(cls, module: modules.EmbeddingCollection, data_type: Formats | None = None) -> EmbeddingCollection:
+        """As `EmbeddingBagCollection.from_float`."""
+        configs = module.embedding_configs()
+        weights_of = {c.name: module.embeddings.get_parameter(f"{c.name}.weight") for c in configs}
+        places, data, alignment = _converted(module, configs, weights_of, data_type)
+        return cls(configs, places, data, module.need_indices(), alignment)
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        return list(self._configs)
+
+    def embedding_dim(self) -> int:
+        return self._configs[0].embedding_dim
+
+    def need_indices(self) -> bool:
+        return self._need_indices
+
+    @torch.no_grad()
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """For each feature the vectors of its ids, float32 `values [N, D]` with the feature's lengths.
+
+        Raises:
+            ValueError: a feature is missing, offsets do not fit the ids, or an id is outside its table.
+        """
+        check_features(features, feature_names(self._configs))
+        self._check(features)
+        out: dict[str, JaggedTensor] = {}
+        readers = iter(self._readers(features))
+        for config, names in zip(self._configs, self._output_names, strict=True):
+            for feature, name in zip(config.feature_names, names, strict=True):
+                ids = features[feature]
+                values = ids.values()
+                (call,) = calls_of([next(readers)], features.device(), self.row_alignment)
+                bags = torch.arange(values.shape[0] + 1, device=values.device)  # every id is a bag of its own
+                vectors_ND = call.run(self._bytes(), values.long(), bags, None)
+                weights = values if self._need_indices else None
+                out[name] = JaggedTensor(values=vectors_ND, weights=weights, lengths=ids.lengths())
+        return out

@@ -1,0 +1,184 @@
+"""Quantized collections equal the float ones whose tables hold the dequantized numbers, and refuse wrong ids."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec import modules, quant
+from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from rayrec.quant.formats import dequantize_rows, quantize_rows
+from rayrec.sparse import KeyedJaggedTensor
+
+FORMATS = ["fp32", "fp16", "int8", "int4"]
+
+
+@st.composite
+def collections(draw: st.DrawFn) -> tuple[list[EmbeddingBagConfig], dict[str, str], list[str]]:
+    """Tables with their formats, and the keys of the input: those that are read, in any order, and others."""
+    features = [f"f{i}" for i in range(draw(st.integers(1, 5)))]
+    tables, formats = [], {}
+    for i in range(draw(st.integers(1, 4))):
+        read = draw(st.lists(st.sampled_from(features), min_size=1, max_size=3, unique=True))
+        table = EmbeddingBagConfig(
+            name=f"t{i}",
+            num_embeddings=draw(st.integers(1, 9)),
+            embedding_dim=4 * draw(st.integers(1, 5)),
+            feature_names=read,
+            pooling=draw(st.sampled_from([PoolingType.SUM, PoolingType.MEAN])),
+        )
+        tables.append(table)
+        formats[table.name] = draw(st.sampled_from(FORMATS))
+    return tables, formats, draw(st.permutations(features))
+
+
+def rows_of(tables: list[Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for table in tables:
+        for name in table.feature_names:
+            found[name] = min(table.num_embeddings, found.get(name, table.num_embeddings))
+    return found
+
+
+def batch_for(tables: list[Any], keys: list[str], size: int, seed: int, weighted: bool) -> KeyedJaggedTensor:
+    generator = torch.Generator().manual_seed(seed)
+    rows = rows_of(tables)
+    lengths = torch.randint(0, 4, (len(keys), size), generator=generator)
+    values = [
+        torch.randint(rows.get(key, 10**9), (int(lengths[i].sum()),), generator=generator) for i, key in enumerate(keys)
+    ]
+    ids = torch.cat(values)
+    weights = torch.rand(len(ids), generator=generator) if weighted else None
+    return KeyedJaggedTensor(keys, ids, weights, lengths=lengths.view(-1), stride=size)
+
+
+def with_dequantized(module: Any, quantized: Any) -> Any:
+    held = module.embedding_bags if hasattr(module, "embedding_bags") else module.embeddings
+    with torch.no_grad():
+        for name, table in held.items():
+            table.weight.copy_(quantized.dequantized(name))
+    return module
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn=collections(), size=st.integers(0, 5), seed=st.integers(0, 2**20), weighted=st.booleans())
+def test_bags_equal_the_float_collection_of_the_dequantized_tables(
+    drawn: Any, size: int, seed: int, weighted: bool
+) -> None:
+    tables, formats, keys = drawn
+    module = modules.EmbeddingBagCollection(tables, is_weighted=weighted, seed=seed)
+    quantized = quant.EmbeddingBagCollection.from_float(module, formats)
+    batch = batch_for(tables, keys, size, seed, weighted)
+    expected, found = with_dequantized(module, quantized)(batch), quantized(batch)
+    assert found.keys() == expected.keys() and found.length_per_key() == expected.length_per_key()
+    torch.testing.assert_close(found.values(), expected.values(), rtol=1e-6, atol=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(drawn=collections(), size=st.integers(0, 4), seed=st.integers(0, 2**20))
+def test_sequences_equal_the_float_collection_of_the_dequantized_tables(drawn: Any, size: int, seed: int) -> None:
+    bags, formats, keys = drawn
+    tables = [
+        EmbeddingConfig(
+            name=t.name, num_embeddings=t.num_embeddings, embedding_dim=8, feature_names=list(t.feature_names)
+        )
+        for t in bags
+    ]
+    module = modules.EmbeddingCollection(tables, need_indices=True, seed=seed)
+    quantized = quant.EmbeddingCollection.from_float(module, formats)
+    batch = batch_for(tables, keys, size, seed, weighted=False)
+    expected, found = with_dequantized(module, quantized)(batch), quantized(batch)
+    assert list(found) == list(expected)
+    for name, jagged in expected.items():
+        torch.testing.assert_close(found[name].values(), jagged.values(), rtol=0, atol=0)
+        assert found[name].lengths().tolist() == jagged.lengths().tolist()
+        assert found[name].weights().tolist() == jagged.weights().tolist()
+
+
+@pytest.mark.parametrize(("format", "share"), [("fp32", 1.0), ("fp16", 0.5), ("int8", 68 / 256), ("int4", 36 / 256)])
+def test_formats_take_their_bytes_and_stay_near(format: str, share: float) -> None:
+    module = modules.EmbeddingBagCollection([table_of("t", 1000, 64)], seed=1)
+    quantized = quant.EmbeddingBagCollection.from_float(module, format)
+    weight = module.embedding_bags["t"].weight
+    assert quantized.places[0].end == share * weight.numel() * 4
+    steps = {"fp32": 0, "fp16": 2**-10, "int8": 2 / 255, "int4": 2 / 15}[format]
+    span = weight.max() - weight.min()
+    assert (quantized.dequantized("t") - weight).abs().max() <= steps * span
+
+
+def table_of(name: str, rows: int = 7, dim: int = 8, features: tuple[str, ...] = ("f",)) -> EmbeddingBagConfig:
+    return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=list(features))
+
+
+@pytest.mark.parametrize("bad", [-1, -2, 7, 2**40])
+def test_an_id_outside_its_table_is_named(bad: int) -> None:
+    quantized = quant.EmbeddingBagCollection.from_float(
+        modules.EmbeddingBagCollection([table_of("a", features=("x",)), table_of("b", features=("y",))])
+    )
+    batch = KeyedJaggedTensor(["x", "y"], torch.tensor([1, 2, 3, bad, 5]), lengths=torch.tensor([1, 1, 0, 3]))
+    with pytest.raises(ValueError, match=re.escape(f"feature 'y', example 1: id {bad} is outside the rows [0, 7)")):
+        quantized(batch)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "text"),
+    [([0, 1, 9], "from 0 to the number of ids, 3"), ([0, 3, 2], "example 1"), ([1, 2, 3], "from 0")],
+)
+def test_offsets_that_do_not_fit_the_ids_are_refused(offsets: list[int], text: str) -> None:
+    quantized = quant.EmbeddingBagCollection.from_float(modules.EmbeddingBagCollection([table_of("t")]))
+    with pytest.raises(ValueError, match=text):
+        quantized(KeyedJaggedTensor(["f"], torch.tensor([1, 2, 3]), offsets=torch.tensor(offsets)))
+
+
+def test_a_batch_size_that_varies_by_key_is_spread_by_its_inverse_indices() -> None:
+    module = modules.EmbeddingBagCollection([table_of("a", features=("x",)), table_of("b", features=("y",))])
+    quantized = quant.EmbeddingBagCollection.from_float(module, "fp32")
+    batch = KeyedJaggedTensor(
+        ["x", "y"],
+        torch.tensor([1, 2, 3, 4]),
+        lengths=torch.tensor([2, 1, 1]),
+        stride_per_key_per_rank=[[1], [2]],
+        inverse_indices=(["x", "y"], torch.tensor([[0, 0, 0], [1, 0, 1]])),
+    )
+    torch.testing.assert_close(quantized(batch).values(), module(batch).values())
+
+
+@pytest.mark.parametrize("format", ["fp16", "int8", "int4"])
+def test_a_number_that_does_not_fit_names_table_and_row(format: str) -> None:
+    rows = torch.randn(5, 8)
+    rows[3, 2] = float("nan") if format == "int8" else 1e30
+    with pytest.raises(ValueError, match="table 'user', row 3"):
+        quantize_rows(rows, quant.TableFormat.of(format), "user")
+
+
+def test_padded_rows_of_a_gpu_hold_the_same_numbers() -> None:
+    rows = torch.randn(9, 12)
+    for format in quant.TableFormat:
+        padded = quantize_rows(rows, format, "t", alignment=16)
+        assert padded.shape[1] % 16 == 0
+        plain = dequantize_rows(quantize_rows(rows, format, "t"), format, 12)
+        torch.testing.assert_close(dequantize_rows(padded, format, 12), plain, rtol=0, atol=0)
+
+
+def test_state_is_saved_and_loaded() -> None:
+    first, second = (
+        quant.EmbeddingBagCollection.from_float(modules.EmbeddingBagCollection([table_of("t")], seed=seed))
+        for seed in (1, 2)
+    )
+    second.load_state_dict(first.state_dict())
+    torch.testing.assert_close(second.dequantized("t"), first.dequantized("t"))
+
+
+def test_a_wrong_format_or_table_is_named() -> None:
+    module = modules.EmbeddingBagCollection([table_of("t")])
+    with pytest.raises(ValueError, match="no table format 'int3'"):
+        quant.EmbeddingBagCollection.from_float(module, "int3")
+    with pytest.raises(ValueError, match="'x', which is no table"):
+        quant.EmbeddingBagCollection.from_float(module, {"t": "int8", "x": "int8"})
+    with pytest.raises(ValueError, match="'t': no format"):
+        quant.EmbeddingBagCollection.from_float(module, {})
