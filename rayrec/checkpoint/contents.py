@@ -109,7 +109,7 @@ class Loading:
                 "use the configuration it was made with, or start a new run under another name"
             )
         for key, saved in self._saved_states(name) if table.local else ():
-            targets = table_state.make_targets(table, saved.size, saved.properties.dtype)
+            targets = table_state.make_targets(table, key, saved, optimizer)
             self._ask(f"{DENSE_STATE}/{name}/{key}", table, saved.size, targets)
             for item, target in zip(table.local, targets, strict=True):
                 optimizer.state[item.parameter][key] = target
@@ -142,7 +142,7 @@ class Loading:
     def _dense_states(self, params: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         for name, param in params.items():
             for key, saved in self._saved_states(name):
-                device = param.device if tuple(saved.size) == tuple(param.shape) else torch.device("cpu")
+                device = table_state.state_device(key, param, optimizer)
                 value = torch.empty(saved.size, dtype=saved.properties.dtype, device=device)
                 self.state[f"{DENSE_STATE}/{name}/{key}"] = value
                 optimizer.state[param][key] = value

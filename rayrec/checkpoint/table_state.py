@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rayrec.checkpoint import row_state
 from rayrec.checkpoint.rectangles import Rectangle, Rectangles
@@ -61,12 +62,26 @@ def to_save(name: str, table: ShardedTable, states: Sequence[Mapping[str, torch.
     return out
 
 
-def make_targets(table: ShardedTable, size: torch.Size, dtype: torch.dtype) -> list[torch.Tensor]:
-    """For each of this rank's shards an empty state of the kind that was saved with `size`."""
+def state_device(key: str, param: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.device:
+    """Where a torch optimizer keeps a state of `param`: beside it, but for the count of steps, which the host reads
+    unless the optimizer is fused or capturable."""
+    (group,) = (group for group in optimizer.param_groups if any(p is param for p in group["params"]))
+    on_host = key == "step" and not group.get("fused") and not group.get("capturable")
+    return torch.device("cpu") if on_host else param.device
+
+
+def make_targets(
+    table: ShardedTable, key: str, saved: TensorStorageMetadata, optimizer: torch.optim.Optimizer
+) -> list[torch.Tensor]:
+    """For each of this rank's shards an empty state of the kind that was saved under `key`."""
     whole = torch.Size((table.config.num_embeddings, table.config.embedding_dim))
-    dims = 2 if size == whole else min(len(size), 1)
+    dims = 2 if saved.size == whole else min(len(saved.size), 1)
     return [
-        torch.empty(item.shard.shape[:dims], dtype=dtype, device=item.weight.device if dims else "cpu")
+        torch.empty(
+            item.shard.shape[:dims],
+            dtype=saved.properties.dtype,
+            device=state_device(key, item.parameter, optimizer),
+        )
         for item in table.local
     ]
 
@@ -78,7 +93,7 @@ def to_load(table: ShardedTable, size: torch.Size, targets: Sequence[torch.Tenso
         size: with which the state was saved.
     """
     if len(size) == 0:
-        number = torch.empty((), dtype=targets[0].dtype)
+        number = torch.empty((), dtype=targets[0].dtype, device=targets[0].device)
         return number, [partial(target.copy_, number) for target in targets]
     if size == (table.config.num_embeddings, table.config.embedding_dim):
         return whole_rows(table, targets), []

@@ -12,6 +12,7 @@ from torch import nn
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable
 from rayrec.distributed.collection_sharder import CollectionSharder, Optimizers
 from rayrec.distributed.kernel import Kernel, OptimizerSpec, updating
+from rayrec.distributed.optimizer_handle import EmbeddingFusedOptimizer
 from rayrec.distributed.sharding import collection
 from rayrec.distributed.sharding.ahead import IdsAhead
 from rayrec.distributed.sharding.id_check import IdCheck
@@ -96,8 +97,10 @@ class ShardedEmbeddingCollection(nn.Module):
         self._check = IdCheck(tables, weighted=False)
         self._outputs = self._make_outputs()
         self.embeddings = nn.ModuleDict(collection.make_tables(tables, self.kernels(), self._sharded.routes, place))
-        fused = collection.fused_optimizers(updating(self.kernels()), self.tables(), "embeddings")
-        self._optimizer = CombinedOptimizer(fused)
+        trained = updating(self.kernels())
+        self._optimizer = CombinedOptimizer(
+            [EmbeddingFusedOptimizer(trained, self.tables(), "embeddings")] if trained else []
+        )
 
     # -- a step
 

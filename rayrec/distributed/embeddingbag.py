@@ -12,6 +12,7 @@ from torch import nn
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable, NoWait
 from rayrec.distributed.collection_sharder import CollectionSharder, Optimizers
 from rayrec.distributed.kernel import Kernel, OptimizerSpec, updating
+from rayrec.distributed.optimizer_handle import EmbeddingFusedOptimizer
 from rayrec.distributed.sharding import collection
 from rayrec.distributed.sharding.ahead import IdsAhead
 from rayrec.distributed.sharding.dedup import DedupExecutor
@@ -92,8 +93,10 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._merge = _merge_order(tables, params, self._replicated)
         shown = collection.make_tables(tables, self.kernels(), self._sharded.routes, place)
         self.embedding_bags = nn.ModuleDict(shown)
-        fused = collection.fused_optimizers(updating(self.kernels()), shown, "embedding_bags")
-        self._optimizer = CombinedOptimizer(fused)
+        trained = updating(self.kernels())
+        self._optimizer = CombinedOptimizer(
+            [EmbeddingFusedOptimizer(trained, shown, "embedding_bags")] if trained else []
+        )
 
     # -- a step
 

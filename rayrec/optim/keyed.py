@@ -31,6 +31,11 @@ class KeyedOptimizer(Optimizer):
         self._optimizer_step_pre_hooks: Any = {}
         self._optimizer_step_post_hooks: Any = {}
 
+    @property
+    def state_names(self) -> list[str]:
+        """The names in the state dict."""
+        return list(self.params)
+
     def state_dict(self) -> dict[str, Any]:
         """`{"state": {name: {key: value}}, "param_groups": [{"params": [names], ...}]}`."""
         names = {id(param): name for name, param in self.params.items()}
@@ -49,17 +54,20 @@ class KeyedOptimizer(Optimizer):
         """
         _check_fit(state_dict, self)
         for name, values in state_dict["state"].items():
-            mine = self.state.setdefault(self.params[name], {})
-            for key, value in values.items():
-                if not isinstance(value, torch.Tensor):
-                    mine[key] = value
-                elif isinstance(mine.get(key), torch.Tensor):
-                    mine[key].detach().copy_(value)
-                else:
-                    mine[key] = value.detach().clone()  # not yet made: an optimizer makes its state in its first step
+            self._load_state(name, values)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
         self.settings_changed()
+
+    def _load_state(self, name: str, values: Mapping[str, Any]) -> None:
+        mine = self.state.setdefault(self.params[name], {})
+        for key, value in values.items():
+            if not isinstance(value, torch.Tensor):
+                mine[key] = value
+            elif isinstance(mine.get(key), torch.Tensor):
+                mine[key].detach().copy_(value)
+            else:
+                mine[key] = value.detach().clone()  # not yet made: an optimizer makes its state in its first step
 
     def settings_changed(self) -> None:
         """To be called after a setting in `param_groups` was changed, for optimizers that keep a copy elsewhere."""
@@ -124,6 +132,10 @@ class OptimizerWrapper(KeyedOptimizer):
     @property
     def state(self) -> Any:  # type: ignore[override]
         return self._optimizer.state
+
+    @property
+    def state_names(self) -> list[str]:
+        return self._optimizer.state_names
 
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()
@@ -190,6 +202,20 @@ class CombinedOptimizer(KeyedOptimizer):
         for _, optimizer in self._optims:
             optimizer.settings_changed()
 
+    @property
+    def state_names(self) -> list[str]:
+        return [f"{prefix}.{name}" if prefix else name for prefix, each in self._optims for name in each.state_names]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizers' state dicts as one; names have their optimizer's prefix."""
+        state: dict[str, Any] = {}
+        groups: list[dict[str, Any]] = []
+        for prefix, optimizer in self._optims:
+            dot, given = f"{prefix}." if prefix else "", optimizer.state_dict()
+            state |= {dot + name: values for name, values in given["state"].items()}
+            groups += [{**group, "params": [dot + n for n in group["params"]]} for group in given["param_groups"]]
+        return {"state": state, "param_groups": groups}
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Hands each optimizer its part of what `state_dict` wrote.
 
@@ -200,7 +226,7 @@ class CombinedOptimizer(KeyedOptimizer):
         groups = list(state_dict["param_groups"])
         for prefix, optimizer in self._optims:
             dot = f"{prefix}." if prefix else ""
-            mine = {name: state_dict["state"][dot + name] for name in optimizer.params}
+            mine = {name: state_dict["state"][dot + name] for name in optimizer.state_names}
             count = len(optimizer.param_groups)
             optimizer.load_state_dict({"state": mine, "param_groups": groups[:count]})
             groups = groups[count:]
@@ -210,7 +236,7 @@ class CombinedOptimizer(KeyedOptimizer):
 
 
 def _check_fit(state_dict: Mapping[str, Any], optimizer: KeyedOptimizer) -> None:
-    unlike = set(state_dict["state"]) ^ set(optimizer.params)
+    unlike = set(state_dict["state"]) ^ set(optimizer.state_names)
     if unlike:
         name = min(unlike)
         side = "the state to load" if name in state_dict["state"] else "this optimizer"

@@ -10,6 +10,7 @@ import fbgemm_gpu  # noqa: F401  (registers torch.ops.fbgemm)
 import torch
 
 _ops = torch.ops.fbgemm
+MOST_NUMBERS = 2**31 - 1  # fbgemm's permutations count in 32 bits, and leave out what is beyond without a word
 
 
 def complete_cumsum(lengths: torch.Tensor) -> torch.Tensor:
@@ -57,8 +58,20 @@ def _permuted(
     return lengths_FB.index_select(0, order), moved, moved_weights
 
 
-def permute_chunks(order: torch.Tensor, sizes: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """Chunks of `data` with the given `sizes` in another order (int32); chunks may repeat or be left out."""
+def permute_chunks(order: torch.Tensor, sizes: torch.Tensor, data: torch.Tensor, unit: int = 1) -> torch.Tensor:
+    """Chunks of `data` with the given `sizes` in another order (int32); chunks may repeat or be left out.
+
+    Args:
+        unit: divides every size; needed from 2³¹ numbers on.
+
+    Raises:
+        ValueError: there are 2³¹ units or more.
+    """
+    if data.numel() > MOST_NUMBERS:
+        if data.numel() // unit > MOST_NUMBERS:
+            raise ValueError(f"{data.numel() // unit} ids are more than one exchange takes; use smaller batches")
+        rows = permute_chunks(order, sizes // unit, torch.arange(data.numel() // unit, device=data.device))
+        return data.view(-1, unit).index_select(0, rows).view(-1)
     if _needs_gradient(data):
         return data[_ops.permute_1D_sparse_data(order, sizes, _count(data), None, None)[1]]
     return _ops.permute_1D_sparse_data(order, sizes, data, None, None)[1]

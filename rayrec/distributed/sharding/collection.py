@@ -1,4 +1,4 @@
-"""What sharded collections have in common: their tables and optimizers as users see them, and their first weights."""
+"""What sharded collections have in common: their tables as users see them, their optimizers and first weights."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from torch import nn
 
 from rayrec.distributed import comm
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
-from rayrec.distributed.fused_optimizer import EmbeddingFusedOptimizer
-from rayrec.distributed.kernel import Kernel, OptimizerSpec, UpdatingKernel
+from rayrec.distributed.kernel import Kernel, OptimizerSpec
 from rayrec.distributed.sharding.parameters import LocalShard, ShardedTable
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.routing import Routes
@@ -50,27 +49,6 @@ def make_tables(
         )
         for config in configs
     }
-
-
-def fused_optimizers(
-    kernels: Sequence[UpdatingKernel], tables: Mapping[str, ShardedTable], prefix: str
-) -> list[EmbeddingFusedOptimizer]:
-    """One a kernel that updates inside backward, its parameters named `prefix.table.weight`.
-
-    A kernel's tables and a table's local shards come in the same order.
-    """
-    used = dict.fromkeys(tables, 0)
-    optimizers = []
-    for kernel in kernels:
-        names, params = [], []
-        for table in kernel.tables:
-            name = table.config.name
-            attribute = f"weight_{used[name]}" if used[name] else "weight"
-            names.append(f"{prefix}.{name}.{attribute}")
-            params.append(getattr(tables[name], attribute))
-            used[name] += 1
-        optimizers.append(EmbeddingFusedOptimizer(kernel, names, params))
-    return optimizers
 
 
 def fill_tables(

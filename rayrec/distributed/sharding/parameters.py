@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.distributed._shard.sharding_spec import ShardMetadata
 
 from rayrec.distributed import comm
 from rayrec.distributed.sharding.place import Place
-from rayrec.distributed.types import Shard
+from rayrec.distributed.types import Shard, Span
 from rayrec.modules import BaseEmbeddingConfig
 from rayrec.optim.optimizers import GATHER
 
@@ -92,6 +92,44 @@ class ShardedTable(nn.Module):
         local = [item.weight for item in self.local]
         return sharded_tensor(shape, self.shards, local, self.config.data_type.dtype, self._place)
 
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """The state of the update inside backward, by key: sharded like the weights.
+
+        Of one number a row there is one for each column strip: `[rows]`, or `[rows, strips]` where columns are cut.
+        """
+        held = self.local
+        if self.replicated or self._place.world_size == 1:
+            return dict(held[0].state)
+        out = {}
+        for key, first in held[0].state.items():
+            shape, shards = self._state_shards(first)
+            mine = [shard for shard in shards if shard.rank == self._place.rank]
+            local = [
+                item.state[key] if first.dim() == len(shape) else item.state[key][:, None].repeat(1, shard.cols.size)
+                for item, shard in zip(held, mine, strict=True)
+            ]
+            out[key] = sharded_tensor(shape, shards, local, first.dtype, self._place)
+        return out
+
+    def _state_shards(self, state: torch.Tensor) -> tuple[tuple[int, ...], Sequence[Shard]]:
+        """The whole shape of a state, and where its parts lie."""
+        rows, dim = self.config.num_embeddings, self.config.embedding_dim
+        if state.dim() == 2:
+            return (rows, dim), self.shards
+        edges = sorted({edge for shard in self.shards for edge in (shard.cols.start, shard.cols.stop)})
+        strips = [replace(s, cols=Span(edges.index(s.cols.start), edges.index(s.cols.stop))) for s in self.shards]
+        return ((rows,) if len(edges) == 2 else (rows, len(edges) - 1)), strips
+
+    def load_optimizer_state(self, given: Mapping[str, torch.Tensor]) -> None:
+        """Takes what `optimizer_state` gave, of the same rectangles."""
+        for key, first in self.local[0].state.items():
+            shards = [item.shard for item in self.local]
+            if not self.replicated:
+                shards = [s for s in self._state_shards(first)[1] if s.rank == self._place.rank]
+            for item, shard in zip(self.local, shards, strict=True):
+                part = _part(given[key], shard, f"{self.config.name}.{key}")
+                item.state[key].copy_(part if part.dim() == first.dim() else part[:, 0])
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         destination[prefix + "weight"] = self.weight_tensor()
 
@@ -122,9 +160,11 @@ class ShardedTable(nn.Module):
 
 def _part(given: torch.Tensor, shard: Shard, name: str) -> torch.Tensor:
     if not isinstance(given, ShardedTensor):
-        return given[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]
+        rows = given[shard.rows.start : shard.rows.stop]
+        return rows if rows.dim() == 1 else rows[:, shard.cols.start : shard.cols.stop]
     for piece in given.local_shards():
-        if list(piece.metadata.shard_offsets) == [shard.rows.start, shard.cols.start]:
+        offsets = list(piece.metadata.shard_offsets)
+        if offsets == [shard.rows.start, shard.cols.start][: len(offsets)]:
             return piece.tensor
     raise ValueError(f"{name}: the state dict is sharded in another way; load it through rayrec.checkpoint")
 
@@ -135,15 +175,15 @@ def sharded_tensor(
     """A tensor whose rectangles lie on many ranks, in the form that torch.distributed.checkpoint knows.
 
     Args:
-        shape: of the whole.
+        shape: of the whole; one dimension where there is one number a row.
         shards: all rectangles; rows and columns in units of the tensor's own dimensions.
         local: this rank's, in the order of `shards`.
     """
     metadata = [
         ShardMetadata(
-            shard_offsets=[s.rows.start, s.cols.start],
-            shard_sizes=list(s.shape),
-            placement=f"rank:{s.rank}/{place.device.type}",
+            shard_offsets=[s.rows.start, s.cols.start][: len(shape)],
+            shard_sizes=list(s.shape[: len(shape)]),
+            placement=f"rank:{s.rank}/{place.devices[s.rank]}",
         )
         for s in shards
     ]

@@ -5,6 +5,7 @@ One collective forward and one backward.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ class SequenceExchange:
         widths = {g: held[0].cols.size for route in routes.ranks for g, held in route.tables.items()}
         self._widths = [widths[group] for group in range(routes.num_groups)]
         lookups = routes.ranks[place.rank].lookups
+        self.unit = math.gcd(*(lookup.width for lookup in lookups))
         self._lookup_widths = torch.tensor([lookup.width for lookup in lookups], device=place.device)
         chunks = torch.arange(len(lookups) * world, dtype=torch.int32, device=place.device)
         self.by_rank = chunks.view(len(lookups), world).t().reshape(-1)
@@ -83,7 +85,9 @@ class _SequenceFreight:
     def pack(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         flat = [part.to(dtype).reshape(-1) for part in parts]
         message = flat[0] if len(flat) == 1 else torch.cat(flat)
-        return message if self.sizes is None else ops.permute_chunks(self.exchange.by_rank, self.sizes, message)
+        if self.sizes is None:
+            return message
+        return ops.permute_chunks(self.exchange.by_rank, self.sizes, message, self.exchange.unit)
 
     def unpack(self, arrived: torch.Tensor) -> torch.Tensor:
         assert self.places is not None
@@ -95,6 +99,7 @@ class _SequenceFreight:
 
     def unpack_gradients(self, arrived: torch.Tensor) -> Sequence[torch.Tensor]:
         if self.sizes is not None:
-            arrived = ops.permute_chunks(self.exchange.by_lookup, self.sizes[self.exchange.by_rank], arrived)
+            sizes = self.sizes[self.exchange.by_rank]
+            arrived = ops.permute_chunks(self.exchange.by_lookup, sizes, arrived, self.exchange.unit)
         pieces = arrived.split([shape.numel() for shape in self.part_shapes])
         return [piece.view(shape) for piece, shape in zip(pieces, self.part_shapes, strict=True)]

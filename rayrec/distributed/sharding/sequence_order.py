@@ -142,7 +142,7 @@ class SequenceOrder:
         """The outputs' vectors, in rows `[N, dim]`, from the flat numbers that arrived."""
         if places.little is None:
             if places.chunk_sizes is not None:
-                arrived = ops.permute_chunks(self._chunk_of_output, places.chunk_sizes, arrived)
+                arrived = ops.permute_chunks(self._chunk_of_output, places.chunk_sizes, arrived, self.dim)
             return arrived.view(-1, self.dim)
         little = places.little
         source = torch.empty_like(little)
@@ -157,7 +157,7 @@ class SequenceOrder:
             if places.chunk_sizes is None:
                 return grads.reshape(-1) * factor
             sizes_O = places.chunk_sizes[self._chunk_of_output]
-            return ops.permute_chunks(self._chunk_order, sizes_O, grads.reshape(-1)).mul_(factor)
+            return ops.permute_chunks(self._chunk_order, sizes_O, grads.reshape(-1), self.dim).mul_(factor)
         if places.expand is not None:
             grads = RowGroups.of(places.expand).sum(grads.contiguous())
         return grads.reshape(-1, self._unit).index_select(0, places.little).view(-1).mul_(factor)

@@ -1,0 +1,86 @@
+"""The optimizer inside backward, as users see it: learning rates to schedule and a state to save."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rayrec.distributed.kernel import UpdatingKernel
+from rayrec.distributed.sharding.parameters import LocalShard, ShardedTable
+from rayrec.optim import KeyedOptimizer
+
+
+class EmbeddingFusedOptimizer(KeyedOptimizer):
+    """The optimizers of a collection's kernels, one parameter group each. Rows are updated in backward; `step` and
+    `zero_grad` hand the learning rates on.
+
+    The state dict is sharded as the tables are: `{"prefix.table.weight": {"table.momentum1": ShardedTensor}}`, with an
+    entry for each table of which this rank has a part. torch.distributed.checkpoint saves and loads it as it is.
+
+    Args:
+        kernels: that update inside backward.
+        tables: of the collection, by name; a kernel's tables and a table's local shards come in the same order.
+        prefix: of the parameters' names.
+    """
+
+    def __init__(self, kernels: Sequence[UpdatingKernel], tables: Mapping[str, ShardedTable], prefix: str) -> None:
+        self._kernels = list(kernels)
+        shards: dict[str, list[LocalShard]] = {}
+        params: dict[str, torch.Tensor] = {}
+        groups = []
+        for kernel in kernels:
+            of_kernel = []
+            for name in (table.config.name for table in kernel.tables):
+                held = shards.setdefault(name, [])
+                shard = tables[name].local[len(held)]
+                held.append(shard)
+                params[f"{prefix}.{name}.weight" + (f"_{len(held) - 1}" if held[1:] else "")] = shard.parameter
+                of_kernel.append(shard.parameter)
+            groups.append({"params": of_kernel, "lr": kernel.learning_rate})
+        self._tables = {f"{prefix}.{name}.weight": tables[name] for name in shards}
+        state = {
+            shard.parameter: {f"{name}.{key}": value for key, value in shard.state.items()}
+            for name, held in shards.items()
+            for shard in held
+        }
+        super().__init__(params, state, groups)
+        for param in params.values():
+            param._in_backward_optimizers = [self]  # type: ignore[attr-defined]
+
+    @property
+    def state_names(self) -> list[str]:
+        return list(self._tables)
+
+    def state_dict(self) -> dict[str, Any]:
+        names = {id(shard.parameter): name for name, table in self._tables.items() for shard in table.local}
+        for kernel in self._kernels:
+            kernel.states()  # rows in a device cache are written back to where the shards point
+        return {
+            "state": {
+                name: {f"{table.config.name}.{key}": value for key, value in table.optimizer_state().items()}
+                for name, table in self._tables.items()
+            },
+            "param_groups": [
+                {**group, "params": sorted({names[id(param)] for param in group["params"]})}
+                for group in self.param_groups
+            ],
+        }
+
+    def _load_state(self, name: str, values: Mapping[str, Any]) -> None:
+        table = self._tables[name]
+        table.load_optimizer_state({key.removeprefix(f"{table.config.name}."): value for key, value in values.items()})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """The rows are up to date already; sets the learning rate of the next backward."""
+        self.settings_changed()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.settings_changed()
+
+    def settings_changed(self) -> None:
+        """Hands the learning rates to the kernels."""
+        for kernel, group in zip(self._kernels, self.param_groups, strict=True):
+            if group["lr"] != kernel.learning_rate:
+                kernel.learning_rate = float(group["lr"])
