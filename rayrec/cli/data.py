@@ -70,12 +70,11 @@ def check(
     from rayrec.data import manifest_of
     from rayrec.data.tools.check import check as run_check
     from rayrec.data.tools.check_page import check_page
-    from rayrec.train import load_config
+    from rayrec.train import build, load_config
 
     loaded = load_config(config)
-    rows_of = {feature: table.rows for table in loaded.tables for feature in table.features}
     schema = loaded.data_schema.for_training
-    report = run_check(manifest_of(loaded.data.train, schema), schema, rows_of)
+    report = run_check(manifest_of(loaded.data.train, schema), schema, build.rows_of(loaded))
     if page is not None:
         page.write_text(check_page(report, f"Data of {loaded.name}"), encoding="utf-8")
     if as_json:

@@ -1,6 +1,6 @@
 """Parquet to batches: every row exactly once an epoch, in a seeded order, resumable on any number of ranks.
 
-What needs torch is loaded when first used, so that a process which only reads rows starts without it.
+The names here are loaded when first used: a process that only maps rows, or only reads them, starts without the rest.
 """
 
 from __future__ import annotations
@@ -8,38 +8,67 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rayrec.data.errors import DataError
-from rayrec.data.mapping.schema import (
-    DenseFeature,
-    Hash,
-    Identity,
-    Label,
-    SampleWeight,
-    Schema,
-    SparseFeature,
-    Standardize,
-    Task,
-    Vocabulary,
-)
-from rayrec.data.options import BadRows, ReadOptions
-from rayrec.data.order.cursor import Cursor, RankCursor
-from rayrec.data.order.mix import Mix, manifest_of
-from rayrec.data.order.mix_cursor import MixCursor, cursor_from_dict, merge
-from rayrec.data.source.dataset import DataSet, TrainingData, WeightedDataSet, data_sets
-from rayrec.data.source.footer_cache import FooterCache
-from rayrec.data.source.manifest import Manifest
-from rayrec.data.tools.counting import build_vocabulary, write_vocabulary
-
 if TYPE_CHECKING:
+    from rayrec.data.errors import DataError
     from rayrec.data.mapping.collate import empty_batch, to_batch
+    from rayrec.data.mapping.mapping import Mapping
+    from rayrec.data.mapping.schema import (
+        DenseFeature,
+        Hash,
+        Identity,
+        Label,
+        SampleWeight,
+        Schema,
+        SparseFeature,
+        Standardize,
+        Task,
+        Vocabulary,
+    )
+    from rayrec.data.options import BadRows, ReadOptions
+    from rayrec.data.order.cursor import Cursor, RankCursor
+    from rayrec.data.order.mix import Mix, manifest_of
+    from rayrec.data.order.mix_cursor import MixCursor, cursor_from_dict, merge
+    from rayrec.data.source.dataset import DataSet, TrainingData, WeightedDataSet, data_sets
+    from rayrec.data.source.footer_cache import FooterCache
+    from rayrec.data.source.manifest import Manifest
     from rayrec.data.stream.batch_stream import BatchStream
     from rayrec.data.stream.mixed_stream import MixedStream
+    from rayrec.data.tools.counting import build_vocabulary, write_vocabulary
 
-_WITH_TORCH = {
+_HOMES = {
+    "BadRows": "rayrec.data.options",
     "BatchStream": "rayrec.data.stream.batch_stream",
+    "Cursor": "rayrec.data.order.cursor",
+    "DataError": "rayrec.data.errors",
+    "DataSet": "rayrec.data.source.dataset",
+    "DenseFeature": "rayrec.data.mapping.schema",
+    "FooterCache": "rayrec.data.source.footer_cache",
+    "Hash": "rayrec.data.mapping.schema",
+    "Identity": "rayrec.data.mapping.schema",
+    "Label": "rayrec.data.mapping.schema",
+    "Manifest": "rayrec.data.source.manifest",
+    "Mapping": "rayrec.data.mapping.mapping",
+    "Mix": "rayrec.data.order.mix",
+    "MixCursor": "rayrec.data.order.mix_cursor",
     "MixedStream": "rayrec.data.stream.mixed_stream",
+    "RankCursor": "rayrec.data.order.cursor",
+    "ReadOptions": "rayrec.data.options",
+    "SampleWeight": "rayrec.data.mapping.schema",
+    "Schema": "rayrec.data.mapping.schema",
+    "SparseFeature": "rayrec.data.mapping.schema",
+    "Standardize": "rayrec.data.mapping.schema",
+    "Task": "rayrec.data.mapping.schema",
+    "TrainingData": "rayrec.data.source.dataset",
+    "Vocabulary": "rayrec.data.mapping.schema",
+    "WeightedDataSet": "rayrec.data.source.dataset",
+    "build_vocabulary": "rayrec.data.tools.counting",
+    "cursor_from_dict": "rayrec.data.order.mix_cursor",
+    "data_sets": "rayrec.data.source.dataset",
     "empty_batch": "rayrec.data.mapping.collate",
+    "manifest_of": "rayrec.data.order.mix",
+    "merge": "rayrec.data.order.mix_cursor",
     "to_batch": "rayrec.data.mapping.collate",
+    "write_vocabulary": "rayrec.data.tools.counting",
 }
 
 __all__ = [
@@ -54,6 +83,7 @@ __all__ = [
     "Identity",
     "Label",
     "Manifest",
+    "Mapping",
     "Mix",
     "MixCursor",
     "MixedStream",
@@ -79,6 +109,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WITH_TORCH:
-        return getattr(importlib.import_module(_WITH_TORCH[name]), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

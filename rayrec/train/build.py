@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rayrec.data.mapping.mapping import rows_of_tables
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.planner.evaluate import Estimate
@@ -53,11 +54,7 @@ def tables(config: TrainConfig) -> list[EmbeddingBagConfig]:
 
 def rows_of(config: TrainConfig) -> dict[str, int]:
     """Feature → rows that its ids map to: those of the smallest table that reads it."""
-    rows: dict[str, int] = {}
-    for table in config.tables:
-        for feature in table.features:
-            rows[feature] = min(table.rows, rows.get(feature, table.rows))
-    return rows
+    return rows_of_tables((table.rows, table.features) for table in config.tables)
 
 
 def model(config: TrainConfig, device: torch.device | str, factory: Factory | None = None) -> nn.Module:

@@ -30,12 +30,27 @@ def check_types(schema: Schema, found: pa.Schema, file: str) -> None:
     Raises:
         DataError: a missing column, or one of a wrong type, with file, column, found and wanted types.
     """
-    for column in schema.columns:
+    _check_present(schema.columns, found, file)
+    _check_targets(schema, found, file)
+    _check_features(schema, found, file)
+
+
+def check_feature_types(schema: Schema, found: pa.Schema, file: str) -> None:
+    """As `check_types`, of the features alone: the label need not be there."""
+    _check_present(schema.feature_columns, found, file)
+    _check_features(schema, found, file)
+
+
+def _check_present(columns: list[str], found: pa.Schema, file: str) -> None:
+    for column in columns:
         if column not in found.names:
             fix = "correct the column's name in the schema, or add the column to the file"
             raise column_missing(column, found, file, fix)
         if found.names.count(column) > 1:
             raise DataError("two columns have this name", file=file, column=column, fix="rename one of them")
+
+
+def _check_targets(schema: Schema, found: pa.Schema, file: str) -> None:
     for task in schema.tasks:
         label = found.field(task.column).type
         if not _is_number(label) or pat.is_decimal(label):
@@ -52,6 +67,9 @@ def check_types(schema: Schema, found: pa.Schema, file: str) -> None:
         time = found.field(schema.timestamp.column).type
         if not (pat.is_integer(time) or pat.is_timestamp(time) or pat.is_date(time)):
             raise _wrong("the timestamp", "a timestamp, a date or an integer", time, file, schema.timestamp.column)
+
+
+def _check_features(schema: Schema, found: pa.Schema, file: str) -> None:
     for dense in schema.dense:
         _check_dense(dense, found.field(dense.column).type, file)
     for sparse in schema.sparse:

@@ -19,7 +19,7 @@ from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Rows
 from rayrec.data.mapping.schema import Schema, Vocabulary
 from rayrec.data.mapping.sparse import map_sparse
-from rayrec.data.mapping.targets import map_targets
+from rayrec.data.mapping.targets import map_targets, unknown_targets
 from rayrec.data.mapping.vocabulary import load_vocabulary
 
 F32 = npt.NDArray[np.float32]
@@ -32,15 +32,19 @@ def map_rows(
     rows_of: Mapping[str, int],
     problems: Problems,
     order: I64 | None = None,
+    *,
+    labelled: bool = True,
 ) -> Rows:
     """All rows of `table`, mapped. Bad rows are noted in `problems` and hold meaningless but valid numbers.
 
     Args:
         order: the mapped rows come in this order, a permutation (`problems` speaks of the table's own rows). Every
             feature is put in order right after it is mapped, while it is in the processor's cache.
+        labelled: without it only the features' columns are looked at, and labels are NaN.
     """
-    columns = {name: _one_array(table.column(name)) for name in schema.columns}
-    targets = map_targets(columns, schema, problems)
+    names = schema.columns if labelled else schema.feature_columns
+    columns = {name: _one_array(table.column(name)) for name in names}
+    targets = map_targets(columns, schema, problems) if labelled else unknown_targets(schema, table.num_rows)
     dense = map_dense(schema.dense, columns, table.num_rows, problems)
     if order is not None:
         dense, targets = np.take(dense, order, axis=0), targets.take(order)

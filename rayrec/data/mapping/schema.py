@@ -54,7 +54,7 @@ class Vocabulary(Strict):
     oov_rows: int = Field(default=1, ge=0)
 
 
-Mapping = Annotated[Identity | Hash | Vocabulary, Field(discriminator="kind")]
+IdMapping = Annotated[Identity | Hash | Vocabulary, Field(discriminator="kind")]
 
 
 class Standardize(Strict):
@@ -171,7 +171,7 @@ class SparseFeature(_Feature):
     """
 
     kind: Literal["id", "id_list", "weighted_id_list"] = "id"
-    mapping: Mapping = Identity()
+    mapping: IdMapping = Identity()
     on_null: Literal["error", "empty", "default"] = "error"
     default: int | str | None = None
     max_length: int | None = Field(default=None, ge=1)
@@ -268,6 +268,11 @@ class Schema(Strict):
         return self.model_copy(update={"group": None, "timestamp": None})
 
     @property
+    def for_scoring(self) -> Schema:
+        """The same without what only rows with labels have beside them."""
+        return self.model_copy(update={"sample_weight": None, "group": None, "timestamp": None})
+
+    @property
     def num_dense(self) -> int:
         """N, the columns of `Batch.dense`."""
         return sum(feature.width for feature in self.dense)
@@ -289,8 +294,13 @@ class Schema(Strict):
     @property
     def columns(self) -> list[str]:
         """The Parquet columns that are read, each once."""
-        names = [*(task.column for task in self.tasks), *(part.column for part in self._beside if part)]
-        names += [feature.column for feature in self.dense]
+        targets = [*(task.column for task in self.tasks), *(part.column for part in self._beside if part)]
+        return list(dict.fromkeys([*targets, *self.feature_columns]))
+
+    @property
+    def feature_columns(self) -> list[str]:
+        """Those of them that features are made of: what a row has before its label is known."""
+        names = [feature.column for feature in self.dense]
         for feature in self.sparse:
             names += [feature.column] + ([feature.weight_column] if feature.weight_column else [])
         return list(dict.fromkeys(names))

@@ -33,6 +33,11 @@ def map_targets(columns: Mapping[str, pa.Array], schema: Schema, problems: Probl
     )
 
 
+def unknown_targets(schema: Schema, num_rows: int) -> Targets:
+    """Those of rows whose labels are not known yet: NaN, and nothing beside them."""
+    return Targets(label=np.full((num_rows, *schema.label_shape), np.nan, np.float32))
+
+
 def _group(array: pa.Array, group: Group, problems: Problems) -> I64:
     """Integers as they are, texts as 64-bit hashes."""
     if array.null_count:

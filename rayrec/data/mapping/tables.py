@@ -1,0 +1,113 @@
+"""What people and services hand over (Arrow, pandas, Python values) as Arrow tables of types that a schema can map."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from rayrec.data.errors import DataError
+from rayrec.data.mapping.arrow_types import is_list, leaf_of
+from rayrec.data.mapping.schema import Schema, SparseFeature, Vocabulary
+from rayrec.data.mapping.vocabulary import load_vocabulary
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+
+    Tabular: TypeAlias = (
+        pa.Table | pa.RecordBatch | pd.DataFrame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+    )
+
+
+def to_table(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
+    """The given columns of `data`, an Arrow array each; a column that is not there is left out.
+
+    Python values and pandas have fewer types than Parquet: nothing but nulls becomes a column of the type that the
+    schema wants, and whole floats become the integers that an id was before a null made floats of its column.
+
+    Args:
+        data: an Arrow table or record batch, a pandas frame, a dict of columns, or a list of rows (dicts; a key that a
+            row lacks is null).
+
+    Raises:
+        DataError: values that have no common type, columns of unequal lengths, ids that are fractions.
+        TypeError: `data` is of another kind.
+    """
+    found = _columns(data, columns)
+    lengths = {name: len(array) for name, array in found.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"the columns have unequal lengths: {lengths}", fix="give every column one value a row")
+    features = {feature.column: feature for feature in schema.sparse}
+    numbers = {feature.column for feature in schema.dense}
+    for name, array in found.items():
+        if name in features:
+            found[name] = _ids(name, array, features[name])
+        elif name in numbers:
+            found[name] = array.cast(_of_leaf(array.type, pa.float64())) if _leaf_is_null(array.type) else array
+    return pa.table(found)
+
+
+def _columns(data: Any, names: Sequence[str]) -> dict[str, Any]:
+    if isinstance(data, pa.Table | pa.RecordBatch):
+        return {name: data.column(name) for name in names if data.schema.names.count(name) == 1}
+    if isinstance(data, Mapping):
+        return {name: _array(name, data[name]) for name in names if name in data}
+    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
+        rows = [row for row in data if isinstance(row, Mapping)]
+        if len(rows) != len(data):
+            raise TypeError("a list of rows must hold dicts, one a row")
+        there = {name for row in rows for name in row}
+        return {name: _array(name, [row.get(name) for row in rows]) for name in names if name in there}
+    if hasattr(data, "columns") and hasattr(data, "iloc"):
+        return {name: _array(name, data[name]) for name in names if list(data.columns).count(name) == 1}
+    raise TypeError(f"{type(data).__name__} is no Arrow table, pandas frame, dict of columns, or list of rows")
+
+
+def _array(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    try:
+        return pa.array(values, from_pandas=hasattr(values, "iloc") or None)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        text = str(error).splitlines()[0]
+        raise DataError(f"the values have no type in common: {text}", column=name, fix="give values of one type") from (
+            error
+        )
+
+
+def _ids(name: str, array: Any, feature: SparseFeature) -> Any:
+    """Ids as integers or strings; what is neither is left to the check of types."""
+    if _leaf_is_null(array.type):
+        return array.cast(_of_leaf(array.type, pa.string() if _wants_text(feature) else pa.int64()))
+    if not pat.is_floating(leaf_of(array.type)):
+        return array
+    try:  # pandas makes floats of integers beside a null, in lists as well
+        return _nan_to_null(array).cast(_of_leaf(array.type, pa.int64()), safe=True)
+    except pa.ArrowInvalid as error:
+        fix = "give integers or strings; pandas keeps integers beside nulls as Int64"
+        raise DataError(
+            f"feature {feature.name!r}: an id must be a whole number: {error}", column=name, fix=fix
+        ) from error
+
+
+def _nan_to_null(array: Any) -> Any:
+    if is_list(array.type):
+        return array
+    return pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
+
+
+def _wants_text(feature: SparseFeature) -> bool:
+    if isinstance(feature.mapping, Vocabulary):
+        return load_vocabulary(feature.mapping.path).text
+    return isinstance(feature.default, str)
+
+
+def _leaf_is_null(kind: pa.DataType) -> bool:
+    return bool(pat.is_null(leaf_of(kind)))
+
+
+def _of_leaf(kind: pa.DataType, leaf: pa.DataType) -> pa.DataType:
+    return pa.list_(_of_leaf(kind.value_type, leaf)) if is_list(kind) else leaf

@@ -1,0 +1,154 @@
+"""The mapping as services and notebooks call it gives what training gets, from whatever holds the rows."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+
+from rayrec.data import BatchStream, Cursor, DataError, Manifest, Mapping, ReadOptions, Schema
+from rayrec.models.batch import Batch
+from tests.data.sets import ROWS_OF, SCHEMA, table, write
+
+ROWS = 150
+CONFIG = {
+    "schema": SCHEMA.model_dump(mode="json"),
+    "tables": [{"rows": rows, "features": [name]} for name, rows in ROWS_OF.items()]
+    + [{"rows": 10 * ROWS_OF["city"], "features": ["city"]}],
+}
+
+
+def same(one: Batch, other: Batch, leave_out: tuple[str, ...] = ()) -> None:
+    for name in (field.name for field in fields(Batch) if field.name not in ("sparse", *leave_out)):
+        a, b = getattr(one, name), getattr(other, name)
+        assert (a is None) == (b is None), name
+        assert a is None or (a.dtype == b.dtype and a.numpy().tobytes() == b.numpy().tobytes()), name
+    assert one.sparse.keys() == other.sparse.keys()
+    for part in ("values", "lengths", "weights_or_none"):
+        a, b = getattr(one.sparse, part)(), getattr(other.sparse, part)()
+        assert (a is None) == (b is None), part
+        assert a is None or (a.dtype == b.dtype and torch.equal(a, b)), part
+
+
+def trained_on(folder: Path, schema: Schema) -> Batch:
+    options = ReadOptions(reader="local")
+    manifest = Manifest.read(str(folder), schema)
+    where: dict[str, Any] = {"batch_rows": ROWS, "rank": 0, "world_size": 1, "cursor": Cursor.start(0), "seed": 0}
+    with BatchStream(manifest, schema, ROWS_OF, **where, shuffle=False, options=options) as stream:
+        return next(stream)[0]
+
+
+@pytest.mark.parametrize("form", ["table", "record batch", "pandas", "columns", "numpy", "rows"])
+def test_every_form_of_rows_gives_the_batch_of_training(tmp_path: Path, form: str) -> None:
+    rows = table(ROWS)
+    wanted = trained_on(write(tmp_path, [ROWS]), SCHEMA)
+    given: Any = {
+        "table": rows,
+        "record batch": rows.combine_chunks().to_batches()[0],
+        "pandas": rows.to_pandas(),
+        "columns": rows.to_pydict(),
+        "numpy": rows.to_pydict() | {"age": rows["age"].to_numpy(), "row": rows["row"].to_numpy()},
+        "rows": rows.to_pylist(),
+    }[form]
+    same(Mapping.from_config(CONFIG).to_batch(given), wanted)
+    unlabelled = Mapping.from_config(CONFIG, labels=False)
+    scored = unlabelled.to_batch(rows.drop_columns("label") if form == "table" else given)
+    same(scored, wanted, leave_out=("label",))
+    assert scored.label.isnan().all() and scored.label.shape == wanted.label.shape
+
+
+def test_a_config_object_says_the_same_as_its_values() -> None:
+    tables = [SimpleNamespace(**one) for one in CONFIG["tables"]]
+    found = Mapping.from_config(SimpleNamespace(data_schema=SCHEMA, tables=tables))
+    assert found == Mapping.from_config(CONFIG) == pickle.loads(pickle.dumps(found))
+    assert found.rows_of == ROWS_OF  # the smaller of two tables decides
+
+
+WEIGHTED = Schema.model_validate(
+    {
+        "labels": [{"name": "click"}, {"name": "buy"}],
+        "sample_weight": {"column": "w"},
+        "group": {"column": "user"},
+        "timestamp": {"column": "t"},
+        "dense": [{"name": "emb", "width": 2, "default": 0.5}],
+        "sparse": [
+            {"name": "user", "on_null": "empty"},
+            {"name": "tags", "kind": "weighted_id_list", "mapping": {"kind": "hash"}, "default": "x"},
+        ],
+    }
+)  # fmt: skip
+
+
+def test_rows_to_score_need_neither_labels_nor_weights_nor_times() -> None:
+    mapping = Mapping(WEIGHTED, {"user": 9, "tags": 100}, labels=False)
+    one = mapping.to_batch([{"user": 3, "tags": [{"id": "a", "weight": 0.5}], "emb": [1.0, 2.0]}, {"user": None}])
+    assert one.label.shape == (2, 2) and one.weight is None and one.group is None and one.time is None
+    assert one.sparse["user"].lengths().tolist() == [1, 0]
+    assert one.sparse["tags"].weights().tolist() == [0.5, 1.0]
+    assert one.dense.tolist() == [[1.0, 2.0], [0.5, 0.5]]
+    with pytest.raises(DataError, match="'click' is missing"):
+        Mapping(WEIGHTED, {"user": 9, "tags": 100}).to_batch({"user": [1], "tags": [[]], "emb": [[1, 2]]})
+
+
+def test_what_python_and_pandas_make_of_types_is_undone() -> None:
+    sparse = [{"name": "a", "on_null": "empty"}, {"name": "b", "kind": "id_list"}]
+    schema = Schema.model_validate({"sparse": sparse, "dense": [{"name": "x", "default": 7.0}]})
+    mapping = Mapping(schema, {"a": 10, "b": 10}, labels=False)
+    frame = pd.DataFrame(
+        {"a": [1, None, 3], "b": [[], [], []], "x": [None, None, None]}
+    )  # a is float now, b has no type
+    assert frame["a"].dtype == np.float64
+    batch = mapping.to_batch(frame)
+    assert batch.sparse["a"].values().tolist() == [1, 3] and batch.sparse["b"].lengths().tolist() == [0, 0, 0]
+    assert batch.dense.tolist() == [[7.0], [7.0], [7.0]]
+    assert mapping.to_batch({"a": [None], "b": [[]], "x": [1]}).sparse["a"].lengths().tolist() == [0]
+    assert mapping.to_batch({"a": np.array([2.0, np.nan]), "b": [[], []], "x": [1, 2]}).sparse[
+        "a"
+    ].values().tolist() == [2]
+    with pytest.raises(DataError, match="whole number") as caught:
+        mapping.to_batch({"a": [1.5], "b": [[]], "x": [1]})
+    assert caught.value.column == "a"
+
+
+def test_errors_name_the_row_or_the_whole() -> None:
+    mapping = Mapping(SCHEMA, ROWS_OF, labels=False)
+    rows = table(5, user_id=pa.array([0, 99, 1, -1, 2]))
+    with pytest.raises(DataError) as caught:
+        mapping.to_batch(rows)
+    assert (caught.value.row, caught.value.column, caught.value.value) == (1, "user_id", "99")
+    batch, errors = mapping.to_batch_and_errors(rows)
+    assert batch.rows == 5 and {row: error.value for row, error in errors.items()} == {1: "99", 3: "-1"}
+    good = mapping.to_batch(rows.take([0, 2, 4]))
+    assert batch.dense[[0, 2, 4]].equal(good.dense)
+    with pytest.raises(DataError, match="'user_id' is missing"):
+        mapping.to_batch(rows.drop_columns("user_id"))
+    with pytest.raises(DataError, match="unequal lengths"):
+        mapping.to_batch(rows.to_pydict() | {"age": [1.0]})
+    with pytest.raises(DataError, match="no type in common"):
+        mapping.to_batch(rows.to_pydict() | {"city": ["a", 1, "b", "c", "d"]})
+    with pytest.raises(TypeError, match="int is no Arrow table"):
+        mapping.to_batch(3)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="'city' is in no table"):
+        Mapping(SCHEMA, {name: 9 for name in ROWS_OF if name != "city"})
+
+
+def test_making_a_mapping_loads_no_torch_no_ray_and_nothing_of_training() -> None:
+    code = (
+        "import sys; from rayrec.data import Mapping;"
+        f"Mapping.from_config({CONFIG!r});"
+        "loaded = [m for m in sys.modules if m.split('.')[0] in ('torch', 'ray', 'fbgemm_gpu', 'pandas')"
+        " or m.startswith(('rayrec.train', 'rayrec.distributed', 'rayrec.data.stream', 'rayrec.checkpoint'))];"
+        "sys.exit(str(loaded) if loaded else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
