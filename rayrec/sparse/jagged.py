@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Self
 
 import torch
 from torch.utils import _pytree as pytree
 
 from rayrec.sparse import ops
+from rayrec.sparse.text import jagged_text
+from rayrec.streamable import Pipelineable
 
 
-class Jagged:
+def check_counts(kind: str, **counts: torch.Tensor | None) -> None:
+    """Raises ValueError for lengths or offsets that do not count: of a float type, or bool."""
+    for name, tensor in counts.items():
+        if tensor is not None and (tensor.is_floating_point() or tensor.dtype is torch.bool):
+            raise ValueError(f"{kind}: {name} are {tensor.dtype}; an integer type is needed, such as torch.int64")
+
+
+class Jagged(Pipelineable):
     """Lists, one after the other in one flat tensor, of one feature or of several.
 
     Either of lengths and offsets is computed from the other when first asked for.
     """
-
-    __slots__ = ("_lengths", "_offsets", "_values", "_weights")
 
     _values: torch.Tensor
     _weights: torch.Tensor | None
@@ -49,7 +57,7 @@ class Jagged:
         """int, where each list starts, and the end."""
         if self._offsets is None:
             assert self._lengths is not None
-            self._offsets = ops.complete_cumsum(self._lengths)
+            self._offsets = ops.complete_cumsum(self._lengths.view(-1))
         return self._offsets
 
     def offsets_or_none(self) -> torch.Tensor | None:
@@ -58,10 +66,33 @@ class Jagged:
     def device(self) -> torch.device:
         return self._values.device
 
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        yield from (t for t in (self._values, self._weights, self._lengths, self._offsets) if t is not None)
+
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        for tensor in (self._values, self._weights, self._lengths, self._offsets):
-            if tensor is not None and tensor.is_cuda:
+        for tensor in self._tensors():
+            if tensor.is_cuda:
                 tensor.record_stream(stream)
+
+    def size_in_bytes(self) -> int:
+        """Of all tensors that are there."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())
+
+    def copy_(self, other: Self, non_blocking: bool = False) -> Self:
+        """Fills this one's tensors from `other`'s, which have the same sizes; returns itself.
+
+        Raises:
+            ValueError: a part that only one of the two has.
+        """
+        for name in ("_values", "_weights", "_lengths", "_offsets"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if theirs is not None and mine is not None:
+                mine.copy_(theirs, non_blocking=non_blocking)
+            elif name in ("_lengths", "_offsets"):  # either is computed from the other, which was copied
+                setattr(self, name, theirs)
+            elif (mine is None) != (theirs is None):
+                raise ValueError(f"copy_: only one of the two {type(self).__name__}s has {name[1:]}")
+        return self
 
 
 class JaggedTensor(Jagged):
@@ -74,10 +105,8 @@ class JaggedTensor(Jagged):
         offsets: where each example starts, and the end.
 
     Raises:
-        ValueError: neither lengths nor offsets, or weights of another length than values.
+        ValueError: neither lengths nor offsets, ones that are not integers, or weights of another length than values.
     """
-
-    __slots__ = ()
 
     def __init__(
         self,
@@ -90,6 +119,7 @@ class JaggedTensor(Jagged):
             raise ValueError("JaggedTensor needs lengths or offsets")
         if weights is not None and weights.shape[0] != values.shape[0]:
             raise ValueError(f"JaggedTensor: {weights.shape[0]} weights for {values.shape[0]} values")
+        check_counts("JaggedTensor", lengths=lengths, offsets=offsets)
         self._values = values
         self._weights = weights
         self._lengths = lengths
@@ -100,16 +130,26 @@ class JaggedTensor(Jagged):
         cls,
         is_weighted: bool = False,
         device: torch.device | str | None = None,
-        values_dtype: torch.dtype = torch.int64,
-        weights_dtype: torch.dtype = torch.float32,
-        lengths_dtype: torch.dtype = torch.int64,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
     ) -> JaggedTensor:
-        """A tensor of no examples."""
+        """A tensor of no examples; values and weights of torch's default type unless said otherwise."""
         return cls(
             values=torch.empty(0, dtype=values_dtype, device=device),
             weights=torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
             lengths=torch.empty(0, dtype=lengths_dtype, device=device),
             offsets=torch.zeros(1, dtype=lengths_dtype, device=device),
+        )
+
+    @classmethod
+    def empty_like(cls, jt: JaggedTensor, device: torch.device | str | None = None) -> JaggedTensor:
+        """Without a device: no examples. With one: the same sizes there, not filled, for `copy_`."""
+        if device is not None:
+            return jt._map(lambda t: torch.empty_like(t, device=device))
+        weights = jt.weights_or_none()
+        return cls(
+            jt.values().new_empty(0), None if weights is None else weights.new_empty(0), jt.lengths().new_empty(0)
         )
 
     @classmethod
@@ -121,7 +161,7 @@ class JaggedTensor(Jagged):
         """
         if not values:
             raise ValueError("from_dense: there are no examples; use JaggedTensor.empty()")
-        lengths = torch.tensor([v.shape[0] for v in values], dtype=torch.int64, device=values[0].device)
+        lengths = torch.tensor([v.shape[0] for v in values], dtype=torch.int32, device=values[0].device)
         return cls(torch.cat(list(values)), torch.cat(list(weights)) if weights is not None else None, lengths)
 
     @classmethod
@@ -133,20 +173,26 @@ class JaggedTensor(Jagged):
         return cls(values[mask], weights[mask] if weights is not None else None, lengths)
 
     def to_dense(self) -> list[torch.Tensor]:
-        """One tensor an example."""
-        return list(torch.split(self._values, self.lengths().tolist()))
+        """One view an example."""
+        return [self._values[start:stop] for start, stop in pairwise(self.offsets().tolist())]
 
-    def to_dense_weights(self) -> list[torch.Tensor]:
-        """One weight tensor an example."""
-        return list(torch.split(self.weights(), self.lengths().tolist()))
+    def to_dense_weights(self) -> list[torch.Tensor] | None:
+        """One view of the weights an example; None without weights."""
+        if self._weights is None:
+            return None
+        return [self._weights[start:stop] for start, stop in pairwise(self.offsets().tolist())]
 
     def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> torch.Tensor:
         """`[B, desired_length]` (default: the longest list); longer lists are cut, shorter ones padded."""
         return _pad(self._values, self.lengths(), self.offsets(), desired_length, padding_value)
 
-    def to_padded_dense_weights(self, desired_length: int | None = None, padding_value: float = 0.0) -> torch.Tensor:
-        """As `to_padded_dense`, for the weights."""
-        return _pad(self.weights(), self.lengths(), self.offsets(), desired_length, padding_value)
+    def to_padded_dense_weights(
+        self, desired_length: int | None = None, padding_value: float = 0.0
+    ) -> torch.Tensor | None:
+        """As `to_padded_dense`, for the weights; None without weights."""
+        if self._weights is None:
+            return None
+        return _pad(self._weights, self.lengths(), self.offsets(), desired_length, padding_value)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedTensor:
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))
@@ -161,18 +207,7 @@ class JaggedTensor(Jagged):
         return JaggedTensor(fn(self._values), weights, lengths, offsets)
 
     def __str__(self) -> str:
-        if self._offsets is None and self._lengths is None:
-            return "JaggedTensor()\n"
         return "JaggedTensor({\n    " + jagged_text(self, indent="    ") + "\n})\n"
-
-
-def jagged_text(jt: JaggedTensor, indent: str) -> str:
-    """The lists of one feature as text; with weights, as an object of values and weights without its braces."""
-    values = str([v.tolist() for v in jt.to_dense()])
-    if jt.weights_or_none() is None:
-        return values
-    weights = str([w.tolist() for w in jt.to_dense_weights()])
-    return f'"values": {values},\n{indent}"weights": {weights}'
 
 
 def _pad(

@@ -1,4 +1,7 @@
-"""The sparse features of a batch, all keys in one flat tensor, key-major: the input of every embedding collection."""
+"""The sparse features of a batch, all keys in one flat tensor, key-major: the input of every embedding collection.
+
+What joins, cuts and reorders such tensors is written in `joining` and `reshaping`, what exchanges them in `messages`.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from rayrec.sparse import ops
-from rayrec.sparse.jagged import Jagged, JaggedTensor, jagged_text
+from rayrec.sparse import joining, messages, reshaping
+from rayrec.sparse.jagged import Jagged, JaggedTensor, check_counts
+from rayrec.sparse.text import keyed_text
 
 InverseIndices = tuple[list[str], torch.Tensor]
+Strides = Sequence[Sequence[int]] | torch.Tensor | None
 
 
 class KeyedJaggedTensor(Jagged):
@@ -21,7 +26,7 @@ class KeyedJaggedTensor(Jagged):
     Immutable by convention: methods return new tensors that share memory with this one.
 
     Args:
-        keys: names of the features, each once.
+        keys: names of the features. A name may come twice (`permute` makes such tensors); the last one is found by it.
         values: ids of all lists `[N]`.
         weights: one number an id `[N]`, or None.
         lengths: `[F * B]`, key after key.
@@ -29,24 +34,14 @@ class KeyedJaggedTensor(Jagged):
         stride: B; computed where it is not given.
         stride_per_key_per_rank: for a batch size that varies by key, one list of batch sizes a key (their sum is the
             key's batch size), as a list or as an int tensor `[F, R]`.
+        stride_per_key, length_per_key, lengths_offset_per_key, offset_per_key, index_per_key, jt_dict: what the methods
+            of these names return, where it is known already.
         inverse_indices: with varying batch sizes, (keys, `[F, B]`): the row of a key's own batch that stands for each
             of the B examples.
 
     Raises:
-        ValueError: no lengths and no offsets, sizes that do not fit together, or a key that comes twice.
+        ValueError: no lengths and no offsets, ones that are not integers, or sizes that do not fit together.
     """
-
-    __slots__ = (
-        "_inverse_indices",
-        "_jagged_by_key",
-        "_key_index",
-        "_keys",
-        "_length_per_key",
-        "_offset_per_key",
-        "_stride",
-        "_stride_per_key",
-        "_strides",
-    )
 
     def __init__(
         self,
@@ -56,7 +51,13 @@ class KeyedJaggedTensor(Jagged):
         lengths: torch.Tensor | None = None,
         offsets: torch.Tensor | None = None,
         stride: int | None = None,
-        stride_per_key_per_rank: Sequence[Sequence[int]] | torch.Tensor | None = None,
+        stride_per_key_per_rank: Strides = None,
+        stride_per_key: list[int] | None = None,
+        length_per_key: list[int] | None = None,
+        lengths_offset_per_key: list[int] | None = None,
+        offset_per_key: list[int] | None = None,
+        index_per_key: dict[str, int] | None = None,
+        jt_dict: dict[str, JaggedTensor] | None = None,
         inverse_indices: InverseIndices | None = None,
     ) -> None:
         self._keys = list(keys)
@@ -68,21 +69,19 @@ class KeyedJaggedTensor(Jagged):
         self._strides = _as_lists(stride_per_key_per_rank)
         self._stride_per_key = [sum(s) for s in self._strides] if self._strides is not None else None
         self._stride = self._checked_stride(stride)
-        self._length_per_key: list[int] | None = None
-        self._offset_per_key: list[int] | None = None
-        self._key_index: dict[str, int] | None = None
-        self._jagged_by_key: dict[str, JaggedTensor] | None = None
+        self._length_per_key = length_per_key
+        self._offset_per_key = offset_per_key
+        self._key_index = index_per_key
+        self._jagged_by_key = jt_dict
 
     def _checked_stride(self, stride: int | None) -> int:
         if self._lengths is None and self._offsets is None:
             raise ValueError("KeyedJaggedTensor needs lengths or offsets")
+        check_counts("KeyedJaggedTensor", lengths=self._lengths, offsets=self._offsets)
         if self._weights is not None and self._weights.shape[0] != self._values.shape[0]:
             raise ValueError(f"{self._weights.shape[0]} weights for {self._values.shape[0]} values")
         keys = self._keys
-        if len(set(keys)) != len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"key {twice!r} comes twice; use permute to read a feature several times")
-        given = self._offsets.numel() - 1 if self._lengths is None else self._lengths.numel()  # type: ignore[union-attr]
+        given = max(0, self._offsets.numel() - 1) if self._lengths is None else self._lengths.numel()  # type: ignore[union-attr]
         if self._stride_per_key is not None:
             if len(self._stride_per_key) != len(keys):
                 raise ValueError(
@@ -114,10 +113,15 @@ class KeyedJaggedTensor(Jagged):
         values: torch.Tensor,
         lengths: torch.Tensor,
         weights: torch.Tensor | None = None,
-        **kwargs: Any,
+        stride: int | None = None,
+        stride_per_key_per_rank: Strides = None,
+        inverse_indices: InverseIndices | None = None,
     ) -> KeyedJaggedTensor:
         """From lengths, with lengths and offsets per key computed at once (a GPU synchronises here, not later)."""
-        return cls(keys, values, weights, lengths=lengths, **kwargs).sync()
+        made = cls(
+            keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
+        )
+        return made.sync()
 
     @classmethod
     def from_offsets_sync(
@@ -126,10 +130,15 @@ class KeyedJaggedTensor(Jagged):
         values: torch.Tensor,
         offsets: torch.Tensor,
         weights: torch.Tensor | None = None,
-        **kwargs: Any,
+        stride: int | None = None,
+        stride_per_key_per_rank: Strides = None,
+        inverse_indices: InverseIndices | None = None,
     ) -> KeyedJaggedTensor:
         """From offsets, with lengths and offsets per key computed at once (a GPU synchronises here, not later)."""
-        return cls(keys, values, weights, offsets=offsets, **kwargs).sync()
+        made = cls(
+            keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
+        )
+        return made.sync()
 
     @classmethod
     def from_jt_dict(cls, jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
@@ -138,52 +147,27 @@ class KeyedJaggedTensor(Jagged):
         Raises:
             ValueError: some entries have weights and some have not.
         """
-        if not jt_dict:
-            return cls.empty()
-        jts = list(jt_dict.values())
-        strides = [jt.lengths().shape[0] for jt in jts]
-        return cls(
-            keys=list(jt_dict),
-            values=_cat([jt.values() for jt in jts]),
-            weights=_cat_weights({key: jt.weights_or_none() for key, jt in jt_dict.items()}),
-            lengths=_cat([jt.lengths() for jt in jts]),
-            stride_per_key_per_rank=[[s] for s in strides] if len(set(strides)) > 1 else None,
-        )
+        return cls(**joining.from_jt_dict(jt_dict)) if jt_dict else cls.empty()
 
     @classmethod
     def concat(cls, kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         """All keys of all tensors, in order.
 
         Raises:
-            ValueError: strides differ, a key comes twice, or only some have weights.
+            ValueError: nothing to join, strides differ, or only some have weights.
         """
-        if not kjt_list:
-            raise ValueError("concat: there is nothing to join; use KeyedJaggedTensor.empty() for no features")
-        varying = any(kjt.variable_stride_per_key() for kjt in kjt_list)
-        joined = _join_inverse(kjt_list)
-        if (not varying or joined is not None) and len({kjt.stride() for kjt in kjt_list}) > 1:
-            raise ValueError(f"concat: strides differ: {[kjt.stride() for kjt in kjt_list]}")
-        weights = {", ".join(kjt.keys()): kjt.weights_or_none() for kjt in kjt_list}
-        return cls(
-            keys=[key for kjt in kjt_list for key in kjt.keys()],
-            values=_cat([kjt.values() for kjt in kjt_list]),
-            weights=_cat_weights(weights),
-            lengths=_cat([kjt.lengths() for kjt in kjt_list]),
-            stride=None if varying else kjt_list[0].stride(),
-            stride_per_key_per_rank=[s for kjt in kjt_list for s in kjt.stride_per_key_per_rank()] if varying else None,
-            inverse_indices=None if joined is None else (joined[0], torch.cat(joined[1])),
-        )
+        return cls(**joining.concat(kjt_list))
 
     @classmethod
     def empty(
         cls,
         is_weighted: bool = False,
         device: torch.device | str | None = None,
-        values_dtype: torch.dtype = torch.int64,
-        weights_dtype: torch.dtype = torch.float32,
-        lengths_dtype: torch.dtype = torch.int64,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
     ) -> KeyedJaggedTensor:
-        """No keys and no examples."""
+        """No keys and no examples; values and weights of torch's default type unless said otherwise."""
         return cls(
             keys=[],
             values=torch.empty(0, dtype=values_dtype, device=device),
@@ -193,16 +177,17 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @classmethod
-    def empty_like(cls, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The keys, dtypes and device of `kjt`, and no examples: what a rank without data brings to a step."""
-        weights = kjt.weights_or_none()
-        return cls(
-            keys=kjt.keys(),
-            values=kjt.values().new_empty(0),
-            weights=None if weights is None else weights.new_empty(0),
-            lengths=kjt.lengths().new_empty(0),
-            stride=0,
-        )
+    def empty_like(cls, kjt: KeyedJaggedTensor, device: torch.device | str | None = None) -> KeyedJaggedTensor:
+        """Without a device: no keys and no data, the stride kept. With one: the same keys and sizes there, not filled,
+        for `copy_`. `without_examples` keeps the keys and has no rows."""
+        if device is None:
+            return cls(**joining.no_keys(kjt))
+        return kjt._map(lambda t: torch.empty_like(t, device=device))
+
+    def without_examples(self) -> KeyedJaggedTensor:
+        """The keys, types and device of this one, and no examples: what a rank without data brings to a step."""
+        weights = None if self._weights is None else self._weights.new_empty(0)
+        return KeyedJaggedTensor(self._keys, self._values.new_empty(0), weights, self.lengths().new_empty(0), stride=0)
 
     # -- reading
 
@@ -236,7 +221,9 @@ class KeyedJaggedTensor(Jagged):
         """How many values each key has (on a GPU the first call synchronises)."""
         if self._length_per_key is None:
             if self._strides is None:
-                counts = self.lengths().view(len(self._keys), self._stride).sum(1) if self._keys else self.lengths()
+                counts = (
+                    self.lengths().reshape(len(self._keys), self._stride).sum(1) if self._keys else self.lengths()[:0]
+                )
                 self._length_per_key = counts.tolist()
             else:
                 ends = torch.tensor([0, *accumulate(self.stride_per_key())], device=self.device())
@@ -262,18 +249,30 @@ class KeyedJaggedTensor(Jagged):
             self._key_index = {key: place for place, key in enumerate(self._keys)}
         return self._key_index
 
+    def lengths_offset_per_key(self) -> list[int]:
+        """Where each key's lengths start, and the end: F + 1 numbers."""
+        return [0, *accumulate(self.stride_per_key())]
+
     def sync(self) -> KeyedJaggedTensor:
         """Computes what later needs the host (lengths and offsets per key); returns itself."""
         self.offset_per_key()
         return self
 
-    def to_dict(self) -> dict[str, JaggedTensor]:
-        """Each key's lists, as views."""
+    def unsync(self) -> KeyedJaggedTensor:
+        """Forgets what `sync` computed; returns itself."""
+        self._length_per_key = self._offset_per_key = None
+        return self
+
+    def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
+        """Each key's lists, as views; without `compute_offsets` their offsets are computed when first asked for."""
         if self._jagged_by_key is None:
-            self._jagged_by_key = {key: self._feature(place) for place, key in enumerate(self._keys)}
+            if compute_offsets:
+                self.offsets()
+            self._jagged_by_key = {key: self.feature(place) for place, key in enumerate(self._keys)}
         return self._jagged_by_key
 
-    def _feature(self, place: int) -> JaggedTensor:
+    def feature(self, place: int) -> JaggedTensor:
+        """The lists of the key at a place, as views."""
         start, stop = self.offset_per_key()[place : place + 2]
         strides = self.stride_per_key()
         first = sum(strides[:place]) if self._strides is not None else place * self._stride
@@ -282,7 +281,7 @@ class KeyedJaggedTensor(Jagged):
         return JaggedTensor(
             values=self._values[start:stop],
             weights=None if self._weights is None else self._weights[start:stop],
-            lengths=self.lengths()[first:last],
+            lengths=self.lengths().view(-1)[first:last],
             offsets=offsets,
         )
 
@@ -290,67 +289,25 @@ class KeyedJaggedTensor(Jagged):
         place = self.index_per_key().get(key)
         if place is None:
             raise KeyError(f"no feature {key!r}; there are {self._keys}")
-        return self._feature(place)
+        return self.feature(place)
 
     # -- reshaping
 
     def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
-        """Consecutive groups of keys, `segments[i]` keys in group i.
+        """Consecutive groups of keys, `segments[i]` keys in group i; of one group of all keys, this tensor itself.
 
         Raises:
             ValueError: the segments do not add up to the number of keys.
         """
-        if sum(segments) != len(self._keys):
-            raise ValueError(f"split: segments {list(segments)} do not add up to {len(self._keys)} keys")
-        edges = [0, *accumulate(segments)]
-        return [self._slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
-
-    def _slice(self, first: int, last: int) -> KeyedJaggedTensor:
-        start, stop = self.offset_per_key()[first], self.offset_per_key()[last]
-        rows = [0, *accumulate(self.stride_per_key())]
-        return KeyedJaggedTensor(
-            keys=self._keys[first:last],
-            values=self._values[start:stop],
-            weights=None if self._weights is None else self._weights[start:stop],
-            lengths=self.lengths()[rows[first] : rows[last]],
-            stride=self._stride,
-            stride_per_key_per_rank=None if self._strides is None else self._strides[first:last],
-            inverse_indices=self._inverse_of(range(first, last), self._keys[first:last]),
-        )
-
-    def _inverse_of(self, places: Sequence[int], names: list[str]) -> InverseIndices | None:
-        """The inverse indices of the keys at `places`, under new names."""
-        if self._inverse_indices is None:
-            return None
-        keys, indices_FB = self._inverse_indices
-        return names, indices_FB[[keys.index(self._keys[place]) for place in places]]
+        return [self if part is None else KeyedJaggedTensor(**part) for part in reshaping.split(self, segments)]
 
     def permute(self, indices: Sequence[int], indices_tensor: torch.Tensor | None = None) -> KeyedJaggedTensor:
-        """The keys at `indices`, in that order. A key taken twice is named `name`, `name@1`, `name@2` …"""
-        order = indices_tensor
-        if order is None:
-            order = torch.tensor(list(indices), dtype=torch.int32, device=self.device())
-        keys = _distinct([self._keys[i] for i in indices])
-        if self._strides is not None:
-            parts = [self._feature(i) for i in indices]
-            return KeyedJaggedTensor(
-                keys=keys,
-                values=_cat([p.values() for p in parts]),
-                weights=None if self._weights is None else _cat([p.weights() for p in parts]),
-                lengths=_cat([p.lengths() for p in parts]),
-                stride=self._stride,
-                stride_per_key_per_rank=[self._strides[i] for i in indices],
-                inverse_indices=self._inverse_of(indices, keys),
-            )
-        known = self._length_per_key
-        lengths, values, weights = ops.permute_segments(
-            order.to(torch.int32),
-            self.lengths().view(len(self._keys), self._stride),
-            self._values,
-            self._weights,
-            sum(known[i] for i in indices) if known is not None else None,
-        )
-        return KeyedJaggedTensor(keys, values, weights, lengths=lengths.view(-1), stride=self._stride)
+        """The keys at `indices`, in that order; a key may be left out, or taken twice under its one name.
+
+        Args:
+            indices_tensor: the same numbers as a tensor on the values' device, which spares making it.
+        """
+        return KeyedJaggedTensor(**reshaping.permute(self, indices, indices_tensor))
 
     def flatten_lengths(self) -> KeyedJaggedTensor:
         """The same with lengths `[F * B]`, where they were given as `[F, B]`."""
@@ -363,19 +320,7 @@ class KeyedJaggedTensor(Jagged):
         Raises:
             ValueError: the batch size varies, and there are no inverse indices.
         """
-        if self._strides is None:
-            return self
-        if self._inverse_indices is None:
-            raise ValueError(
-                f"batch sizes differ by key ({dict(zip(self._keys, self.stride_per_key(), strict=True))}); "
-                "give inverse_indices, which say which list stands for each example"
-            )
-        keys, indices_FB = self._inverse_indices
-        order = [keys.index(key) for key in self._keys]
-        starts = torch.tensor([0, *accumulate(self.stride_per_key())][:-1], device=self.device())
-        rows = (indices_FB[order] + starts[:, None]).view(-1).to(torch.int32)
-        lengths, values, weights = ops.permute_segments(rows, self.lengths()[:, None], self._values, self._weights)
-        return KeyedJaggedTensor(self._keys, values, weights, lengths=lengths.view(-1), stride=self._stride)
+        return self if self._strides is None else KeyedJaggedTensor(**reshaping.expand(self))
 
     def with_weights(self, weights: torch.Tensor | None) -> KeyedJaggedTensor:
         """The same ids with these weights `[N]`, or without any.
@@ -423,70 +368,71 @@ class KeyedJaggedTensor(Jagged):
         out._length_per_key, out._offset_per_key = self._length_per_key, self._offset_per_key
         return out
 
+    def copy_(self, other: KeyedJaggedTensor, non_blocking: bool = False) -> KeyedJaggedTensor:
+        """Fills this one's tensors from `other`'s, which have the same sizes; returns itself.
+
+        Raises:
+            ValueError: weights that only one of the two has.
+        """
+        super().copy_(other, non_blocking)
+        self._length_per_key, self._offset_per_key = other._length_per_key, other._offset_per_key
+        self._jagged_by_key = None
+        return self
+
+    def clear_storage(self) -> None:
+        """Frees the memory of every tensor; nothing can be read afterwards."""
+        for tensor in self._tensors():
+            tensor.untyped_storage().resize_(0)
+
     # -- exchange and printing
 
     def dist_labels(self) -> list[str]:
         """Names of `dist_tensors`."""
-        return ["lengths", "values"] if self._weights is None else ["lengths", "values", "weights"]
+        return list(messages.parts(self))
 
     def dist_tensors(self) -> list[torch.Tensor]:
         """What an exchange between ranks carries."""
-        tensors = [self.lengths(), self._values]
-        return tensors if self._weights is None else [*tensors, self._weights]
+        return list(messages.parts(self).values())
 
     def dist_splits(self, key_splits: Sequence[int]) -> list[list[int]]:
         """For consecutive groups of keys, the split sizes of each of `dist_tensors`."""
-        parts = self.split(key_splits)
-        lengths, values = [p.lengths().numel() for p in parts], [p.values().numel() for p in parts]
-        return [lengths, values] if self._weights is None else [lengths, values, values]
+        return messages.splits(self, key_splits)
+
+    @staticmethod
+    def dist_init(
+        keys: Sequence[str],
+        tensors: Sequence[torch.Tensor],
+        variable_stride_per_key: bool,
+        num_workers: int,
+        recat: torch.Tensor | None,
+        stride_per_rank: Sequence[int] | None,
+        stagger: int = 1,
+    ) -> KeyedJaggedTensor:
+        """From what arrived of every rank's `dist_tensors`, rank after rank.
+
+        Args:
+            keys: of this rank.
+            tensors: each of the parts, joined over ranks.
+            variable_stride_per_key: the last part holds the batch sizes.
+            num_workers: ranks.
+            recat: int32, the order that puts rank-major parts key-major; None where they are in order.
+            stride_per_rank: each rank's batch size, unless it varies by key.
+            stagger: ranks come in strides of this many.
+        """
+        arrived = messages.Arrived(tuple(keys), tuple(tensors), num_workers, recat, stagger)
+        made = (
+            messages.joined_varying(arrived) if variable_stride_per_key else messages.joined(arrived, stride_per_rank)
+        )
+        return KeyedJaggedTensor(**made).sync()
 
     def __str__(self) -> str:
-        if not self._keys:
-            return "KeyedJaggedTensor()\n"
-        return (
-            "KeyedJaggedTensor({\n" + ",\n".join(self._key_text(k, jt) for k, jt in self.to_dict().items()) + "\n})\n"
-        )
-
-    def _key_text(self, key: str, jt: JaggedTensor) -> str:
-        text = jagged_text(jt, indent=" " * 8)
-        return f'    "{key}": {text}' if self._weights is None else f'    "{key}": {{\n        {text}\n    }}'
+        return keyed_text(self)
 
 
-def _as_lists(strides: Sequence[Sequence[int]] | torch.Tensor | None) -> list[list[int]] | None:
+def _as_lists(strides: Strides) -> list[list[int]] | None:
     if strides is None:
         return None
     return strides.tolist() if isinstance(strides, torch.Tensor) else [list(s) for s in strides]
-
-
-def _cat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
-
-
-def _cat_weights(weights: Mapping[str, torch.Tensor | None]) -> torch.Tensor | None:
-    present = [w for w in weights.values() if w is not None]
-    if not present:
-        return None
-    if len(present) != len(weights):
-        without = [name for name, w in weights.items() if w is None]
-        raise ValueError(f"weighted and unweighted features cannot be joined; without weights: {without}")
-    return _cat(present)
-
-
-def _join_inverse(kjt_list: Sequence[KeyedJaggedTensor]) -> tuple[list[str], list[torch.Tensor]] | None:
-    parts = [part for kjt in kjt_list if (part := kjt.inverse_indices_or_none()) is not None]
-    if len(parts) < len(kjt_list):
-        return None
-    return [key for keys, _ in parts for key in keys], [indices for _, indices in parts]
-
-
-def _distinct(keys: list[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    out = []
-    for key in keys:
-        count = seen.get(key, 0)
-        out.append(key if count == 0 else f"{key}@{count}")
-        seen[key] = count + 1
-    return out
 
 
 def _flatten(kjt: KeyedJaggedTensor) -> tuple[list[Any], Any]:

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from rayrec.streamable import Pipelineable
 
-class KeyedTensor:
+
+class KeyedTensor(Pipelineable):
     """Named blocks of a tensor `values [B, sum of lengths]` along `key_dim`.
 
     Args:
@@ -18,21 +20,27 @@ class KeyedTensor:
         length_per_key: width of each block.
         values: the blocks, joined along `key_dim`.
         key_dim: dimension that holds the blocks; 1 for pooled embeddings.
+        offset_per_key, index_per_key: what the methods of these names return, where it is known already.
 
     Raises:
         ValueError: widths that do not add up to the tensor's.
     """
 
-    __slots__ = ("_key_dim", "_keys", "_length_per_key", "_offset_per_key", "_values")
-
     def __init__(
-        self, keys: Sequence[str], length_per_key: Sequence[int], values: torch.Tensor, key_dim: int = 1
+        self,
+        keys: Sequence[str],
+        length_per_key: Sequence[int],
+        values: torch.Tensor,
+        key_dim: int = 1,
+        offset_per_key: list[int] | None = None,
+        index_per_key: dict[str, int] | None = None,
     ) -> None:
         self._keys = list(keys)
         self._length_per_key = list(length_per_key)
         self._values = values
         self._key_dim = key_dim
-        self._offset_per_key: list[int] | None = None
+        self._offset_per_key = offset_per_key
+        self._index_per_key = index_per_key
         if len(self._keys) != len(self._length_per_key) or values.shape[key_dim] != sum(self._length_per_key):
             raise ValueError(
                 f"KeyedTensor: {len(self._keys)} keys with widths {self._length_per_key} do not fit a tensor of "
@@ -64,6 +72,15 @@ class KeyedTensor:
             self._offset_per_key = [0, *accumulate(self._length_per_key)]
         return self._offset_per_key
 
+    def index_per_key(self) -> dict[str, int]:
+        """Place of each key; of one that comes twice, the last."""
+        if self._index_per_key is None:
+            self._index_per_key = {key: place for place, key in enumerate(self._keys)}
+        return self._index_per_key
+
+    def size_in_bytes(self) -> int:
+        return self._values.numel() * self._values.element_size()
+
     def device(self) -> torch.device:
         return self._values.device
 
@@ -72,9 +89,9 @@ class KeyedTensor:
         return dict(zip(self._keys, self._values.split(self._length_per_key, self._key_dim), strict=True))
 
     def __getitem__(self, key: str) -> torch.Tensor:
-        if key not in self._keys:
+        place = self.index_per_key().get(key)
+        if place is None:
             raise KeyError(f"no key {key!r}; there are {self._keys}")
-        place = self._keys.index(key)
         return self._values.narrow(self._key_dim, self.offset_per_key()[place], self._length_per_key[place])
 
     @staticmethod
@@ -91,7 +108,8 @@ class KeyedTensor:
         if missing:
             raise KeyError(f"regroup: no key {missing[0]!r}; there are {list(blocks)}")
         dim = keyed_tensors[0].key_dim() if keyed_tensors else 1
-        return [torch.cat([blocks[key] for key in group], dim=dim) for group in groups]
+        nothing = [] if all(groups) else [keyed_tensors[0].values().narrow(dim, 0, 0)]
+        return [torch.cat([blocks[key] for key in group] or nothing, dim=dim) for group in groups]
 
     @staticmethod
     def regroup_as_dict(
@@ -128,7 +146,8 @@ def _flatten(kt: KeyedTensor) -> tuple[list[Any], Any]:
 def _unflatten(parts: Any, context: Any) -> KeyedTensor:
     keys, lengths, key_dim = context
     out = KeyedTensor.__new__(KeyedTensor)  # tracing may hand in placeholders that have no shape to check
-    out._keys, out._length_per_key, out._key_dim, out._offset_per_key = keys, lengths, key_dim, None
+    out._keys, out._length_per_key, out._key_dim = keys, lengths, key_dim
+    out._offset_per_key = out._index_per_key = None
     (out._values,) = parts
     return out
 

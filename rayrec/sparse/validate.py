@@ -20,6 +20,9 @@ def validate(kjt: KeyedJaggedTensor, rows_of: Mapping[str, int] | None = None) -
         ValueError: what does not fit, with feature, example and value.
     """
     _check_dtypes(kjt)
+    twice = [key for key in kjt.keys() if kjt.keys().count(key) > 1]
+    if twice:
+        raise ValueError(f"key {twice[0]!r} comes twice in {kjt.keys()}")
     _check_lengths(kjt)
     _check_weights(kjt)
     _check_inverse(kjt)

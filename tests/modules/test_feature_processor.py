@@ -104,7 +104,9 @@ def test_wrong_use_is_named() -> None:
     with pytest.raises(ValueError, match="is_weighted=True"):
         FeatureProcessedEmbeddingBagCollection(EmbeddingBagCollection(tables()), PositionWeightedProcessor({"a": 1}))
     with pytest.raises(ValueError, match="no feature 'a'"):
-        PositionWeightedProcessor({"a": 2})(KeyedJaggedTensor(["b"], torch.ones(0), lengths=torch.zeros(1)))
+        PositionWeightedProcessor({"a": 2})(
+            KeyedJaggedTensor(["b"], torch.ones(0), lengths=torch.zeros(1, dtype=torch.int64))
+        )
     with pytest.raises(ValueError, match="feature 'a': max_feature_lengths=0"):
         PositionWeightedProcessor({"a": 0})
     with pytest.raises(ValueError, match="name the features"):

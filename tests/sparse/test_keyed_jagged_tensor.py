@@ -54,16 +54,13 @@ def test_permute_picks_keys_in_any_order_and_number(drawn: Drawn, data: Any) -> 
     order = data.draw(st.lists(st.integers(0, len(drawn.keys) - 1), min_size=1, max_size=6))
     if data.draw(st.booleans()):
         drawn.kjt.sync()
-    names: list[str] = []
-    for place in order:
-        again = sum(name.split("@")[0] == drawn.keys[place] for name in names)
-        names.append(drawn.keys[place] + (f"@{again}" if again else ""))
-    lists = {name: drawn.lists[drawn.keys[n]] for name, n in zip(names, order, strict=True)}
-    weights = None
-    if drawn.weights is not None:
-        weights = {name: drawn.weights[drawn.keys[n]] for name, n in zip(names, order, strict=True)}
-    holds(drawn.kjt.permute(order), lists, weights)
-    holds(drawn.kjt.permute(order, torch.tensor(order)), lists, weights)
+    for permuted in (drawn.kjt.permute(order), drawn.kjt.permute(order, torch.tensor(order))):
+        assert permuted.keys() == [drawn.keys[place] for place in order]  # a key taken twice keeps its name
+        for place, taken in enumerate(order):
+            part, key = permuted.feature(place), drawn.keys[taken]
+            assert [ids.tolist() for ids in part.to_dense()] == drawn.lists[key]
+            if drawn.weights is not None:
+                assert [w.tolist() for w in part.to_dense_weights() or ()] == drawn.weights[key]
 
 
 @quick
@@ -173,7 +170,7 @@ def test_factories() -> None:
     nothing = KeyedJaggedTensor.empty(is_weighted=True, values_dtype=torch.int32)
     assert (nothing.keys(), nothing.stride(), nothing.values().dtype) == ([], 0, torch.int32)
     assert nothing.weights().numel() == 0 and str(nothing) == "KeyedJaggedTensor()\n"
-    like = KeyedJaggedTensor.empty_like(by_lengths.with_weights(torch.ones(4)))
+    like = by_lengths.with_weights(torch.ones(4)).without_examples()
     assert (like.keys(), like.stride(), like.lengths().numel()) == (["a", "b"], 0, 0)
     assert like.weights_or_none() is not None
     assert KeyedJaggedTensor.from_jt_dict({}).keys() == []
@@ -206,7 +203,8 @@ ids, two = torch.arange(3), torch.tensor([1, 2])
     [
         (lambda: KeyedJaggedTensor(["a"], ids), "needs lengths or offsets"),
         (lambda: KeyedJaggedTensor(["a"], ids, torch.ones(2), two), "2 weights for 3 values"),
-        (lambda: KeyedJaggedTensor(["a", "a"], ids, lengths=two), "key 'a' comes twice"),
+        (lambda: KeyedJaggedTensor(["a"], ids, lengths=two.float()), "lengths are torch.float32"),
+        (lambda: KeyedJaggedTensor(["a"], ids, lengths=two.bool()), "lengths are torch.bool"),
         (lambda: KeyedJaggedTensor(["a"], ids, lengths=two, stride=3), "2 lengths do not fit 1 keys × 3 examples"),
         (lambda: KeyedJaggedTensor(["a", "b", "c"], ids, lengths=two), "2 lengths do not fit"),
         (
@@ -267,7 +265,8 @@ def faulty(**changes: Any) -> KeyedJaggedTensor:
     [
         (faulty(lengths=torch.tensor([1, 2, -1, 3])), "feature 'b', example 0: length -1 is negative"),
         (faulty(lengths=torch.tensor([1, 2, 0, 3])), "lengths add up to 6, but there are 5 values"),
-        (faulty(lengths=torch.ones(4)), "lengths are torch.float32"),
+        (faulty(lengths=torch.ones(4, dtype=torch.int16)), "lengths are torch.int16"),
+        (KeyedJaggedTensor(["a", "a"], torch.arange(5), lengths=torch.tensor([3, 2])), "key 'a' comes twice"),
         (faulty(values=torch.ones(5)), "values are torch.float32"),
         (faulty(weights=torch.ones(5, dtype=torch.int64)), "weights are torch.int64"),
         (

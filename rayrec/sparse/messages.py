@@ -1,0 +1,87 @@
+"""What an exchange of KeyedJaggedTensors between ranks carries, and the tensor that arrives.
+
+For code of users' own; rayrec's collections exchange ids in a form of their own (`distributed/sharding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rayrec.sparse import ops
+
+if TYPE_CHECKING:
+    from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+
+
+def parts(kjt: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
+    """The tensors to send, by name; with varying batch sizes these too."""
+    out = {"lengths": kjt.lengths(), "values": kjt.values()}
+    weights = kjt.weights_or_none()
+    if weights is not None:
+        out["weights"] = weights
+    if kjt.variable_stride_per_key():
+        out["strides"] = torch.tensor(kjt.stride_per_key(), device=kjt.device())
+    return out
+
+
+def splits(kjt: KeyedJaggedTensor, key_splits: Sequence[int]) -> list[list[int]]:
+    """For consecutive groups of keys, how much of each part belongs to each group."""
+    edges = [0, *accumulate(key_splits)]
+    rows, ids = kjt.lengths_offset_per_key(), kjt.offset_per_key()
+    lengths = [rows[b] - rows[a] for a, b in pairwise(edges)]
+    values = [ids[b] - ids[a] for a, b in pairwise(edges)]
+    sizes = [lengths, values] if kjt.weights_or_none() is None else [lengths, values, values]
+    return [*sizes, list(key_splits)] if kjt.variable_stride_per_key() else sizes
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """The parts of all ranks, rank after rank; `recat` is the order that puts them key after key."""
+
+    keys: tuple[str, ...]
+    tensors: tuple[torch.Tensor, ...]
+    num_ranks: int
+    recat: torch.Tensor | None
+    stagger: int
+
+
+def joined(arrived: Arrived, stride_per_rank: Sequence[int] | None) -> dict[str, Any]:
+    """One batch of all ranks' examples. `recat` orders blocks of a rank's key, or single lists where ranks' batch
+    sizes differ."""
+    lengths, values, *rest = arrived.tensors
+    weights = rest[0] if rest else None
+    sizes = list(stride_per_rank or [])
+    if arrived.recat is not None and arrived.recat.numel():
+        blocks = len(arrived.keys) * arrived.num_ranks
+        width = lengths.numel() // blocks if len(set(sizes)) <= 1 else 1
+        lengths, values, weights = ops.permute_segments(arrived.recat, lengths.view(-1, width), values, weights)
+    stride = sum(sizes) if sizes else lengths.numel() // max(1, len(arrived.keys))
+    return {"keys": arrived.keys, "values": values, "weights": weights, "lengths": lengths.view(-1), "stride": stride}
+
+
+def joined_varying(arrived: Arrived) -> dict[str, Any]:
+    """One batch of all ranks' examples, of batch sizes that vary by key and rank."""
+    lengths, values, *rest = arrived.tensors
+    weights, strides = (rest[0] if len(rest) > 1 else None), rest[-1]
+    by_rank = strides.view(arrived.num_ranks, len(arrived.keys))
+    if arrived.recat is not None and arrived.recat.numel():
+        bounds = ops.complete_cumsum(lengths)[ops.complete_cumsum(strides)]
+        counts = (bounds[1:] - bounds[:-1]).to(lengths.dtype)
+        values = ops.permute_chunks(arrived.recat, counts, values)
+        weights = None if weights is None else ops.permute_chunks(arrived.recat, counts, weights)
+        lengths = ops.permute_chunks(arrived.recat, strides.to(lengths.dtype), lengths)
+    if arrived.stagger > 1:
+        local = arrived.num_ranks // arrived.stagger
+        by_rank = by_rank.view(arrived.stagger, local, -1).transpose(0, 1).reshape(by_rank.shape)
+    return {
+        "keys": arrived.keys,
+        "values": values,
+        "weights": weights,
+        "lengths": lengths,
+        "stride_per_key_per_rank": by_rank.t().tolist(),
+    }

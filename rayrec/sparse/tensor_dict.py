@@ -1,0 +1,24 @@
+"""Sparse features that come as a tensordict (a package of its own, not needed otherwise)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rayrec.sparse.jagged import JaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+
+
+def maybe_td_to_kjt(features: Any, keys: Sequence[str] | None = None) -> KeyedJaggedTensor:
+    """A KeyedJaggedTensor as it is; of a tensordict of nested jagged tensors, the features at `keys`.
+
+    Args:
+        features: `KeyedJaggedTensor`, or a mapping of names to `torch.nested` tensors of layout jagged, [B, any].
+        keys: the features taken, in this order; all by default.
+    """
+    if isinstance(features, KeyedJaggedTensor):
+        return features
+    names = list(features.keys()) if keys is None else list(keys)
+    return KeyedJaggedTensor.from_jt_dict(
+        {name: JaggedTensor(features[name].values(), offsets=features[name].offsets()) for name in names}
+    )
