@@ -11,13 +11,15 @@ EXTRA ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 OTHER_BUILD = $(if $(filter cuda,$(EXTRA)),fbgemm-gpu-cpu,fbgemm-gpu)
 READY = $(VENV)/.ready-$(EXTRA)
 DATA := data/movielens
+# The exact versions that the tests run with and the image installs.
+LOCK := deploy/requirements.lock
 # Extra arguments: make train ARGS="--set trainer.num_workers=4", make test PYTEST_ARGS="-k metrics"
 ARGS ?=
 PYTEST_ARGS ?=
 
 CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
-.PHONY: help setup data train test test-long mutants lint types unit format readme clean
+.PHONY: help setup data train test test-long mutants lint types unit format readme lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 14
@@ -56,6 +58,15 @@ format: $(READY)  ## let ruff mend what it can
 readme: $(READY)  ## write the config reference into README.md
 	$(BIN)/python tests/test_readme.py
 
+lock:  ## renew deploy/requirements.lock: the newest versions that pyproject.toml allows
+	rm -rf build/lock
+	"$(or $(PYTHON),python3)" -m venv build/lock
+	build/lock/bin/python -m pip install --quiet ".[cpu,dev]"
+	@{ echo "# The versions that are tested together, for either build of fbgemm_gpu, which pyproject.toml pins (written by \`make lock\`)."; \
+	    build/lock/bin/python -m pip freeze --exclude rayrec | grep -v ^fbgemm | sed 's/+cpu$$//'; } > $(LOCK).new
+	mv $(LOCK).new $(LOCK)
+	rm -rf build/lock
+
 clean:  ## remove .venv and caches; runs/ and prepared data stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find rayrec tests jobs data -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -79,10 +90,10 @@ $(BIN)/python:
 	echo "or name another interpreter: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; \
 	exit 1
 
-$(READY): pyproject.toml | $(BIN)/python
+$(READY): pyproject.toml $(LOCK) | $(BIN)/python
 	@$(BIN)/python -c "$(CHECK_PYTHON)" || { \
 	    echo "$(VENV) does not run Python 3.11 or 3.12: make clean, then make $(MAKECMDGOALS)" >&2; exit 1; }
 	@rm -f $(VENV)/.ready-*
 	@$(BIN)/python -m pip uninstall --quiet --yes $(OTHER_BUILD) 2>/dev/null || true
-	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRA),dev]"
+	$(BIN)/python -m pip install --quiet --constraint $(LOCK) --editable ".[$(EXTRA),dev]"
 	@touch $@

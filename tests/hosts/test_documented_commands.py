@@ -1,0 +1,60 @@
+"""The README's commands for a cluster, word for word, in a home where a local run was before, and in a fresh one."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.apart import fresh_home, run_apart, skip_without_namespaces
+from tests.train.small import raw_config, write_all
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+ROOT = Path(__file__).resolve().parents[2]
+LOCAL_RUN = 'import ray; ray.init(address="local", num_cpus=1, include_dashboard=False); ray.shutdown()'
+WITHOUT_TOKEN = """
+mkdir -p "$HOME/stranger"
+for mode in token disabled; do
+    if HOME="$HOME/stranger" RAY_AUTH_MODE=$mode ray job submit --address http://127.0.0.1:8265 -- echo let-in; then
+        echo "a stranger was let in under RAY_AUTH_MODE=$mode"; exit 1
+    fi
+done
+echo strangers refused
+"""
+
+
+def cluster_commands(readme: Path, heading: str) -> str:
+    """The first shell block below a heading."""
+    found = re.search(rf"^## {heading}\n.*?```bash\n(.*?)```", readme.read_text(), re.DOTALL | re.MULTILINE)
+    assert found, heading
+    return found.group(1)
+
+
+@pytest.mark.parametrize("ran_before", [True, False], ids=["after a local run", "in a fresh home"])
+def test_the_readmes_commands_work_whatever_ran_before(ran_before: bool, tmp_path: Path) -> None:
+    skip_without_namespaces()
+    import yaml
+
+    write_all(tmp_path, rows=200)
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump(raw_config(tmp_path)))
+    words = cluster_commands(ROOT / "README.md", "On a cluster")
+    for there, here in (
+        ("data/movielens/train.yaml", str(tmp_path / "train.yaml")),
+        ("trainer.num_workers=8", "trainer.num_workers=2"),
+        ("/shared/runs", str(tmp_path / "runs")),
+    ):
+        assert there in words
+        words = words.replace(there, here)
+    with fresh_home() as environment:
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+        if ran_before:
+            words = f"{sys.executable} -c '{LOCAL_RUN}'\ntest -s ~/.ray/auth_token\n{words}"
+        done = run_apart(words + WITHOUT_TOKEN, environment, ROOT, timeout_s=400)
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text
+    assert "succeeded" in text and "strangers refused" in text, text
+    assert "let-in" not in done.stdout.replace("echo let-in", ""), text
+    assert list((tmp_path / "runs").glob("*/result.json"))
