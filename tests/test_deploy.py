@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
@@ -107,3 +113,43 @@ def test_the_image_copies_files_that_exist() -> None:
     copied = {source for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE) for source in line.split()[:-1]}
     assert {line.removeprefix("!") for line in ignored if line.startswith("!")} == copied
     assert re.search(r"^USER ray$", text, re.MULTILINE)
+
+
+def locked() -> dict[str, str]:
+    """Package → version of the lock file."""
+    lines = (DEPLOY / "requirements.lock").read_text().splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def test_every_dependency_is_bounded_above_and_locked_within_its_bounds() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    pins = locked()
+    for text in [*project["dependencies"], *extras["cpu"], *extras["cuda"], *extras["avro"], *extras["dev"]]:
+        requirement = Requirement(text)
+        assert {"<", "==", "~="} & {each.operator for each in requirement.specifier}, f"{text}: no upper bound"
+        if not requirement.name.startswith("fbgemm"):  # two builds of one version, pinned by the extras
+            version = pins.get(canonicalize_name(requirement.name))
+            assert version and version in requirement.specifier, f"{text}: locked at {version}; run `make lock`"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_images_install_line_fills_a_fresh_environment_with_what_is_locked(tmp_path: Path) -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    (line,) = re.findall(r"^RUN pip (install .*)$", text, re.MULTILINE)
+    words = shlex.split(line.replace("${EXTRA}", "cpu"))
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path)], check=True)
+    python = tmp_path / "bin" / "python"
+    done = subprocess.run([python, "-m", "pip", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    listed = subprocess.run([python, "-m", "pip", "list", "--format=json"], check=True, capture_output=True, text=True)
+    installed = {canonicalize_name(each["name"]): each["version"].split("+")[0] for each in json.loads(listed.stdout)}
+    pins = locked()
+    besides = {"pip", "setuptools", "rayrec", "fbgemm-gpu-cpu"}
+    assert {name: version for name, version in installed.items() if name not in besides} == {
+        name: pins.get(name) for name in installed if name not in besides
+    }
+    help_text = subprocess.run([tmp_path / "bin" / "rayrec", "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert "train" in help_text.stdout, help_text.stderr

@@ -1,4 +1,4 @@
-"""Commands in network and process namespaces of their own: default ports are free, and all they start ends with them."""
+"""Commands in network and process namespaces of their own: default ports are free, all they start ends with them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def run_apart(
 ) -> subprocess.CompletedProcess[str]:
     """Run a shell script in namespaces of its own, with loopback up; whatever it leaves running ends with it."""
     command = [*APART, "bash", "-euo", "pipefail", "-c", f"ip link set lo up\n{script}"]
-    return subprocess.run(
-        command, cwd=folder, env=dict(environment), capture_output=True, text=True, timeout=timeout_s
-    )
+    return subprocess.run(command, cwd=folder, env=dict(environment), capture_output=True, text=True, timeout=timeout_s)
 
 
 @contextmanager
