@@ -1,10 +1,15 @@
-"""Runs a command; what goes wrong becomes one clean message and an exit status: 1, 2 for usage, 130 for Ctrl-C."""
+"""Runs a command; what goes wrong becomes one clean message and an exit status: 1, 2 for usage,
+130 for Ctrl-C, 143 for SIGTERM."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,6 +17,7 @@ from rich.markup import escape
 from rayrec.cli.app import app
 
 DEBUG = "--debug"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main() -> None:
@@ -27,13 +33,27 @@ def run(args: Sequence[str]) -> int:
     """
     if DEBUG in args:
         os.environ["RAYREC_DEBUG"] = "1"
+    before = {number: signal.signal(number, _end) for number in _SIGNALS} if _is_main_thread() else {}
     try:
         app(args=[arg for arg in args if arg != DEBUG], prog_name="rayrec")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(bool(end.code))
     except Exception as error:
         return _report(error)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return 0
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _end(number: int, _: FrameType | None) -> NoReturn:
+    """Before and after a run, which listens itself, a stop signal ends the command at once."""
+    Console(stderr=True).print("interrupted", style="yellow")
+    raise SystemExit(128 + number)
 
 
 def _report(error: Exception) -> int:
@@ -45,7 +65,7 @@ def _report(error: Exception) -> int:
         console.print_exception()
     if isinstance(error, Interrupted):
         console.print(escape(str(error)), style="yellow", highlight=False, soft_wrap=True)
-        return 130
+        return 128 + error.signal
     own = isinstance(error, ValueError) and str(error)
     text = str(error) if own else f"{type(error).__name__}: {error} (--debug shows where)"
     console.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)

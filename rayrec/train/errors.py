@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -22,22 +21,37 @@ class StorageError(TrainError):
 
 
 class Interrupted(TrainError):
-    """The user stopped the run."""
+    """The run was stopped from outside.
+
+    Args:
+        signal: number of the signal that asked for it; a command ends with 128 + it.
+    """
+
+    def __init__(self, message: str, signal: int = 2) -> None:
+        super().__init__(message)
+        self.signal = signal
 
 
-# What torch, gloo and NCCL say on a rank whose peer went away; they come as plain RuntimeErrors.
-_PEER_IS_GONE = re.compile(
-    r"gloo|nccl|connection (closed|reset|refused|aborted|was)|broken pipe|socket (timeout|closed)|"
-    r"timed out waiting|process ?group|store.*(closed|timeout)|peer",
-    re.IGNORECASE,
-)
+# An error that comes out of here is what a rank sees of the others: torch raises most of them as plain RuntimeErrors.
+_EXCHANGES = ("torch.distributed.", "rayrec.distributed.comm.")
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether `error` is what a rank sees of another rank's end, so not a cause of its own."""
+    """Whether `error` is what a rank sees of another rank's end, so not a cause of its own.
+
+    Decided by its type and by where it was raised, never by its words.
+    """
     if "torch.distributed" in sys.modules and isinstance(error, sys.modules["torch.distributed"].DistError):
         return True
-    return type(error) in (RuntimeError, TimeoutError, ConnectionError) and bool(_PEER_IS_GONE.search(str(error)))
+    return type(error) in (RuntimeError, TimeoutError, ConnectionError) and _raised_in(error).startswith(_EXCHANGES)
+
+
+def _raised_in(error: BaseException) -> str:
+    """The module whose line raised the error, with a dot at its end; of foreign code, the one that called it."""
+    place, where = error.__traceback__, ""
+    while place is not None:
+        where, place = str(place.tb_frame.f_globals.get("__name__", "")), place.tb_next
+    return f"{where}."
 
 
 def is_retryable(error: BaseException) -> bool:

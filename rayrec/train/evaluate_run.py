@@ -24,6 +24,7 @@ class _Ending:
 
     fatal: str | None = None
     done: Record | None = None
+    stopped: str | None = None
     step: int = 0
 
     def __call__(self, record: Record) -> None:
@@ -31,6 +32,8 @@ class _Ending:
             self.fatal = self.fatal or record["error"]
         elif record["kind"] == "done":
             self.done = record
+        elif record["kind"] == "stopped":
+            self.stopped = "interrupted"
 
 
 def evaluate_run(

@@ -1,7 +1,7 @@
 """How workers tell the driver what happens: records (plain dicts) in a mailbox.
 
 Workers never wait for the driver, and the driver polls. What is done with a record lives in `recorder.py`.
-Kinds of records: begin, plan, progress, train, eval, event, failure (from Ray's controller), fatal, done.
+Kinds of records: begin, plan, progress, train, eval, event, failure (from Ray's controller), stopped, fatal, done.
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ class Sink(Protocol):
     def failed_ranks(self) -> int:
         """How many ranks have sent a fatal record."""
 
+    def stop_asked(self) -> bool:
+        """Whether the driver wants the run to stop."""
+
+    def waiting(self, rank: int, place: str | None) -> dict[int, str]:
+        """Tells where this rank waits for the others (None: it does not), and returns that of all that wait."""
+
 
 class Mailbox:
     """Keeps records until they are taken; runs as an actor, or in the driver's own process."""
@@ -39,18 +45,41 @@ class Mailbox:
         self._records: list[Record] = []
         self._attempt = attempts_before
         self._failed: set[int] = set()
+        self._waiting: dict[int, str] = {}
+        self._stop = False
+        self._saved_step = self._failures = 0
 
     def begin(self, leader: bool) -> bool:
         self._attempt += leader and not self._failed
+        self._waiting.clear()
         return bool(self._failed)
 
     def put(self, record: Record) -> None:
         if record["kind"] == "fatal":
             self._failed.add(record["rank"])
+        if record.get("event") == "checkpoint" and record["step"] > self._saved_step:
+            self._saved_step, self._failures = record["step"], 0
         self._records.append({"time": time.time(), "attempt": self._attempt, **record})
 
     def failed_ranks(self) -> int:
         return len(self._failed)
+
+    def failed_again(self) -> int:
+        """Counts a failure of the worker group: how many there were since the run last got further."""
+        self._failures += 1
+        return self._failures
+
+    def ask_stop(self) -> None:
+        self._stop = True
+
+    def stop_asked(self) -> bool:
+        return self._stop
+
+    def waiting(self, rank: int, place: str | None) -> dict[int, str]:
+        self._waiting.pop(rank, None)
+        if place is not None:
+            self._waiting[rank] = place
+        return dict(self._waiting)
 
     def take(self) -> list[Record]:
         """All records since the last call."""
@@ -76,6 +105,13 @@ class ActorSink:
 
     def failed_ranks(self) -> int:
         return int(self._get(self.actor.failed_ranks.remote()))
+
+    def stop_asked(self) -> bool:
+        return bool(self._get(self.actor.stop_asked.remote()))
+
+    def waiting(self, rank: int, place: str | None) -> dict[int, str]:
+        everyone: dict[int, str] = self._get(self.actor.waiting.remote(rank, place))
+        return everyone
 
     def _get(self, answer: Any) -> Any:
         import ray
@@ -103,6 +139,12 @@ class DirectSink:
 
     def failed_ranks(self) -> int:
         return self.mailbox.failed_ranks()
+
+    def stop_asked(self) -> bool:
+        return self.mailbox.stop_asked()
+
+    def waiting(self, rank: int, place: str | None) -> dict[int, str]:
+        return self.mailbox.waiting(rank, place)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from rayrec.train import build
 from rayrec.train.config import TrainConfig
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.launch import run_job
-from rayrec.train.driver.recorder import Recorder
+from rayrec.train.driver.recorder import Lines, Recorder, told
 from rayrec.train.errors import Interrupted, StorageError, TrainError
 from rayrec.train.paths import resolved
 from rayrec.train.report import write_report
@@ -117,7 +117,8 @@ class Trainer:
         recorder.close()
         result = Result(folder=self.folder.path, **outcome, recoveries=recorder.recoveries)
         write_json(self.folder.result, result.to_dict())
-        write_report(self.folder.path)
+        with told(self.display, self.folder.report):
+            write_report(self.folder.path)
         self._show(result)
         return result
 
@@ -184,9 +185,11 @@ class Trainer:
         kind = "interrupted" if isinstance(error, Interrupted) else "failed"
         at = {"time": time.time(), "step": recorder.step, "attempt": recorder.attempt}
         record = {"kind": "event", **at, "event": kind, "message": str(error)}
-        with open(self.folder.metrics, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-        write_report(self.folder.path)
+        lines = Lines(self.folder.metrics, self.display)
+        lines.add(json.dumps(record))
+        lines.close()
+        with told(self.display, self.folder.report):
+            write_report(self.folder.path)
 
     def _with_advice(self, error: TrainError) -> TrainError:
         """The error, and where the run can be taken up again."""
@@ -194,8 +197,9 @@ class Trainer:
         if latest is None:
             return error
         advice = f"the checkpoint of step {latest.step} is intact; the same command goes on from it"
-        told = type(error)(f"{error}\n{advice}")
-        return told
+        if isinstance(error, Interrupted):
+            return Interrupted(f"{error}\n{advice}", error.signal)
+        return type(error)(f"{error}\n{advice}")
 
     def _show(self, result: Result) -> None:
         folder = self.folder

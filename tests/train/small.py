@@ -112,6 +112,12 @@ class Silent:
     def failed_ranks(self) -> int:
         return 0
 
+    def stop_asked(self) -> bool:
+        return False
+
+    def waiting(self, rank: int, place: str | None) -> dict[int, str]:
+        return {}
+
 
 def rank_session(group: dist.ProcessGroup) -> Session:
     """The session of a rank of the test pool."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,11 @@ from ray.exceptions import RayActorError
 from rich.console import Console
 
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.launch import failure_reason
+from rayrec.train.driver.launch import failure_reason, too_often
 from rayrec.train.driver.plan_table import bytes_text, plan_table
 from rayrec.train.driver.recorder import Recorder
+from rayrec.train.driver.signals import StopSignals, listening, run_beside
+from rayrec.train.errors import Interrupted
 from rayrec.train.run_folder import RunFolder
 from rayrec.train.run_log import DirectSink, Mailbox, Record, drained
 
@@ -157,3 +162,61 @@ def test_a_record_that_cannot_be_kept_is_an_error_and_a_late_answer_is_not() -> 
         while not seen and time.monotonic() < until:
             time.sleep(0.01)
     assert seen == [{"kind": "x"}]
+
+
+def test_metrics_that_cannot_be_written_are_told_and_the_run_goes_on(tmp_path: Path) -> None:
+    """A folder in the file's place; the lines are kept and written when it is gone."""
+    out = io.StringIO()
+    (tmp_path / "metrics.jsonl").mkdir()
+    (tmp_path / "plan.json").mkdir()
+    recorder = Recorder(RunFolder(tmp_path), Display(Console(file=out, width=300)))
+    sink = DirectSink(Mailbox(), recorder)
+    sink.put({**TRAIN, "step": 1})
+    sink.put({**TRAIN, "step": 2})
+    sink.put({"kind": "plan", "plan": {"version": 1, "plan": {}, "memory": []}})
+    assert out.getvalue().count("metrics.jsonl cannot be written (Is a directory)") == 1
+    assert "plan.json cannot be written" in out.getvalue()
+    (tmp_path / "metrics.jsonl").rmdir()
+    sink.put({**TRAIN, "step": 3})
+    recorder.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+
+
+def test_failures_count_only_until_the_run_gets_further() -> None:
+    box = Mailbox()
+    assert [box.failed_again(), box.failed_again()] == [1, 2]
+    box.put({"kind": "event", "event": "checkpoint", "step": 10})
+    assert box.failed_again() == 1
+    box.put({"kind": "event", "event": "checkpoint", "step": 10})  # the same again: no progress
+    assert box.failed_again() == 2
+
+
+def test_a_run_that_is_given_up_says_how_often_and_why() -> None:
+    text = too_often(4, 3, "worker 1 was lost")
+    assert "failed 4 times without a new checkpoint" in text
+    assert "trainer.max_failures=3" in text and text.endswith("the last time: worker 1 was lost")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_asks_and_the_second_ends(number: int) -> None:
+    asked = threading.Event()
+    signals = StopSignals(asked.set, grace_s=60)
+    release = threading.Event()
+    with listening(signals):
+        threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+        threading.Timer(0.9, os.kill, (os.getpid(), number)).start()
+        with pytest.raises(Interrupted, match="interrupted twice") as caught:
+            run_beside(lambda: release.wait(20), signals)
+    release.set()
+    assert asked.is_set()
+    assert caught.value.signal == number
+
+
+def test_a_stop_that_takes_longer_than_its_grace_is_an_end() -> None:
+    release = threading.Event()
+    signals = StopSignals(lambda: None, grace_s=0.2)
+    signals(signal.SIGTERM)
+    with pytest.raises(Interrupted, match=r"no last checkpoint within trainer\.grace_s=0\.2 s"):
+        run_beside(lambda: release.wait(20), signals)
+    release.set()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,6 +161,32 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint_has_it(tmp_p
     write_all(tmp_path, rows=300)
     with pytest.raises(TrainError, match=r"not a finite number any more.*lower optimizers\.dense\.lr"):
         trainer(tmp_path, optimizers__dense={"kind": "sgd", "lr": 1e30}, trainer__checkpoint_every=3).fit()
+    assert CheckpointStore(tmp_path / "runs" / "small" / "checkpoints").latest() is None
+
+
+@pytest.mark.parametrize("at", ["step", "evaluation"])
+def test_a_stop_signal_takes_a_last_checkpoint_and_the_run_goes_on_from_it(tmp_path: Path, at: str) -> None:
+    """SIGTERM in the 8th step, or in the first evaluation, whose training has ended at step 16."""
+    write_all(tmp_path)
+    calls = {"step": 8, "evaluation": 18}
+
+    class Signals(Stops):
+        def forward(self, batch: Batch) -> Any:
+            calls[at] -= 1
+            if calls[at] == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.5)
+            return super().forward(batch)
+
+    with pytest.raises(Interrupted, match="the checkpoint of step") as caught:
+        trainer(tmp_path, factory=lambda **given: Signals(1000, KeyboardInterrupt, **given)).fit()
+    assert caught.value.signal == signal.SIGTERM
+    step = {"step": 9, "evaluation": 16}[at]  # asked in step 8, heard at the next
+    assert f"stopped at step {step}, whose checkpoint is complete" in str(caught.value)
+    on = trainer(tmp_path, factory=stops(1000, KeyboardInterrupt)).fit()
+    straight = trainer(tmp_path, factory=stops(1000, KeyboardInterrupt), name="straight").fit()
+    assert on.train["samples"] == straight.train["samples"] == 2000
+    assert on.eval == straight.eval
 
 
 def test_another_config_is_refused_and_named(finished: tuple[Path, Result]) -> None:

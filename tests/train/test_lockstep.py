@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from ray.exceptions import WorkerCrashedError
 
 from rayrec.data import DataError
 from rayrec.data.order.epoch import dealt
-from rayrec.distributed.comm import count_collectives
+from rayrec.distributed.comm import all_to_all, count_collectives
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.errors import is_lost_peer, is_retryable
@@ -48,7 +50,7 @@ def control(group: dist.ProcessGroup) -> Control:
 def turns(group: dist.ProcessGroup, sizes: list[list[int]]) -> tuple[list[tuple[int, int, Any]], int]:
     mine = Rows(sizes[group.rank()])
     with count_collectives() as counted:
-        found = [(turn.batch.rows, turn.rows, turn.cursor) for turn in in_step(mine, batch(0), control(group))]
+        found = [(given.batch.rows, given.rows, given.cursor) for given in in_step(mine, batch(0), control(group))]
     return found, counted.total()
 
 
@@ -74,7 +76,7 @@ class Late(Rows):
 
 def waits(group: dist.ProcessGroup) -> list[float]:
     mine = Late([5, 5], 0.2) if group.rank() == 1 else Rows([5, 5])
-    return [turn.wait_s for turn in in_step(mine, batch(0), control(group), since=time.perf_counter() - 0.1)]
+    return [given.wait_s for given in in_step(mine, batch(0), control(group), since=time.perf_counter() - 0.1)]
 
 
 def test_a_step_has_waited_as_long_as_the_rank_that_waited_longest() -> None:
@@ -122,7 +124,7 @@ def test_acts_that_fail_on_one_rank_fail_on_all() -> None:
 def test_alone_there_is_nothing_to_exchange() -> None:
     alone = Control(0, 1, None)
     with count_collectives() as counted:
-        assert [turn.rows for turn in in_step(Rows([3, 2]), batch(0), alone)] == [3, 2]
+        assert [given.rows for given in in_step(Rows([3, 2]), batch(0), alone)] == [3, 2]
         with pytest.raises(RankError, match="bad"):
             list(in_step(Rows([3], ValueError("bad")), batch(0), alone))
     assert not counted
@@ -146,8 +148,7 @@ def test_a_batch_is_dealt_out_whole(batch_size: int, world_size: int) -> None:
         (PermissionError("x"), False),
         (OSError("I/O error"), True),
         (dist.DistBackendError("NCCL error"), True),
-        (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:25715"), True),
-        (RuntimeError("Connection reset by peer"), True),
+        (RuntimeError("Connection reset by peer"), False),  # words decide nothing
         (WorkerCrashedError(), True),
     ],
 )
@@ -160,3 +161,59 @@ def test_a_read_that_ray_lost_is_tried_again() -> None:
     error.__cause__ = WorkerCrashedError()
     assert is_retryable(error)
     assert not is_lost_peer(error)
+
+
+def outlives_rank_1(group: dist.ProcessGroup, folder: Path, exchange: str) -> None:
+    if group.rank() == 1:
+        os._exit(1)
+    parts = torch.zeros(2, 3, requires_grad=True)
+    try:
+        if exchange == "control":
+            control(group).sums([1.0])
+        else:
+            wait = all_to_all(torch.empty(2, 3), parts.detach(), None, None, group)
+            wait()
+    except Exception as error:
+        (folder / "told").write_text(f"{is_lost_peer(error)} {is_retryable(error)} {type(error).__name__}")
+
+
+@pytest.mark.parametrize("exchange", ["control", "model"])
+def test_what_a_rank_sees_of_anothers_death_is_known_by_where_it_was_raised(tmp_path: Path, exchange: str) -> None:
+    with pytest.raises(AssertionError, match="rank 1: the process died"):
+        on_ranks(2, outlives_rank_1, tmp_path, exchange)
+    assert (tmp_path / "told").read_text().startswith("True True")
+
+
+def both_fail(group: dist.ProcessGroup) -> tuple[str, bool]:
+    errors = [OSError("disk is away"), ValueError("a label is 2"), KeyError("x")]
+    with pytest.raises(RankError) as caught:
+        control(group).load(1, 1.0, error=errors[group.rank()])
+    return str(caught.value), caught.value.retry
+
+
+def test_of_several_failures_the_first_lasting_one_is_told() -> None:
+    assert on_ranks(3, both_fail) == [("a label is 2", False)] * 3
+
+
+def at_unlike_places(group: dist.ProcessGroup) -> str:
+    ranks = control(group)
+    ranks.sums([1.0])
+    with pytest.raises(RankError) as caught:
+        ranks.gather("a") if group.rank() else ranks.load(3, 3.0)
+    return str(caught.value)
+
+
+def test_ranks_at_unlike_exchanges_are_told_so() -> None:
+    first, second = on_ranks(2, at_unlike_places)
+    assert first == second
+    assert "rank 0: step (exchange 1); rank 1: gather (exchange 1)" in first
+
+
+def stopped(group: dist.ProcessGroup) -> list[bool]:
+    asked = iter([False, group.rank() == 1, False])
+    ranks = Control(group.rank(), group.size(), group, stop_asked=lambda: next(asked))
+    return [given.stop for given in in_step(Rows([2, 2]), batch(0), ranks)]
+
+
+def test_a_stop_that_one_rank_has_heard_of_reaches_all_at_the_same_step() -> None:
+    assert on_ranks(2, stopped) == [[False, True]] * 2

@@ -125,9 +125,9 @@ def trained(
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, Counter[str]]:
     session = rank_session(group)
     learner = make_learner(make_job(raw), session)
-    for turn in in_step(Steps(steps), empty_batch(make_job(raw).config.data_schema), session.control):
+    for given in in_step(Steps(steps), empty_batch(make_job(raw).config.data_schema), session.control):
         with count_collectives() as counted:
-            learner.step(turn.batch, turn.share)
+            learner.step(given.batch, given.share)
     return parameters(learner), scores(learner, probe), counted
 
 

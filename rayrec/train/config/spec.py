@@ -173,7 +173,17 @@ class TrainerConfig(Section):
     threads_per_worker: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto", description="compute threads of a worker; `auto`: the CPUs of a machine shared by its workers"
     )
-    max_failures: int = Field(default=3, ge=0, description="how often a lost worker is replaced before the run fails")
+    max_failures: int = Field(
+        default=3, ge=0, description="how often in a row workers may fail without a new checkpoint before the run fails"
+    )
+    grace_s: float = Field(
+        default=30.0, ge=0, description="seconds that SIGTERM or Ctrl-C leave for a last checkpoint before the run ends"
+    )
+    hang_s: float = Field(
+        default=900.0,
+        gt=0,
+        description="seconds without any movement after which a worker tells its stacks and the workers are restarted",
+    )
     wait_for_resources_s: float = Field(
         default=30.0, ge=0, description="seconds to wait for a cluster's CPUs and GPUs to become free before refusing"
     )

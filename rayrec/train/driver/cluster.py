@@ -14,6 +14,7 @@ import ray
 
 from rayrec.train.driver.console import Display, debugging
 from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
+from rayrec.train.driver.signals import handlers_kept
 from rayrec.train.errors import TrainError
 from rayrec.train.worker.session import available_cpus
 
@@ -71,7 +72,8 @@ def connected() -> Iterator[Cluster]:
         address = os.environ.get("RAY_ADDRESS")
         if not address:
             stack.enter_context(_defaults(LOCAL_ENV))
-        _init(address)
+        with handlers_kept():
+            _init(address)
         try:
             yield Cluster(local=not address)
         finally:

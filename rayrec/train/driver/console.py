@@ -102,6 +102,8 @@ class Display:
             self.debug(record["message"])
         else:
             self.say(record["message"], style="yellow")
+        if record.get("stacks"):
+            self.say(record["stacks"], style="dim")
 
     def summary(self, result: Mapping[str, Any], places: Mapping[str, str]) -> None:
         """How the run ended and where everything is."""

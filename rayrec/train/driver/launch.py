@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
-from rayrec.train.config import TrainerConfig
 from rayrec.train.driver.cluster import Cluster, await_resources, connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.resources import Demand, demand
+from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted, TrainError, describe
 from rayrec.train.run_log import DirectSink, Mailbox, Record, drained
 from rayrec.train.worker.entry import work_alone, work_on_ray
@@ -26,11 +24,13 @@ class Listener(Protocol):
     Args:
         fatal: why it failed.
         done: the record of its end.
+        stopped: what the workers said when they stopped because they were asked to.
         step: the last step heard of.
     """
 
     fatal: str | None
     done: Record | None
+    stopped: str | None
 
     @property
     def step(self) -> int: ...
@@ -42,11 +42,11 @@ def run_job(job: Job, listener: Listener, display: Display, attempts_before: int
     """Run a job to its end and return the outcome its rank 0 told.
 
     Raises:
-        TrainError: it failed, with the cause; `ResourceError` where Ray has not what it needs, `Interrupted` where the
-            user stopped it.
+        TrainError: it failed, with the cause; `ResourceError` where Ray has not what it needs, `Interrupted` where it
+            was stopped by SIGINT or SIGTERM.
     """
     if job.config.trainer.num_workers == 0:
-        _run_alone(job, listener, attempts_before)
+        _run_alone(job, listener, display, attempts_before)
     else:
         with connected() as cluster:
             _run_on_ray(job, listener, display, attempts_before, cluster)
@@ -58,13 +58,30 @@ def run_job(job: Job, listener: Listener, display: Display, attempts_before: int
     return outcome
 
 
-def _run_alone(job: Job, listener: Listener, attempts_before: int) -> None:
+def _stop_signals(job: Job, ask: Callable[[], object], display: Display) -> StopSignals:
+    grace_s = job.config.trainer.grace_s
+
+    def tell_and_ask() -> None:
+        display.say(f"stopping: a last checkpoint within {grace_s:g} s (once more to end at once) …", style="yellow")
+        ask()
+
+    return StopSignals(tell_and_ask, grace_s)
+
+
+def _run_alone(job: Job, listener: Listener, display: Display, attempts_before: int) -> None:
+    mailbox = Mailbox(attempts_before)
+    signals = _stop_signals(job, mailbox.ask_stop, display)
     try:
-        work_alone(job, DirectSink(Mailbox(attempts_before), listener))
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted") from None
+        with listening(signals):
+            run_beside(lambda: work_alone(job, DirectSink(mailbox, listener)), signals)
+    except (KeyboardInterrupt, SystemExit):
+        raise signals.interrupted("interrupted") from None
+    except Interrupted:
+        raise
     except Exception as error:
         raise TrainError(listener.fatal or describe(error)) from error
+    if listener.stopped is not None:
+        raise signals.interrupted(listener.stopped)
 
 
 def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before: int, cluster: Cluster) -> None:
@@ -75,34 +92,44 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
     await_resources(cluster, need, trainer.wait_for_resources_s, display)
     each = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
     display.say(f"starting {need.num_workers} workers ({each} each) on {'a local' if cluster.local else 'the'} Ray …")
-    actor: Any = ray.remote(num_cpus=0)(Mailbox).remote(attempts_before)
+    actor = _mailbox_actor(attempts_before)
+    signals = _stop_signals(job, lambda: ray.get(actor.ask_stop.remote(), timeout=30), display)
     try:
-        with drained(lambda: ray.get(actor.take.remote(), timeout=30), listener):
-            _fit(job, actor, need, listener)
+        with listening(signals), drained(lambda: ray.get(actor.take.remote(), timeout=30), listener):
+            _fit(job, actor, need, listener, signals)
     finally:
         with suppress(Exception):  # the cluster may be gone
             ray.kill(actor)
         shutil.rmtree(job.files.ray_state, ignore_errors=True)
+    if listener.stopped is not None:
+        raise signals.interrupted(listener.stopped)
 
 
-def _fit(job: Job, actor: Any, need: Demand, listener: Listener) -> None:
+def _mailbox_actor(attempts_before: int) -> Any:
+    """The mailbox, on the driver's own node: no other node's end takes it away. Should its process end, Ray makes
+    another, and what had not been taken is lost."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    made: Any = ray.remote(num_cpus=0)(Mailbox)
+    return made.options(max_restarts=-1, max_task_retries=-1, scheduling_strategy=here).remote(attempts_before)
+
+
+def _fit(job: Job, actor: Any, need: Demand, listener: Listener, signals: StopSignals) -> None:
     from ray.exceptions import RayActorError
     from ray.train import TrainingFailedError
 
-    trainer = job.config.trainer
-    with _own_sigint():
-        try:
-            _torch_trainer(job, actor, need).fit()
-        except (KeyboardInterrupt, SystemExit):
-            raise Interrupted("interrupted") from None
-        except RayActorError as error:
-            # Ray Train answers Ctrl-C by ending its workers, and then its controller by `exit_actor`.
-            if "exit_actor" in str(error):
-                raise Interrupted("interrupted") from None
-            raise TrainError(f"Ray Train's controller was lost: {_line(str(error), 400)}") from error
-        except TrainingFailedError as error:
-            if listener.fatal is None:
-                raise TrainError(_gave_up(error, trainer)) from error
+    try:
+        # In a thread Ray Train sets no handler of its own for Ctrl-C.
+        run_beside(lambda: _torch_trainer(job, actor, need).fit(), signals)
+    except (KeyboardInterrupt, SystemExit):
+        raise signals.interrupted("interrupted") from None
+    except RayActorError as error:
+        raise TrainError(f"Ray Train's controller was lost: {_line(str(error), 400)}") from error
+    except TrainingFailedError as error:
+        if listener.fatal is None and listener.stopped is None:
+            raise TrainError(_gave_up(error)) from error
 
 
 def _torch_trainer(job: Job, actor: Any, need: Demand) -> Any:
@@ -111,7 +138,8 @@ def _torch_trainer(job: Job, actor: Any, need: Demand) -> Any:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     trainer = job.config.trainer
-    failures: Any = ray.train.FailureConfig  # typed as its older self, which lacks a limit of the controller's failures
+    # Typed as its older self. How often a group is replaced is decided by the callback, which knows of progress.
+    failures: Any = ray.train.FailureConfig
     resources = {"CPU": need.cpus_per_worker, **({"GPU": 1} if need.use_gpu else {})}
     shutil.rmtree(job.files.ray_state, ignore_errors=True)
     return TorchTrainer(
@@ -124,26 +152,40 @@ def _torch_trainer(job: Job, actor: Any, need: Demand) -> Any:
         run_config=RunConfig(
             name=job.config.name,
             storage_path=str(job.files.ray_state),
-            failure_config=failures(max_failures=trainer.max_failures, controller_failure_limit=3),
-            callbacks=[_failure_reporter(actor)],
+            failure_config=failures(max_failures=-1, controller_failure_limit=3),
+            callbacks=[_failure_reporter(actor, trainer.max_failures)],
         ),
     )
 
 
-def _failure_reporter(actor: Any) -> Any:
-    """Tells the driver why a worker group failed, and ends the run where it would fail again; Ray calls it in its
-    controller, which starts no new group after a callback has failed."""
+def _failure_reporter(actor: Any, max_failures: int) -> Any:
+    """Tells the driver why a worker group failed, and ends the run where it would fail again or has failed too often
+    without getting further; Ray calls it in its controller, which starts no new group after a callback has failed."""
     import ray
     from ray.train import UserCallback
 
     class FailureReporter(UserCallback):
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
             reason = failure_reason(worker_exceptions)
-            if ray.get(actor.failed_ranks.remote(), timeout=30):
+            if ray.get(actor.failed_ranks.remote(), timeout=30) or ray.get(actor.stop_asked.remote(), timeout=30):
                 raise TrainError(reason)
+            failures = ray.get(actor.failed_again.remote(), timeout=30)
+            if failures > max_failures:
+                text = too_often(failures, max_failures, reason)
+                ray.get(actor.put.remote({"kind": "fatal", "rank": 0, "error": text}), timeout=30)
+                raise TrainError(text)
             actor.put.remote({"kind": "failure", "reason": reason})
 
     return FailureReporter()
+
+
+def too_often(failures: int, max_failures: int, reason: str) -> str:
+    """Why a run is given up."""
+    times = "once" if failures == 1 else f"{failures} times"
+    return (
+        f"the workers failed {times} without a new checkpoint between, more often than "
+        f"trainer.max_failures={max_failures} allows; the last time: {reason}"
+    )
 
 
 def failure_reason(failures: dict[int, Exception]) -> str:
@@ -173,25 +215,9 @@ def _line(text: str, limit: int = 200) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
-def _gave_up(error: Exception, trainer: TrainerConfig) -> str:
+def _gave_up(error: Exception) -> str:
     failures = getattr(error, "worker_failures", None)
     if failures:
-        return (
-            f"workers failed more often than trainer.max_failures={trainer.max_failures} allows; the last time: "
-            f"{failure_reason(failures)}"
-        )
+        return failure_reason(failures)
     cause = getattr(error, "controller_failure", error)
     return f"Ray Train gave up: {_line(str(cause), 400)}"
-
-
-@contextmanager
-def _own_sigint() -> Iterator[None]:
-    """Ray Train sets a handler for Ctrl-C and leaves it there; take it back afterwards."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before: Callable[..., Any] | int | None = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

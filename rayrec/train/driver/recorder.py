@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rayrec.train.driver.console import Display
+from rayrec.train.errors import StorageError
 from rayrec.train.run_folder import RunFolder, write_json
 from rayrec.train.run_log import Record
 
@@ -14,6 +19,52 @@ CURVES = {
     "train": ("loss", "ne", "auc", "samples_per_second", "data_wait_fraction"),
     "eval": ("auc", "gauc", "ne", "logloss", "calibration"),
 }
+
+
+MOST_KEPT = 100_000
+
+
+@contextmanager
+def told(display: Display, path: Path) -> Iterator[None]:
+    """What cannot be written is told, and the run goes on."""
+    try:
+        yield
+    except (OSError, StorageError) as error:
+        reason = getattr(error, "strerror", None) or error
+        display.say(f"{path} cannot be written ({reason}); the run goes on", style="yellow")
+
+
+class Lines:
+    """Appends lines to a file. What cannot be written is told once and kept in memory for the next try."""
+
+    def __init__(self, path: Path, display: Display) -> None:
+        self._path, self._display = path, display
+        self._waiting: deque[str] = deque(maxlen=MOST_KEPT)
+        self._broken = False
+
+    def add(self, line: str) -> None:
+        self._waiting.append(line)
+        self._write()
+
+    def close(self) -> None:
+        if self._waiting:
+            self._write()
+        if self._waiting:
+            lost = f"{len(self._waiting):,} line{'' if len(self._waiting) == 1 else 's'}"
+            self._display.say(f"{self._path}: {lost} could not be written", style="yellow")
+
+    def _write(self) -> None:
+        try:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write("".join(f"{line}\n" for line in self._waiting))
+        except OSError as error:
+            if not self._broken:
+                text = f"{self._path} cannot be written ({error.strerror or error}); the run goes on and tries again"
+                self._display.say(text, style="yellow")
+            self._broken = True
+            return
+        self._waiting.clear()
+        self._broken = False
 
 
 class Recorder:
@@ -26,30 +77,33 @@ class Recorder:
 
     def __init__(self, folder: RunFolder, display: Display) -> None:
         self._folder, self._display = folder, display
-        self._metrics = open(folder.metrics, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by close()
+        self._metrics = Lines(folder.metrics, display)
         self._board: Any = None
         self._step = 0
         self._reasons: list[str] = []
         self.fatal: str | None = None
         self.done: Record | None = None
+        self.stopped: str | None = None
         self.recoveries = 0
         self.attempt = 0
 
     def __call__(self, record: Record) -> None:
         self.attempt = max(self.attempt, record["attempt"])
         if record["kind"] in KEPT:
-            self._metrics.write(json.dumps(record) + "\n")
+            self._metrics.add(json.dumps(record))
         self._step = max(self._step, int(record.get("step") or 0)) if record["kind"] != "begin" else self._step
         match record["kind"]:
             case "begin":
                 self._begin(record)
             case "plan":
-                write_json(self._folder.plan, record["plan"])
+                with told(self._display, self._folder.plan):
+                    write_json(self._folder.plan, record["plan"])
                 self._display.plan(record["plan"])
             case "progress":
                 self._display.progress(record)
             case "train" | "eval" as kind:
-                self._curves(kind, record)
+                with told(self._display, self._folder.tensorboard):
+                    self._curves(kind, record)
                 (self._display.train if kind == "train" else self._display.evaluation)(record)
             case "event":
                 self._display.event(record)
@@ -58,6 +112,8 @@ class Recorder:
             case "fatal":
                 self.fatal = self.fatal or record["error"]
                 self._display.debug(record.get("traceback", ""))
+            case "stopped":
+                self.stopped = record["message"]
             case "done":
                 self.done = record
 
@@ -113,5 +169,6 @@ class Recorder:
         """Write out what is still in memory."""
         self._metrics.close()
         if self._board is not None:
-            self._board.close()
+            with told(self._display, self._folder.tensorboard):
+                self._board.close()
         self._display.close()

@@ -9,6 +9,7 @@ import os
 import time
 from pathlib import Path
 
+from rayrec.train.errors import StorageError
 from rayrec.train.report.page import page
 from rayrec.train.report.run import read_run
 
@@ -34,5 +35,5 @@ def write_report(run_dir: Path) -> Path:
         partial.replace(report)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise ValueError(f"report {report}: cannot be written ({error.strerror or error})") from error
+        raise StorageError(f"report {report}: cannot be written ({error.strerror or error})") from error
     return report

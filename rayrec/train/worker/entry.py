@@ -9,9 +9,10 @@ from typing import Any
 
 from rayrec.train.errors import describe, is_retryable
 from rayrec.train.run_log import ActorSink, Sink
-from rayrec.train.worker.lockstep import RankError
+from rayrec.train.worker.lockstep import RankError, StopRequested
 from rayrec.train.worker.loop import fit, score_checkpoint
 from rayrec.train.worker.session import Job, Session, session_alone, session_on_ray, set_threads
+from rayrec.train.worker.watch import Watch
 
 TASKS: dict[str, Callable[[Job, Session], dict[str, Any]]] = {"fit": fit, "evaluate": score_checkpoint}
 PEERS_FAIL_WITHIN_S = 1.0
@@ -24,20 +25,17 @@ def work_on_ray(handed: dict[str, Any]) -> None:
     job: Job = handed["job"]
     context = ray.train.get_context()
     set_threads(job.config, context.get_local_world_size())
-    sink = ActorSink(handed["log"])
-    attempt(
-        job,
-        sink,
-        context.get_world_rank(),
-        context.get_world_size(),
-        lambda: session_on_ray(sink, job.config.trainer.timeout_s),
-    )
+    sink, trainer = ActorSink(handed["log"]), job.config.trainer
+    rank, world_size = context.get_world_rank(), context.get_world_size()
+    with Watch(sink, rank, world_size, hang_s=trainer.hang_s) as watch:
+        attempt(job, sink, rank, world_size, lambda: session_on_ray(sink, trainer.timeout_s, watch.stop_asked))
 
 
 def work_alone(job: Job, sink: Sink) -> None:
-    """The same in this process, for a world of one."""
+    """The same in this process, for a world of one; a hang is only told."""
     set_threads(job.config, 1)
-    attempt(job, sink, 0, 1, lambda: session_alone(sink))
+    with Watch(sink, 0, 1, hang_s=job.config.trainer.hang_s, end=None) as watch:
+        attempt(job, sink, 0, 1, lambda: session_alone(sink, lambda: watch.stop_asked() or sink.stop_asked()))
 
 
 def attempt(job: Job, sink: Sink, rank: int, world_size: int, join: Callable[[], Session]) -> None:
@@ -51,6 +49,10 @@ def attempt(job: Job, sink: Sink, rank: int, world_size: int, join: Callable[[],
         return
     try:
         outcome = TASKS[job.task](job, join())
+    except StopRequested as stopped:
+        if rank == 0:
+            sink.flush({"kind": "stopped", "message": str(stopped)})
+        return
     except RankError as error:
         if error.retry:
             raise

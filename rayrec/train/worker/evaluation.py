@@ -13,7 +13,7 @@ from rayrec.metrics import BinaryMetrics, BucketedMetrics, GroupedAuc
 from rayrec.models import Batch
 from rayrec.train.config import TrainConfig
 from rayrec.train.worker.learner import Learner
-from rayrec.train.worker.lockstep import in_step
+from rayrec.train.worker.lockstep import Purpose, StopRequested, in_step
 from rayrec.train.worker.session import Session
 from rayrec.train.worker.streams import Stream
 
@@ -78,6 +78,7 @@ def evaluate(learner: Learner, stream: Stream, config: TrainConfig, session: Ses
 
     Raises:
         RankError: rows that cannot be read, on any rank.
+        StopRequested: the run is to stop.
     """
     scores = Scores(config.data_schema, session)
     model = learner.model
@@ -85,8 +86,11 @@ def evaluate(learner: Learner, stream: Stream, config: TrainConfig, session: Ses
     model.eval()
     try:
         with stream:
-            for turn in in_step(stream, empty_batch(config.data_schema), session.control):
-                batch = turn.on(session.device).batch
+            empty, purpose = empty_batch(config.data_schema), Purpose.EVALUATION_STEP
+            for given in in_step(stream, empty, session.control, purpose=purpose):
+                if given.stop:
+                    raise StopRequested
+                batch = given.on(session.device).batch
                 scores.add(batch, learner.score(batch))
     finally:
         model.train(training)

@@ -1,23 +1,26 @@
 """How ranks stay in step: a small exchange before every step says how many rows it has and whether anyone failed.
 
 It runs on the CPU (gloo) beside the exchanges of the model, so that a rank whose data is bad can tell the others before
-they wait for it.
+they wait for it. Every exchange carries what it is for and its number, so ranks that disagree are told so.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from rayrec.distributed.comm import Group, all_gather, all_gather_object, all_reduce
+from rayrec.distributed.comm import Group, all_gather, all_gather_object
 from rayrec.models import Batch
 from rayrec.train.errors import TrainError, describe, is_retryable
 
 T = TypeVar("T")
+VALUES = 6  # numbers that one exchange carries; all exchanges are of one size, so that those of unlike kinds still meet
 
 
 class RankError(TrainError):
@@ -28,29 +31,63 @@ class RankError(TrainError):
         self.retry = retry
 
 
+class StopRequested(Exception):
+    """Raised alike on every rank, between two steps, after the driver has asked for a stop."""
+
+
+class Purpose(IntEnum):
+    """What an exchange is for."""
+
+    STEP = 0
+    EVALUATION_STEP = 1
+    CHECK = 2
+    SUM = 3
+    GATHER = 4
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
+class Load(NamedTuple):
+    """What all ranks bring to a step: rows, their weights' sum, the longest wait for them, whether to stop after it."""
+
+    rows: int
+    weight: float
+    wait_s: float
+    stop: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The group that joins the ranks for small exchanges on the CPU."""
+    """The group that joins the ranks for small exchanges on the CPU.
+
+    Args:
+        stop_asked: whether this rank has heard that the run is to stop; asked at every step.
+        numbers: of this rank's exchanges.
+    """
 
     rank: int
     world_size: int
     group: Group
+    stop_asked: Callable[[], bool] = lambda: False
+    numbers: Iterator[int] = field(default_factory=itertools.count, compare=False, repr=False)
 
     def load(
-        self, rows: int, weight: float, wait_s: float = 0.0, error: BaseException | None = None
-    ) -> tuple[int, float, float]:
-        """Rows that all ranks together bring to the next step, their weights' sum, and how long the rank that waited
-        longest has waited for them; costs one all-gather of four numbers.
+        self,
+        rows: int,
+        weight: float,
+        wait_s: float = 0.0,
+        error: BaseException | None = None,
+        purpose: Purpose = Purpose.STEP,
+    ) -> Load:
+        """What all ranks bring to the next step; one exchange.
 
         Raises:
-            RankError: on every rank, if any rank brought an error.
+            RankError: on every rank, if any rank brought an error, or they are not at the same exchange.
         """
-        mine = torch.tensor([rows, weight, wait_s, error is not None], dtype=torch.float64)
-        by_rank = all_gather(mine, self.group)
-        all_rows, all_weight, _, failed = by_rank.sum(dim=0).tolist()
-        if failed:
-            self._raise(error)
-        return int(all_rows), all_weight, float(by_rank[:, 2].max())
+        by_rank = self._exchange(purpose, [rows, weight, wait_s, float(self.stop_asked())], error)
+        all_rows, all_weight, _, stop = by_rank.sum(dim=0).tolist()[:4]
+        return Load(int(all_rows), all_weight, float(by_rank[:, 2].max()), bool(stop))
 
     def together(self, act: Callable[[], T]) -> T:
         """Do something on every rank; if it fails on any, it fails on all with that rank's error.
@@ -65,8 +102,42 @@ class Control:
             value = act()
         except Exception as caught:
             error = caught
-        self.load(0, 0.0, error=error)
+        self._exchange(Purpose.CHECK, [], error)
         return value  # type: ignore[return-value]
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Each of at most `VALUES` numbers added up over the ranks; one exchange."""
+        return [float(x) for x in self._exchange(Purpose.SUM, values).sum(dim=0)[: len(values)].tolist()]
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, by rank."""
+        self._exchange(Purpose.GATHER, [])
+        return all_gather_object(value, self.group)
+
+    def _exchange(self, purpose: Purpose, values: Sequence[float], error: BaseException | None = None) -> torch.Tensor:
+        """`[W, VALUES]`: every rank's numbers.
+
+        Raises:
+            RankError: ranks are at unlike exchanges, or one brought an error.
+        """
+        assert len(values) <= VALUES, "an exchange has room for few numbers"
+        header = [purpose, next(self.numbers), error is not None]
+        mine = torch.tensor([*header, *values, *[0.0] * (VALUES - len(values))], dtype=torch.float64)
+        by_rank = all_gather(mine, self.group)
+        if (by_rank[:, :2] != mine[:2]).any():
+            self._refuse_unlike(by_rank)
+        if by_rank[:, 2].any():
+            self._raise(error)
+        return by_rank[:, 3:]
+
+    def _refuse_unlike(self, by_rank: torch.Tensor) -> None:
+        places = [
+            f"rank {r}: {Purpose(int(p))} (exchange {int(n)})" for r, (p, n) in enumerate(by_rank[:, :2].tolist())
+        ]
+        raise RankError(
+            f"ranks are not at the same place: {'; '.join(places)}; what a model or a callback does must not depend on "
+            f"the rank"
+        )
 
     def _raise(self, error: BaseException | None) -> None:
         mine = None if error is None else (describe(error), is_retryable(error))
@@ -75,14 +146,6 @@ class Control:
         lasting = [failure for failure in failures if not failure[2]]
         _, message, retry = (lasting or failures)[0]
         raise RankError(message, retry) from error
-
-    def sums(self, values: Sequence[float]) -> list[float]:
-        """Each number added up over the ranks; one all-reduce."""
-        return [float(x) for x in all_reduce(torch.tensor(values, dtype=torch.float64), self.group).tolist()]
-
-    def gather(self, value: T) -> list[T]:
-        """Every rank's value, by rank."""
-        return all_gather_object(value, self.group)
 
 
 class Stream(Protocol):
@@ -94,8 +157,8 @@ class Stream(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One step of one rank.
+class StepInput:
+    """What one rank brings to one step.
 
     Args:
         batch: this rank's rows; none if it has run out.
@@ -104,6 +167,7 @@ class Turn:
         share: this rank's part of the weights of all ranks in this step, in [0, 1].
         cursor: this rank's reading position after the batch.
         wait_s: seconds that the rank which got its batch last has waited for it; the others wait for that rank.
+        stop: whether the run is to stop after this step.
     """
 
     batch: Batch
@@ -112,13 +176,20 @@ class Turn:
     share: float
     cursor: Any
     wait_s: float
+    stop: bool = False
 
-    def on(self, device: torch.device) -> Turn:
+    def on(self, device: torch.device) -> StepInput:
         """The same with the batch on `device`."""
         return self if device.type == "cpu" else replace(self, batch=self.batch.to(device, non_blocking=True))
 
 
-def in_step(stream: Stream, empty: Batch, control: Control, since: float | None = None) -> Iterator[Turn]:
+def in_step(
+    stream: Stream,
+    empty: Batch,
+    control: Control,
+    since: float | None = None,
+    purpose: Purpose = Purpose.STEP,
+) -> Iterator[StepInput]:
     """This rank's batches, as many steps as the rank with the most has; a rank that runs out goes on with `empty`.
 
     Args:
@@ -140,10 +211,11 @@ def in_step(stream: Stream, empty: Batch, control: Control, since: float | None 
             if found is not None:
                 batch, cursor = found
         weight = batch.total_weight
-        rows, all_weight, wait_s = control.load(batch.rows, weight, time.perf_counter() - began, error)
-        if rows == 0:
+        load = control.load(batch.rows, weight, time.perf_counter() - began, error, purpose)
+        if load.rows == 0:
             return
-        yield Turn(batch, rows, weight, weight / all_weight if all_weight else 0.0, cursor, wait_s)
+        share = weight / load.weight if load.weight else 0.0
+        yield StepInput(batch, load.rows, weight, share, cursor, load.wait_s, load.stop)
 
 
 def due(step: int, every: int) -> bool:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.data import Cursor, RankCursor, data_sets, empty_batch
@@ -16,7 +16,7 @@ from rayrec.train import build
 from rayrec.train.errors import TrainError, plain_errors
 from rayrec.train.worker.evaluation import evaluate
 from rayrec.train.worker.learner import Learner, make_learner
-from rayrec.train.worker.lockstep import RankError, Turn, due, in_step
+from rayrec.train.worker.lockstep import RankError, StepInput, StopRequested, due, in_step
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.session import Job, Session
 from rayrec.train.worker.skipped import SkippedRows
@@ -68,7 +68,10 @@ class Loop:
             if last and (self.saved is None or self.saved.step != position.step):
                 self._save(position)
             if self.job.eval is not None and (last or position.step not in self.job.evaluated_steps):
-                scores = self._evaluate(position)
+                try:
+                    scores = self._evaluate(position)
+                except StopRequested:
+                    self._stop(position)
             if last:
                 return self._outcome(position, scores)
             position = position.next_epoch()
@@ -80,13 +83,15 @@ class Loop:
         stream = self.streams.take("train", position.cursor)
         first_step, whole_epoch = position.step, not position.cursor.done
         with stream, self._watched(stream, "training"):
-            for turn in in_step(stream, self.empty, self.session.control, since=began):
-                turn = turn.on(self.session.device)
-                loss, logits = self.learner.step(turn.batch, turn.share)
+            for given in in_step(stream, self.empty, self.session.control, since=began):
+                given = given.on(self.session.device)
+                loss, logits = self.learner.step(given.batch, given.share)
                 seconds = time.perf_counter() - began
-                self.position = position = position.after(turn, seconds)
+                self.position = position = position.after(given, seconds)
                 self.total_steps = position.step + self._steps_left(position, stream)
-                self._after_step(position, turn, loss, logits, seconds)
+                self._after_step(position, given, loss, logits, seconds)
+                if given.stop:
+                    self._stop(position.merged(self.session.control))
                 if stream.batches_left * seconds < PREPARE_AHEAD_S:
                     self._prepare_next(position.epoch)
                 began = time.perf_counter()
@@ -112,8 +117,8 @@ class Loop:
         if epoch < self.last_epoch:
             self.streams.prepare("train", Cursor.start(epoch + 1))
 
-    def _after_step(self, position: Position, turn: Turn, loss: Any, logits: Any, seconds: float) -> None:
-        self.window.add(turn, loss, logits, seconds)
+    def _after_step(self, position: Position, given: StepInput, loss: Any, logits: Any, seconds: float) -> None:
+        self.window.add(given, loss, logits, seconds)
         if due(position.step, self.config.trainer.log_every):
             self._log(position)
         if due(position.step, self.config.trainer.checkpoint_every):
@@ -121,6 +126,13 @@ class Loop:
             self._save(position.merged(self.session.control))
             self._tell_skipped()
         self._tell_progress(position)
+
+    def _stop(self, position: Position) -> NoReturn:
+        """End between two steps, with a checkpoint of the position of all ranks."""
+        if self.saved is None or self.saved.step != position.step:
+            self.window.check(position.step)
+            self._save(position)
+        raise StopRequested(f"stopped at step {position.step}, whose checkpoint is complete")
 
     def _log(self, position: Position) -> None:
         self.figures = self.window.close(position.step)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rayrec.data import Cursor, MixCursor, RankCursor, cursor_from_dict, merge
-from rayrec.train.worker.lockstep import Control, Turn
+from rayrec.train.worker.lockstep import Control, StepInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +34,15 @@ class Position:
     def epoch(self) -> int:
         return self.cursor.epoch
 
-    def after(self, turn: Turn, seconds: float) -> Position:
+    def after(self, given: StepInput, seconds: float) -> Position:
         """The position one step later."""
         return Position(
             step=self.step + 1,
-            samples=self.samples + turn.rows,
+            samples=self.samples + given.rows,
             skipped=self.skipped,
             seconds=self.seconds + seconds,
-            wait_s=self.wait_s + turn.wait_s,
-            cursor=turn.cursor,
+            wait_s=self.wait_s + given.wait_s,
+            cursor=given.cursor,
         )
 
     def merged(self, control: Control) -> Position:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -76,25 +77,23 @@ class Session:
         return ShardingEnv(self.world_size, self.rank, self.group)
 
 
-def session_alone(sink: Sink) -> Session:
+def session_alone(sink: Sink, stop_asked: Callable[[], bool] = lambda: False) -> Session:
     """A world of one, on the CPU of this process."""
-    return Session(device=torch.device("cpu"), group=None, control=Control(0, 1, None), sink=sink)
+    control = Control(0, 1, None, stop_asked=stop_asked)
+    return Session(device=torch.device("cpu"), group=None, control=control, sink=sink)
 
 
-def session_on_ray(sink: Sink, timeout_s: float) -> Session:
+def session_on_ray(sink: Sink, timeout_s: float, stop_asked: Callable[[], bool]) -> Session:
     """The session of a Ray Train worker, whose process group Ray has made; exchanges fail after `timeout_s`."""
     import ray.train.torch
 
     device = ray.train.torch.get_device()
     group = dist.group.WORLD
     assert group is not None
-    # The control exchange must never wait for a GPU.
-    control = (
-        group
-        if dist.get_backend(group) == "gloo"
-        else dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-    )
-    return Session(device=device, group=group, control=Control(group.rank(), group.size(), control), sink=sink)
+    # A group of its own: the control exchange must never wait for a GPU, nor meet an exchange of the model.
+    own = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    control = Control(group.rank(), group.size(), own, stop_asked=stop_asked)
+    return Session(device=device, group=group, control=control, sink=sink)
 
 
 def set_threads(config: TrainConfig, workers_here: int) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from rayrec.distributed.comm import Group
 from rayrec.metrics import BinaryMetrics
-from rayrec.train.worker.lockstep import Control, RankError, Turn
+from rayrec.train.worker.lockstep import Control, RankError, StepInput
 
 
 class Window:
@@ -30,14 +30,14 @@ class Window:
         self._rows = self._all_rows = 0
         self._wait_s = self._seconds = 0.0
 
-    def add(self, turn: Turn, loss: torch.Tensor, logits_B: torch.Tensor, seconds: float) -> None:
+    def add(self, given: StepInput, loss: torch.Tensor, logits_B: torch.Tensor, seconds: float) -> None:
         """One step: this rank's mean loss and logits, and how long the step took with its wait for data."""
-        self._loss += loss.double() * turn.weight
-        self._metrics.update(logits_B, turn.batch.label, turn.batch.weight)
-        self._weight += turn.weight
-        self._rows += turn.batch.rows
-        self._all_rows += turn.rows
-        self._wait_s += turn.wait_s
+        self._loss += loss.double() * given.weight
+        self._metrics.update(logits_B, given.batch.label, given.batch.weight)
+        self._weight += given.weight
+        self._rows += given.batch.rows
+        self._all_rows += given.rows
+        self._wait_s += given.wait_s
         self._seconds += seconds
 
     @property

@@ -1,0 +1,98 @@
+"""Stop signals: the first asks the run to stop with a last checkpoint, a second one or the end of the grace ends it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from rayrec.train.errors import Interrupted
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TICK_S = 0.1
+
+
+class StopSignals:
+    """What has been heard since `listening` began.
+
+    Args:
+        ask: called once, in a thread of its own, when the first signal comes.
+        grace_s: seconds that the run then has to end by itself.
+    """
+
+    def __init__(self, ask: Callable[[], object], grace_s: float) -> None:
+        self._ask, self._grace_s = ask, grace_s
+        self.received: int | None = None
+        self._count = 0
+        self._until = float("inf")
+
+    def __call__(self, number: int, _: FrameType | None = None) -> None:
+        self._count += 1
+        if self._count == 1:
+            self.received, self._until = number, time.monotonic() + self._grace_s
+            threading.Thread(target=self._ask, name="rayrec-stop", daemon=True).start()
+
+    @property
+    def overdue(self) -> str | None:
+        """Why waiting is over, if it is."""
+        if self._count > 1:
+            return "interrupted twice, so without a last checkpoint"
+        if time.monotonic() > self._until:
+            return f"interrupted; no last checkpoint within trainer.grace_s={self._grace_s:g} s"
+        return None
+
+    def interrupted(self, message: str) -> Interrupted:
+        return Interrupted(message, self.received or signal.SIGINT)
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """What the body does to the handlers of stop signals is undone: Ray sets one of its own when it starts."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def listening(heard: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Stop signals go to `heard` while the body runs; outside of the main thread none arrive, and nothing is done."""
+    with handlers_kept():
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                signal.signal(number, heard)
+        yield
+
+
+def run_beside(act: Callable[[], object], signals: StopSignals) -> None:
+    """Run `act` in a thread and wait for its end here, where signals arrive at once.
+
+    Raises:
+        Interrupted: the stop took too long; the thread is left behind.
+        BaseException: what `act` raised.
+    """
+    raised: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            act()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=body, name="rayrec-run", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(TICK_S)
+        if thread.is_alive() and (late := signals.overdue) is not None:
+            raise signals.interrupted(late)
+    if raised:
+        raise raised[0]

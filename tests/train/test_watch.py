@@ -1,0 +1,92 @@
+"""The watch beside a rank: hangs and ranks that wait for each other are noticed, told with their stacks, and ended."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rayrec.distributed.comm import all_gather, broadcast
+from rayrec.train.run_log import DirectSink, Mailbox, Record
+from rayrec.train.worker.watch import EXIT_HUNG, Watch
+from tests.ranks import on_ranks
+from tests.train.small import Silent
+
+
+def sleeps_in_my_model(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+def test_a_rank_that_does_not_move_tells_its_stacks_and_ends() -> None:
+    seen: list[Record] = []
+    codes: list[int] = []
+    with Watch(DirectSink(Mailbox(), seen.append), 3, 4, hang_s=0.6, end=codes.append) as watch:
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            time.sleep(0.01)
+            watch.stop_asked()  # a step
+        assert not seen
+        sleeps_in_my_model(2.0)
+    assert codes and set(codes) == {EXIT_HUNG}
+    assert seen[0]["event"] == "hang"
+    assert "rank 3 has not moved" in seen[0]["message"]
+    assert "sleeps_in_my_model" in seen[0]["stacks"]
+
+
+def test_the_watch_of_rank_0_hears_of_a_stop() -> None:
+    mailbox = Mailbox()
+    with Watch(DirectSink(mailbox, lambda _: None), 0, 1, hang_s=60, end=None) as watch:
+        assert not watch.stop_asked()
+        mailbox.ask_stop()
+        until = time.monotonic() + 10
+        while not watch.stop_asked() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert watch.stop_asked()
+
+
+class Folder(Silent):
+    """What ranks in unlike processes tell each other, in files."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def waiting(self, rank: int, place: str | None) -> dict[int, str]:
+        mine = self.folder / f"{rank}.json"
+        mine.unlink(missing_ok=True)
+        if place is not None:
+            partial = mine.with_suffix(".part")
+            partial.write_text(json.dumps(place))
+            partial.replace(mine)
+        return {int(path.stem): json.loads(path.read_text()) for path in self.folder.glob("*.json")}
+
+    def flush(self, record: dict[str, Any]) -> None:
+        (self.folder / f"told-{record['rank']}").write_text(record["error"])
+
+
+def skips_an_exchange(group: dist.ProcessGroup, folder: Path) -> None:
+    other = dist.new_group(backend="gloo")
+    with Watch(Folder(folder), group.rank(), 2, hang_s=60, suspicious_s=1.0):
+        if group.rank() == 0:
+            all_gather(torch.zeros(3), group)
+        broadcast(torch.zeros(2), other, src=1)
+        all_gather(torch.zeros(3), group)
+        time.sleep(30)
+
+
+def test_ranks_that_wait_for_each_other_at_unlike_places_end_with_the_places(tmp_path: Path) -> None:
+    began = time.monotonic()
+    try:
+        on_ranks(2, skips_an_exchange, tmp_path, timeout_s=20)
+    except AssertionError as ended:
+        assert "died" in str(ended)
+    assert time.monotonic() - began < 10
+    told = [path.read_text() for path in tmp_path.glob("told-*")]
+    assert told
+    assert "ranks wait for each other at different places: rank 0 in " in told[0]
+    assert "skips_an_exchange" in told[0]
