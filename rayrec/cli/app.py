@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rayrec.cli.data import app as data
+from rayrec.cli.export import export
 
 app = typer.Typer(
     name="rayrec",
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 
 app.add_typer(data, name="data")
+app.command()(export)
 
 Config = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="YAML file with the config; `rayrec config` lists its fields.")

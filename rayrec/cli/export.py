@@ -1,0 +1,43 @@
+"""`rayrec export`: a run to a folder that scores without training code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+FORMATS = "fp32, fp16, int8, int4, or AUTO: each table's is chosen by the loss of quality that was measured for it."
+
+
+def export(
+    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or a checkpoint of one.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; must not exist.")],
+    tables: Annotated[str, typer.Option(help=FORMATS)] = "fp32",
+    dense: Annotated[str, typer.Option(help="Number format of the dense layers: fp32 or bf16.")] = "fp32",
+    target: Annotated[
+        str, typer.Option(help="eager, or aoti: also compiled for this machine's processor (half a minute, g++).")
+    ] = "eager",
+    budget: Annotated[
+        float | None, typer.Option(help="With AUTO: the tables' bytes as a share of fp32, e.g. 0.2.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Rows to compare scores on; default: the run's data.eval.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Keep an export whose scores are outside its limits.")] = False,
+) -> None:
+    """Export a trained model with the proof that it scores as the trainer does: parity.html in the folder."""
+    from rayrec.inference import Wanted
+    from rayrec.train.export_run import export_run
+
+    wanted = Wanted(tables=tables, dense=dense, target=target, budget=budget, force=force)
+    made = export_run(source, out, wanted, data)
+    parity = made.parity
+    typer.echo(
+        f"{made.folder}: {made.index.version}, {parity.bytes['tables']:,} bytes of tables "
+        f"({parity.bytes['tables'] / parity.bytes['fp32']:.0%} of fp32)"
+    )
+    typer.echo(
+        f"parity on {parity.rows:,} rows: logits differ by at most {parity.logit_max:.2g}, "
+        f"AUC {parity.trained['auc'] or 0:.6f} as trained, {parity.exported['auc'] or 0:.6f} exported"
+    )
+    for problem in parity.problems:
+        typer.echo(f"outside its limits: {problem}")

@@ -1,0 +1,8 @@
+"""What comes after training: export with parity, scoring, and what a service needs of a model."""
+
+from rayrec.inference.artifact import ExportError
+from rayrec.inference.export import Export, Trained, Wanted, export
+from rayrec.inference.model import Model
+from rayrec.inference.parity import Parity
+
+__all__ = ["Export", "ExportError", "Model", "Parity", "Trained", "Wanted", "export"]

@@ -1,0 +1,175 @@
+"""The folder of an exported model: its files, what its index says, and the proof that they are whole.
+
+| file | |
+|---|---|
+| `export.json` | inputs, where each table lies, versions, origin, size and checksum of every file; written last |
+| `tables.bin` | all tables' bytes, to be mapped into memory; processes of a machine share them |
+| `graph.pt2` | the graph of torch.export: raw tensors and JSON |
+| `aoti/` | the compiled graph (AOTInductor), unpacked, so that loading it leaves nothing in a temporary folder |
+| `mapping.json`, `vocabularies/` | schema and tables, from which raw values become ids |
+| `parity.json`, `parity.html` | scores beside the trainer's |
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import platform
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayrec.inference.graph import Inputs
+from rayrec.quant import TableFormat, TablePlace
+
+INDEX, TABLES, GRAPH, AOTI = "export.json", "tables.bin", "graph.pt2", "aoti"
+MAPPING, VOCABULARIES, PARITY, PARITY_PAGE = "mapping.json", "vocabularies", "parity.json", "parity.html"
+FORMAT = 1
+
+_CHUNK_BYTES = 16 << 20
+
+
+class ExportError(ValueError):
+    """An export that cannot be made, is damaged, or does not fit this machine; the text names the file and the fix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """What `export.json` says.
+
+    Args:
+        inputs: of the graph.
+        rows_of: feature → rows of the smallest table that reads it; every id lies below.
+        table_of: feature → that table.
+        places: the tables in `tables.bin`.
+        logit_shift: is in the graph; told for who compares.
+        dense: number format of the dense layers.
+        targets: the graphs that are there, "eager" and perhaps "aoti".
+        version: a name for this export, unique.
+        versions: of the software that made it, and the instruction set it was compiled for.
+        origin: run, checkpoint and step.
+        files: path → (bytes, CRC-32).
+    """
+
+    inputs: Inputs
+    rows_of: dict[str, int]
+    table_of: dict[str, str]
+    places: list[TablePlace]
+    logit_shift: float
+    dense: str
+    targets: list[str]
+    version: str
+    versions: dict[str, str]
+    origin: dict[str, Any]
+    files: dict[str, tuple[int, int]]
+
+    def to_dict(self) -> dict[str, Any]:
+        raw = asdict(self)
+        for place in raw["places"]:
+            place["format"] = place["format"].value
+        return {"format": FORMAT, **raw}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], folder: Path) -> Index:
+        """
+        Raises:
+            ExportError: another version of the format, or a part is missing.
+        """
+        if raw.get("format") != FORMAT:
+            raise ExportError(
+                f"{folder / INDEX}: format {raw.get('format')!r}; this rayrec reads {FORMAT}: export the run anew"
+            )
+        try:
+            inputs, labels = raw["inputs"], raw["inputs"]["labels"]
+            return cls(
+                inputs=Inputs(
+                    keys=tuple(inputs["keys"]),
+                    num_dense=int(inputs["num_dense"]),
+                    labels=None if labels is None else tuple(labels),
+                    weighted=bool(inputs["weighted"]),
+                ),
+                table_of={str(key): str(table) for key, table in raw["table_of"].items()},
+                rows_of={str(key): int(rows) for key, rows in raw["rows_of"].items()},
+                places=[TablePlace(**{**place, "format": TableFormat(place["format"])}) for place in raw["places"]],
+                files={str(name): (int(size), int(crc)) for name, (size, crc) in raw["files"].items()},
+                **{key: raw[key] for key in ("logit_shift", "dense", "targets", "version", "versions", "origin")},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ExportError(f"{folder / INDEX} is not the index of an export ({error!r}): export anew") from None
+
+
+def versions_here() -> dict[str, str]:
+    """Software that scores depend on, and the instruction set that a compiled graph uses."""
+    return {
+        "rayrec": metadata.version("rayrec"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+    }
+
+
+def read_index(folder: Path) -> Index:
+    """
+    Raises:
+        ExportError: no whole export is there.
+    """
+    try:
+        raw = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ExportError(f"{folder} holds no whole export: it has no {INDEX}") from None
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{folder / INDEX} cannot be read: {error}") from None
+    if not isinstance(raw, dict):
+        raise ExportError(f"{folder / INDEX} is not the index of an export: export anew")
+    return Index.from_dict(raw, folder)
+
+
+def check_files(folder: Path, index: Index, checksums: bool = True) -> None:
+    """That every file is there, whole, and inside the folder.
+
+    Raises:
+        ExportError: names the file.
+    """
+    for name, (size, crc) in index.files.items():
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ExportError(f"{folder / INDEX} names {name!r}, which is outside the folder")
+        try:
+            found = path.stat().st_size
+        except OSError as error:
+            raise ExportError(f"{path} is missing ({error.strerror}); copy the whole folder, or export anew") from None
+        if found != size:
+            raise ExportError(f"{path} has {found:,} bytes instead of {size:,}; copy it again, or export anew")
+        if checksums and checksum(path) != crc:
+            raise ExportError(f"{path} is damaged: its checksum is another; copy it again, or export anew")
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file."""
+    crc = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+def listed_files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file below the folder but the index, with size and checksum."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != INDEX)
+    return {path.relative_to(folder).as_posix(): (path.stat().st_size, checksum(path)) for path in paths}
+
+
+def map_tables(path: Path) -> torch.Tensor:
+    """uint8: the file's bytes, in memory that all processes share which only read it."""
+    with open(path, "rb") as file:
+        data = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    return torch.frombuffer(data, dtype=torch.uint8)
+
+
+def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any]) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

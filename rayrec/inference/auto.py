@@ -1,0 +1,88 @@
+"""`--tables AUTO`: the number format of each table, by the loss of quality that was measured for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+
+from rayrec.inference.parity import Score
+from rayrec.inference.tables import Candidates
+from rayrec.metrics import BinaryMetrics
+from rayrec.models import Batch
+from rayrec.quant import TableFormat
+from rayrec.quant.layout import TableConfig
+
+NARROWING = (TableFormat.FP32, TableFormat.FP16, TableFormat.INT8, TableFormat.INT4)
+FREE_LOSS = 1e-5  # nats of log loss in all that a choice without a budget may cost
+_BATCHES = 64  # looked at for every step
+
+
+def choose_formats(
+    candidates: Candidates,
+    tables: Sequence[TableConfig],
+    score_with: Callable[[Mapping[str, TableFormat]], Score],
+    batches: Callable[[], Iterable[Batch]],
+    labels: Sequence[str] | None,
+    budget: float | None,
+) -> dict[str, TableFormat]:
+    """Narrows one table after the other, always that which loses least for the bytes it saves.
+
+    Each table's loss in each format is measured with all others as fp32; losses of small errors add up.
+
+    Args:
+        score_with: scores with tables in these formats.
+        budget: share of the fp32 bytes to get down to, whatever it costs; None: as few bytes as FREE_LOSS allows.
+
+    Raises:
+        ValueError: not even int4 everywhere meets the budget.
+    """
+    sample = list(islice(batches(), _BATCHES))
+    chosen = {table.name: TableFormat.FP32 for table in tables}
+    base = _loss(score_with(chosen), sample, labels)
+    bytes_of = {
+        (name, format): place.end - place.begin
+        for format, by_table in candidates.places.items()
+        for name, place in by_table.items()
+    }
+    loss = {(table.name, TableFormat.FP32): 0.0 for table in tables}
+    for table in tables:
+        for format in NARROWING[1:]:
+            measured = _loss(score_with({**chosen, table.name: format}), sample, labels) - base
+            loss[table.name, format] = abs(measured)  # a gain is chance
+    total = sum(bytes_of[name, format] for name, format in chosen.items())
+    limit = 0 if budget is None else int(budget * total)
+    spent = 0.0
+    while total > limit:
+        steps = [
+            (
+                (loss[name, narrow] - loss[name, chosen[name]])
+                / (bytes_of[name, chosen[name]] - bytes_of[name, narrow]),
+                name,
+                narrow,
+            )
+            for name in chosen
+            for narrow in NARROWING
+            if bytes_of[name, narrow] < bytes_of[name, chosen[name]]
+        ]
+        if budget is None:
+            steps = [
+                step for step in steps if spent + loss[step[1], step[2]] - loss[step[1], chosen[step[1]]] <= FREE_LOSS
+            ]
+        if not steps:
+            break
+        _, name, narrow = min(steps, key=lambda step: step[0])
+        spent += loss[name, narrow] - loss[name, chosen[name]]
+        total -= bytes_of[name, chosen[name]] - bytes_of[name, narrow]
+        chosen[name] = narrow
+    if budget is not None and total > limit:
+        raise ValueError(f"--budget: int4 everywhere takes {total:,} bytes, the budget is {limit:,}; raise it")
+    return chosen
+
+
+def _loss(score: Score, sample: Sequence[Batch], labels: Sequence[str] | None) -> float:
+    """Mean log loss, in nats; summed over several labels."""
+    metrics = BinaryMetrics(names=labels)
+    for batch in sample:
+        metrics.update(score(batch), batch.label, batch.weight)
+    figures = metrics.compute()
+    return sum(float(of["logloss"] or 0.0) for of in figures.get("tasks", {"label": figures}).values())

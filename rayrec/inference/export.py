@@ -1,0 +1,297 @@
+"""`export`: a trained model to a folder that scores without training code, with the proof that it scores alike."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rayrec.checkpoint.weights import CheckpointWeights
+from rayrec.inference import artifact, compiled, graph
+from rayrec.inference.artifact import ExportError, Index
+from rayrec.inference.auto import choose_formats
+from rayrec.inference.graph import Inputs
+from rayrec.inference.model import Model
+from rayrec.inference.parity import Limits, Parity, Score, compare
+from rayrec.inference.parity_page import parity_page
+from rayrec.inference.tables import Candidates, write_candidates, write_chosen
+from rayrec.models import Batch
+from rayrec.quant import TableFormat
+from rayrec.quant.layout import TableConfig
+
+AUTO = "AUTO"
+TARGETS = ("eager", "aoti")
+DENSE = ("fp32", "bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A trained model, wherever it comes from.
+
+    Args:
+        make_model: the model with its tables on "meta".
+        weights: of the checkpoint.
+        inputs: what the model reads.
+        mapping: `schema` and `tables` of the training config, plain values.
+        rows_of: feature → rows that its ids map to.
+        batches: the evaluation rows, anew at every call.
+        recorded: the figures that the trainer wrote down for this checkpoint and these rows, if it did.
+        logit_shift: added to logits; corrects for negatives that training left out.
+        origin: run, checkpoint, step: told in the index.
+    """
+
+    make_model: Callable[[], nn.Module]
+    weights: CheckpointWeights
+    inputs: Inputs
+    mapping: Mapping[str, Any]
+    rows_of: Mapping[str, int]
+    batches: Callable[[], Iterable[Batch]]
+    recorded: Mapping[str, Any] | None = None
+    logit_shift: float = 0.0
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What was written: the folder, its index, and the proof."""
+
+    folder: Path
+    index: Index
+    parity: Parity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """How to export.
+
+    Args:
+        tables: format of all tables, or AUTO: each table's is chosen by measured loss of quality.
+        dense: number format of the dense layers.
+        target: "eager" runs torch operators, "aoti" is compiled as well.
+        budget: with AUTO, the tables' bytes as a share of fp32; None: as few as the limits of int8 allow.
+        force: keep an export that is outside its limits.
+    """
+
+    tables: str = "fp32"
+    dense: str = "fp32"
+    target: str = "eager"
+    budget: float | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tables != AUTO:
+            TableFormat.of(self.tables)
+        for name, value, allowed in (("dense", self.dense, DENSE), ("target", self.target, TARGETS)):
+            if value not in allowed:
+                raise ExportError(f"--{name} {value}: choose one of {', '.join(allowed)}")
+        if self.budget is not None and (self.tables != AUTO or not 0 < self.budget <= 1):
+            raise ExportError(f"--budget {self.budget}: it is a share of the fp32 bytes in (0, 1], for --tables AUTO")
+
+    @property
+    def formats(self) -> list[TableFormat]:
+        """Those to make of every table."""
+        return list(TableFormat) if self.tables == AUTO else [TableFormat.of(self.tables)]
+
+
+def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> Export:
+    """Writes the folder; it is there whole or not at all.
+
+    Tables are read in blocks of rows and mapped from files: memory does not grow with them.
+
+    Args:
+        out: must not exist.
+
+    Raises:
+        ExportError: the folder exists, the model cannot be traced or compiled, or, without `force`, its scores are
+            outside their limits.
+        ValueError: the checkpoint lacks a table or a parameter, or a number does not fit its format.
+    """
+    wanted, out = wanted or Wanted(), Path(out)
+    if out.exists():
+        raise ExportError(f"{out} exists already: choose another folder, or remove it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+        folder = Path(scratch) / "export"
+        folder.mkdir()
+        made = _Exporting(trained, wanted, Path(scratch)).run(folder)
+        folder.rename(out)
+    return Export(out, made.index, made.parity)
+
+
+class _Exporting:
+    """One export on its way.
+
+    Args:
+        scratch: a folder for what is not kept, on the file system of the result.
+    """
+
+    def __init__(self, trained: Trained, wanted: Wanted, scratch: Path) -> None:
+        self.trained, self.wanted, self.scratch = trained, wanted, scratch
+        model = trained.make_model()
+        self.paths = {
+            config.name: graph.table_path(path, collection, config.name)
+            for path, collection in graph.collections_in(model).items()
+            for config in graph.configs_of(collection)
+        }
+        self.tables: list[TableConfig] = [
+            config for collection in graph.collections_in(model).values() for config in graph.configs_of(collection)
+        ]
+        self._check_tables()
+        self.dense = trained.weights.dense()
+
+    def run(self, folder: Path) -> Export:
+        candidates = write_candidates(self.scratch / "candidates", self.tables, self._read, self.wanted.formats)
+        reference = self.float_score(candidates)
+        formats = self._formats(candidates, reference)
+        places = write_chosen(folder / artifact.TABLES, candidates, self.tables, formats)
+        scoring = self.scoring({place.table: place for place in places}, self.wanted.dense)
+        program = graph.exported(scoring)
+        compiled.save_graph(program, folder / artifact.GRAPH)
+        if self.wanted.target == "aoti":
+            compiled.compile_graph(program, folder / artifact.AOTI)
+        _write_mapping(self.trained.mapping, folder)
+        index = Index(
+            inputs=self.trained.inputs,
+            rows_of=dict(self.trained.rows_of),
+            table_of=_smallest_tables(self.tables),
+            places=places,
+            logit_shift=self.trained.logit_shift,
+            dense=self.wanted.dense,
+            targets=["eager", "aoti"] if self.wanted.target == "aoti" else ["eager"],
+            version=f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}",
+            versions=artifact.versions_here(),
+            origin=dict(self.trained.origin),
+            files={},
+        )
+        artifact.write_json(folder / artifact.INDEX, index.to_dict())
+        parity = self._parity(folder, reference, formats)
+        artifact.write_json(folder / artifact.PARITY, parity.to_dict())
+        (folder / artifact.PARITY_PAGE).write_text(parity_page(parity, index.to_dict()), encoding="utf-8")
+        index.files.update(artifact.listed_files(folder))
+        artifact.write_json(folder / artifact.INDEX, index.to_dict())
+        return Export(folder, index, parity)
+
+    def _read(self, table: str, start: int, stop: int) -> torch.Tensor:
+        return self.trained.weights.read_rows(self.paths[table], start, stop)
+
+    def _check_tables(self) -> None:
+        saved = self.trained.weights.tables()
+        for table in self.tables:
+            wanted = (table.num_embeddings, table.embedding_dim)
+            found = saved.get(self.paths[table.name])
+            if found is None or tuple(found) != wanted:
+                has = "does not have it" if found is None else f"has it as {tuple(found)}"
+                raise ExportError(
+                    f"table {table.name!r} is {wanted} (rows, dim) in the model, but the checkpoint "
+                    f"{self.trained.weights.path} {has}; export with the config of its run"
+                )
+
+    def _model(self) -> nn.Module:
+        """The model with the checkpoint's dense part, its tables on "meta"."""
+        model = self.trained.make_model()
+        inside = tuple(f"{path}." for path in self.paths.values())
+        own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(inside)}
+        for name, tensor in own.items():
+            if name not in self.dense or self.dense[name].shape != tensor.shape:
+                raise ExportError(
+                    f"the checkpoint {self.trained.weights.path} has no parameter {name!r} of shape "
+                    f"{tuple(tensor.shape)}; export with the config of its run"
+                )
+            tensor.copy_(self.dense[name])
+        return model.eval()
+
+    def float_score(self, candidates: Candidates) -> Score:
+        """The model as it was trained, its tables mapped as float32: torch's own lookups, none of an export's."""
+        model = self._model()
+        for table, path in self.paths.items():
+            weight = nn.Parameter(candidates.floats(table), requires_grad=False)
+            model.get_submodule(path).register_parameter("weight", weight)
+
+        def score(batch: Batch) -> torch.Tensor:
+            with torch.no_grad():
+                _, logits = model(batch)
+            shifted: torch.Tensor = logits + self.trained.logit_shift
+            return shifted
+
+        return score
+
+    def scoring(self, places: Mapping[str, Any], dense: str) -> graph.Scoring:
+        """The function to be exported."""
+        model = self._model()
+        slots = graph.read_given_tables(model, places)
+        if dense == "bf16":
+            graph.with_bfloat16_layers(model)
+        return graph.Scoring(model, slots, self.trained.inputs, self.trained.logit_shift)
+
+    def _formats(self, candidates: Candidates, reference: Score) -> dict[str, TableFormat]:
+        if self.wanted.tables != AUTO:
+            return {table.name: TableFormat.of(self.wanted.tables) for table in self.tables}
+
+        def score_with(formats: Mapping[str, TableFormat]) -> Score:
+            scoring = self.scoring(candidates.chosen(formats), "fp32")
+
+            def score(batch: Batch) -> torch.Tensor:
+                with torch.no_grad():
+                    logits: torch.Tensor = scoring(*graph.arguments(batch, self.trained.inputs, candidates.data))
+                return logits
+
+            return score
+
+        return choose_formats(
+            candidates, self.tables, score_with, self.trained.batches, self.trained.inputs.labels, self.wanted.budget
+        )
+
+    def _parity(self, folder: Path, reference: Score, formats: Mapping[str, TableFormat]) -> Parity:
+        model = Model(folder, target=self.wanted.target, checksums=False)
+        floats = sum(4 * table.num_embeddings * table.embedding_dim for table in self.tables)
+        size = (folder / artifact.TABLES).stat().st_size
+        parity = compare(
+            reference,
+            model.score,
+            self.trained.batches(),
+            self.trained.inputs.labels,
+            Limits.of(formats.values(), self.wanted.dense),
+            {"fp32": floats, "tables": size},
+            self.trained.recorded,
+        )
+        if parity.problems and not self.wanted.force:
+            raise ExportError(
+                "the export's scores are outside its limits: "
+                + "; ".join(parity.problems)
+                + ". Take a wider --tables format, or keep it all the same with --force"
+            )
+        return parity
+
+
+def _smallest_tables(tables: Iterable[TableConfig]) -> dict[str, str]:
+    """Feature → the table with the fewest rows that reads it."""
+    found: dict[str, TableConfig] = {}
+    for table in tables:
+        for feature in table.feature_names:
+            if feature not in found or table.num_embeddings < found[feature].num_embeddings:
+                found[feature] = table
+    return {feature: table.name for feature, table in found.items()}
+
+
+def _write_mapping(mapping: Mapping[str, Any], folder: Path) -> None:
+    """Schema and tables, with copies of the vocabularies: a folder that scores wherever it lies."""
+    raw = json.loads(json.dumps(mapping))
+    for feature in raw["schema"].get("sparse", []):
+        given = feature.get("mapping") or {}
+        if given.get("kind") == "vocabulary":
+            source = Path(given["path"])
+            number = len(list((folder / artifact.VOCABULARIES).glob("*")))
+            copy = folder / artifact.VOCABULARIES / f"{number}{source.suffix}"
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(source, copy)
+            given["path"] = copy.relative_to(folder).as_posix()
+    artifact.write_json(folder / artifact.MAPPING, raw)

@@ -1,0 +1,189 @@
+"""A trained model as one function of tensors: its collections read tables that are given with every call.
+
+The function is `logits(dense [B, N], values [n], offsets [F * B + 1], tables uint8, weights [n] or none)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from rayrec import quant
+from rayrec.models import Batch
+from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
+from rayrec.quant import TablePlace
+from rayrec.quant.embedding import TableBytes
+from rayrec.quant.layout import TableConfig
+from rayrec.sparse import KeyedJaggedTensor
+
+Collection = EmbeddingBagCollection | EmbeddingCollection
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the function takes.
+
+    Args:
+        keys: the sparse features, in order.
+        num_dense: N.
+        labels: names of several labels; None for one.
+        weighted: ids have weights.
+    """
+
+    keys: tuple[str, ...]
+    num_dense: int
+    labels: tuple[str, ...] | None
+    weighted: bool
+
+
+def collections_in(model: nn.Module) -> dict[str, Collection]:
+    """The embedding collections of a model, by path.
+
+    Raises:
+        ValueError: there is none, or two have a table of one name.
+    """
+    kinds = (EmbeddingBagCollection, EmbeddingCollection)
+    found = {path: module for path, module in model.named_modules() if isinstance(module, kinds)}
+    names = [config.name for module in found.values() for config in configs_of(module)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if not found or twice:
+        what = f"two collections have a table {twice[0]!r}" if twice else "the model has no embedding collection"
+        raise ValueError(f"{what}; an export needs tables with names of their own")
+    return found
+
+
+def configs_of(collection: Collection) -> Sequence[TableConfig]:
+    """The tables of a collection."""
+    if isinstance(collection, EmbeddingBagCollection):
+        return collection.embedding_bag_configs()
+    return collection.embedding_configs()
+
+
+def table_path(path: str, collection: Collection, table: str) -> str:
+    """The path of a table's module in the model."""
+    inside = "embedding_bags" if isinstance(collection, EmbeddingBagCollection) else "embeddings"
+    return ".".join(part for part in (path, inside, table) if part)
+
+
+def read_given_tables(model: nn.Module, places: Mapping[str, TablePlace]) -> list[TableBytes]:
+    """Puts collections that read given bytes in the place of the model's own; returns where the bytes are given."""
+    slots = []
+    for path, collection in collections_in(model).items():
+        own = [places[config.name] for config in configs_of(collection)]
+        made: quant.EmbeddingBagCollection | quant.EmbeddingCollection
+        if isinstance(collection, EmbeddingBagCollection):
+            configs = collection.embedding_bag_configs()
+            made = quant.EmbeddingBagCollection(configs, own, None, collection.is_weighted())
+        else:
+            made = quant.EmbeddingCollection(collection.embedding_configs(), own, None, collection.need_indices())
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, made)
+        slots.append(made.table_bytes)
+    return slots
+
+
+class Bfloat16Linear(nn.Module):
+    """A linear layer that multiplies in bfloat16; in and out come float32."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(linear.weight.detach().bfloat16(), requires_grad=False)
+        bias = linear.bias
+        self.bias = None if bias is None else nn.Parameter(bias.detach().bfloat16(), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x.bfloat16(), self.weight, self.bias).float()
+
+
+def with_bfloat16_layers(model: nn.Module) -> None:
+    """Every `nn.Linear` inside becomes a `Bfloat16Linear`, but those of one output: the logits stay float32."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Linear) and child.out_features > 1:
+                setattr(module, name, Bfloat16Linear(child))
+
+
+class Scoring(nn.Module):
+    """The function, around a model whose collections read given tables.
+
+    Args:
+        model: takes a `Batch` and returns (loss, logits).
+        slots: where the collections' bytes are given.
+        logit_shift: added to every logit; corrects for negatives that training left out.
+    """
+
+    def __init__(self, model: nn.Module, slots: Sequence[TableBytes], inputs: Inputs, logit_shift: float) -> None:
+        super().__init__()
+        self.model, self.inputs, self.logit_shift = model, inputs, logit_shift
+        self._slots = tuple(slots)
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.clone())  # a graph cannot be saved with views of one another
+        self.eval()
+
+    def forward(
+        self,
+        dense: torch.Tensor,
+        values: torch.Tensor,
+        offsets: torch.Tensor,
+        tables: torch.Tensor,
+        weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits `[B]`, or `[B, T]` of several labels."""
+        sparse = KeyedJaggedTensor(list(self.inputs.keys), values, weights, offsets=offsets, stride=dense.shape[0])
+        label = torch.zeros_like(dense[:, :1]) if dense.shape[1] else dense.new_zeros(dense.shape[0], 1)
+        label = label[:, 0] if self.inputs.labels is None else label.expand(-1, len(self.inputs.labels))
+        try:
+            for slot in self._slots:
+                slot.instead = tables
+            _, logits = self.model(Batch(dense=dense, sparse=sparse, label=label))
+        finally:
+            for slot in self._slots:
+                slot.instead = None
+        return logits + self.logit_shift if self.logit_shift else logits
+
+
+def arguments(batch: Batch, inputs: Inputs, tables: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A batch as the function's arguments."""
+    offsets, weights = batch.sparse.offsets(), batch.sparse.weights_or_none()
+    plain = (batch.dense, batch.sparse.values(), offsets, tables)
+    if not inputs.weighted:
+        return plain
+    return (*plain, torch.ones(len(plain[1])) if weights is None else weights)
+
+
+def _example(inputs: Inputs) -> tuple[torch.Tensor, ...]:
+    """Arguments to trace with: three rows, two ids in every bag. No table is read then; a few bytes stand for them."""
+    rows, bags = 3, 3 * len(inputs.keys)
+    values, offsets = torch.zeros(2 * bags, dtype=torch.int64), torch.arange(bags + 1) * 2
+    plain = (torch.zeros(rows, inputs.num_dense), values, offsets, torch.zeros(128, dtype=torch.uint8))
+    return (*plain, torch.ones(2 * bags)) if inputs.weighted else plain
+
+
+def exported(scoring: Scoring) -> ExportedProgram:
+    """The function as a graph, for any number of rows and ids, and any tables of the same layout.
+
+    Raises:
+        ValueError: the model does what torch.export cannot follow; the text says where.
+    """
+    inputs = scoring.inputs
+    rows = Dim("rows", min=1, max=1 << 24)
+    ids = Dim("ids", min=0, max=1 << 40)
+    size = Dim("bytes", min=2, max=1 << 50)
+    shapes: list[dict[int, object]] = [{0: rows}, {0: ids}, {0: len(inputs.keys) * rows + 1}, {0: size}]
+    if inputs.weighted:
+        shapes.append({0: ids})
+    try:
+        with torch.no_grad():
+            program = torch.export.export(scoring, _example(inputs), dynamic_shapes=tuple(shapes), strict=False)
+    except Exception as error:
+        raise ValueError(
+            f"torch.export cannot follow the model: {error}\nA model's forward must not decide by values of tensors; "
+            "see https://docs.pytorch.org/docs/stable/export.html"
+        ) from error
+    return program

@@ -1,0 +1,111 @@
+"""`Model`: an exported folder, loaded to score."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayrec.inference import artifact, compiled
+from rayrec.inference.artifact import ExportError, Index
+from rayrec.inference.graph import arguments
+from rayrec.models import Batch
+from rayrec.quant.check import check_ids
+
+
+class Model:
+    """Scores batches as the trainer's evaluation does. Threads may share one.
+
+    Args:
+        folder: what `export` wrote.
+        target: "aoti", "eager", or None for the compiled graph where it is there and fits this machine.
+        checksums: read every file once and compare; False looks only at their sizes.
+        runners: calls that may run at the same time (compiled graph).
+
+    Raises:
+        ExportError: no whole export, a damaged file, or another torch than it was compiled for; names file and fix.
+    """
+
+    def __init__(self, folder: str | Path, target: str | None = None, checksums: bool = True, runners: int = 1) -> None:
+        self.folder = Path(folder)
+        self.index: Index = artifact.read_index(self.folder)
+        artifact.check_files(self.folder, self.index, checksums)
+        self.target = target or ("aoti" if _fits(self.index) else "eager")
+        if self.target not in self.index.targets:
+            raise ExportError(
+                f"{self.folder} holds no graph for {self.target!r}, but {self.index.targets}; "
+                f"export with --target {self.target}"
+            )
+        self.tables = artifact.map_tables(self.folder / artifact.TABLES)
+        if self.target == "aoti":
+            self._run = compiled.load_compiled(self.folder / artifact.AOTI, runners)
+        else:
+            self._run = compiled.load_graph(self.folder / artifact.GRAPH)
+        self._table_of = _table_names(self.index)
+
+    @property
+    def version(self) -> str:
+        """The export's name."""
+        return self.index.version
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of what is predicted; "label" where there is one."""
+        return self.index.inputs.labels or ("label",)
+
+    def mapping_config(self) -> dict[str, Any]:
+        """`schema` and `tables` of the training config, vocabularies being those in the folder."""
+        raw: dict[str, Any] = json.loads((self.folder / artifact.MAPPING).read_text(encoding="utf-8"))
+        for feature in raw["schema"].get("sparse", []):
+            mapping = feature.get("mapping") or {}
+            if mapping.get("kind") == "vocabulary":
+                mapping["path"] = str(self.folder / mapping["path"])
+        return raw
+
+    def parity(self) -> Mapping[str, Any]:
+        """What `parity.json` says."""
+        found: dict[str, Any] = json.loads((self.folder / artifact.PARITY).read_text(encoding="utf-8"))
+        return found
+
+    def score(self, batch: Batch) -> torch.Tensor:
+        """Logits float32 `[B]`, or `[B, T]` of several labels; labels of the batch are not read.
+
+        Raises:
+            ValueError: features of other names, a number that is not finite, or an id outside its table; names
+                feature and example.
+        """
+        inputs, sparse = self.index.inputs, batch.sparse
+        if tuple(sparse.keys()) != inputs.keys:
+            missing = [key for key in inputs.keys if key not in sparse.index_per_key()]
+            if missing:
+                raise ValueError(f"the batch has no feature {missing[0]!r}; the model reads {list(inputs.keys)}")
+            sparse = sparse.permute([sparse.index_per_key()[key] for key in inputs.keys])
+        dense = batch.dense
+        if dense.dim() != 2 or dense.shape[1] != inputs.num_dense:
+            raise ValueError(f"dense is {list(dense.shape)}; the model takes {inputs.num_dense} numbers an example")
+        if not bool(dense.isfinite().all()):
+            row, column = (~dense.isfinite()).nonzero()[0].tolist()
+            raise ValueError(
+                f"dense number {column} of example {row} is {float(dense[row, column])}; it must be finite"
+            )
+        check_ids(sparse, [self.index.rows_of[key] for key in inputs.keys], self._table_of)
+        if inputs.weighted and sparse.weights_or_none() is not None and not bool(sparse.weights().isfinite().all()):
+            raise ValueError("a weight of an id is not finite")
+        if not dense.shape[0]:
+            return torch.empty((0,) if inputs.labels is None else (0, len(inputs.labels)))
+        checked = Batch(dense=dense.float(), sparse=sparse, label=batch.label)
+        return self._run(arguments(checked, inputs, self.tables))
+
+
+def _fits(index: Index) -> bool:
+    """Whether the compiled graph is there and runs on this processor, with this torch."""
+    here = artifact.versions_here()
+    return "aoti" in index.targets and all(index.versions.get(key) == here[key] for key in ("torch", "cpu"))
+
+
+def _table_names(index: Index) -> list[str]:
+    """For each key the smallest table that reads it: the one an id may be outside of."""
+    return [index.table_of[key] for key in index.inputs.keys]

@@ -1,0 +1,170 @@
+"""The proof of an export: its scores beside those of the trained model, row by row and in the figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from rayrec.metrics import BinaryMetrics
+from rayrec.models import Batch
+from rayrec.quant import TableFormat
+
+Score = Callable[[Batch], torch.Tensor]
+FIGURES = ("auc", "ne", "logloss", "calibration")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far an export may be from the trained model.
+
+    Args:
+        logit: greatest difference of a logit, for each unit of the greatest logit; None: not limited.
+        auc: greatest difference of the area under the curve, of any label.
+    """
+
+    logit: float | None
+    auc: float
+
+    @classmethod
+    def of(cls, formats: Iterable[TableFormat], dense: str) -> Limits:
+        """What may be expected of these number formats."""
+        found = set(formats)
+        if TableFormat.INT4 in found:
+            return cls(logit=None, auc=5e-4)
+        if found != {TableFormat.FP32} or dense != "fp32":
+            return cls(logit=None, auc=1e-4 if dense == "fp32" else 5e-4)
+        return cls(logit=1e-6, auc=1e-6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parity:
+    """What was found.
+
+    Args:
+        rows: that both scored.
+        logit_max, logit_mean, probability_max: greatest and mean difference.
+        trained, exported: figures of both on these rows.
+        recorded: what the trainer wrote down for this checkpoint and these rows; None where it did not.
+        bytes: of the export's tables, and of them as fp32.
+        ms_per_1000_rows: of both, in this process.
+        quantiles: of the exported probabilities, 0 % to 100 %; a service compares what it sees with them.
+        problems: why the export is not within its limits; empty: it is.
+    """
+
+    rows: int
+    logit_max: float
+    logit_mean: float
+    probability_max: float
+    trained: dict[str, Any]
+    exported: dict[str, Any]
+    recorded: dict[str, Any] | None
+    bytes: dict[str, int]
+    ms_per_1000_rows: dict[str, float]
+    quantiles: dict[str, list[float]]
+    limits: Limits
+    problems: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"within_limits": not self.problems, **asdict(self)}
+
+
+class _Side:
+    """One model's scores and its time."""
+
+    def __init__(self, score: Score, labels: tuple[str, ...] | None) -> None:
+        self._score, self.seconds = score, 0.0
+        self.metrics = BinaryMetrics(names=labels)
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        start = time.perf_counter()
+        logits = self._score(batch)
+        self.seconds += time.perf_counter() - start
+        self.metrics.update(logits, batch.label, batch.weight)
+        return logits
+
+
+def compare(
+    trained: Score,
+    exported: Score,
+    batches: Iterable[Batch],
+    labels: tuple[str, ...] | None,
+    limits: Limits,
+    bytes_: Mapping[str, int],
+    recorded: Mapping[str, Any] | None = None,
+) -> Parity:
+    """Scores every batch with both.
+
+    Raises:
+        ValueError: there are no rows.
+    """
+    one, other = _Side(trained, labels), _Side(exported, labels)
+    rows, total, greatest, greatest_p, largest = 0, 0.0, 0.0, 0.0, 1.0
+    kept: list[torch.Tensor] = []
+    for batch in batches:
+        if not batch.rows:
+            continue
+        a, b = one(batch).double(), other(batch).double()
+        difference = (a - b).abs()
+        rows, total = rows + batch.rows, total + float(difference.mean()) * batch.rows
+        greatest = max(greatest, _number(difference.max()))
+        greatest_p = max(greatest_p, _number((a.sigmoid() - b.sigmoid()).abs().max()))
+        largest = max(largest, _number(a.abs().max()))
+        kept.append(b.sigmoid().view(batch.rows, -1)[:: max(1, batch.rows // 256)])
+    if not rows:
+        raise ValueError("there are no rows to compare scores on; give evaluation rows")
+    names = ("label",) if labels is None else labels
+    steps = torch.linspace(0, 1, 11, dtype=torch.float64)
+    quantiles = torch.quantile(torch.cat(kept)[:100_000], steps, dim=0).t().tolist()
+    figures = one.metrics.compute(), other.metrics.compute()
+    return Parity(
+        rows=rows,
+        logit_max=greatest,
+        logit_mean=total / rows,
+        probability_max=greatest_p,
+        trained=figures[0],
+        exported=figures[1],
+        recorded=None if recorded is None else dict(recorded),
+        bytes=dict(bytes_),
+        ms_per_1000_rows={"trained": one.seconds / rows * 1e6, "exported": other.seconds / rows * 1e6},
+        quantiles=dict(zip(names, quantiles, strict=True)),
+        limits=limits,
+        problems=_problems(figures, recorded, limits, greatest / largest),
+    )
+
+
+def _number(value: torch.Tensor) -> float:
+    """A NaN is the greatest difference of all."""
+    found = float(value)
+    return found if found == found else float("inf")
+
+
+def _problems(
+    figures: tuple[Mapping[str, Any], Mapping[str, Any]],
+    recorded: Mapping[str, Any] | None,
+    limits: Limits,
+    logit: float,
+) -> list[str]:
+    trained, exported = figures
+    found = []
+    if limits.logit is not None and logit > limits.logit:
+        found.append(f"a logit differs by {logit:.2g} of the greatest one; the limit is {limits.logit:g}")
+    for name, a, b in _aucs(trained, exported):
+        if a is not None and (b is None or abs(a - b) > limits.auc):
+            found.append(f"AUC of {name}: {a:.6f} as trained, {b} exported; the limit is {limits.auc:g}")
+    for name, a, b in _aucs(recorded or {}, trained):
+        if a is not None and (b is None or abs(a - b) > 1e-5):
+            found.append(f"AUC of {name}: the trainer wrote {a:.6f} down for these rows, they give {b} here")
+    return found
+
+
+def _aucs(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterable[tuple[str, float | None, float | None]]:
+    """(label, area of the first, of the second)."""
+    if "tasks" in first:
+        for name, figures in first["tasks"].items():
+            yield name, figures.get("auc"), second.get("tasks", {}).get(name, {}).get("auc")
+    elif "auc" in first:
+        yield "label", first["auc"], second.get("auc")

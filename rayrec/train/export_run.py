@@ -1,0 +1,128 @@
+"""A run, or one of its checkpoints, as what `rayrec.inference.export` takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rayrec.checkpoint import Checkpoint, CheckpointStore
+from rayrec.checkpoint.weights import CheckpointWeights
+from rayrec.data import BatchStream, Manifest
+from rayrec.inference.export import Export, Trained, Wanted, export
+from rayrec.inference.graph import Inputs
+from rayrec.inference.parity import FIGURES
+from rayrec.models import Batch
+from rayrec.train import build
+from rayrec.train.config import TrainConfig
+from rayrec.train.config.file import parse_config
+from rayrec.train.errors import TrainError
+from rayrec.train.run_folder import RunFolder
+from rayrec.train.worker.loop import EVAL_ROWS
+
+
+def export_run(
+    source: str | Path,
+    out: str | Path,
+    wanted: Wanted | None = None,
+    data: str | None = None,
+    factory: build.Factory | None = None,
+) -> Export:
+    """Export a run's last checkpoint, or the one given, whatever plan and world it was saved under.
+
+    Args:
+        source: a run folder, or a checkpoint inside it.
+        data: rows to compare scores on; default the run's `data.eval`.
+        factory: makes the model, for a run that was given one in Python.
+
+    Raises:
+        ValueError: not a run, no checkpoint, no evaluation rows, or what `rayrec.inference.export` raises.
+    """
+    folder, checkpoint = find_checkpoint(Path(source).absolute())
+    return export(trained_of(folder, checkpoint, data, factory), out, wanted)
+
+
+def find_checkpoint(source: Path) -> tuple[RunFolder, Checkpoint]:
+    """The run and the checkpoint that a path names.
+
+    Raises:
+        TrainError: it names neither a run nor a committed checkpoint.
+    """
+    for folder in (RunFolder(source), RunFolder(source.parent.parent)):
+        if not folder.config.exists():
+            continue
+        store = CheckpointStore(folder.checkpoints)
+        if folder.path == source:
+            found = store.latest()
+        else:
+            found = next((one for one in store.all() if Path(one.path).name == source.name), None)
+        if found is None:
+            raise TrainError(
+                f"{source} has no complete checkpoint: train it first, or name one of {folder.checkpoints}"
+            )
+        return folder, found
+    raise TrainError(f"{source} is neither a run folder (it has no config.yaml) nor a checkpoint of one")
+
+
+def trained_of(
+    folder: RunFolder, checkpoint: Checkpoint, data: str | None = None, factory: build.Factory | None = None
+) -> Trained:
+    """All that an export needs to know of a run.
+
+    Raises:
+        TrainError: there are no evaluation rows.
+    """
+    raw = folder.read_config()
+    if raw is None:
+        raise TrainError(f"{folder.path} is not a run folder: it has no config.yaml")
+    if data is not None:
+        raw["data"]["eval"] = data
+    config = parse_config(raw)
+    if config.data.eval is None:
+        raise TrainError(f"the config of {folder.path} has no data.eval; give rows to compare scores on with --data")
+    schema = config.data_schema
+    manifest = Manifest.of(config.data.eval, schema)
+    labels = schema.task_names
+    return Trained(
+        make_model=lambda: build.model(config, "cpu", factory),
+        weights=CheckpointWeights(checkpoint.path),
+        inputs=Inputs(
+            keys=tuple(schema.sparse_names),
+            num_dense=schema.num_dense,
+            labels=None if labels is None else tuple(labels),
+            weighted=schema.weighted,
+        ),
+        mapping={key: config.to_dict()[key] for key in ("schema", "tables")},
+        rows_of=build.rows_of(config),
+        batches=lambda: _batches(config, manifest),
+        recorded=None if data is not None else _recorded(folder, checkpoint.step),
+        logit_shift=math.log(config.data.negative_rate),
+        origin={"run": config.name, "checkpoint": Path(checkpoint.path).name, "step": checkpoint.step},
+    )
+
+
+def _batches(config: TrainConfig, manifest: Manifest) -> Iterator[Batch]:
+    """The evaluation rows as the trainer's evaluation in one process reads them."""
+    stream = BatchStream(
+        manifest,
+        config.data_schema,
+        build.rows_of(config),
+        batch_rows=config.trainer.batch_size,
+        rank=0,
+        world_size=1,
+        cursor=EVAL_ROWS,
+        seed=config.trainer.seed,
+        shuffle=False,
+        options=config.data.read.model_copy(update={"reader": "local"}),
+    )
+    with stream:
+        for batch, _ in stream:
+            yield batch
+
+
+def _recorded(folder: RunFolder, step: int) -> dict[str, Any] | None:
+    """The figures of the run's evaluation at this step."""
+    of_step = [line for line in folder.read_metrics() if line.get("kind") == "eval" and line.get("step") == step]
+    told = ("tasks", "samples", *FIGURES)
+    return {key: of_step[-1][key] for key in told if key in of_step[-1]} if of_step else None

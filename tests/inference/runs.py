@@ -1,0 +1,74 @@
+"""Small trained runs to export, and the scores of the trainer's own evaluation on their rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rayrec import Batch, EmbeddingBagCollection
+from rayrec.train import Trainer
+from rayrec.train.config.file import parse_config
+from rayrec.train.export_run import find_checkpoint, trained_of
+from rayrec.train.worker.learner import make_learner
+from rayrec.train.worker.session import session_alone
+from tests.train.small import Silent, make_job, raw_config, write_all
+
+WEIGHTED = {
+    "schema__sparse": [
+        {"name": "user", "mapping": {"kind": "hash", "seed": 1}},
+        {"name": "item", "mapping": {"kind": "hash", "seed": 0}},
+        {"name": "tags", "kind": "weighted_id_list", "weight_column": "tag_weights"},
+    ]
+}
+TWO_LABELS = {
+    "schema__label": None,
+    "schema__labels": [
+        {"name": "click", "column": "label"},
+        {"name": "like", "column": "like", "weight": 0.5, "on_null": "ignore"},
+    ],
+    "model__args": {"dense_arch": [16, 8], "over_arch": [16, 2]},
+}
+
+
+class TwoTowers(nn.Module):
+    """A user's own model: a collection inside a tower, another beside it, and a scale that belongs to no layer."""
+
+    def __init__(self, tables: list[Any], num_dense: int, device: Any = None) -> None:
+        super().__init__()
+        self.tower = nn.ModuleDict({"bags": EmbeddingBagCollection(tables=tables[:1], device="meta")})
+        self.rest = EmbeddingBagCollection(tables=tables[1:], device="meta")
+        self.scale = nn.Parameter(torch.full((8,), 0.5, device=device))
+        width = 8 * len(tables[1:]) + num_dense
+        self.other = nn.Sequential(nn.Linear(width, 8, device=device), nn.LayerNorm(8, device=device))
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        mine = self.tower["bags"](batch.sparse).values() * self.scale
+        other = self.other(torch.cat([batch.dense, self.rest(batch.sparse).values()], dim=1))
+        logits = (mine * other).sum(1)
+        return nn.functional.binary_cross_entropy_with_logits(logits, batch.label), logits
+
+
+def train(root: Path, factory: Any = None, rows: int = 300, **changes: Any) -> Path:
+    """Trains in this process for one epoch; returns the run folder."""
+    if not (root / "train").exists():
+        write_all(root, rows=rows)
+    raw = raw_config(root, **{"trainer__epochs": 1, **changes})
+    return Trainer(parse_config(raw), factory=factory).fit().folder
+
+
+def trainer_scores(run: Path, factory: Any = None) -> list[tuple[Batch, torch.Tensor]]:
+    """Every evaluation batch with the logits of the sharded model that the trainer evaluates with."""
+    from rayrec.checkpoint import CheckpointStore
+
+    folder, checkpoint = find_checkpoint(run)
+    raw = folder.read_config()
+    assert raw is not None
+    job = make_job(raw)
+    job = type(job)(config=job.config, train=job.train, eval=job.eval, folder=run, factory=factory)
+    learner = make_learner(job, session_alone(Silent()))
+    CheckpointStore(folder.checkpoints).load(checkpoint, learner.model)
+    learner.model.eval()
+    return [(batch, learner.score(batch)) for batch in trained_of(folder, checkpoint, factory=factory).batches()]

@@ -1,0 +1,243 @@
+"""An exported folder scores as the trainer's evaluation does, and one that is not whole is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rayrec.data import Mapping
+from rayrec.inference import ExportError, Model, Wanted
+from rayrec.models import Batch
+from rayrec.quant import TableFormat
+from rayrec.sparse import KeyedJaggedTensor
+from rayrec.train.errors import TrainError
+from rayrec.train.export_run import export_run
+from tests.inference.runs import TWO_LABELS, TwoTowers, train, trainer_scores
+from tests.ranks import Ranks
+from tests.train import small
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_run(run, tmp_path_factory.mktemp("out") / "model").folder
+
+
+def assert_scores_equal(model: Model, run: Path, atol: float, factory: Any = None) -> None:
+    batches = trainer_scores(run, factory)
+    assert sum(batch.rows for batch, _ in batches) == 301
+    for batch, logits in batches:
+        torch.testing.assert_close(model.score(batch), logits, rtol=0, atol=atol)
+
+
+def test_eager_fp32_is_the_trainers_evaluation_to_the_last_bit(run: Path, exported: Path) -> None:
+    assert_scores_equal(Model(exported), run, atol=0)
+    parity = Model(exported).parity()
+    assert parity["within_limits"] and parity["rows"] == 301
+    assert parity["recorded"]["auc"] == parity["exported"]["auc"]
+    assert "within its limits" in (exported / "parity.html").read_text()
+
+
+def test_nothing_in_the_folder_is_pickled(exported: Path) -> None:
+    with zipfile.ZipFile(exported / "graph.pt2") as archive:
+        pickles = [info.filename for info in archive.infolist() if info.filename.endswith((".pt", ".pkl"))]
+        assert all(archive.getinfo(name).file_size == 0 for name in pickles)
+    assert {path.suffix for path in exported.rglob("*") if path.is_file()} == {".json", ".bin", ".pt2", ".html"}
+
+
+def test_odd_batches_score_as_single_rows_do(run: Path, exported: Path) -> None:
+    """One row, none, and rows without any id."""
+    model = Model(exported)
+    batch, logits = trainer_scores(run)[0]
+    alone = [model.score(rows_of(batch, i, i + 1)) for i in range(5)]
+    torch.testing.assert_close(torch.cat(alone), logits[:5], rtol=1e-5, atol=1e-6)
+    assert model.score(rows_of(batch, 0, 0)).shape == (0,)
+    keys = batch.sparse.keys()
+    nothing = KeyedJaggedTensor(keys, torch.empty(0, dtype=torch.int64), lengths=torch.zeros(2 * 3, dtype=torch.int64))
+    assert model.score(Batch(torch.zeros(2, 1), nothing, torch.zeros(2))).isfinite().all()
+
+
+def rows_of(batch: Batch, start: int, stop: int) -> Batch:
+    parts = {}
+    for key in batch.sparse.keys():
+        jagged = batch.sparse[key]
+        first, last = int(jagged.offsets()[start]), int(jagged.offsets()[stop])
+        parts[key] = (jagged.values()[first:last], jagged.lengths()[start:stop])
+    sparse = KeyedJaggedTensor(
+        list(parts), torch.cat([v for v, _ in parts.values()]), lengths=torch.cat([n for _, n in parts.values()])
+    )
+    return Batch(batch.dense[start:stop], sparse, batch.label[start:stop])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("id", -1, r"feature 'item', example 2: id -1 is outside the rows \[0, 80\) of table 'item'"),
+        ("id", 80, "id 80 is outside"),
+        ("dense", float("nan"), "dense number 0 of example 1 is nan"),
+        ("missing", 0, "no feature 'tags'"),
+        ("width", 0, "takes 1 numbers"),
+    ],
+)
+def test_bad_batches_are_refused_before_the_kernel(exported: Path, field: str, value: float, text: str) -> None:
+    ids, dense, keys = torch.zeros(9, dtype=torch.int64), torch.zeros(3, 1), ["user", "item", "tags"]
+    if field == "id":
+        ids[5] = int(value)
+    elif field == "dense":
+        dense[1] = value
+    elif field == "missing":
+        keys[2] = "other"
+    else:
+        dense = torch.zeros(3, 2)
+    batch = Batch(dense, KeyedJaggedTensor(keys, ids, lengths=torch.ones(9, dtype=torch.int64)), torch.zeros(3))
+    with pytest.raises(ValueError, match=text):
+        Model(exported).score(batch)
+
+
+def test_raw_rows_are_mapped_as_in_training_with_the_folders_own_vocabulary(tmp_path: Path) -> None:
+    small.write_all(tmp_path, rows=300)
+    pq.write_table(pa.table({"id": [f"city {i}" for i in (4, 2, 0, 7)]}), tmp_path / "cities.parquet")
+    sparse = [*small.RAW["schema"]["sparse"]]
+    vocabulary = {"kind": "vocabulary", "path": str(tmp_path / "cities.parquet"), "oov_rows": 2}
+    sparse.append({"name": "city", "mapping": vocabulary})
+    tables = [*small.RAW["tables"], {"name": "city", "rows": 6, "dim": 8, "features": ["city"]}]
+    run = train(tmp_path, schema__sparse=sparse, tables=tables, model__name="dcn")
+    folder = export_run(run, tmp_path / "model", Wanted(tables="fp16")).folder
+    (tmp_path / "cities.parquet").unlink()
+    moved = folder.rename(tmp_path / "moved")
+    model = Model(moved)
+    mapping = Mapping.from_config(model.mapping_config(), labels=False)
+    table = pa.concat_tables([pq.read_table(path) for path in sorted((tmp_path / "eval").iterdir())])
+    scores = model.score(mapping.to_batch(table))
+    expected = torch.cat([logits for _, logits in _scores_with(run, moved)])
+    torch.testing.assert_close(scores, expected, rtol=0, atol=2e-3)
+
+
+def _scores_with(run: Path, model: Path) -> list[tuple[Batch, torch.Tensor]]:
+    """The trainer's, with the vocabulary that the export kept."""
+    config = run / "config.yaml"
+    path = json.loads(json.dumps(str(next((model / "vocabularies").iterdir()))))
+    config.write_text(config.read_text().replace(str(run.parent.parent / "cities.parquet"), path))
+    return trainer_scores(run)
+
+
+def test_a_users_own_model_of_several_collections_in_int8(tmp_path: Path) -> None:
+    run = train(tmp_path, factory=TwoTowers, model__args={})
+    made = export_run(run, tmp_path / "model", Wanted(tables="int8"), factory=TwoTowers)
+    assert {place.format for place in made.index.places} == {TableFormat.INT8}
+    assert made.parity.bytes["tables"] < made.parity.bytes["fp32"] / 2
+    assert made.parity.logit_max < 0.05
+    assert_scores_equal(Model(made.folder), run, atol=0.05, factory=TwoTowers)
+
+
+def test_several_labels_and_tables_chosen_by_measured_loss(tmp_path: Path) -> None:
+    run = train(tmp_path, **TWO_LABELS)
+    made = export_run(run, tmp_path / "model", Wanted(tables="AUTO", budget=0.5, force=True))
+    assert made.parity.bytes["tables"] <= 0.5 * made.parity.bytes["fp32"] + 64 * 3
+    model = Model(made.folder)
+    assert model.labels == ("click", "like")
+    assert set(made.parity.exported["tasks"]) == {"click", "like"}
+    assert_scores_equal(model, run, atol=0.2)
+
+
+def test_a_run_of_two_ranks_is_exported_table_by_table(tmp_path: Path) -> None:
+    small.write_all(tmp_path, rows=300)
+    kinds = {"user": "row_wise", "item": "column_wise", "tag": "data_parallel"}
+    raw = small.raw_config(
+        tmp_path,
+        trainer__epochs=1,
+        trainer__num_workers=2,
+        model={"name": "deepfm", "args": {"deep_arch": [16, 1]}},
+        sharding={"constraints": {name: {"sharding_types": [kind]} for name, kind in kinds.items()}},
+    )
+    from rayrec.train.config.file import parse_config
+    from rayrec.train.run_folder import RunFolder, write_yaml
+
+    folder = RunFolder(Path(raw["storage"]["path"]) / raw["name"])
+    folder.create()
+    write_yaml(folder.config, parse_config(raw).to_dict())
+    ranks = Ranks(2)
+    try:
+        outcome, _ = ranks.run(small.fit_on_rank, raw)
+    finally:
+        ranks.close()
+    made = export_run(folder.path, tmp_path / "model")
+    assert made.parity.exported["auc"] == pytest.approx(outcome["eval"]["auc"], abs=1e-6)
+    assert made.parity.exported["logloss"] == pytest.approx(outcome["eval"]["logloss"], abs=1e-7)
+
+
+def test_an_export_outside_its_limits_fails_unless_forced(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    metrics = copy / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "eval":
+            line["auc"] += 0.01
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ExportError, match="outside its limits: AUC of label: the trainer wrote"):
+        export_run(copy, tmp_path / "model")
+    assert not (tmp_path / "model").exists() and not list(tmp_path.glob(".model*"))
+
+
+def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path, exported: Path) -> None:
+    with pytest.raises(ExportError, match="exists already"):
+        export_run(run, exported)
+    with pytest.raises(TrainError, match="neither a run folder"):
+        export_run(tmp_path, tmp_path / "model")
+    with pytest.raises(TrainError, match="no complete checkpoint"):
+        export_run(run / "checkpoints" / "step_99999999", tmp_path / "model")
+    with pytest.raises(ValueError, match="no table format 'int3'"):
+        Wanted(tables="int3")
+    with pytest.raises(ExportError, match="--budget"):
+        Wanted(tables="int8", budget=0.5)
+
+
+@pytest.mark.parametrize("damage", ["bytes", "cut", "missing", "index", "outside", "format", "target"])
+def test_a_damaged_folder_is_refused_by_name(exported: Path, tmp_path: Path, damage: str) -> None:
+    copy = shutil.copytree(exported, tmp_path / "model")
+    tables, index, target, text = copy / "tables.bin", copy / "export.json", None, r"tables\.bin"
+    raw = json.loads(index.read_text())
+    if damage == "bytes":
+        data = bytearray(tables.read_bytes())
+        data[17] ^= 1
+        tables.write_bytes(data)
+    elif damage == "cut":
+        tables.write_bytes(tables.read_bytes()[:-1])
+    elif damage == "missing":
+        tables.unlink()
+    elif damage == "index":
+        index.write_text("{")
+        text = r"export\.json cannot be read"
+    elif damage == "outside":
+        raw["files"]["../secret"] = [1, 1]
+        index.write_text(json.dumps(raw))
+        text = "outside the folder"
+    elif damage == "format":
+        index.write_text(json.dumps({**raw, "format": 99}))
+        text = "format 99"
+    else:
+        target, text = "aoti", "--target aoti"
+    with pytest.raises(ExportError, match=text):
+        Model(copy, target=target)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dense", ["fp32", "bf16"])
+def test_the_compiled_graph_scores_as_the_trainer_does(run: Path, tmp_path: Path, dense: str) -> None:
+    made = export_run(run, tmp_path / "model", Wanted(target="aoti", dense=dense, force=dense == "bf16"))
+    model = Model(made.folder)
+    assert model.target == "aoti"
+    assert_scores_equal(model, run, atol=1e-6 if dense == "fp32" else 0.1)
+    assert_scores_equal(Model(made.folder, target="eager"), run, atol=0 if dense == "fp32" else 0.1)
