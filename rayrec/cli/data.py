@@ -74,7 +74,7 @@ def check(
 
     loaded = load_config(config)
     schema = loaded.data_schema.for_training
-    report = run_check(manifest_of(loaded.data.train, schema), schema, build.rows_of(loaded))
+    report = run_check(manifest_of(loaded.data.train, schema), schema, build.rows_of(loaded), loaded.data.read.bad_rows)
     if page is not None:
         page.write_text(check_page(report, f"Data of {loaded.name}"), encoding="utf-8")
     if as_json:

@@ -9,21 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rayrec.data.errors import DataError
+    from rayrec.data.errors import DataError, DataUnavailable
     from rayrec.data.mapping.collate import empty_batch, to_batch
+    from rayrec.data.mapping.id_mappings import Hash, Identity, Vocabulary
     from rayrec.data.mapping.mapping import Mapping
-    from rayrec.data.mapping.schema import (
-        DenseFeature,
-        Hash,
-        Identity,
-        Label,
-        SampleWeight,
-        Schema,
-        SparseFeature,
-        Standardize,
-        Task,
-        Vocabulary,
-    )
+    from rayrec.data.mapping.schema import DenseFeature, Label, SampleWeight, Schema, SparseFeature, Task
+    from rayrec.data.mapping.transforms import Standardize
     from rayrec.data.options import BadRows, ReadOptions
     from rayrec.data.order.cursor import Cursor, RankCursor
     from rayrec.data.order.mix import Mix, manifest_of
@@ -40,11 +31,12 @@ _HOMES = {
     "BatchStream": "rayrec.data.stream.batch_stream",
     "Cursor": "rayrec.data.order.cursor",
     "DataError": "rayrec.data.errors",
+    "DataUnavailable": "rayrec.data.errors",
     "DataSet": "rayrec.data.source.dataset",
     "DenseFeature": "rayrec.data.mapping.schema",
     "FooterCache": "rayrec.data.source.footer_cache",
-    "Hash": "rayrec.data.mapping.schema",
-    "Identity": "rayrec.data.mapping.schema",
+    "Hash": "rayrec.data.mapping.id_mappings",
+    "Identity": "rayrec.data.mapping.id_mappings",
     "Label": "rayrec.data.mapping.schema",
     "Manifest": "rayrec.data.source.manifest",
     "Mapping": "rayrec.data.mapping.mapping",
@@ -56,10 +48,10 @@ _HOMES = {
     "SampleWeight": "rayrec.data.mapping.schema",
     "Schema": "rayrec.data.mapping.schema",
     "SparseFeature": "rayrec.data.mapping.schema",
-    "Standardize": "rayrec.data.mapping.schema",
+    "Standardize": "rayrec.data.mapping.transforms",
     "Task": "rayrec.data.mapping.schema",
     "TrainingData": "rayrec.data.source.dataset",
-    "Vocabulary": "rayrec.data.mapping.schema",
+    "Vocabulary": "rayrec.data.mapping.id_mappings",
     "WeightedDataSet": "rayrec.data.source.dataset",
     "build_vocabulary": "rayrec.data.tools.counting",
     "cursor_from_dict": "rayrec.data.order.mix_cursor",
@@ -77,6 +69,7 @@ __all__ = [
     "Cursor",
     "DataError",
     "DataSet",
+    "DataUnavailable",
     "DenseFeature",
     "FooterCache",
     "Hash",

@@ -1,4 +1,7 @@
-"""The one error of the data path. What is wrong with which input is decided where the input is read."""
+"""The errors of the data path: input that cannot be used, and storage that does not answer.
+
+What is wrong with which input is decided where the input is read.
+"""
 
 from __future__ import annotations
 
@@ -58,11 +61,13 @@ class DataError(ValueError):
         names = ("problem", "file", "row_group", "row", "column", "value", "fix")
         return {name: getattr(self, name) for name in names}
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> DataError:
-        """The error that `to_dict` wrote."""
-        parts = dict(data)
-        return cls(parts.pop("problem"), **parts)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return (DataError.from_dict, (self.to_dict(),))
+        return (_rebuilt, (type(self), self.to_dict()))
+
+
+class DataUnavailable(DataError):
+    """Storage did not answer, for as long as patience lasts: the input may be right, and another attempt may work."""
+
+
+def _rebuilt(kind: type[DataError], parts: dict[str, Any]) -> DataError:
+    return kind(parts.pop("problem"), **parts)

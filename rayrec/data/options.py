@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rayrec.data.mapping.schema import Strict
+from rayrec.data.strict import Strict
 
 
 class BadRows(Strict):
@@ -15,12 +15,19 @@ class BadRows(Strict):
     Args:
         policy: "error" ends the run with the first one, "skip" goes on without them.
         limit: a rank that skipped more rows than this in one epoch ends the run.
-        samples: how many of a rank's skipped rows are described, for each epoch.
+        samples: how many of a rank's skipped rows are described, for each epoch; 0 describes none.
+        redact: leave the values of bad rows out of errors, samples, logs and reports.
     """
 
     policy: Literal["error", "skip"] = "error"
     limit: int = Field(default=1000, ge=0)
-    samples: int = Field(default=20, ge=1)
+    samples: int = Field(default=20, ge=0)
+    redact: bool = False
+
+    @property
+    def described(self) -> int:
+        """How many bad rows need a description: the one that ends the run does in any case."""
+        return max(1, self.samples) if self.policy == "error" else self.samples
 
 
 class ReadOptions(Strict):

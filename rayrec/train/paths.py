@@ -31,7 +31,8 @@ def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
         data["path"] = _absolute(data["path"], here)
     raw["sharding"]["plan"] = _absolute(raw["sharding"]["plan"], here)
     raw["storage"]["path"] = _absolute(raw["storage"]["path"], home)
-    return TrainConfig(**raw)
+    found = TrainConfig(**raw)
+    return found.model_copy(update={"data_schema": found.data_schema.with_paths_from(here)})
 
 
 def in_job_package(folder: Path) -> bool:

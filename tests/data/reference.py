@@ -122,16 +122,20 @@ def _number(value: Any, feature: DenseFeature) -> float:
     if value is None:
         raise BadRow
     x = float(value)
-    if feature.log1p:
-        if not x > -1:
+    for step in feature.transforms:
+        if math.isnan(x):
             raise BadRow
-        x = math.log1p(x)
-    if feature.clip is not None:
-        x = x if math.isnan(x) else min(max(x, feature.clip[0]), feature.clip[1])
-    if feature.standardize is not None:
-        x = (x - feature.standardize.mean) / feature.standardize.std
-    if feature.bucketize is not None and not math.isnan(x):
-        x = float(sum(b <= x for b in feature.bucketize))
+        if step.kind == "log1p":
+            if not x > -1:
+                raise BadRow
+            x = math.log1p(x)
+        elif step.kind == "clip":
+            x = x if step.lowest is None else max(x, step.lowest)
+            x = x if step.highest is None else min(x, step.highest)
+        elif step.kind == "standardize":
+            x = (x - step.mean) / step.std
+        else:
+            x = float(sum(b <= x for b in step.boundaries))
     with np.errstate(all="ignore"):
         x = float(np.float32(x))
     if not math.isfinite(x):

@@ -17,7 +17,10 @@ ROWS_OF = {"row": 1_000_000, "user": USERS, "genres": GENRES, "city": CITIES}
 SCHEMA = Schema.model_validate(
     {
         "label": {"column": "label"},
-        "dense": [{"name": "age", "standardize": {"mean": 30.0, "std": 10.0}}, {"name": "price", "default": 0.0}],
+        "dense": [
+            {"name": "age", "transforms": [{"kind": "standardize", "mean": 30.0, "std": 10.0}]},
+            {"name": "price", "default": 0.0},
+        ],
         "sparse": [
             {"name": "row", "mapping": {"kind": "identity"}},
             {"name": "user", "column": "user_id", "kind": "id"},

@@ -124,14 +124,14 @@ def draw_dense(name: str, rng: random.Random) -> tuple[dict[str, Any], dict[str,
     feature: dict[str, Any] = {"name": name}
     if rng.random() < 0.5:
         feature["default"] = rng.choice([0.0, 1.5])
-    if rng.random() < 0.3:
-        feature["log1p"] = True
-    if rng.random() < 0.3:
-        feature["clip"] = [0.0, 10.0]
-    if rng.random() < 0.3:
-        feature["standardize"] = {"mean": 3.0, "std": 2.0}
-    elif rng.random() < 0.3:
-        feature["bucketize"] = [0.5, 2.0, 9.0]
+    steps: list[dict[str, Any]] = [
+        {"kind": "log1p"},
+        {"kind": "clip", "lowest": 0.0, "highest": rng.choice([None, 10.0])},
+        {"kind": "standardize", "mean": 3.0, "std": 2.0},
+        {"kind": "bucketize", "boundaries": [0.5, 2.0, 9.0]},
+    ]
+    if rng.random() < 0.6:
+        feature["transforms"] = rng.sample(steps, rng.randrange(1, 4))
     if rng.random() < 0.25:
         feature["width"] = rng.randrange(2, 4)
         kind = listed(kind, rng, feature["width"])

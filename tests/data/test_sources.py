@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import json
 import runpy
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import DataError, Manifest
+from rayrec.data import DataError, Manifest, Mapping, Schema
 from rayrec.data.tools.criteo import CATEGORIES, COLUMNS, NUMBERS, convert
 from rayrec.data.tools.on_ray import each
 from rayrec.data.tools.parquet_parts import Layout
-from rayrec.train import load_config
+from rayrec.train import Trainer, load_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,20 +70,70 @@ def test_wrong_criteo_files_are_named(tmp_path: Path) -> None:
         convert(tmp_path / "nowhere.txt", tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["criteo", "synthetic"])
-def test_prepared_data_fits_its_train_config(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synthetic_data_fits_its_train_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if name == "criteo":
-        main = runpy.run_path(str(ROOT / "data/criteo/prepare.py"))["main"]
-        assert main([str(write(tmp_path / "train.txt", lines(70))), "--rows-per-file", "10"]) == 0
-        assert main([str(tmp_path / "nowhere.txt")]) == 1
-    else:
-        main = runpy.run_path(str(ROOT / "data/synthetic/generate.py"))["main"]
-        assert main(["--rows", "700", "--files", "7"]) == 0
-    config = load_config(ROOT / f"data/{name}/train.yaml")
-    assert Manifest.of(config.data.train, config.data_schema).rows in (60, 600)
-    tables = {t.features[0]: t.rows for t in config.tables}
-    assert list(tables) == config.data_schema.sparse_names
+    main = runpy.run_path(str(ROOT / "data/synthetic/generate.py"))["main"]
+    assert main(["--rows", "700", "--files", "7"]) == 0
+    config = load_config(ROOT / "data/synthetic/train.yaml")
+    assert Manifest.of(config.data.train, config.data_schema).rows == 600
+    assert [table.features[0] for table in config.tables] == config.data_schema.sparse_names
+
+
+def test_criteo_goes_from_its_text_to_a_trained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what real rows have: counts of -1 and less, empty fields, also the last, so that a line ends in a tab."""
+    monkeypatch.chdir(tmp_path)
+    rows = lines(210)
+    rows[0][2], rows[1][2], rows[2][2] = "-1", "-2", "-3"
+    rows[0][-1], rows[1][1:] = "", [""] * 39
+    main = runpy.run_path(str(ROOT / "data/criteo/prepare.py"))["main"]
+    assert main([str(write(tmp_path / "train.txt", rows))]) == 0
+    small = [f"tables.C{n}.rows=1000" for n in (3, 4, 10, 12, 16, 21, 24, 26)]
+    config = load_config(
+        ROOT / "data/criteo/train.yaml", [*small, "trainer.num_workers=0", "trainer.batch_size=60", "storage.path=runs"]
+    )
+    batch = Mapping.from_config(config).to_batch(pq.read_table("data/criteo/parquet/train"))
+    i2 = [row[2] for row in rows[:180]]
+    assert batch.dense[:, 1].tolist() == pytest.approx([np.log1p(max(0, int(one or 0))) for one in i2])
+    Trainer(config).fit()
+    result = json.loads((tmp_path / "runs/criteo/result.json").read_text())
+    assert result["eval"]["samples"] == 30
+
+
+@pytest.mark.parametrize(("rows", "per_file", "split"), [(70, 10, (60, 10)), (3, 100, (2, 1)), (45, 10, (39, 6))])
+def test_the_last_rows_are_set_aside_whatever_the_files(
+    tmp_path: Path, rows: int, per_file: int, split: tuple[int, int]
+) -> None:
+    main = runpy.run_path(str(ROOT / "data/criteo/prepare.py"))["main"]
+    source, out = write(tmp_path / "train.txt", lines(rows)), tmp_path / "out"
+    assert main([str(source), "--out", str(out), "--rows-per-file", str(per_file)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["eval", "train"]
+    parts = [pq.read_table(out / part) for part in ("train", "eval")]
+    assert tuple(part.num_rows for part in parts) == split
+    convert(source, tmp_path / "whole")
+    assert pa.concat_tables(parts).equals(pq.read_table(tmp_path / "whole"))
+
+
+def test_a_preparation_that_fails_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path(str(ROOT / "data/criteo/prepare.py"))["main"]
+    out = tmp_path / "out"
+    good, one = write(tmp_path / "a.txt", lines(20)), write(tmp_path / "one.txt", lines(1))
+    for sources, message in [([good, tmp_path / "nowhere.txt"], "does not exist"), ([one], "1 rows cannot be split")]:
+        assert main([*map(str, sources), "--out", str(out)]) == 1
+        assert message in capsys.readouterr().err
+        assert not out.exists()
+    assert main([str(good), "--out", str(out)]) == 0
+    assert main([str(good), "--out", str(out)]) == 1 and "holds data already" in capsys.readouterr().err
+    assert sorted(path.name for path in out.iterdir()) == ["eval", "train"]
+
+
+def test_a_number_that_is_refused_is_told_before_and_after_its_transforms() -> None:
+    steps = [{"kind": "log1p"}, {"kind": "clip", "lowest": 0.0}]
+    schema = Schema.model_validate({"dense": [{"name": "I2", "transforms": steps}]})
+    with pytest.raises(DataError, match=r"put {kind: clip, .*} before it") as caught:
+        Mapping(schema, {}, labels=False).to_batch({"I2": [3, -1]})
+    assert (caught.value.row, caught.value.value) == (1, "-1, nan after log1p and clip")
+    in_order = schema.model_validate({"dense": [{"name": "I2", "transforms": steps[::-1]}]})
+    assert Mapping(in_order, {}, labels=False).to_batch({"I2": [0, -1]}).dense.tolist() == [[0.0], [0.0]]
 
 
 def test_inputs_run_side_by_side_on_ray(running_ray: None) -> None:

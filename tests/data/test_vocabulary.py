@@ -7,10 +7,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
-from rayrec.data import DataError, Manifest, Schema, build_vocabulary, to_batch, write_vocabulary
+from rayrec.data import DataError, Manifest, Mapping, Schema, build_vocabulary, to_batch, write_vocabulary
 from rayrec.data.mapping.map_rows import check_rows_of
+from rayrec.train import load_config
+from rayrec.train.config.file import parse_config
+from rayrec.train.paths import resolved
 from tests.data.sets import SCHEMA, write
+from tests.train import small
 
 
 def feature(path: Path | str, kind: str = "id", **more) -> Schema:
@@ -53,6 +58,26 @@ def test_without_rows_for_others_an_unknown_id_is_reported(tmp_path: Path) -> No
             ids_of(pa.array([*known, unknown]), schema)
         assert caught.value.row == 2 and caught.value.value == str(unknown)
         assert ids_of(pa.array([known[0], None]), feature(path, oov_rows=0, on_null="empty")) == [0]
+
+
+def test_a_relative_path_starts_from_the_config_wherever_the_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = small.raw_config(tmp_path / "runs")
+    raw["schema"]["sparse"][0]["mapping"] = {"kind": "vocabulary", "path": "words/ids.txt"}
+    (tmp_path / "project" / "words").mkdir(parents=True)
+    (tmp_path / "project" / "words" / "ids.txt").write_text("1\n2\n")
+    (tmp_path / "project" / "train.yaml").write_text(yaml.safe_dump(raw))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    wanted = str(tmp_path / "project" / "words" / "ids.txt")
+    config = load_config(tmp_path / "project" / "train.yaml")
+    assert config.data_schema.sparse[0].mapping.path == wanted
+    assert resolved(config).to_dict()["schema"]["sparse"][0]["mapping"]["path"] == wanted
+    given = resolved(parse_config(raw), tmp_path / "project")  # from Python: the root of all relative paths
+    assert given.data_schema.sparse[0].mapping.path == wanted
+    mapping = Mapping.from_config(raw, folder=tmp_path / "project")
+    assert mapping == Mapping.from_config(config)
 
 
 def test_wrong_vocabularies(tmp_path: Path) -> None:

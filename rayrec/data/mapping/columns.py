@@ -10,7 +10,8 @@ import pyarrow.types as pat
 
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_list, is_text
-from rayrec.data.mapping.schema import DenseFeature, Schema, SparseFeature, Vocabulary
+from rayrec.data.mapping.id_mappings import Vocabulary
+from rayrec.data.mapping.schema import DenseFeature, Schema, SparseFeature
 from rayrec.data.mapping.vocabulary import load_vocabulary
 
 

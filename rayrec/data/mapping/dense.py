@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from rayrec.data.mapping.lists import unnest
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.schema import DenseFeature
+from rayrec.data.mapping.transforms import Bucketize, Clip, Log1p, Standardize, Transform
 
 F32 = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.floating]
@@ -24,14 +25,16 @@ def map_dense(
 ) -> F32:
     """The dense features side by side, float32 [n, N]."""
     with np.errstate(all="ignore"):  # what overflows or has no logarithm is reported below, with its row
-        found = [
-            _transform(_numbers(columns[feature.column], feature, problems), feature).reshape(num_rows, feature.width)
-            for feature in features
-        ]
-        out = _side_by_side(found, num_rows)
+        out = _side_by_side([_mapped(columns[f.column], f, problems) for f in features], num_rows)
     if not np.isfinite(out).all():
         _report(features, columns, out, problems)
     return out
+
+
+def _mapped(array: pa.Array, feature: DenseFeature, problems: Problems) -> Floats:
+    """One feature, [n, width]."""
+    numbers = _transform(_numbers(array, feature, problems), feature.transforms)
+    return numbers.reshape(len(array), feature.width)
 
 
 def _side_by_side(found: Sequence[Floats], num_rows: int) -> F32:
@@ -102,34 +105,57 @@ def _leaf(array: pa.Array, feature: DenseFeature, problems: Problems) -> pa.Arra
     return pc.if_else(pa.array(np.repeat(refused, feature.width)), 0.0, leaf)
 
 
-def _transform(values: Floats, feature: DenseFeature) -> Floats:
-    if feature.log1p:
-        logs = np.log1p(values)  # NaN below -1
-        if not (values > -1).all():
-            logs[np.isneginf(logs)] = np.nan
-        values = logs
-    if feature.clip is not None:
-        values = np.clip(values, *feature.clip)
-    if feature.standardize is not None:
-        values = (values - feature.standardize.mean) / feature.standardize.std
-    if feature.bucketize is not None:
-        buckets = np.searchsorted(np.asarray(feature.bucketize), values, side="right").astype(np.float64)
-        values = np.where(np.isnan(values), np.nan, buckets)
+def _transform(values: Floats, transforms: Sequence[Transform]) -> Floats:
+    """The numbers after all transforms, in their order; NaN where one of them has no result."""
+    for transform in transforms:
+        match transform:
+            case Log1p():
+                values = _log1p(values)
+            case Clip():
+                values = np.clip(values, transform.lowest, transform.highest)
+            case Standardize():
+                values = (values - transform.mean) / transform.std
+            case Bucketize():
+                buckets = np.searchsorted(np.asarray(transform.boundaries), values, side="right").astype(np.float64)
+                values = np.where(np.isnan(values), np.nan, buckets)
     return values
+
+
+def _log1p(values: Floats) -> Floats:
+    logs = np.log1p(values)  # NaN below -1
+    if not (values > -1).all():
+        logs[np.isneginf(logs)] = np.nan  # or a clip that follows would hide it
+    return logs
 
 
 def _report(features: Sequence[DenseFeature], columns: Mapping[str, pa.Array], out: F32, problems: Problems) -> None:
     at = 0
     for feature in features:
-        bad = np.flatnonzero(~np.isfinite(out[:, at : at + feature.width]).all(axis=1))
+        part = out[:, at : at + feature.width]
         at += feature.width
-        if not len(bad):
-            continue
-        array, name = columns[feature.column], feature.name
-        problems.add(
-            bad,
-            feature.column,
-            lambda _, name=name: f"dense feature {name!r} is not a finite float32",  # type: ignore[misc]
-            lambda k, array=array, bad=bad: str(array[int(bad[k])].as_py()),  # type: ignore[misc]
-            "clean the column; a null can be given a `default`, a range can be cut with `clip`",
-        )
+        bad = np.flatnonzero(~np.isfinite(part).all(axis=1))
+        if len(bad):
+            _report_one(feature, columns[feature.column], part[bad], bad, problems)
+
+
+def _report_one(
+    feature: DenseFeature, array: pa.Array, found: F32, bad: npt.NDArray[np.int64], problems: Problems
+) -> None:
+    steps = " and ".join(transform.kind for transform in feature.transforms)
+
+    def value(k: int) -> str:
+        given = str(array[int(bad[k])].as_py())
+        if not steps:
+            return given
+        became = found[k].tolist()
+        return f"{given}, {became[0] if feature.width == 1 else became} after {steps}"
+
+    logs = any(isinstance(transform, Log1p) for transform in feature.transforms)
+    fix = "; log1p needs numbers above -1: put {kind: clip, lowest: 0.0} before it" if logs else ""
+    problems.add(
+        bad,
+        feature.column,
+        lambda _: f"dense feature {feature.name!r} is not a finite float32",
+        value,
+        f"clean the column; a null can be given a `default`, a range can be cut with a `clip` among transforms{fix}",
+    )

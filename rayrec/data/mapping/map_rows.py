@@ -15,9 +15,10 @@ import pyarrow as pa
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import without_views
 from rayrec.data.mapping.dense import map_dense
+from rayrec.data.mapping.id_mappings import Vocabulary
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Rows
-from rayrec.data.mapping.schema import Schema, Vocabulary
+from rayrec.data.mapping.schema import Schema
 from rayrec.data.mapping.sparse import map_sparse
 from rayrec.data.mapping.targets import map_targets, unknown_targets
 from rayrec.data.mapping.vocabulary import load_vocabulary

@@ -5,9 +5,11 @@ Neither Ray nor anything of training is loaded; torch and fbgemm are when the fi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from collections.abc import Mapping as Dict
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.data.errors import DataError
@@ -45,13 +47,14 @@ class Mapping:
         check_rows_of(self.schema, self.rows_of)
 
     @classmethod
-    def from_config(cls, config: Any, *, labels: bool = True) -> Mapping:
+    def from_config(cls, config: Any, *, labels: bool = True, folder: str | os.PathLike[str] | None = None) -> Mapping:
         """That of a run.
 
         Args:
             config: a `TrainConfig`, or the plain values of one (as `config.yaml` of a run folder holds them), of which
                 `schema` and `tables` are looked at.
             labels: False for rows that are to be scored.
+            folder: that relative paths of vocabularies start from; default the working folder.
 
         Raises:
             ValueError: the schema is malformed.
@@ -63,7 +66,8 @@ class Mapping:
         else:
             schema = config.data_schema
             tables = [(table.rows, table.features) for table in config.tables]
-        return cls(schema.for_training, rows_of_tables(tables), labels=labels)
+        schema = schema.for_training.with_paths_from(Path(folder or "."))
+        return cls(schema, rows_of_tables(tables), labels=labels)
 
     def to_batch(self, data: Tabular) -> Batch:
         """One batch of all rows, in their order.

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from rayrec.data.errors import DataError
 
+REDACTED = "(redacted)"
+
 
 class Source(Protocol):
     """Knows where the rows of a table come from."""
@@ -43,9 +45,11 @@ class Problems:
 
     Args:
         source: places rows in files.
+        redact: keep values out of errors.
     """
 
     source: Source
+    redact: bool = False
     _findings: list[_Finding] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -93,6 +97,6 @@ class Problems:
             row_group=row_group,
             row=file_row,
             column=finding.column,
-            value=finding.value(index),
+            value=REDACTED if self.redact else finding.value(index),
             fix=finding.fix,
         )

@@ -6,62 +6,14 @@ A schema is part of the train config and says nothing about files; whether files
 from __future__ import annotations
 
 import math
-from itertools import pairwise
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class Strict(BaseModel):
-    """Base of all config models here: frozen, unknown fields refused, no silent conversion."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Identity(Strict):
-    """The id is the table row.
-
-    Args:
-        bounds: what happens to an id outside `[0, rows)`: "error" reports it, "clip" takes the nearest row, "drop"
-            leaves it out of its bag.
-    """
-
-    kind: Literal["identity"] = "identity"
-    bounds: Literal["error", "clip", "drop"] = "error"
-
-
-class Hash(Strict):
-    """Integers and strings are hashed onto the table's rows; unequal ids may share one.
-
-    Args:
-        seed: another seed gives another hash.
-    """
-
-    kind: Literal["hash"] = "hash"
-    seed: int = 0
-
-
-class Vocabulary(Strict):
-    """Every id of a vocabulary has a row of its own; all others share the first rows of the table.
-
-    Args:
-        path: Parquet file with a column `id`, or text with one id a line. Its k-th id has row `oov_rows + k`.
-        oov_rows: rows that ids outside the vocabulary are hashed onto; with 0 such an id is reported.
-    """
-
-    kind: Literal["vocabulary"] = "vocabulary"
-    path: str
-    oov_rows: int = Field(default=1, ge=0)
-
-
-IdMapping = Annotated[Identity | Hash | Vocabulary, Field(discriminator="kind")]
-
-
-class Standardize(Strict):
-    """`(x - mean) / std`."""
-
-    mean: float
-    std: float = Field(gt=0)
+from rayrec.data.mapping.id_mappings import Identity, IdMapping, Vocabulary
+from rayrec.data.mapping.transforms import ONCE_FIELDS, Transform
+from rayrec.data.strict import Strict
 
 
 class Label(Strict):
@@ -123,35 +75,31 @@ class Task(_Feature):
 
 
 class DenseFeature(_Feature):
-    """A number, or `width` numbers in a list of that fixed length. Transforms run in the order below.
+    """A number, or `width` numbers in a list of that fixed length.
 
     Args:
         width: numbers per row; 1 is a plain column.
-        default: taken for a null; without it a null is reported.
-        log1p: log(1 + x); x must be above -1.
-        clip: [lowest, highest].
-        standardize: mean and standard deviation, after the transforms above.
-        bucketize: ascending boundaries; the number becomes how many of them it reaches.
+        default: taken for a null, before the transforms; without it a null is reported.
+        transforms: run in the order in which they are listed.
     """
 
     width: int = Field(default=1, ge=1)
     default: float | None = None
-    log1p: bool = False
-    clip: Annotated[tuple[float, float], Field(strict=False)] | None = None
-    standardize: Standardize | None = None
-    bucketize: list[float] | None = None
+    transforms: list[Transform] = Field(default=[])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _transforms_are_listed(cls, data: Any) -> Any:
+        for name in ONCE_FIELDS.keys() & (data.keys() if isinstance(data, dict) else set()):
+            raise ValueError(
+                f"{name} is a transform: write `transforms: [{ONCE_FIELDS[name]}]`, all in the order in which they run"
+            )
+        return data
 
     @model_validator(mode="after")
     def _check(self) -> DenseFeature:
         if self.default is not None and not math.isfinite(self.default):
             raise ValueError(f"feature {self.name!r}: default={self.default} must be a finite number")
-        if self.clip is not None and not self.clip[0] <= self.clip[1]:
-            raise ValueError(f"feature {self.name!r}: clip={list(self.clip)} must be [lowest, highest]")
-        if self.bucketize is not None:
-            if not self.bucketize or any(a >= b for a, b in pairwise(self.bucketize)):
-                raise ValueError(f"feature {self.name!r}: bucketize must be a list of ascending boundaries")
-            if self.standardize is not None:
-                raise ValueError(f"feature {self.name!r}: choose standardize or bucketize, not both")
         return self
 
 
@@ -195,6 +143,13 @@ class SparseFeature(_Feature):
             raise ValueError(f"feature {self.name!r}: weight_column needs kind weighted_id_list")
         return self
 
+    def with_paths_from(self, folder: Path) -> SparseFeature:
+        """As `Schema.with_paths_from`."""
+        if not isinstance(self.mapping, Vocabulary) or "://" in self.mapping.path:
+            return self
+        path = str((folder / Path(self.mapping.path).expanduser()).absolute())
+        return self.model_copy(update={"mapping": self.mapping.model_copy(update={"path": path})})
+
     @property
     def always_one(self) -> bool:
         """Whether every row has exactly one id."""
@@ -215,12 +170,12 @@ class Schema(Strict):
     """
 
     label: Label | None = Label()
-    labels: list[Task] = []
+    labels: list[Task] = Field(default=[])
     sample_weight: SampleWeight | None = None
     group: Group | None = None
     timestamp: Timestamp | None = None
-    dense: list[DenseFeature] = []
-    sparse: list[SparseFeature] = []
+    dense: list[DenseFeature] = Field(default=[])
+    sparse: list[SparseFeature] = Field(default=[])
 
     @model_validator(mode="before")
     @classmethod
@@ -246,6 +201,10 @@ class Schema(Strict):
         if not names:
             raise ValueError("the schema has no features: list some under dense or sparse")
         return self
+
+    def with_paths_from(self, folder: Path) -> Schema:
+        """The same with absolute paths: those of vocabularies, where they are relative, start from `folder`."""
+        return self.model_copy(update={"sparse": [feature.with_paths_from(folder) for feature in self.sparse]})
 
     @property
     def tasks(self) -> list[Task]:

@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 
 from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.mapping.hashing import TableRows, hash_rows, hash_strings, row_type, seed_of, to_rows
+from rayrec.data.mapping.id_mappings import Hash, Identity, Vocabulary
 from rayrec.data.mapping.lists import filtered_offsets, offsets_of, row_of, truncate, unnest
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids
-from rayrec.data.mapping.schema import Hash, Identity, SparseFeature, Vocabulary
+from rayrec.data.mapping.schema import SparseFeature
 from rayrec.data.mapping.vocabulary import load_vocabulary, text_keys
 
 F32 = npt.NDArray[np.float32]

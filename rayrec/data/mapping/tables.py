@@ -11,7 +11,8 @@ import pyarrow.types as pat
 
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_list, leaf_of
-from rayrec.data.mapping.schema import Schema, SparseFeature, Vocabulary
+from rayrec.data.mapping.id_mappings import Vocabulary
+from rayrec.data.mapping.schema import Schema, SparseFeature
 from rayrec.data.mapping.vocabulary import load_vocabulary
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from rayrec.data.mapping.schema import Strict
 from rayrec.data.source.filters import Condition
 from rayrec.data.storage.formats import format_of, how_to_convert
+from rayrec.data.storage.locations import secret_in, without_secrets
+from rayrec.data.strict import Strict
 
 
 class DataSet(Strict):
@@ -31,7 +32,9 @@ class DataSet(Strict):
         if isinstance(given, str) or (isinstance(given, list) and all(isinstance(one, str) for one in given)):
             return {"path": given}
         if isinstance(given, list | int | float):
-            raise ValueError(f"{given!r} is not a path, a list of paths, or a section with path and filters")
+            raise ValueError(
+                f"{without_secrets(repr(given))} is not a path, a list of paths, or a section with path and filters"
+            )
         return given
 
     @field_validator("filters", mode="before")
@@ -43,6 +46,8 @@ class DataSet(Strict):
     @classmethod
     def _parquet(cls, given: str | list[str]) -> str | list[str]:
         for path in [given] if isinstance(given, str) else given:
+            if (problem := secret_in(path)) is not None:
+                raise ValueError(problem)
             kind = format_of(path)
             if kind is not None:
                 raise ValueError(f"{path} is {kind}, and Parquet is what training reads; {how_to_convert(path)}")

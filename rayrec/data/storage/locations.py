@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,19 @@ import pyarrow.fs as pafs
 from rayrec.data.errors import DataError
 
 _BUCKETS = ("s3", "gs", "gcs")
+# A secret may hold slashes; digits and a slash after the colon are a port, as in hdfs://host:8020/a@b.
+_USER_AND_SECRET = re.compile(r"(\b[a-z][\w+.-]*://)[^/:@\s]*:(?!\d+/)[^@\s]*@", re.IGNORECASE)
+_SECRET_OPTION = re.compile(
+    r"((?:(?<=\?)|(?<=&))[\w.-]*(?:secret|password|token|credential|access_?key|account_?key|api_?key|sig)[\w.-]*)=[^&\s'\"]*",
+    re.IGNORECASE,
+)
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE, or give the machines a role)",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS",
+    "gcs": "set GOOGLE_APPLICATION_CREDENTIALS",
+    "abfs": "set AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY",
+    "abfss": "set AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY",
+}
 _LOCAL = pafs.LocalFileSystem()
 
 
@@ -44,13 +58,35 @@ class Location:
         return f"{self.root}/{inner}" + (f"?{self.options}" if self.options else "")
 
 
+def without_secrets(text: str) -> str:
+    """A text with the credentials in its URIs starred out."""
+    return _SECRET_OPTION.sub(r"\1=***", _USER_AND_SECRET.sub(r"\1***@", text))
+
+
+def secret_in(uri: str) -> str | None:
+    """What is wrong with a URI that holds credentials, and what to do; None for one without. It does not repeat them.
+
+    URIs are written into configs, run folders, logs and reports, where no secret may be.
+    """
+    shown = without_secrets(uri)
+    if shown == uri:
+        return None
+    scheme = uri.partition("://")[0]
+    return (
+        f"{shown} was given with credentials, which would be written into the run folder and logs; leave them out and "
+        f"{_CREDENTIALS.get(scheme, 'give them to the storage client in the environment')}, on every node"
+    )
+
+
 def locate(uri: str) -> Location:
     """What a path or URI means.
 
     Raises:
-        DataError: a scheme that pyarrow does not know, a library that it lacks, or credentials it cannot use.
+        DataError: a scheme that pyarrow does not know, a library that it lacks, or credentials in the URI.
     """
     scheme, is_uri, rest = uri.partition("://")
+    if (problem := secret_in(uri)) is not None:
+        raise DataError(problem)
     if not is_uri:
         return Location(uri, _LOCAL, str(Path(uri).expanduser().absolute()))
     rest, _, options = rest.partition("?")

@@ -93,7 +93,7 @@ class BatchStream:
             cursor.epoch,
             shuffle,
             options.retries,
-            options.bad_rows.samples,
+            options.bad_rows,
             manifest.filters,
             negative_rate,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ from rayrec.data.mapping.schema import Schema
 from rayrec.data.options import BadRows
 from rayrec.data.order.cursor import RankCursor
 from rayrec.data.order.epoch import count
-from rayrec.data.stream.reading import END, PROBLEM
+from rayrec.data.stream.reading import END
+from rayrec.data.stream.records import PROBLEM, from_array
 from rayrec.models.batch import Batch
 
 I64 = npt.NDArray[np.int64]
@@ -156,16 +156,18 @@ def _add(
     if problems.null_count == len(problems):
         waiting.add(rows, ends, 0, len(rows))
         return
-    texts = [text for text in problems.drop_null().to_pylist() if text]
+    errors = from_array(problems)
     if policy.policy == "error":
-        raise DataError.from_dict(json.loads(texts[0]))
+        raise errors[0]
     bad = np.flatnonzero(problems.is_valid().to_numpy(zero_copy_only=False)).tolist()
     skipped.count += len(bad)
-    errors = [DataError.from_dict(json.loads(text)) for text in texts[: policy.samples - len(skipped.samples)]]
-    skipped.samples += errors
+    skipped.samples += errors[: policy.samples - len(skipped.samples)]
     if skipped.count > policy.limit:
-        last = skipped.samples[-1]
-        raise DataError(f"more than {policy.limit} bad rows were skipped, among them: {last}")
+        last = f", among them: {skipped.samples[-1]}" if skipped.samples else ""
+        raise DataError(
+            f"more than {policy.limit} bad rows were skipped{last}",
+            fix="mend the data (`rayrec data check` shows what is wrong), or raise data.read.bad_rows.limit",
+        )
     waiting.bad.extend(ends[bad].tolist())
     at = 0
     for row in bad:

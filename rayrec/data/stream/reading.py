@@ -5,7 +5,6 @@ Which pieces a rank reads is dealt in `order/epoch.py`; who runs the tasks is de
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,15 +16,16 @@ from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Rows, to_columns
 from rayrec.data.mapping.schema import Schema
+from rayrec.data.options import BadRows
 from rayrec.data.order.epoch import EpochOrder, Interval, row_order
 from rayrec.data.source.filters import Condition, Mask
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.source.negatives import draw
 from rayrec.data.source.slices import Columns, FileSlice, Origin, Unreadable, passing, read_slices, slices_of, within
+from rayrec.data.stream.records import PROBLEM, no_problems, to_array
 
 I64 = npt.NDArray[np.int64]
 
-PROBLEM = "problem"
 END = "end"
 
 
@@ -60,7 +60,7 @@ class Recipe:
         schema, rows_of: how it is mapped.
         seed, epoch, shuffle: how its rows are ordered.
         retries: how often a failing read is tried again.
-        samples: how many bad rows of a piece are described; further ones are only marked.
+        bad_rows: what is told of bad rows.
         filters: what rows are asked; others are left out.
         negative_rate: the part of the negatives that is read.
     """
@@ -71,8 +71,8 @@ class Recipe:
     seed: int
     epoch: int
     shuffle: bool
-    retries: int = 0
-    samples: int = 1
+    retries: int
+    bad_rows: BadRows
     filters: tuple[Condition, ...] = ()
     negative_rate: float = 1.0
 
@@ -97,21 +97,18 @@ def read_piece(piece: Piece, recipe: Recipe) -> pa.Table:
     """The piece's rows that filters and down-sampling leave, mapped, in their order.
 
     Returns:
-        the columns of `rows.to_columns`; `problem`: null for a good row; for a row that cannot be used a `DataError` as
-        JSON, or "" after the first `recipe.samples` of them; where rows are left out also `end`: how many rows the rank
-        has passed after this one, those that were left out among them. All rows of a file that cannot be read are bad.
+        the columns of `rows.to_columns`; `problem`: as `records.to_array` makes it; where rows are left out also `end`:
+        how many rows the rank has passed after this one, those that were left out among them. All rows of a file that
+        cannot be read are bad.
     """
     rows, problems, place, ends = _mapped(piece, recipe)
     columns = to_columns(rows) | ({} if ends is None else {END: pa.array(ends)})
     if not problems:
-        return pa.table(columns | {PROBLEM: pa.nulls(len(rows), pa.string())})
+        return pa.table(columns | {PROBLEM: no_problems(len(rows))})
     bad = problems.rows()
     by_place = bad[np.argsort(place[bad])]
-    texts: list[str | None] = [None] * len(rows)
-    for number, row in enumerate(by_place.tolist()):
-        described = number < recipe.samples
-        texts[place[row]] = json.dumps(problems.error(row).to_dict()) if described else ""
-    return pa.table(columns | {PROBLEM: pa.array(texts, pa.string())})
+    errors = [problems.error(row) for row in by_place[: recipe.bad_rows.described].tolist()]
+    return pa.table(columns | {PROBLEM: to_array(len(rows), place[by_place], errors)})
 
 
 def _mapped(piece: Piece, recipe: Recipe) -> tuple[Rows, Problems, I64, I64 | None]:
@@ -136,7 +133,7 @@ def _mapped(piece: Piece, recipe: Recipe) -> tuple[Rows, Problems, I64, I64 | No
     if len(order) < table.num_rows:
         kept = np.sort(order)
         table, order = table.take(pa.array(kept)), np.searchsorted(kept, order)
-    problems = _problems(Origin(slices, kept), missing, kept)
+    problems = _problems(Origin(slices, kept), missing, kept, recipe.bad_rows.redact)
     rows = map_rows(table, recipe.schema, recipe.rows_of, problems, order if recipe.shuffle else None)
     return rows, problems, np.argsort(order) if problems and recipe.shuffle else order, ends
 
@@ -157,18 +154,23 @@ def _drawn(table: pa.Table, piece: Piece, recipe: Recipe) -> Mask:
 
 
 def read_rows(
-    slices: Sequence[FileSlice], columns: Columns, filters: Sequence[Condition], retries: int = 3
+    slices: Sequence[FileSlice],
+    columns: Columns,
+    filters: Sequence[Condition],
+    retries: int = 3,
+    *,
+    redact: bool = False,
 ) -> tuple[pa.Table, Problems]:
     """The rows of a window that pass the filters, as they lie in the files, and what could not be read of them."""
     table, missing = read_slices(slices, columns, retries)
     kept = np.flatnonzero(passing(table, missing, filters)) if filters else None
-    problems = _problems(Origin(tuple(slices), kept), missing, kept)
+    problems = _problems(Origin(tuple(slices), kept), missing, kept, redact)
     return (table if kept is None else table.take(pa.array(kept))), problems
 
 
-def _problems(origin: Origin, missing: Sequence[Unreadable], kept: I64 | None) -> Problems:
+def _problems(origin: Origin, missing: Sequence[Unreadable], kept: I64 | None, redact: bool) -> Problems:
     """The problems of a table before its values are looked at."""
-    problems = Problems(origin)
+    problems = Problems(origin, redact)
     for part in missing:
         first, last = part.start, part.stop
         if kept is not None:

@@ -18,6 +18,7 @@ from rayrec.data.mapping.lists import unnest
 from rayrec.data.mapping.map_rows import check_rows_of, map_rows
 from rayrec.data.mapping.rows import Ids
 from rayrec.data.mapping.schema import Schema, SparseFeature
+from rayrec.data.options import BadRows
 from rayrec.data.order.mix import Mix
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.source.slices import slices_of
@@ -133,18 +134,24 @@ class _Feature:
         return self.report
 
 
-def check(data: Manifest | Mix, schema: Schema, rows_of: Mapping[str, int], max_samples: int = 20) -> CheckReport:
+def check(
+    data: Manifest | Mix, schema: Schema, rows_of: Mapping[str, int], bad_rows: BadRows | None = None
+) -> CheckReport:
     """Maps every row that passes the filters of its data set and counts; bad rows do not end it.
+
+    Args:
+        bad_rows: how many of them are described, and whether with their values.
 
     Raises:
         DataError: a feature without a table.
     """
     check_rows_of(schema, rows_of)
+    bad_rows = bad_rows or BadRows()
     features = [_Feature(f, rows_of[f.name]) for f in schema.sparse]
     report = CheckReport(0, 0, Counter(), [], 0, [])
     windows = [(part, window) for part in data.parts for window in part.windows]
     for part, window in windows:
-        table, problems = read_rows(slices_of(part, window), part.columns, part.filters)
+        table, problems = read_rows(slices_of(part, window), part.columns, part.filters, redact=bad_rows.redact)
         rows = map_rows(table, schema, rows_of, problems)
         bad = problems.rows()
         report.rows += table.num_rows
@@ -152,7 +159,7 @@ def check(data: Manifest | Mix, schema: Schema, rows_of: Mapping[str, int], max_
         good[bad] = False
         report.bad_rows += len(bad)
         report.reasons.update(problems.reasons())
-        report.samples += [problems.error(int(row)) for row in bad[: max_samples - len(report.samples)]]
+        report.samples += [problems.error(int(row)) for row in bad[: max(0, bad_rows.samples - len(report.samples))]]
         first_label = rows.targets.label.reshape(len(rows), -1)[:, 0]
         report.positives += int((first_label[good] == 1).sum())
         for feature, ids in zip(features, rows.ids, strict=True):

@@ -247,7 +247,7 @@ def _dense(facts: ColumnFacts) -> dict[str, Any]:
     if facts.nulls:
         feature["default"] = 0.0
     if facts.low is not None and facts.low >= 0 and facts.high is not None and facts.high > 100:
-        feature["log1p"] = True
+        feature["transforms"] = [{"kind": "log1p"}]
     return feature
 
 

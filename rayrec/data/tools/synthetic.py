@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from rayrec.data.mapping.hashing import mix64_array, seed_of
-from rayrec.data.mapping.schema import Strict
+from rayrec.data.strict import Strict
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]

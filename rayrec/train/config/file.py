@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from rayrec.data.storage.locations import without_secrets
 from rayrec.train.config import TrainConfig
 from rayrec.train.config.checks import suggestion
 from rayrec.train.config.reference import fields_at, type_at
@@ -41,7 +42,7 @@ _Loader.add_constructor("tag:yaml.org,2002:value", lambda loader, node: str(node
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Read a config file and apply `a.b.c=value` overrides.
+    """Read a config file and apply `a.b.c=value` overrides; vocabularies are looked for from the file's folder.
 
     Args:
         path: a YAML file.
@@ -54,9 +55,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     for override in overrides:
         raw = apply_override(raw, override)
     try:
-        return parse_config(raw)
+        config = parse_config(raw)
     except ConfigError as error:
         raise ConfigError(f"{path}:\n{error}") from None
+    schema = config.data_schema.with_paths_from(Path(path).expanduser().absolute().parent)
+    return config.model_copy(update={"data_schema": schema})
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -176,7 +179,7 @@ def _problem(path: str, location: Location, problems: Sequence[Mapping[str, Any]
         case "value_error":
             return f"{path}: {context['error']}" if path else str(context["error"])
         case "literal_error" | "enum":
-            return f"{path}: got {given!r}; allowed: {context['expected']}"
+            return f"{path}: got {without_secrets(repr(given))}; allowed: {context['expected']}"
         case "union_tag_invalid":
             return f"{path}.kind: got {context['tag']!r}; allowed: {context['expected_tags']}"
         case "model_type" | "model_attributes_type":
@@ -201,7 +204,7 @@ def _path(raw: Any, location: Location) -> str:
 
 
 def _shown(given: Any) -> str:
-    return f"{given!r} ({type(given).__name__})"
+    return f"{without_secrets(repr(given))} ({type(given).__name__})"
 
 
 def _in_data(raw: Any, location: Iterable[str | int]) -> Location:

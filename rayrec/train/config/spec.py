@@ -21,7 +21,7 @@ KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
 class Section(BaseModel):
     """A part of the config: unknown fields are refused, types are not coerced, values do not change."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class DataConfig(Section):

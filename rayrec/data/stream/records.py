@@ -1,0 +1,48 @@
+"""Bad rows on their way from read tasks: typed records in a column beside the mapped rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rayrec.data.errors import DataError, DataUnavailable
+
+PROBLEM = "problem"
+
+_TEXTS, _NUMBERS = ("problem", "file", "column", "value", "fix"), ("row_group", "row")
+_KIND = pa.struct(
+    [("unavailable", pa.bool_()), *((name, pa.string()) for name in _TEXTS), *((name, pa.int64()) for name in _NUMBERS)]
+)
+
+
+def no_problems(num_rows: int) -> pa.Array:
+    """The column of rows that are all good."""
+    return pa.nulls(num_rows, _KIND)
+
+
+def to_array(num_rows: int, bad: npt.NDArray[np.int64], errors: Sequence[DataError]) -> pa.Array:
+    """Null for a good row; a record of the error for the first bad ones, one without a problem for further bad ones.
+
+    Args:
+        bad: places of the bad rows, the described ones first.
+    """
+    records: list[dict[str, object] | None] = [None] * num_rows
+    for place in bad[len(errors) :]:
+        records[place] = {"problem": None}
+    for place, error in zip(bad, errors, strict=False):
+        records[place] = {"unavailable": isinstance(error, DataUnavailable), **error.to_dict()}
+    return pa.array(records, _KIND)
+
+
+def from_array(problems: pa.Array) -> list[DataError]:
+    """The errors that are described, in the order of their rows."""
+    return [_error(record) for record in problems.drop_null().to_pylist() if record["problem"] is not None]
+
+
+def _error(record: dict[str, Any]) -> DataError:
+    kind = DataUnavailable if record.pop("unavailable") else DataError
+    return kind(record.pop("problem"), **record)
