@@ -145,10 +145,8 @@ def _report_one(
 
     def value(k: int) -> str:
         given = str(array[int(bad[k])].as_py())
-        if not steps:
-            return given
-        became = found[k].tolist()
-        return f"{given}, {became[0] if feature.width == 1 else became} after {steps}"
+        became = str(found[k, 0] if feature.width == 1 else found[k].tolist())
+        return given if became == given else f"{given}, {became} after {steps or 'the cast to float32'}"
 
     logs = any(isinstance(transform, Log1p) for transform in feature.transforms)
     fix = "; log1p needs numbers above -1: put {kind: clip, lowest: 0.0} before it" if logs else ""

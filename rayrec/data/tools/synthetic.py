@@ -67,7 +67,7 @@ class SyntheticSpec(Strict):
         """The schema of the generated files, as it is written in a train config."""
         return {
             "label": {"column": "label"},
-            "dense": [{"name": f"dense_{n}", "log1p": True} for n in range(self.dense)],
+            "dense": [{"name": f"dense_{n}", "transforms": [{"kind": "log1p"}]} for n in range(self.dense)],
             "sparse": [
                 {"name": name, "kind": "id_list" if name.startswith("ids") else "id", "mapping": {"kind": mapping}}
                 for name in self.ids
