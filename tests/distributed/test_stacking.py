@@ -2,52 +2,149 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
 import torch
 
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel import EmbOptimType, FusedKernel, LocalTable, Lookups, OptimizerSpec
+from rayrec.distributed.kernel.layout_choice import ROUNDS, WARM_UP, LayoutChoice, Way
 from rayrec.distributed.types import Span
 from rayrec.modules import EmbeddingBagConfig
 
-DIMS, ROWS = [8, 8, 16, 8, 8], [3, 5, 4, 2, 6]
+ROWS = [3, 5, 4, 2, 6]
+ONE_WIDTH, TWO_WIDTHS = [8] * 5, [16, 16, 16, 8, 8]
+TRIAL = 2 * (WARM_UP + ROUNDS)  # batches of one size until a layout is chosen
 
 
-def local_table(number: int, kind: EmbOptimType) -> LocalTable:
+def local_table(number: int, kind: EmbOptimType, dim: int) -> LocalTable:
     config = EmbeddingBagConfig(
-        name=f"t{number}", num_embeddings=ROWS[number], embedding_dim=DIMS[number], feature_names=[f"f{number}"]
+        name=f"t{number}", num_embeddings=ROWS[number], embedding_dim=dim, feature_names=[f"f{number}"]
     )
     return LocalTable(
         config=config,
         rows=Span(0, ROWS[number]),
-        cols=Span(0, DIMS[number]),
+        cols=Span(0, dim),
         kernel=EmbeddingComputeKernel.FUSED,
         optimizer=OptimizerSpec.from_fused_params({"optimizer": kind, "learning_rate": 0.1}),
     )
 
 
-def test_stacked_tables_train_as_tables_alone() -> None:
+@pytest.mark.parametrize("features", [[0, 1, 2, 3, 4], [0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4]], ids=["one", "several"])
+@pytest.mark.parametrize(
+    "kind", [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD]
+)
+@pytest.mark.parametrize("weighted, dims", [(False, ONE_WIDTH), (True, ONE_WIDTH), (True, TWO_WIDTHS)])
+def test_whatever_layout_is_chosen_tables_train_to_the_last_bit_alike(
+    kind: EmbOptimType, features: list[int], weighted: bool, dims: list[int]
+) -> None:
     generator, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
-    for kind in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD):
-        tables = [local_table(number, kind) for number in range(5)]
-        together = FusedKernel(tables, [0, 0, 1, 2, 3, 4], cpu)  # the first table is read twice
-        alone = [FusedKernel([table], [0] if n else [0, 0], cpu) for n, table in enumerate(tables)]
-        for kernel, weight in zip(alone, together.weights(), strict=True):
-            weight.copy_(torch.rand(weight.shape, generator=generator))
-            kernel.weights()[0].copy_(weight)
-        for batch in (2, 0, 3):
-            lengths = [torch.randint(0, 3, (batch * (1 if n else 2),), generator=generator) for n in range(5)]
-            ids = [torch.randint(0, ROWS[n], (int(lengths[n].sum()),), generator=generator) for n in range(5)]
-            pooled = together.pooled(lookups(torch.cat(ids), torch.cat(lengths)))
-            expected = [kernel.pooled(lookups(ids[n], lengths[n])) for n, kernel in enumerate(alone)]
-            torch.testing.assert_close(pooled, torch.cat(expected, dim=1))
-            grad = torch.rand(pooled.shape, generator=generator)
-            pooled.backward(grad)
-            for part, out in zip(grad.split([part.shape[1] for part in expected], dim=1), expected, strict=True):
-                out.backward(part)
-        for n, kernel in enumerate(alone):
-            torch.testing.assert_close(together.weights()[n], kernel.weights()[0])
-            torch.testing.assert_close(together.states()[n], kernel.states()[0])
+    tables = [local_table(number, kind, dims[number]) for number in range(5)]
+    chosen, *fixed = (FusedKernel(tables, features, cpu) for _ in range(3))
+    ways = len(fixed[0]._ways)
+    assert ways == (1 if len(features) > 5 and kind is EmbOptimType.EXACT_ROWWISE_ADAGRAD else 2)
+    for way, kernel in enumerate(fixed):
+        kernel._choice._chosen = dict.fromkeys(range(64), way % ways)
+    weights, states = chosen.weights(), chosen.states()  # views, which must stay true whatever is chosen
+    for number, weight in enumerate(weights):
+        weight.copy_(torch.rand(weight.shape, generator=generator))
+        for kernel in fixed:
+            kernel.weights()[number].copy_(weight)
+    for batch in (2, 0, *[3] * (TRIAL + 2)):
+        lengths = torch.randint(0, 3, (batch * len(features),), generator=generator)
+        counts = lengths.view(len(features), batch).sum(1).tolist()
+        ids = [torch.randint(0, ROWS[t], (n,), generator=generator) for t, n in zip(features, counts, strict=True)]
+        batch_lookups = lookups(torch.cat(ids), lengths, torch.rand(sum(counts), generator=generator), weighted)
+        grad = torch.rand((batch, sum(dims[table] for table in features)), generator=generator)
+        outputs = []
+        for kernel in (chosen, *fixed):
+            kernel.learning_rate *= 0.9
+            outputs.append(kernel.pooled(batch_lookups))
+            outputs[-1].backward(grad)
+        for kernel, output in zip(fixed, outputs[1:], strict=True):
+            torch.testing.assert_close(output, outputs[0], atol=0, rtol=0)
+            torch.testing.assert_close(kernel.weights(), weights, atol=0, rtol=0)
+            torch.testing.assert_close(kernel.states(), states, atol=0, rtol=0)
+    assert chosen.iteration == TRIAL + 4
 
 
-def lookups(ids: torch.Tensor, lengths: torch.Tensor) -> Lookups:
-    return Lookups(ids, torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]), None)
+def lookups(ids: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor, weighted: bool) -> Lookups:
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return Lookups(ids, offsets, weights if weighted else None)
+
+
+class Work:
+    """Two ways to multiply by one, on a clock of their own."""
+
+    def __init__(self, forward: tuple[float, float], backward: tuple[float, float]) -> None:
+        self.now = 0.0
+        self.taken: list[int] = []
+        self._forward, self._backward = forward, backward
+
+    def clock(self) -> float:
+        return self.now
+
+    @property
+    def ways(self) -> list[Way]:
+        return [partial(self._do, way) for way in (0, 1)]
+
+    def _do(self, way: int) -> tuple[torch.Tensor, torch.autograd.graph.Node | None]:
+        self.taken.append(way)
+        self.now += self._forward[way]
+        work, seconds = self, self._backward[way]
+
+        class Multiply(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+                work.now += seconds
+                return grad
+
+        out = Multiply.apply(torch.ones(1, requires_grad=torch.is_grad_enabled()))
+        return out * 1, out.grad_fn
+
+
+def test_the_layout_that_is_faster_over_forward_and_backward_is_chosen_for_each_size() -> None:
+    work = Work((1.0, 2.0), (9.0, 3.0))
+    choice = LayoutChoice(2, work.clock)
+    for _ in range(TRIAL):
+        choice.run(1000, work.ways).backward()
+        work.now += 100  # what happens between batches does not count
+    assert sorted(work.taken) == [0] * (TRIAL // 2) + [1] * (TRIAL // 2)
+    work.taken.clear()
+    for size in (1000, 600, 1023):
+        choice.run(size, work.ways).backward()
+    assert work.taken == [1, 1, 1]
+    choice.run(10_000, work.ways).backward()  # batches of another size are timed anew
+    assert work.taken[-1] == 0
+
+
+def test_a_slow_moment_decides_nothing() -> None:
+    work = Work((1.0, 1.1), (1.0, 1.1))
+    choice = LayoutChoice(2, work.clock)
+    for number in range(TRIAL):
+        out = choice.run(5, work.ways)
+        work.now += 100  # before backward begins
+        if number in (4, 6):
+            work.now += 1000
+        out.backward()
+    work.taken.clear()
+    choice.run(5, work.ways)
+    assert work.taken == [0]
+
+
+def test_a_batch_without_backward_is_neither_timed_nor_counted() -> None:
+    work = Work((5.0, 1.0), (5.0, 1.0))
+    choice = LayoutChoice(2, work.clock)
+    with torch.no_grad():
+        for _ in range(3 * TRIAL):
+            choice.run(7, work.ways)
+    assert set(work.taken) == {0}
+    work.taken.clear()
+    for _ in range(TRIAL):
+        choice.run(7, work.ways).backward()
+    assert set(work.taken) == {0, 1}

@@ -8,7 +8,7 @@ from typing import TypeGuard
 import torch
 
 from rayrec.distributed.kernel.dense import DenseKernel
-from rayrec.distributed.kernel.fused import FusedKernel
+from rayrec.distributed.kernel.fused import FusedKernel, rounds_apart
 from rayrec.distributed.kernel.optimizer import FUSED_ON_CPU
 from rayrec.distributed.kernel.rows import RowKernel
 from rayrec.distributed.kernel.tables import Kernel, LocalTable, PoolingKernel, UpdatingKernel, VectorKernel
@@ -16,9 +16,16 @@ from rayrec.distributed.kernel.vectors import FusedVectorKernel
 
 
 def pooling_group(table: LocalTable, device: torch.device) -> Hashable:
-    """Tables of one key share a kernel for bags: one TBE for each optimizer, dtype and cache; the rest by width."""
+    """Tables of one key share a kernel for bags: one TBE for each optimizer, dtype and cache; the rest by width.
+
+    On a CPU tables whose rows fbgemm would train by another kernel are apart too.
+    """
     fused = _fbgemm_trains(table, device)
-    return (fused, table.optimizer, table.config.data_type, table.load_factor, None if fused else table.cols.size)
+    key = (fused, table.optimizer, table.config.data_type, table.load_factor)
+    if not fused:
+        return (*key, table.cols.size)
+    several = device.type == "cpu" and len(table.config.feature_names) > 1
+    return (*key, several and rounds_apart(table.update.optimizer))
 
 
 def vector_group(table: LocalTable, device: torch.device) -> Hashable:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
@@ -15,8 +17,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
-from rayrec.distributed.kernel.stacking import Stacks
+from rayrec.distributed.kernel.layout_choice import LayoutChoice
+from rayrec.distributed.kernel.stacking import Stack, parts_of, stacks_of
 from rayrec.distributed.kernel.tables import LocalTable, Lookups
+from rayrec.distributed.kernel.update_count import UpdateCount
 from rayrec.distributed.types import DEFAULT_LOAD_FACTOR
 
 logging.getLogger("fbgemm_gpu").setLevel(logging.WARNING)
@@ -38,59 +42,79 @@ _STATE_NAMES: dict[EmbOptimType, tuple[str, ...]] = {
 }
 
 
+Result = tuple[torch.Tensor, torch.autograd.graph.Node | None]  # bags, and the last node that trains in backward
+# whether a TBE can use the memory of another one, as fbgemm does since 1.8
+_SHARES_MEMORY = "preallocated_host_buffers" in inspect.signature(SplitTableBatchedEmbeddingBagsCodegen).parameters
+
+_ROWWISE = {  # fbgemm's names of states with a number a row
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: ("momentum1",),
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: ("momentum2",),
+}
+
+
+def rounds_apart(optimizer: EmbOptimType) -> bool:
+    """Whether fbgemm's CPU kernel for a table with several lookups is another one, which rounds in another way."""
+    return optimizer is EmbOptimType.EXACT_ROWWISE_ADAGRAD
+
+
 class FusedKernel:
     """A group of rectangles of one dtype, one optimizer and one share in a cache, in one TBE.
 
+    On a CPU neighbouring tables of one width may also be one table to fbgemm, in further TBEs over the same memory.
+    Whichever is faster with the batches that come is used; results are the same to the last bit.
+
     Args:
-        tables: the rectangles.
+        tables: the rectangles; on a CPU either all with one lookup or all with several, if `rounds_apart`.
         table_of_lookup: for each lookup, the place of its table in `tables`.
         device: "cpu" or a CUDA device.
     """
 
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
         self.tables = list(tables)
-        first = self.tables[0]
-        spec = first.update
-        on_cpu = device.type == "cpu"
-        self._stacks = Stacks(self.tables, table_of_lookup, device, apart=not on_cpu)
-        self._tbe = SplitTableBatchedEmbeddingBagsCodegen(
-            embedding_specs=[
-                (
-                    table.rows.size,
-                    table.cols.size,
-                    EmbeddingLocation.HOST if on_cpu else _LOCATIONS[table.kernel],
-                    ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA,
-                )
-                for table in self._stacks.tables
-            ],
-            feature_table_map=self._stacks.stack_of_lookup,
-            weights_precision=_PRECISION[first.config.data_type.dtype],
-            output_dtype=SparseType.FP32,
-            optimizer=spec.optimizer,
-            learning_rate=spec.learning_rate,
-            eps=spec.eps,
-            beta1=spec.beta1,
-            beta2=spec.beta2,
-            momentum=spec.momentum,
-            eta=spec.eta,
-            weight_decay=spec.weight_decay,
-            weight_decay_mode=WeightDecayMode.L2 if spec.weight_decay else WeightDecayMode.NONE,
-            stochastic_rounding=False,
-            pooling_mode=PoolingMode.SUM,
-            cache_load_factor=first.load_factor or DEFAULT_LOAD_FACTOR,
-            bounds_check_mode=BoundsCheckMode.NONE,  # ids were checked where they came in, with their names
-            device=device,
-        )
+        self._tbe = _make_tbe(self.tables, table_of_lookup, device)
+        stacked = device.type == "cpu" and _SHARES_MEMORY
+        self._stacks = stacks_of(self.tables, table_of_lookup, device) if stacked else []
+        memory = _memory(self._tbe, self._stacks)
+        self._stacked_tbes = [
+            _make_tbe([stack.table], [0], device, held) for stack, held in zip(self._stacks, memory, strict=True)
+        ]
+        self._ways = self._make_ways(several_lookups=len(table_of_lookup) > len(tables))
+        self._choice = LayoutChoice(len(self._ways))
+        self._updates = UpdateCount()
+
+    def _make_ways(self, several_lookups: bool) -> list[Callable[[Lookups], Result]]:
+        if not self._stacks:
+            return [self._pooled_apart]
+        if several_lookups and rounds_apart(self.tables[0].update.optimizer):
+            return [self._pooled_stacked]
+        return [self._pooled_apart, self._pooled_stacked]
 
     def __repr__(self) -> str:
         return f"FusedKernel({[table.config.name for table in self.tables]}, {self.tables[0].optimizer})"
 
     def pooled(self, lookups: Lookups) -> torch.Tensor:
-        return self._tbe(self._stacks.ids(lookups), lookups.offsets, lookups.weights)
+        out = self._choice.run(lookups.ids.numel(), [partial(way, lookups) for way in self._ways])
+        self._updates.expect(out)
+        return out
+
+    def _pooled_apart(self, lookups: Lookups) -> Result:
+        bags = self._run(self._tbe, lookups.ids, lookups)
+        return bags, bags.grad_fn
+
+    def _pooled_stacked(self, lookups: Lookups) -> Result:
+        parts = zip(self._stacks, self._stacked_tbes, parts_of(self._stacks, lookups), strict=True)
+        bags = [(stack, self._run(tbe, stack.ids(part), part)) for stack, tbe, part in parts]
+        columns = [stack.by_example(of_stack).flatten(1) for stack, of_stack in bags]
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1), bags[0][1].grad_fn
+
+    def _run(self, tbe: SplitTableBatchedEmbeddingBagsCodegen, ids: torch.Tensor, lookups: Lookups) -> torch.Tensor:
+        _set_count(tbe, self._updates.before_next)
+        bags: torch.Tensor = tbe(ids, lookups.offsets, lookups.weights)
+        return bags
 
     def weights(self) -> list[torch.Tensor]:
         self._tbe.flush()
-        return self._stacks.apart([weight.detach() for weight in self._tbe.split_embedding_weights()])
+        return [weight.detach() for weight in self._tbe.split_embedding_weights()]
 
     def states(self) -> list[dict[str, torch.Tensor]]:
         names = _STATE_NAMES[self.tables[0].update.optimizer]
@@ -98,12 +122,13 @@ class FusedKernel:
             return [{} for _ in self.tables]
         self._tbe.flush()
         columns = []  # one for each name, of every table
-        for of_stacks in zip(*self._tbe.split_optimizer_states(), strict=True):
-            shaped = [
-                state.detach() if state.numel() == stack.rows.size else state.detach().view(stack.rows.size, -1)
-                for stack, state in zip(self._stacks.tables, of_stacks, strict=True)
-            ]
-            columns.append(self._stacks.apart(shaped))
+        for of_tables in zip(*self._tbe.split_optimizer_states(), strict=True):
+            columns.append(
+                [
+                    state.detach() if state.numel() == table.rows.size else state.detach().view(table.rows.size, -1)
+                    for table, state in zip(self.tables, of_tables, strict=True)
+                ]
+            )
         return [dict(zip(names, of_table, strict=True)) for of_table in zip(*columns, strict=True)]
 
     @property
@@ -112,13 +137,72 @@ class FusedKernel:
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._tbe.set_learning_rate(value)
+        for tbe in (self._tbe, *self._stacked_tbes):
+            tbe.set_learning_rate(value)
 
     @property
     def iteration(self) -> int:
-        return int(self._tbe.iter[0])
+        return self._updates.done
 
     @iteration.setter
     def iteration(self, value: int) -> None:
-        self._tbe.iter[0] = value
-        self._tbe.iter_cpu.fill_(value)  # fbgemm counts on the host, and keeps `iter` for checkpoints
+        self._updates.done = value
+
+
+def _make_tbe(
+    tables: Sequence[LocalTable],
+    table_of_lookup: Sequence[int],
+    device: torch.device,
+    memory: Mapping[str, torch.Tensor] | None = None,
+) -> SplitTableBatchedEmbeddingBagsCodegen:
+    """The TBE of some tables, over memory of its own, or over a CPU TBE's of the same rows."""
+    first, on_cpu = tables[0], device.type == "cpu"
+    spec = first.update
+    return SplitTableBatchedEmbeddingBagsCodegen(
+        embedding_specs=[
+            (
+                table.rows.size,
+                table.cols.size,
+                EmbeddingLocation.HOST if on_cpu else _LOCATIONS[table.kernel],
+                ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA,
+            )
+            for table in tables
+        ],
+        feature_table_map=list(table_of_lookup),
+        weights_precision=_PRECISION[first.config.data_type.dtype],
+        output_dtype=SparseType.FP32,
+        optimizer=spec.optimizer,
+        learning_rate=spec.learning_rate,
+        eps=spec.eps,
+        beta1=spec.beta1,
+        beta2=spec.beta2,
+        momentum=spec.momentum,
+        eta=spec.eta,
+        weight_decay=spec.weight_decay,
+        weight_decay_mode=WeightDecayMode.L2 if spec.weight_decay else WeightDecayMode.NONE,
+        stochastic_rounding=False,
+        pooling_mode=PoolingMode.SUM,
+        cache_load_factor=first.load_factor or DEFAULT_LOAD_FACTOR,
+        bounds_check_mode=BoundsCheckMode.NONE,  # ids were checked where they came in, with their names
+        device=device,
+        **({} if memory is None else {"preallocated_host_buffers": dict(memory)}),
+    )
+
+
+def _memory(tbe: SplitTableBatchedEmbeddingBagsCodegen, stacks: Sequence[Stack]) -> list[dict[str, torch.Tensor]]:
+    """The memory of each stack, by fbgemm's names: a CPU TBE has its tables one below the other."""
+    parts: list[dict[str, torch.Tensor]] = [{} for _ in stacks]
+    for name in ("weights", "momentum1", "momentum2")[: 1 + len(_STATE_NAMES[tbe.optimizer])]:
+        whole, end = getattr(tbe, f"{name}_host").detach(), 0
+        for stack, part in zip(stacks, parts, strict=True):
+            rows, dim = stack.num_rows, stack.table.cols.size
+            start, end = end, end + (rows if name in _ROWWISE.get(tbe.optimizer, ()) else rows * dim)
+            part[name] = whole[start:end]
+    return parts
+
+
+def _set_count(tbe: SplitTableBatchedEmbeddingBagsCodegen, updates: int) -> None:
+    """Tells fbgemm how many updates came before the one of the next lookup, which it counts by itself."""
+    tbe.iter_cpu.fill_(updates)
+    if not updates:
+        tbe.iter.zero_()  # fbgemm takes a count of 0 on the host for one that was not loaded, and reads this one

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from rayrec.distributed.kernel.fused import FusedKernel
-from rayrec.distributed.kernel.stacking import Stacks
+from rayrec.distributed.kernel.stacking import Stack
 from rayrec.distributed.kernel.tables import LocalTable, Lookups
 
 
@@ -25,8 +25,8 @@ class FusedVectorKernel:
 
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
         self.tables = list(tables)
-        self._stack = Stacks(self.tables, table_of_lookup, device)
-        self._whole = FusedKernel(self._stack.tables, [0], device)
+        self._stack = Stack(self.tables, table_of_lookup, device)
+        self._whole = FusedKernel([self._stack.table], [0], device)
         self._counting = torch.arange(1, device=device)
 
     def __repr__(self) -> str:
@@ -42,11 +42,12 @@ class FusedVectorKernel:
         return self._counting[: num_ids + 1]
 
     def weights(self) -> list[torch.Tensor]:
-        return self._stack.apart(self._whole.weights())
+        (whole,) = self._whole.weights()
+        return self._stack.apart(whole)
 
     def states(self) -> list[dict[str, torch.Tensor]]:
         (whole,) = self._whole.states()
-        parts = {name: self._stack.apart([state]) for name, state in whole.items()}
+        parts = {name: self._stack.apart(state) for name, state in whole.items()}
         return [{name: pieces[place] for name, pieces in parts.items()} for place in range(len(self.tables))]
 
     @property

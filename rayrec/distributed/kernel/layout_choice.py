@@ -1,0 +1,83 @@
+"""Which of several ways to do the same work is the fastest here: timed in turns on the first batches.
+
+fbgemm's CPU kernels may see tables apart or as one (see `stacking.py`). Which is faster hangs on the ids that a table
+gets in a step, their skew, the width, caches, threads and number of tables: no rule holds everywhere, a stopwatch does.
+All ways give the same results to the last bit, so ranks need not agree, and a choice may change at any time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+
+import torch
+
+WARM_UP = 1  # rounds that are not counted: caches, and kernels that are compiled on first use
+ROUNDS = 7  # counted rounds of each way
+
+Way = Callable[[], tuple[torch.Tensor, torch.autograd.graph.Node | None]]  # the result, and its backward's last node
+
+
+class LayoutChoice:
+    """The fastest of `num_ways`, for each order of magnitude of a batch's ids.
+
+    Args:
+        num_ways: how many there are; the first is taken where nothing was timed.
+        clock: seconds.
+    """
+
+    def __init__(self, num_ways: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._num_ways, self._clock = num_ways, clock
+        self._times: dict[int, list[list[float]]] = {}  # of every way, by bits of the number of ids
+        self._chosen: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"LayoutChoice({self._chosen or 'nothing timed'})"
+
+    def run(self, num_ids: int, ways: Sequence[Way]) -> torch.Tensor:
+        """The result of the way that is chosen, or whose turn it is; then its backward is timed with it."""
+        if self._num_ways == 1 or not torch.is_grad_enabled():
+            return ways[0]()[0]
+        size = num_ids.bit_length()
+        chosen = self._chosen.get(size)
+        return self._timed(size, ways) if chosen is None else ways[chosen]()[0]
+
+    def _timed(self, size: int, ways: Sequence[Way]) -> torch.Tensor:
+        times = self._times.setdefault(size, [[] for _ in ways])
+        turn = min(range(len(ways)), key=lambda way: len(times[way]))
+        start = self._clock()
+        out, last = ways[turn]()
+        forward = self._clock() - start
+        if out.grad_fn is not None and last is not None:
+            watch = _Backward(self._clock, partial(self._note, size, turn, forward))
+            out.grad_fn.register_prehook(watch.begins)
+            last.register_hook(watch.ends)
+        return out
+
+    def _note(self, size: int, way: int, forward: float, backward: float) -> None:
+        times = self._times.get(size)
+        if times is None:  # decided while this batch was under way
+            return
+        times[way].append(forward + backward)
+        if min(map(len, times)) >= WARM_UP + ROUNDS:
+            typical = [median(of_way[WARM_UP:]) for of_way in times]
+            self._chosen[size] = typical.index(min(typical))
+            del self._times[size]
+
+
+class _Backward:
+    """Times one autograd node, and tells it once."""
+
+    def __init__(self, clock: Callable[[], float], tell: Callable[[float], None]) -> None:
+        self._clock, self._tell = clock, tell
+        self._start: float | None = None
+
+    def begins(self, *_: object) -> None:
+        self._start = self._clock()
+
+    def ends(self, *_: object) -> None:
+        if self._start is not None:
+            self._tell(self._clock() - self._start)
+            self._start = None
