@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ import torch
 from torch import nn
 
 from rayrec.data.mapping.mapping import rows_of_tables
+from rayrec.distributed.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.planner.evaluate import Estimate
 from rayrec.distributed.planner.types import Cost, ParameterConstraints
-from rayrec.distributed.types import CacheParams, ShardingPlan
+from rayrec.distributed.types import CacheParams, ModuleSharder, ShardingPlan
 from rayrec.models import MODELS
 from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
+from rayrec.optim import GradientClipping, GradientClippingOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from rayrec.train.config import ConstraintConfig, TrainConfig
 from rayrec.train.config.checks import suggestion
 from rayrec.train.errors import TrainError
@@ -32,9 +36,31 @@ DENSE_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "adagrad": torch.optim.Adagrad,
 }
-# Numbers of optimizer state for each parameter, and for each row of a table.
-STATE_PER_ELEMENT = {"sgd": 0, "adam": 2, "adamw": 2, "adagrad": 1, "rowwise_adagrad": 0}
-STATE_PER_ROW = {"rowwise_adagrad": 1}
+# Numbers of the dense optimizers' state for each parameter.
+STATE_PER_ELEMENT = {"sgd": 0, "adam": 2, "adamw": 2, "adagrad": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class SparseKind:
+    """A table optimizer: its rule, the settings it reads beside the learning rate, numbers of state."""
+
+    rule: EmbOptimType
+    reads: tuple[str, ...]
+    per_element: int = 0
+    per_row: int = 0
+
+
+SPARSE_OPTIMIZERS = {
+    "sgd": SparseKind(EmbOptimType.EXACT_SGD, ("weight_decay",)),
+    "adagrad": SparseKind(EmbOptimType.EXACT_ADAGRAD, ("eps", "weight_decay"), per_element=1),
+    "rowwise_adagrad": SparseKind(EmbOptimType.EXACT_ROWWISE_ADAGRAD, ("eps", "weight_decay"), per_row=1),
+    "adam": SparseKind(EmbOptimType.ADAM, ("eps", "beta1", "beta2", "weight_decay"), per_element=2),
+    "partial_rowwise_adam": SparseKind(
+        EmbOptimType.PARTIAL_ROWWISE_ADAM, ("eps", "beta1", "beta2", "weight_decay"), per_element=1, per_row=1
+    ),
+    "lamb": SparseKind(EmbOptimType.LAMB, ("eps", "beta1", "beta2", "weight_decay"), per_element=2),
+    "lars_sgd": SparseKind(EmbOptimType.LARS_SGD, ("momentum", "weight_decay"), per_element=1),
+}
 
 
 def tables(config: TrainConfig) -> list[EmbeddingBagConfig]:
@@ -139,20 +165,28 @@ def _constraint(given: ConstraintConfig, num_features: int) -> ParameterConstrai
 
 
 def fused_params(config: TrainConfig) -> dict[str, Any]:
-    """The embedding optimizer, as the sharder takes it."""
-    kinds = {
-        "sgd": EmbOptimType.EXACT_SGD,
-        "adagrad": EmbOptimType.EXACT_ADAGRAD,
-        "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    }
+    """The embedding optimizer, as the sharders take it."""
     sparse = config.optimizers.sparse
-    return {"optimizer": kinds[sparse.kind], "learning_rate": sparse.lr, "eps": sparse.eps}
+    kind = SPARSE_OPTIMIZERS[sparse.kind]
+    return {"optimizer": kind.rule, "learning_rate": sparse.lr, **{name: getattr(sparse, name) for name in kind.reads}}
 
 
-def dense_optimizer(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of everything that is not a table, and of tables with a dense kernel."""
+def sharders(config: TrainConfig) -> list[ModuleSharder[Any]]:
+    """One for each kind of collection that a model may hold."""
+    params = fused_params(config)
+    return [EmbeddingBagCollectionSharder(fused_params=params), EmbeddingCollectionSharder(fused_params=params)]
+
+
+def dense_optimizer(config: TrainConfig, parameters: Mapping[str, nn.Parameter]) -> KeyedOptimizer:
+    """The optimizer of everything that is not a table, and of tables with a dense kernel; it clips if asked to."""
     dense = config.optimizers.dense
-    return DENSE_OPTIMIZERS[dense.kind](list(parameters), lr=dense.lr, weight_decay=dense.weight_decay)
+    made = KeyedOptimizerWrapper(
+        dict(parameters),
+        lambda given: DENSE_OPTIMIZERS[dense.kind](given, lr=dense.lr, weight_decay=dense.weight_decay),
+    )
+    if dense.max_gradient_norm is None:
+        return made
+    return GradientClippingOptimizer(made, GradientClipping.NORM, dense.max_gradient_norm)
 
 
 def given_plan(config: TrainConfig, world_size: int) -> ShardingPlan | None:
@@ -198,7 +232,7 @@ def plan_memory(
 
     A table with a dense kernel has its gradient beside its optimizer state, both in the number format of the table.
     """
-    sparse, dense = config.optimizers.sparse.kind, config.optimizers.dense.kind
+    sparse, dense = SPARSE_OPTIMIZERS[config.optimizers.sparse.kind], config.optimizers.dense.kind
     bytes_of = {table.name: 4 if table.data_type == "fp32" else 2 for table in config.tables}
     weights, state = [0] * world_size, [0] * world_size
     for _, sharding, shard in plan.shards():
@@ -208,7 +242,7 @@ def plan_memory(
         if EmbeddingComputeKernel(sharding.compute_kernel) is EmbeddingComputeKernel.DENSE:
             state[shard.rank] += own * (1 + STATE_PER_ELEMENT[dense])
         else:
-            state[shard.rank] += 4 * rows * (cols * STATE_PER_ELEMENT[sparse] + STATE_PER_ROW.get(sparse, 0))
+            state[shard.rank] += 4 * rows * (cols * sparse.per_element + sparse.per_row)
     dense_bytes = 4 * dense_parameters * (2 + STATE_PER_ELEMENT[dense])
     return [
         {"rank": r, "weights_bytes": weights[r], "optimizer_bytes": state[r], "dense_bytes": dense_bytes}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rayrec.data.order.epoch import dealt
 from rayrec.distributed import ShardingPlan
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.planner import EmbeddingShardingPlanner, PlanResult, Topology, diff, explain, write_html
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
@@ -51,7 +50,7 @@ def make_plan(
         constraints=build.constraints(config),
         batch_size=dealt(config.trainer.batch_size, 0, topology.world_size),
     )
-    sharders = [EmbeddingBagCollectionSharder(fused_params=build.fused_params(config))]
+    sharders = build.sharders(config)
     model = build.model(config, "meta", factory)
     return planner.result(model, sharders) if given is None else planner.judge(given, model, sharders)
 

@@ -34,6 +34,7 @@ class Result:
         train: figures of the last logging step, and rows and seconds of the whole training.
         checkpoint: folder of the last checkpoint.
         recoveries: how often a lost worker group was replaced in the launch that finished the run.
+        ended: why the run ended before its last epoch, if it did.
     """
 
     folder: Path
@@ -45,11 +46,13 @@ class Result:
     samples_per_second: float
     checkpoint: str | None
     recoveries: int = 0
+    ended: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What `result.json` holds."""
         names = (
-            "eval", "train", "world_size", "epochs", "steps", "samples_per_second", "checkpoint", "recoveries"
+            "eval", "train", "world_size", "epochs", "steps", "samples_per_second", "checkpoint", "recoveries",
+            "ended",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -157,7 +160,7 @@ class Trainer:
     def _finished(self) -> Result | None:
         """The result of an earlier run of this name that has all its epochs."""
         raw = self.folder.read_result()
-        if raw is None or raw["epochs"] < self.config.trainer.epochs:
+        if raw is None or (raw["epochs"] < self.config.trainer.epochs and not raw.get("ended")):
             return None
         earlier = self.folder.read_config()
         if earlier is not None:

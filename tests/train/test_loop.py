@@ -19,11 +19,12 @@ from rayrec.checkpoint import CheckpointStore
 from rayrec.data import empty_batch
 from rayrec.distributed.comm import count_collectives
 from rayrec.models import Batch
+from rayrec.modules import EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.errors import TrainError
 from rayrec.train.worker.learner import Learner, make_learner
 from rayrec.train.worker.lockstep import Control, RankError, in_step
-from rayrec.train.worker.session import Session
+from rayrec.train.worker.session import Session, session_alone
 from tests.ranks import PerRank, on_ranks
 from tests.train.small import (
     ITEMS,
@@ -261,3 +262,47 @@ def test_a_bad_row_is_told_on_every_rank_and_not_worth_another_attempt(tmp_path:
     assert other == (message, retry) and not retry
     for part in ("user", "bad.parquet", "outside its table's rows [0, 40)", "value 40"):
         assert part in message
+
+
+class Sequences(torch.nn.Module):
+    """A model with an `EmbeddingCollection`: the mean of its vectors, weighed by a dense layer."""
+
+    def __init__(self, tables: Any, num_dense: int, device: Any = None, **_: Any) -> None:
+        super().__init__()
+        configs = [
+            EmbeddingConfig(
+                name=t.name,
+                num_embeddings=t.num_embeddings,
+                embedding_dim=t.embedding_dim,
+                feature_names=list(t.feature_names),
+            )
+            for t in tables
+        ]
+        self.sequences = EmbeddingCollection(configs, device=torch.device("meta"))
+        self.out = torch.nn.Linear(24 + num_dense, 1, device=device)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        vectors = self.sequences(batch.sparse)
+        means = [torch.segment_reduce(v.values(), "sum", lengths=v.lengths()) for v in vectors.values()]
+        logits = self.out(torch.cat([*means, batch.dense], dim=1)).squeeze(1)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.label)
+        return loss, logits
+
+
+def trained_sequences(group: dist.ProcessGroup | None, raw: dict[str, Any], steps: list[Batch], probe: Batch) -> Any:
+    session = session_alone(Silent()) if group is None else rank_session(group)
+    learner = make_learner(replace(make_job(raw), factory=Sequences), session)
+    for given in in_step(Steps(steps), empty_batch(make_job(raw).config.data_schema), session.control):
+        learner.step(given.batch, given.share)
+    return scores(learner, probe), set(learner.plan.plan)
+
+
+def test_embedding_collections_are_sharded_by_the_trainer_too(folder: Path) -> None:
+    raw = raw_config(folder, optimizers__sparse={"kind": "adam", "lr": 0.01})
+    steps = [batches([5, 3], seed) for seed in range(4)]
+    probe = batches([9], 77)[0]
+    alone, _ = trained_sequences(None, raw, [joined(step) for step in steps], probe)
+    dealt_out = PerRank([[step[rank] for step in steps] for rank in range(2)])
+    for logits, modules in on_ranks(2, trained_sequences, raw, dealt_out, probe):
+        assert modules == {"sequences"}
+        torch.testing.assert_close(logits, alone, atol=1e-5, rtol=1e-5)

@@ -1,30 +1,37 @@
 """What a run is told: the typed config, its checks, its file and its generated reference."""
 
+from rayrec.train.config.optimizers import (
+    DenseOptimizerConfig,
+    OptimizersConfig,
+    ScheduleConfig,
+    SparseOptimizerConfig,
+)
+from rayrec.train.config.section import Section
 from rayrec.train.config.spec import (
     KERNELS,
     SHARDING_TYPES,
     ConstraintConfig,
     DataConfig,
-    DenseOptimizerConfig,
     ModelConfig,
-    OptimizersConfig,
-    Section,
     ShardingConfig,
-    SparseOptimizerConfig,
     StorageConfig,
     TableConfig,
     TrainConfig,
-    TrainerConfig,
 )
+from rayrec.train.config.trainer import HIGHER_IS_BETTER, EarlyStoppingConfig, GuardsConfig, TrainerConfig
 
 __all__ = [
+    "HIGHER_IS_BETTER",
     "KERNELS",
     "SHARDING_TYPES",
     "ConstraintConfig",
     "DataConfig",
     "DenseOptimizerConfig",
+    "EarlyStoppingConfig",
+    "GuardsConfig",
     "ModelConfig",
     "OptimizersConfig",
+    "ScheduleConfig",
     "Section",
     "ShardingConfig",
     "SparseOptimizerConfig",

@@ -1,27 +1,25 @@
 """What a training run is: one frozen, typed, documented description.
 
-Reading it from a file and overriding fields lives in `file.py`; checks that span sections in `checks.py`.
+Reading it from a file and overriding fields lives in `file.py`; checks that span sections in `checks.py`;
+the sections of the optimizers and of the trainer in files of their own.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rayrec.data import DataSet, ReadOptions, Schema, TrainingData
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.types import ShardingType
 from rayrec.train.config.checks import check_config
+from rayrec.train.config.optimizers import OptimizersConfig
+from rayrec.train.config.section import Section
+from rayrec.train.config.trainer import TrainerConfig
 
 SHARDING_TYPES = [kind.value for kind in ShardingType]
 KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
-
-
-class Section(BaseModel):
-    """A part of the config: unknown fields are refused, types are not coerced, values do not change."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class DataConfig(Section):
@@ -86,31 +84,6 @@ class ModelConfig(Section):
         return self
 
 
-class DenseOptimizerConfig(Section):
-    """Trains everything that is not an embedding table, and tables whose kernel is `dense`."""
-
-    kind: Literal["sgd", "adam", "adamw", "adagrad"] = Field(default="adam", description="the optimizer")
-    lr: float = Field(default=0.001, gt=0, description="learning rate")
-    weight_decay: float = Field(default=0.0, ge=0, description="weight decay")
-
-
-class SparseOptimizerConfig(Section):
-    """Trains the embedding tables, inside the backward pass."""
-
-    kind: Literal["sgd", "adagrad", "rowwise_adagrad"] = Field(default="rowwise_adagrad", description="the optimizer")
-    lr: float = Field(default=0.05, gt=0, description="learning rate")
-    eps: float = Field(default=1e-8, gt=0, description="added to the root of the squared gradients (not read by sgd)")
-
-
-class OptimizersConfig(Section):
-    """How parameters change."""
-
-    dense: DenseOptimizerConfig = Field(default=DenseOptimizerConfig(), description="optimizer of the dense parameters")
-    sparse: SparseOptimizerConfig = Field(
-        default=SparseOptimizerConfig(), description="optimizer of the embedding tables"
-    )
-
-
 class ConstraintConfig(Section):
     """What the planner may do with one table; what is left out is free."""
 
@@ -150,44 +123,6 @@ class ShardingConfig(Section):
         default={}, description="table name → what the planner may do with it"
     )
     plan: str | None = Field(default=None, description="path of a `plan.json` to use as it is; `null`: plan at start")
-
-
-class TrainerConfig(Section):
-    """How the run goes."""
-
-    num_workers: int = Field(
-        default=2, ge=0, description="workers, one a GPU; 0 trains in this process, without Ray Train"
-    )
-    batch_size: int = Field(default=1024, ge=1, description="rows of a step, over all workers together")
-    epochs: int = Field(default=1, ge=1, description="passes over the training rows")
-    seed: int = Field(default=0, ge=0, description="seed of weights and of the order of rows")
-    log_every: int = Field(default=20, ge=1, description="steps between two lines of `metrics.jsonl`")
-    checkpoint_every: int = Field(
-        default=100, ge=1, description="steps between two checkpoints; one more is made at the end"
-    )
-    use_gpu: bool | Literal["auto"] = Field(default="auto", description="`auto`: GPUs if there is one for each worker")
-    cpus_per_worker: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
-        default="auto",
-        description="CPUs a worker reserves in Ray; `auto`: up to 1, leaving half of the CPUs for reading",
-    )
-    threads_per_worker: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        default="auto", description="compute threads of a worker; `auto`: the CPUs of a machine shared by its workers"
-    )
-    max_failures: int = Field(
-        default=3, ge=0, description="how often in a row workers may fail without a new checkpoint before the run fails"
-    )
-    grace_s: float = Field(
-        default=30.0, ge=0, description="seconds that SIGTERM or Ctrl-C leave for a last checkpoint before the run ends"
-    )
-    hang_s: float = Field(
-        default=900.0,
-        gt=0,
-        description="seconds without any movement after which a worker tells its stacks and the workers are restarted",
-    )
-    wait_for_resources_s: float = Field(
-        default=30.0, ge=0, description="seconds to wait for a cluster's CPUs and GPUs to become free before refusing"
-    )
-    timeout_s: int = Field(default=300, ge=1, description="seconds after which a stuck exchange between workers fails")
 
 
 class StorageConfig(Section):

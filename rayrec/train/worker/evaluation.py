@@ -73,8 +73,13 @@ def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     return joined
 
 
-def evaluate(learner: Learner, stream: Stream, config: TrainConfig, session: Session) -> dict[str, Any]:
+def evaluate(
+    learner: Learner, stream: Stream, config: TrainConfig, session: Session, most_rows: int | None = None
+) -> dict[str, Any]:
     """What `Scores` measures, over the rows of all ranks, and how many rows were `skipped`; a collective.
+
+    Args:
+        most_rows: no batch is read after so many rows of all ranks together.
 
     Raises:
         RankError: rows that cannot be read, on any rank.
@@ -86,12 +91,15 @@ def evaluate(learner: Learner, stream: Stream, config: TrainConfig, session: Ses
     model.eval()
     try:
         with stream:
-            empty, purpose = empty_batch(config.data_schema), Purpose.EVALUATION_STEP
+            seen, empty, purpose = 0, empty_batch(config.data_schema), Purpose.EVALUATION_STEP
             for given in in_step(stream, empty, session.control, purpose=purpose):
                 if given.stop:
                     raise StopRequested
                 batch = given.on(session.device).batch
                 scores.add(batch, learner.score(batch))
+                seen += given.rows
+                if most_rows is not None and seen >= most_rows:
+                    break
     finally:
         model.train(training)
     (skipped,) = session.control.sums([stream.skipped.count])

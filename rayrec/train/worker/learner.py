@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from rayrec.data.order.epoch import dealt
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from rayrec.distributed.planner.evaluate import Estimate
@@ -39,6 +38,26 @@ class Learner:
     world_size: int
     logit_shift: float = 0.0
     estimate: Estimate | None = None
+
+    def set_learning_rates(self, dense: float, sparse: float) -> None:
+        """Those of the next step."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = dense
+        fused = self.model.fused_optimizer
+        if any(group["lr"] != sparse for group in fused.param_groups):
+            for group in fused.param_groups:
+                group["lr"] = sparse
+            fused.settings_changed()
+
+    def gradient_norm(self) -> float | None:
+        """Of the dense parameters (tables apart) after a step; None where there are none. Waits for the device."""
+        grads = [p.grad for p in self.model.other_parameters().values() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(grads)) if grads else None
+
+    def is_finite(self) -> bool:
+        """Whether all dense parameters (tables apart) are finite numbers. Waits for the device."""
+        params = [p.detach() for p in self.model.other_parameters().values()]
+        return not params or bool(torch.nn.utils.get_total_norm(params).isfinite())
 
     def step(self, batch: Batch, share: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Train on one batch of each rank, as one process would on all of them together.
@@ -76,15 +95,15 @@ def make_learner(job: Job, session: Session) -> Learner:
     """
     config = job.config
     module = session.control.together(lambda: build.model(config, session.device, job.factory))
-    sharder = EmbeddingBagCollectionSharder(fused_params=build.fused_params(config))
+    sharders = build.sharders(config)
     planner = _planner(job, session)
-    plan = build.given_plan(config, session.world_size) or _planned(planner, session, module, sharder)
+    plan = build.given_plan(config, session.world_size) or _planned(planner, session, module, sharders)
     tells = session.rank == 0  # the driver, at the start
-    estimate = session.control.together(lambda: planner.estimate(plan, module, [sharder]) if tells else None)
-    model = DistributedModelParallel(module, env=session.env, device=session.device, plan=plan, sharders=[sharder])
+    estimate = session.control.together(lambda: planner.estimate(plan, module, sharders) if tells else None)
+    model = DistributedModelParallel(module, env=session.env, device=session.device, plan=plan, sharders=sharders)
     # Dropout differs between ranks; weights, drawn before, do not.
     torch.manual_seed(config.trainer.seed * 10_007 + session.rank)
-    optimizer = build.dense_optimizer(config, model.dense_parameters().values())
+    optimizer = build.dense_optimizer(config, model.dense_parameters())
     return Learner(model, optimizer, plan, session.world_size, math.log(config.data.negative_rate), estimate)
 
 
@@ -103,8 +122,8 @@ def _planner(job: Job, session: Session) -> EmbeddingShardingPlanner:
 
 
 def _planned(
-    planner: EmbeddingShardingPlanner, session: Session, module: torch.nn.Module, sharder: Any
+    planner: EmbeddingShardingPlanner, session: Session, module: torch.nn.Module, sharders: list[Any]
 ) -> ShardingPlan:
     if session.group is None:
-        return planner.plan(module, [sharder])
-    return planner.collective_plan(module, [sharder], session.group)
+        return planner.plan(module, sharders)
+    return planner.collective_plan(module, sharders, session.group)

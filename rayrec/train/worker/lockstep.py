@@ -49,12 +49,14 @@ class Purpose(IntEnum):
 
 
 class Load(NamedTuple):
-    """What all ranks bring to a step: rows, their weights' sum, the longest wait for them, whether to stop after it."""
+    """What all ranks bring to a step: rows, their weights' sum, the longest wait for them, whether to stop after it;
+    and rank 0's clock, so that all agree on what is due by time."""
 
     rows: int
     weight: float
     wait_s: float
     stop: bool
+    clock: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,10 @@ class Control:
         Raises:
             RankError: on every rank, if any rank brought an error, or they are not at the same exchange.
         """
-        by_rank = self._exchange(purpose, [rows, weight, wait_s, float(self.stop_asked())], error)
+        mine = [rows, weight, wait_s, float(self.stop_asked()), time.monotonic()]
+        by_rank = self._exchange(purpose, mine, error)
         all_rows, all_weight, _, stop = by_rank.sum(dim=0).tolist()[:4]
-        return Load(int(all_rows), all_weight, float(by_rank[:, 2].max()), bool(stop))
+        return Load(int(all_rows), all_weight, float(by_rank[:, 2].max()), bool(stop), float(by_rank[0, 4]))
 
     def together(self, act: Callable[[], T]) -> T:
         """Do something on every rank; if it fails on any, it fails on all with that rank's error.
@@ -168,6 +171,7 @@ class StepInput:
         cursor: this rank's reading position after the batch.
         wait_s: seconds that the rank which got its batch last has waited for it; the others wait for that rank.
         stop: whether the run is to stop after this step.
+        clock: rank 0's clock.
     """
 
     batch: Batch
@@ -177,6 +181,7 @@ class StepInput:
     cursor: Any
     wait_s: float
     stop: bool = False
+    clock: float = 0.0
 
     def on(self, device: torch.device) -> StepInput:
         """The same with the batch on `device`."""
@@ -215,7 +220,7 @@ def in_step(
         if load.rows == 0:
             return
         share = weight / load.weight if load.weight else 0.0
-        yield StepInput(batch, load.rows, weight, share, cursor, load.wait_s, load.stop)
+        yield StepInput(batch, load.rows, weight, share, cursor, load.wait_s, load.stop, load.clock)
 
 
 def due(step: int, every: int) -> bool:

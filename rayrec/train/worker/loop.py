@@ -14,7 +14,9 @@ from rayrec.data import Cursor, RankCursor, data_sets, empty_batch
 from rayrec.distributed.comm import broadcast_object
 from rayrec.train import build
 from rayrec.train.errors import TrainError, plain_errors
+from rayrec.train.schedule import factor
 from rayrec.train.worker.evaluation import evaluate
+from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner
 from rayrec.train.worker.lockstep import RankError, StepInput, StopRequested, due, in_step
 from rayrec.train.worker.position import START, Position
@@ -43,6 +45,12 @@ class Loop:
         self.last_epoch = self.config.trainer.epochs - 1
         self.figures: dict[str, Any] = {}
         self.total_steps = 0
+        self.skipped: SkippedRows | None = None
+        self.guards = Guards(self.config.trainer.guards)
+        self.scores: dict[str, Any] | None = None
+        self.scored_step = -1  # of the last evaluation of all rows
+        self.ended: str | None = None
+        self._evaluated_at_s: float | None = None
         self._told_at = 0.0
 
     def load(self) -> Learner:
@@ -61,20 +69,31 @@ class Loop:
         self.streams.prepare("train", position.cursor)
         self.learner = self.load()
         self._tell_start()
-        scores: dict[str, Any] | None = None
         while True:
             position = self._epoch(position)
-            last = position.epoch >= self.last_epoch
-            if last and (self.saved is None or self.saved.step != position.step):
-                self._save(position)
-            if self.job.eval is not None and (last or position.step not in self.job.evaluated_steps):
+            last = position.epoch >= self.last_epoch or self.ended is not None
+            if last:
+                self._save_once(position)
+            if self.job.eval is not None and self._is_unscored(position, last):
                 try:
-                    scores = self._evaluate(position)
+                    position = self._evaluate(position)
                 except StopRequested:
                     self._stop(position)
-            if last:
-                return self._outcome(position, scores)
+            if last or self.ended is not None:
+                self._save_once(position)
+                return self._outcome(position)
             position = position.next_epoch()
+
+    def _save_once(self, position: Position) -> None:
+        """A checkpoint of the position of all ranks, unless its step has one."""
+        if self.saved is None or self.saved.step != position.step:
+            self._save(position)
+
+    def _is_unscored(self, position: Position, last: bool) -> bool:
+        """Whether the whole evaluation is still to be made, and told, at an epoch's end."""
+        counted = self.config.trainer.early_stopping is not None
+        told = position.step in self.job.evaluated_steps and not counted
+        return self.scored_step != position.step and (last or not told)
 
     def _epoch(self, position: Position) -> Position:
         """What the position's cursor leaves of its epoch."""
@@ -85,13 +104,16 @@ class Loop:
         with stream, self._watched(stream, "training"):
             for given in in_step(stream, self.empty, self.session.control, since=began):
                 given = given.on(self.session.device)
+                self.learner.set_learning_rates(*self._learning_rates(position.step))
                 loss, logits = self.learner.step(given.batch, given.share)
                 seconds = time.perf_counter() - began
                 self.position = position = position.after(given, seconds)
                 self.total_steps = position.step + self._steps_left(position, stream)
-                self._after_step(position, given, loss, logits, seconds)
+                self.position = position = self._after_step(position, given, loss, logits, seconds)
                 if given.stop:
                     self._stop(position.merged(self.session.control))
+                if self.ended is not None:
+                    break
                 if stream.batches_left * seconds < PREPARE_AHEAD_S:
                     self._prepare_next(position.epoch)
                 began = time.perf_counter()
@@ -117,38 +139,77 @@ class Loop:
         if epoch < self.last_epoch:
             self.streams.prepare("train", Cursor.start(epoch + 1))
 
-    def _after_step(self, position: Position, given: StepInput, loss: Any, logits: Any, seconds: float) -> None:
+    def _after_step(self, position: Position, given: StepInput, loss: Any, logits: Any, seconds: float) -> Position:
         self.window.add(given, loss, logits, seconds)
         if due(position.step, self.config.trainer.log_every):
             self._log(position)
+        if self._evaluation_is_due(position, given):
+            try:
+                position = self._evaluate(position, self.config.trainer.eval_rows)
+            except StopRequested:
+                self._stop(position.merged(self.session.control))
+            self._evaluated_at_s = None  # the time of an evaluation does not count
         if due(position.step, self.config.trainer.checkpoint_every):
-            self.window.check(position.step)
             self._save(position.merged(self.session.control))
             self._tell_skipped()
         self._tell_progress(position)
+        return position
+
+    def _evaluation_is_due(self, position: Position, given: StepInput) -> bool:
+        trainer = self.config.trainer
+        if self._evaluated_at_s is None:
+            self._evaluated_at_s = given.clock
+        if self.job.eval is None:
+            return False
+        by_step = trainer.eval_every is not None and due(position.step, trainer.eval_every)
+        minutes = (given.clock - self._evaluated_at_s) / 60
+        return by_step or (trainer.eval_every_minutes is not None and minutes >= trainer.eval_every_minutes)
+
+    def _learning_rates(self, step: int) -> tuple[float, float]:
+        """Those of the dense parameters and of the tables in a step, counted from 0."""
+        dense, sparse = self.config.optimizers.dense, self.config.optimizers.sparse
+        return dense.lr * factor(dense.schedule, step), sparse.lr * factor(sparse.schedule, step)
 
     def _stop(self, position: Position) -> NoReturn:
         """End between two steps, with a checkpoint of the position of all ranks."""
-        if self.saved is None or self.saved.step != position.step:
-            self.window.check(position.step)
-            self._save(position)
+        self._save_once(position)
         raise StopRequested(f"stopped at step {position.step}, whose checkpoint is complete")
 
     def _log(self, position: Position) -> None:
         self.figures = self.window.close(position.step)
-        optimizers = self.config.optimizers
-        lr = {"dense": optimizers.dense.lr, "sparse": optimizers.sparse.lr}
-        self._tell("train", position, **self.figures, lr=lr)
+        dense, sparse = self._learning_rates(position.step - 1)
+        norm = self.learner.gradient_norm()
+        self._tell("train", position, **self.figures, lr={"dense": dense, "sparse": sparse}, gradient_norm=norm)
+        self.guards.look(position.step, self.figures, norm)
 
-    def _evaluate(self, position: Position) -> dict[str, Any]:
+    def _evaluate(self, position: Position, most_rows: int | None = None) -> Position:
+        """Score, tell, and return the position with what became the best.
+
+        Raises:
+            StopRequested: in the middle of it.
+        """
         stream = self.streams.take("eval", EVAL_ROWS)
         with self._watched(stream, "evaluation"):
-            scores = evaluate(self.learner, stream, self.config, self.session)
-        self._tell("eval", position, **scores)
-        return scores
+            scores = evaluate(self.learner, stream, self.config, self.session, most_rows)
+        self._tell("eval", position, **scores, **({} if most_rows is None else {"partial": True}))
+        self.scores = scores
+        if most_rows is None:
+            self.scored_step = position.step
+        early = self.config.trainer.early_stopping
+        if early is not None and self.ended is None:
+            position = replace(position, best=position.best.after(scores, position.step, early))
+            self.ended = position.best.end(early)
+            if self.ended is not None:
+                self._tell("event", position, event="ended", message=f"ends at step {position.step}: {self.ended}")
+        return position
 
     def _save(self, position: Position) -> None:
-        """Write a checkpoint; `position` is that of all ranks."""
+        """Write a checkpoint; `position` is that of all ranks.
+
+        Raises:
+            RankError: the loss or a dense parameter is not finite any more; nothing is written.
+        """
+        self.window.check(position.step, self.learner.is_finite())
         extra = {
             "position": position.to_dict(),
             "config": self.config.to_dict(),
@@ -165,16 +226,19 @@ class Loop:
     @contextmanager
     def _watched(self, stream: Stream, what: str) -> Iterator[None]:
         """Tell of the rows that a stream leaves out: when it is over, and when too many of them end the run."""
-        self.skipped = SkippedRows(stream, self.session.control, what)
+        outer, self.skipped = self.skipped, SkippedRows(stream, self.session.control, what)
         try:
             yield
         except RankError:
             self._tell_skipped()
             raise
-        self._tell_skipped()
+        finally:
+            inner, self.skipped = self.skipped, outer
+        self._tell_skipped(inner)
 
-    def _tell_skipped(self) -> None:
-        event = self.skipped.event(self.position.epoch)
+    def _tell_skipped(self, skipped: SkippedRows | None = None) -> None:
+        skipped = skipped or self.skipped
+        event = None if skipped is None else skipped.event(self.position.epoch)
         if event is not None:
             self._tell("event", self.position, **event)
 
@@ -200,9 +264,9 @@ class Loop:
                 at["samples"] = position.samples
             self.session.sink.put({"kind": kind, "time": time.time(), **at, **values})
 
-    def _outcome(self, position: Position, scores: dict[str, Any] | None) -> dict[str, Any]:
+    def _outcome(self, position: Position) -> dict[str, Any]:
         return {
-            "eval": scores,
+            "eval": self.scores,
             "train": {
                 "loss": self.figures.get("loss"),
                 "ne": self.figures.get("ne"),
@@ -214,6 +278,7 @@ class Loop:
             },
             "world_size": self.session.world_size,
             "epochs": position.epoch + 1,
+            "ended": self.ended,
             "steps": position.step,
             "samples_per_second": position.samples / max(position.seconds, 1e-9),
             "checkpoint": None if self.saved is None else str(self.saved.path),

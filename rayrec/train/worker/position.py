@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayrec.data import Cursor, MixCursor, RankCursor, cursor_from_dict, merge
+from rayrec.train.worker.guards import Best
 from rayrec.train.worker.lockstep import Control, StepInput
 
 
@@ -21,6 +22,7 @@ class Position:
             stream was opened.
         seconds: time spent on steps, by this rank's clock; `wait_s`: the part of it that some rank waited for rows.
         cursor: what of the epoch has been read: by this rank while an epoch goes on, by all ranks in a checkpoint.
+        best: the best evaluation so far.
     """
 
     step: int
@@ -29,6 +31,7 @@ class Position:
     seconds: float
     wait_s: float
     cursor: Cursor | RankCursor | MixCursor
+    best: Best = field(default_factory=Best)
 
     @property
     def epoch(self) -> int:
@@ -43,6 +46,7 @@ class Position:
             seconds=self.seconds + seconds,
             wait_s=self.wait_s + given.wait_s,
             cursor=given.cursor,
+            best=self.best,
         )
 
     def merged(self, control: Control) -> Position:
@@ -57,7 +61,8 @@ class Position:
     def to_dict(self) -> dict[str, Any]:
         """JSON values that `from_dict` reads."""
         names = ("step", "samples", "skipped", "seconds", "wait_s")
-        return {**{name: getattr(self, name) for name in names}, "cursor": self.cursor.to_dict()}
+        plain = {name: getattr(self, name) for name in names}
+        return {**plain, "cursor": self.cursor.to_dict(), "best": self.best.to_dict()}
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Position:
@@ -68,6 +73,7 @@ class Position:
             seconds=float(raw["seconds"]),
             wait_s=float(raw["wait_s"]),
             cursor=cursor_from_dict(raw["cursor"]),
+            best=Best.from_dict(raw.get("best")),
         )
 
 

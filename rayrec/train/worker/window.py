@@ -72,13 +72,16 @@ class Window:
         _refuse_infinite(loss_sum, step)
         return figures
 
-    def check(self, step: int) -> None:
+    def check(self, step: int, sound: bool = True) -> None:
         """A collective that only looks at the loss, so that one that is not finite never reaches a checkpoint.
+
+        Args:
+            sound: whether this rank's parameters are finite.
 
         Raises:
             RankError: on every rank, if it is not a finite number any more.
         """
-        (loss_sum,) = self._control.sums([float(self._loss)])
+        (loss_sum,) = self._control.sums([float(self._loss) if sound else math.nan])
         _refuse_infinite(loss_sum, step)
 
 

@@ -1,0 +1,72 @@
+"""How parameters change: the two optimizers, their schedules and bounds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rayrec.train.config.section import Section
+
+
+class ScheduleConfig(Section):
+    """The learning rate over the steps: `lr` times a factor, which warms up, stays at 1, and decays."""
+
+    kind: Literal["constant", "linear", "step", "cosine", "polynomial"] = Field(
+        default="constant",
+        description="how it decays: not at all; on a line; by `gamma` every `decay_steps`; on half a cosine; as "
+        "`(1 - t)^power`, which with `power: 2` is MLPerf's DLRM",
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="steps from `warmup_from` up to 1, on a line")
+    warmup_from: float = Field(default=0.0, ge=0, le=1, description="factor that the warm-up starts from")
+    decay_from: int = Field(default=0, ge=0, description="step that the decay starts at, at the earliest after warm-up")
+    decay_steps: int | None = Field(
+        default=None, ge=1, description="steps of the decay, or between two of `step`; needed where there is a decay"
+    )
+    end: float = Field(default=0.0, ge=0, le=1, description="factor after the decay (not read by `step`)")
+    power: float = Field(default=2.0, gt=0, description="of `polynomial`")
+    gamma: float = Field(default=0.1, gt=0, le=1, description="of `step`")
+
+    @model_validator(mode="after")
+    def _decay_has_a_length(self) -> ScheduleConfig:
+        if self.kind != "constant" and self.decay_steps is None:
+            raise ValueError(f"kind {self.kind!r} needs `decay_steps`")
+        return self
+
+
+class DenseOptimizerConfig(Section):
+    """Trains everything that is not an embedding table, and tables whose kernel is `dense`."""
+
+    kind: Literal["sgd", "adam", "adamw", "adagrad"] = Field(default="adam", description="the optimizer")
+    lr: float = Field(default=0.001, gt=0, description="learning rate")
+    weight_decay: float = Field(default=0.0, ge=0, description="weight decay")
+    max_gradient_norm: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="gradients of all its parameters together are scaled down to this norm"
+    )
+    schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="the learning rate over the steps")
+
+
+class SparseOptimizerConfig(Section):
+    """Trains the embedding tables, inside the backward pass; only rows that a batch has ids of change."""
+
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "lamb", "lars_sgd"] = Field(
+        default="rowwise_adagrad", description="the optimizer"
+    )
+    lr: float = Field(default=0.05, gt=0, description="learning rate")
+    eps: float = Field(
+        default=1e-8, gt=0, description="added to the root of the squared gradients (not read by sgd and lars_sgd)"
+    )
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean gradient, of adam and lamb")
+    beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the mean squared gradient, of adam and lamb")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="of lars_sgd")
+    weight_decay: float = Field(default=0.0, ge=0, description="weight decay of the rows that a batch touches")
+    schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="the learning rate over the steps")
+
+
+class OptimizersConfig(Section):
+    """How parameters change."""
+
+    dense: DenseOptimizerConfig = Field(default=DenseOptimizerConfig(), description="optimizer of the dense parameters")
+    sparse: SparseOptimizerConfig = Field(
+        default=SparseOptimizerConfig(), description="optimizer of the embedding tables"
+    )

@@ -1,0 +1,87 @@
+"""How the run goes: workers, steps, evaluations, when it ends early, and what is done about faults."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rayrec.train.config.section import Section
+
+Metric = Literal["auc", "gauc", "ne", "logloss", "auprc", "mse", "mae"]
+HIGHER_IS_BETTER = {"auc": True, "gauc": True, "auprc": True, "ne": False, "logloss": False, "mse": False, "mae": False}
+
+
+class EarlyStoppingConfig(Section):
+    """Ends the run when evaluations do not get better any more."""
+
+    metric: Metric = Field(default="auc", description="figure of the evaluation that counts")
+    patience: int = Field(default=3, ge=1, description="evaluations in a row without improvement that end the run")
+    min_delta: float = Field(default=0.0, ge=0, description="least change that is an improvement")
+
+
+class GuardsConfig(Section):
+    """What ends a run that learns nothing; looked at where figures are logged."""
+
+    max_ne: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="normalized entropy above which, `patience` times in a row, the run ends"
+    )
+    min_auc: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="AUC below which, `patience` times in a row, the run ends, e.g. 0.505"
+    )
+    dead_gradients: bool = Field(
+        default=True, description="end where the gradients of all dense parameters are 0, `patience` times in a row"
+    )
+    after_steps: int = Field(default=0, ge=0, description="steps in which nothing is looked at (warm-up)")
+    patience: int = Field(default=5, ge=1, description="logged lines in a row that must be bad")
+
+
+class TrainerConfig(Section):
+    """How the run goes."""
+
+    num_workers: int = Field(
+        default=2, ge=0, description="workers, one a GPU; 0 trains in this process, without Ray Train"
+    )
+    batch_size: int = Field(default=1024, ge=1, description="rows of a step, over all workers together")
+    epochs: int = Field(default=1, ge=1, description="passes over the training rows")
+    seed: int = Field(default=0, ge=0, description="seed of weights and of the order of rows")
+    log_every: int = Field(default=20, ge=1, description="steps between two lines of `metrics.jsonl`")
+    checkpoint_every: int = Field(
+        default=100, ge=1, description="steps between two checkpoints; one more is made at the end"
+    )
+    eval_every: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="steps between two evaluations within an epoch; one more is made at its end"
+    )
+    eval_every_minutes: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="the same in minutes; both may be given"
+    )
+    eval_rows: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="about how many of the first rows evaluations within an epoch read; `null`: all"
+    )
+    early_stopping: EarlyStoppingConfig | None = Field(
+        default=None, description="end when evaluations do not get better any more; `null`: never"
+    )
+    guards: GuardsConfig = Field(default=GuardsConfig(), description="what ends a run that learns nothing")
+    use_gpu: bool | Literal["auto"] = Field(default="auto", description="`auto`: GPUs if there is one for each worker")
+    cpus_per_worker: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        default="auto",
+        description="CPUs a worker reserves in Ray; `auto`: up to 1, leaving half of the CPUs for reading",
+    )
+    threads_per_worker: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto", description="compute threads of a worker; `auto`: the CPUs of a machine shared by its workers"
+    )
+    max_failures: int = Field(
+        default=3, ge=0, description="how often in a row workers may fail without a new checkpoint before the run fails"
+    )
+    grace_s: float = Field(
+        default=30.0, ge=0, description="seconds that SIGTERM or Ctrl-C leave for a last checkpoint before the run ends"
+    )
+    hang_s: float = Field(
+        default=900.0,
+        gt=0,
+        description="seconds without any movement after which a worker tells its stacks and the workers are restarted",
+    )
+    wait_for_resources_s: float = Field(
+        default=30.0, ge=0, description="seconds to wait for a cluster's CPUs and GPUs to become free before refusing"
+    )
+    timeout_s: int = Field(default=300, ge=1, description="seconds after which a stuck exchange between workers fails")

@@ -1,0 +1,137 @@
+"""What ends a run early, or keeps it going: evaluations, guards, and their state over a resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rayrec.models import DLRM, Batch
+from rayrec.train import TrainError
+from rayrec.train.config import EarlyStoppingConfig, GuardsConfig
+from rayrec.train.worker.guards import Best, Guards
+from rayrec.train.worker.lockstep import RankError
+from tests.train.small import write_all
+from tests.train.test_fit import records, shown, trainer
+
+
+def ends(values: list[float | None], **given: Any) -> tuple[Best, list[bool]]:
+    config, best, ended = EarlyStoppingConfig(**given), Best(), []
+    for number, value in enumerate(values):
+        best = Best.from_dict(best.after({given.get("metric", "auc"): value}, number + 1, config).to_dict())
+        ended.append(best.end(config) is not None)
+    return best, ended
+
+
+def test_patience_counts_evaluations_without_improvement() -> None:
+    best, ended = ends([0.7, 0.71, 0.705, 0.709, 0.7], patience=3)
+    assert (best.value, best.step, ended) == (0.71, 2, [False, False, False, False, True])
+    best, ended = ends([0.9, 0.8, 0.85, 0.84], metric="ne", patience=2)
+    assert (best.value, ended) == (0.8, [False, False, False, True])
+    assert ends([0.7, 0.705, 0.709], patience=2, min_delta=0.01)[1] == [False, False, True]
+    assert ends([None, None], patience=2)[1] == [False, True]
+
+
+def test_an_evaluation_of_a_step_counts_once() -> None:
+    config = EarlyStoppingConfig(patience=2)
+    best = Best().after({"auc": 0.7}, 5, config)
+    assert best.after({"auc": 0.8}, 5, config) == best
+
+
+@pytest.mark.parametrize(
+    ("given", "figures", "norm", "text"),
+    [
+        ({"max_ne": 1.0}, {"ne": 1.2}, 1.0, "NE 1.2 is above 1.0"),
+        ({"min_auc": 0.505}, {"auc": 0.5}, 1.0, "AUC 0.5 is below 0.505"),
+        ({}, {"ne": 0.9}, 0.0, "gradients of the dense parameters are 0"),
+    ],
+)
+def test_so_many_bad_lines_in_a_row_end_the_run(
+    given: dict[str, Any], figures: dict[str, Any], norm: float, text: str
+) -> None:
+    guards = Guards(GuardsConfig(patience=2, after_steps=10, **given))
+    good = {"ne": 0.8, "auc": 0.7}
+    for step, line in ((5, figures), (10, figures), (11, figures), (12, good), (13, figures)):
+        guards.look(step, line, 1.0 if line is good else norm)
+    with pytest.raises(RankError, match=text):
+        guards.look(14, figures, norm)
+
+
+def test_none_of_it_is_looked_at_where_it_is_not_defined() -> None:
+    guards = Guards(GuardsConfig(patience=1, max_ne=1.0, min_auc=0.505))
+    guards.look(1, {"ne": None, "auc": None}, None)
+
+
+class Dead(nn.Module):
+    """A model whose loss does not depend on its parameters."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+        self.inner = DLRM(**arguments)
+
+    def forward(self, batch: Batch) -> Any:
+        loss, logits = self.inner(batch)
+        return loss * 0.0 + 0.5, logits
+
+
+def test_a_run_whose_gradients_are_dead_ends_and_says_why(tmp_path: Path) -> None:
+    write_all(tmp_path, rows=300)
+    with pytest.raises(TrainError, match=r"ended early at step 3, after 3 .* \(trainer\.guards\.dead_gradients\)"):
+        trainer(
+            tmp_path, factory=Dead, trainer__log_every=1, trainer__guards={"patience": 3}, optimizers__dense__lr=0.1
+        ).fit()
+
+
+def test_evaluations_within_an_epoch_stop_a_run_that_gets_no_better(tmp_path: Path) -> None:
+    """A learning rate of almost 0: nothing ever improves on the first evaluation by so much."""
+    write_all(tmp_path)
+    changes: dict[str, Any] = {
+        "trainer__eval_every": 3,
+        "trainer__eval_rows": 100,
+        "trainer__early_stopping": {"metric": "logloss", "patience": 2, "min_delta": 0.1},
+        "optimizers__dense": {"kind": "sgd", "lr": 1e-6},
+        "optimizers__sparse": {"kind": "sgd", "lr": 1e-6},
+    }
+    result = trainer(tmp_path, **changes).fit()
+    evals = records(result.folder, "eval")
+    assert [(line["step"], line["samples"], line.get("partial")) for line in evals] == [
+        (3, 128, True), (6, 128, True), (9, 128, True), (9, 301, None)
+    ]  # fmt: skip
+    assert result.steps == 9 and result.eval is not None and result.eval["samples"] == 301
+    assert "logloss is best at step 3" in (result.ended or "")
+    assert "ends at step 9" in shown(tmp_path)
+    again = trainer(tmp_path, **changes).fit()
+    assert again == result
+
+
+def test_evaluations_do_not_disturb_training(tmp_path: Path) -> None:
+    write_all(tmp_path, rows=300)
+    plain = trainer(tmp_path, name="plain").fit()
+    often = trainer(tmp_path, name="often", trainer__eval_every=2, trainer__eval_every_minutes=0.0001).fit()
+    assert often.eval == plain.eval
+    lines = [[(line["step"], line["loss"]) for line in records(run.folder, "train")] for run in (plain, often)]
+    assert lines[0] == lines[1]
+    steps = [line["step"] for line in records(often.folder, "eval")]
+    assert {2, 4, 6, 8, 10} <= set(steps)
+
+
+def test_parameters_that_are_not_finite_never_reach_a_checkpoint(tmp_path: Path) -> None:
+    """The loss of a step is finite, and its update is not."""
+    write_all(tmp_path, rows=300)
+
+    class Breaks(DLRM):
+        calls = 0
+
+        def forward(self, batch: Batch) -> Any:
+            Breaks.calls += 1
+            loss, logits = super().forward(batch)
+            if Breaks.calls == 3:
+                self.over_arch.layers[0].weight.register_hook(lambda grad: torch.full_like(grad, torch.inf))
+            return loss, logits
+
+    with pytest.raises(TrainError, match="not a finite number"):
+        trainer(tmp_path, factory=Breaks, trainer__checkpoint_every=3, optimizers__dense={"kind": "sgd"}).fit()
+    assert not list((tmp_path / "runs" / "small" / "checkpoints").glob("step_*"))

@@ -1,0 +1,82 @@
+"""Learning rates over the steps: the shapes by hand, and that both optimizers really get them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayrec.train.config import ScheduleConfig
+from rayrec.train.schedule import factor
+from rayrec.train.worker.learner import make_learner
+from rayrec.train.worker.session import session_alone
+from tests.train.small import Silent, make_job, raw_config, write_all
+from tests.train.test_loop import batches
+
+
+def factors(steps: list[int], **given: Any) -> list[float]:
+    return [factor(ScheduleConfig(**given), step) for step in steps]
+
+
+def test_shapes_by_hand() -> None:
+    assert factors([0, 999]) == [1, 1]
+    assert factors([0, 1, 3, 4], warmup_steps=4) == [0.25, 0.5, 1, 1]
+    assert factors([0, 1], warmup_steps=2, warmup_from=0.5) == [0.75, 1]
+    assert factors([0, 5, 10, 99], kind="linear", decay_steps=10, end=0.2) == pytest.approx([1, 0.6, 0.2, 0.2])
+    assert factors([9, 10, 20, 25], kind="step", decay_steps=10, gamma=0.5) == [1, 0.5, 0.25, 0.25]
+    assert factors([0, 5, 10], kind="cosine", decay_steps=10) == pytest.approx([1, 0.5, 0])
+    quarter = (1 - math.cos(0.75 * math.pi)) / 2
+    assert factors([5], kind="cosine", decay_steps=20) == pytest.approx([quarter])
+    # MLPerf's DLRM: a line up, a plateau, then a square down
+    mlperf = {"kind": "polynomial", "warmup_steps": 10, "decay_from": 20, "decay_steps": 10, "power": 2.0}
+    assert factors([4, 9, 15, 20, 25, 30, 99], **mlperf) == pytest.approx([0.5, 1, 1, 1, 0.25, 0, 0])
+
+
+def test_a_decay_without_a_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="'cosine' needs `decay_steps`"):
+        ScheduleConfig(kind="cosine")
+
+
+def test_dense_and_sparse_follow_their_own_schedules(tmp_path: Path) -> None:
+    """With a factor of 0 nothing changes; the other half of the model does."""
+    import torch
+
+    write_all(tmp_path, rows=100)
+    for still in ("dense", "sparse"):
+        raw = raw_config(tmp_path)
+        raw["optimizers"] = {
+            "dense": {"kind": "sgd", "lr": 0.1, "max_gradient_norm": 1.0},
+            "sparse": {"kind": "adam", "lr": 0.1},
+        }
+        learner = make_learner(make_job(raw), session_alone(Silent()))
+        tables = [item.weight for table in learner.model.tables().values() for item in table.local]
+        dense = list(learner.model.other_parameters().values())
+        before = {"sparse": [w.detach().clone() for w in tables], "dense": [p.detach().clone() for p in dense]}
+        learner.set_learning_rates(*((0.0, 0.1) if still == "dense" else (0.1, 0.0)))
+        learner.step(batches([32], 1)[0], 1.0)
+        after = {"sparse": tables, "dense": dense}
+        moved = {
+            kind: any(not torch.equal(old, new) for old, new in zip(before[kind], after[kind], strict=True))
+            for kind in before
+        }
+        assert moved == {"dense": still != "dense", "sparse": still != "sparse"}
+
+
+def test_gradients_are_clipped_to_the_norm(tmp_path: Path) -> None:
+    import torch
+
+    write_all(tmp_path, rows=100)
+    steps = []
+    for bound in (None, 1e-3):
+        raw = raw_config(tmp_path)
+        raw["optimizers"]["dense"] = {"kind": "sgd", "lr": 1.0, "max_gradient_norm": bound}
+        learner = make_learner(make_job(raw), session_alone(Silent()))
+        dense = list(learner.model.other_parameters().values())
+        before = [p.detach().clone() for p in dense]
+        learner.step(batches([32], 1)[0], 1.0)
+        moved = [(new.detach() - old).norm() for new, old in zip(dense, before, strict=True)]
+        steps.append(torch.stack(moved).norm())
+    assert steps[0] > 0.01
+    assert float(steps[1]) == pytest.approx(1e-3, rel=1e-3)
