@@ -22,6 +22,10 @@ def inspect(
     filters: Annotated[
         str, typer.Option(help="Only rows that pass, as data.train.filters: '[[day, \">=\", 2024-01-01]]'.")
     ] = "[]",
+    vocabularies: Annotated[
+        Path | None,
+        typer.Option("--write-vocabularies", metavar="DIR", help="Write a vocabulary for each column of few ids."),
+    ] = None,
 ) -> None:
     """Read a data set and propose its schema and table sizes, as YAML for a train config."""
     import yaml
@@ -31,7 +35,9 @@ def inspect(
 
     found = look(paths, rows, parse_yaml(filters))
     _print_columns(found)
-    typer.echo(yaml.safe_dump(found.proposal(), sort_keys=False, default_flow_style=None, width=120))
+    typer.echo(
+        yaml.safe_dump(found.proposal(vocabularies=vocabularies), sort_keys=False, default_flow_style=None, width=120)
+    )
 
 
 @app.command()
@@ -87,6 +93,7 @@ def check(
 
 def _print_columns(found: Inspection) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=f"{found.rows:,} rows in {found.files} files, {found.looked_at:,} looked at")
@@ -97,7 +104,7 @@ def _print_columns(found: Inspection) -> None:
         if ids and c.ids_estimate > c.distinct:
             ids += f", about {c.ids_estimate:,} in all"
         span = "" if c.low is None or c.high is None else f"{c.low:.4g} … {c.high:.4g}"
-        table.add_row(c.name, c.kind, c.role, f"{c.nulls:,}", ids, span, c.note)
+        table.add_row(*(escape(cell) for cell in (c.name, c.kind, c.role, f"{c.nulls:,}", ids, span, c.note)))
     Console(stderr=True).print(table)
 
 

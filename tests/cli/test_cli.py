@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -83,6 +85,15 @@ def test_data_can_be_looked_at(config: Path, capsys: pytest.CaptureFixture[str])
     assert run(["data", "check", str(config)]) == 0
     assert run(["data", "inspect", str(config.parent / "train")]) == 0
     assert "schema:" in capsys.readouterr().out
+    odd = config.parent / "odd"
+    odd.mkdir()
+    columns = {"[red]x[/red]": ["a", "b"] * 3, "[/b]": [1.5, 2.5] * 3, "label": [0, 1] * 3}
+    pq.write_table(pa.table(columns), odd / "x.parquet")
+    assert run(["data", "inspect", str(odd), "--write-vocabularies", str(odd / "words")]) == 0
+    told = capsys.readouterr()
+    assert "[red]x" in told.err and "[/b]" in told.err
+    (found,) = (feature for feature in yaml.safe_load(told.out)["schema"]["sparse"])
+    assert pq.read_table(found["mapping"]["path"])["id"].to_pylist() == ["a", "b"]
     where = "[[label, =, 1], [user, <, 20]]"
     assert run(["data", "inspect", str(config.parent / "train"), "--filters", where]) == 0
     assert run(["data", "inspect", str(config.parent / "train"), "--filters", "[[usr, =, 1]]"]) == 1

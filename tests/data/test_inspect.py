@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,15 +14,18 @@ import pytest
 from rayrec.data import DataError, Manifest, Schema, to_batch
 from rayrec.data.tools.check import check
 from rayrec.data.tools.check_page import check_page
-from rayrec.data.tools.inspect import inspect, time_unit
+from rayrec.data.tools.column_facts import time_unit
+from rayrec.data.tools.convert import convert
+from rayrec.data.tools.inspect import inspect
 from tests.data.sets import CITIES, GENRES, ROWS_OF, SCHEMA, USERS, table, write
+from tests.data.test_fuzz import DECIMAL, FLOATS, INTS, ODD, TEXTS, array
 
 
 def test_the_proposed_schema_reads_the_data(tmp_path: Path) -> None:
     write(tmp_path, [400, 300])
     found = inspect(str(tmp_path))
     roles = {c.name: c.role for c in found.columns}
-    assert roles | {"row": "dense", "unused": "dense"} == roles
+    assert roles | {"row": "unused", "unused": "unused"} == roles  # counts the rows; holds zeros only
     assert (roles["label"], roles["age"], roles["user_id"]) == ("label", "dense", "id")
     assert (roles["genres"], roles["city"]) == ("id_list", "id")
     proposal = found.proposal()
@@ -36,9 +41,100 @@ def test_a_sample_estimates_how_many_ids_there_are(tmp_path: Path) -> None:
     ids = np.random.default_rng(0).integers(0, 1 << 40, 5000)[np.random.default_rng(1).integers(0, 5000, 40_000)]
     label = np.arange(40_000) % 2
     pq.write_table(pa.table({"user_id": ids, "label": label}), tmp_path / "x.parquet")
-    (user, _) = inspect(str(tmp_path), sample_rows=6000).columns
+    user, _ = inspect(str(tmp_path), sample_rows=6000).columns
     assert user.distinct < 4000 and 4500 < user.ids_estimate < 5500
     assert user.table_rows == 16384 and not user.dense_range
+
+
+def proposed(folder: Path, **options) -> tuple[Schema, dict[str, int]]:
+    """The proposed schema and table rows, after every row of the data has been mapped by them."""
+    proposal = inspect(str(folder), **options).proposal(vocabularies=folder.parent / "words")
+    schema = Schema.model_validate(proposal["schema"])
+    rows_of = {t["name"]: t["rows"] for t in proposal["tables"]}
+    report = check(Manifest.read(str(folder), schema), schema, rows_of)
+    assert not report.bad_rows, report.samples
+    return schema, rows_of
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_proposed_always_trains(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    lists = [pa.list_(pa.float32(), 3), pa.list_(pa.int64())]
+    kinds = [*INTS, *TEXTS, *FLOATS[1:], DECIMAL, *ODD[:2], pa.bool_(), *lists]
+    rows, wild = rng.choice([12, 150, 400]), rng.choice([0.0, 0.1])
+    names = rng.sample(["user_id", "ts", "weight", "session_id", "", "[red]x[/red]", "a b", "y2", "index", "z"], 8)
+    columns = {name: array(rng.choice(kinds), rows, rng, wild) for name in names}
+    columns["click"] = pa.array([rng.randrange(2) for _ in range(rows)])
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table(columns), tmp_path / "data" / "x.parquet", row_group_size=100)
+    schema, _ = proposed(tmp_path / "data", sample_rows=1000 if wild else 50)  # nulls beyond a sample are not seen
+    assert schema.label is not None and schema.label.column == "click"
+
+
+def test_logs_that_pandas_wrote_as_csv(tmp_path: Path) -> None:
+    """As Open Bandit's: a nameless index, a few texts, the propensity of the logging policy."""
+    rng = np.random.default_rng(0)
+    rows = 600
+    frame = pd.DataFrame(
+        {
+            "timestamp": pd.date_range("2019-11-24", periods=rows, freq="min"),
+            "item_id": rng.integers(0, 80, rows),
+            "position": rng.integers(1, 4, rows),
+            "click": rng.random(rows) < 0.3,
+            "propensity_score": rng.random(rows),
+            "user_feature_0": rng.choice(
+                ["81ce123cbb5bd8ce818f60fb3586bba5", "cef3390ed299c09874189c387777674a"], rows
+            ),
+            "affinity": rng.normal(5, 2, rows),
+            "spent": np.exp(rng.normal(3, 2, rows)),
+        }
+    )
+    frame["click"] = frame["click"].astype(int)
+    frame["revenue"] = frame["click"] * rng.uniform(1, 2, rows)
+    (tmp_path / "csv").mkdir()
+    frame.to_csv(tmp_path / "csv" / "all.csv")
+    list(convert(str(tmp_path / "csv"), tmp_path / "data"))
+    found = {c.name: c for c in inspect(str(tmp_path / "data")).columns}
+    assert found[""].role == "unused" and "has no name" in found[""].note
+    assert found["propensity_score"].role == "unused" and "logging policy" in found["propensity_score"].note
+    assert found["revenue"].role == "unused" and "tells 'click' by itself" in found["revenue"].note
+    schema, rows_of = proposed(tmp_path / "data")
+    assert schema.timestamp is not None and schema.timestamp.column == "timestamp"
+    features = {feature.name: feature for feature in schema.sparse}
+    assert list(features) == ["item_id", "position", "user_feature_0"]
+    words = features["user_feature_0"].mapping
+    assert words.kind == "vocabulary" and rows_of["user_feature_0"] == 3
+    batch = to_batch(pq.read_table(tmp_path / "data"), schema, rows_of)
+    assert sorted(set(batch.sparse["user_feature_0"].values().tolist())) == [1, 2]  # no two share a row
+    assert [feature.name for feature in schema.dense] == ["affinity", "spent"]
+    assert batch.dense.mean(0).tolist() == pytest.approx([0, 0], abs=1e-4)
+    assert batch.dense.std(0).tolist() == pytest.approx([1, 1], abs=1e-2)
+    assert [t.kind for t in schema.dense[1].transforms] == ["clip", "log1p", "standardize"]
+
+
+def test_ids_are_rows_only_where_all_of_them_are_known_to_fit(tmp_path: Path) -> None:
+    ids = np.concatenate([np.arange(100), [250]])[np.random.default_rng(0).integers(0, 100, 2000)]
+    ids[-1] = 250  # beyond the sample
+    (tmp_path / "data").mkdir()
+    rows = pa.table({"item_id": ids, "label": np.arange(2000) % 2})
+    pq.write_table(rows, tmp_path / "data" / "x.parquet")
+    schema, rows_of = proposed(tmp_path / "data", sample_rows=500)
+    assert schema.sparse[0].mapping.kind == "identity" and rows_of == {"item_id": 251}
+    pq.write_table(rows, tmp_path / "data" / "x.parquet", write_statistics=False)
+    schema, rows_of = proposed(tmp_path / "data", sample_rows=500)
+    assert schema.sparse[0].mapping.kind == "vocabulary" and rows_of["item_id"] < 102
+
+
+def test_groups_are_proposed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    columns = {"label": rng.integers(0, 2, 50), "user_id": rng.integers(0, 9, 50), "x": rng.normal(size=50)}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    proposal = inspect(str(tmp_path)).proposal()["schema"]
+    assert proposal["group"] == {"column": "user_id"} and proposal["sparse"][0]["name"] == "user_id"
+    pq.write_table(pa.table(columns | {"session_id": rng.integers(0, 20, 50)}), tmp_path / "x.parquet")
+    proposal = inspect(str(tmp_path)).proposal()["schema"]
+    assert proposal["group"] == {"column": "session_id"}
+    assert [feature["name"] for feature in proposal["sparse"]] == ["user_id"]
 
 
 def test_odd_columns_are_left_out_with_a_reason(tmp_path: Path) -> None:

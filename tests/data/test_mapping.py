@@ -152,3 +152,20 @@ def test_making_a_mapping_loads_no_torch_no_ray_and_nothing_of_training() -> Non
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_table_longer_than_a_block_keeps_its_rows() -> None:
+    """Dense features are put side by side in blocks of rows."""
+    rows = 2 * 8192 + 5
+    schema = Schema.model_validate({"dense": [{"name": "a"}, {"name": "b"}]})
+    numbers = np.arange(rows, dtype=np.float32)
+    batch = Mapping(schema, {}, labels=False).to_batch({"a": numbers, "b": -numbers})
+    assert np.array_equal(batch.dense.numpy(), np.stack([numbers, -numbers], axis=1))
+
+
+def test_the_default_of_a_null_list_weighs_one() -> None:
+    sparse = [{"name": "x", "kind": "weighted_id_list", "on_null": "default", "default": 7}]
+    mapping = Mapping(Schema.model_validate({"sparse": sparse}), {"x": 9}, labels=False)
+    batch = mapping.to_batch({"x": [None, [{"id": 2, "weight": 0.25}, {"id": None, "weight": 3.0}], None]})
+    assert batch.sparse.values().tolist() == [7, 2, 7, 7]
+    assert batch.sparse.weights().tolist() == [1.0, 0.25, 3.0, 1.0]

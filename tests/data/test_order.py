@@ -112,3 +112,12 @@ def test_cursor_of_other_data_is_refused() -> None:
         Cursor.from_dict({"version": 7})
     with pytest.raises(ValueError, match="malformed"):
         Cursor.from_dict({"version": 1, "epoch": 1})
+
+
+@pytest.mark.parametrize(("rows", "passes", "world"), [([3, 4], 2, 2), ([3, 3], 2, 4), ([5, 5, 1], 5, 3), ([2], 7, 4)])
+def test_ranks_share_the_rows_of_all_passes_evenly(rows: list[int], passes: int, world: int) -> None:
+    """Rows that ranks do not divide: over the passes it is not always the same rank that has one more."""
+    order = EpochOrder.of(rows, seed=0, epoch=0, shuffle=True, passes=passes)
+    for done in ((), ((0, 1),)):
+        totals = [count(pieces) for pieces in deal(order, done, world)]
+        assert sum(totals) == passes * sum(rows) - count(done) and max(totals) - min(totals) <= 1

@@ -325,6 +325,16 @@ def test_bad_rows_can_be_skipped(tmp_path: Path, options: ReadOptions, shuffle: 
     assert all(s.file == str(tmp_path / "x.parquet") and s.row in (0, 7, 8, 150, 199) for s in samples)
 
 
+@pytest.mark.parametrize("bad", [[99], [98, 99], [63, 64, 99], [0, 99]])
+def test_the_last_cursor_counts_every_skipped_row(tmp_path: Path, bad: list[int]) -> None:
+    labels = pa.array([9 if row in bad else 1 for row in range(100)])
+    pq.write_table(table(100, label=labels), tmp_path / "x.parquet")
+    options = LOCAL.model_copy(update={"bad_rows": BadRows(policy="skip")})
+    with stream(Manifest.read(str(tmp_path), SCHEMA), Cursor.start(0), 0, 1, shuffle=False, options=options) as batches:
+        *_, (_, last) = batches
+    assert (last.skipped, last.rows) == (len(bad), 100)
+
+
 def test_resume_with_skipped_rows(tmp_path: Path) -> None:
     good = bad_folder(tmp_path)
     manifest = Manifest.read(str(tmp_path), SCHEMA, window_rows=130)

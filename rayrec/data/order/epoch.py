@@ -110,15 +110,17 @@ def count(intervals: Iterable[Interval]) -> int:
 def deal(order: EpochOrder, done: Intervals, world_size: int) -> list[list[Interval]]:
     """What is left of the epoch as one list of pieces per rank, each piece inside one window, pass after pass.
 
-    Ranks' rows of a pass differ by at most one; who has one more changes from pass to pass.
+    Ranks' rows differ by at most one, in a pass and in all: who has one more goes round from pass to pass.
     """
     windows = len(order.windows) // order.passes
     dealt: list[list[Interval]] = [[] for _ in range(world_size)]
+    first = 0  # the rank that begins where the pass before ended
     for number in range(order.passes):
         starts = order.starts[number * windows : (number + 1) * windows + 1].tolist()
         pieces = subtract(((a, b) for a, b in pairwise(starts) if a < b), done)
         for rank, mine in enumerate(_deal(pieces, world_size)):
-            dealt[(rank + number) % world_size] += mine
+            dealt[(rank + first) % world_size] += mine
+        first = (first + count(pieces)) % world_size
     return dealt
 
 

@@ -1,0 +1,231 @@
+"""What one column of a data set looks like: its role, its range, its ids; judged by type, name and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from rayrec.data.mapping.arrow_types import is_list, is_text, without_views
+from rayrec.data.mapping.lists import unnest
+from rayrec.data.mapping.targets import LATEST_S, UNITS
+
+TIME_NAMES = ("timestamp", "time", "ts", "date", "datetime", "event_time", "created_at", "unix_time")
+WEIGHT_NAMES = ("weight", "sample_weight", "importance_weight")
+GROUP_NAMES = ("group", "group_id", "session_id", "request_id", "query_id", "search_id", "impression_id")
+POLICY_NAMES = ("propensity", "propensity_score", "pscore", "p_score", "action_prob", "logging_probability")
+INDEX_NAMES = ("unnamed: 0", "__index_level_0__", "index")
+FEW_TEXTS = 10_000  # a vocabulary of so many ids is worth its file
+_FEW = 64  # an integer column of fewer distinct values is taken for a category
+_FEWEST_ROWS = 10  # fewer say nothing about a law of the values
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFacts:
+    """One column of the looked-at rows.
+
+    Args:
+        kind: its Arrow type.
+        role: "label", "dense", "id", "id_list", "weighted_id_list", "timestamp", "sample_weight", "group" or "unused".
+        nulls: null rows.
+        values: values, those of lists counted one by one.
+        distinct: different ids among them; 0 for columns that are not ids.
+        ids_estimate: different ids to be expected in the whole data set.
+        low, high: smallest and largest number, None for others.
+        longest: the longest list, None for columns that are not lists.
+        width: numbers of a dense column's row.
+        log: whether numbers reach so far above others that their logarithm says more.
+        mean, deviation: of numbers, after the logarithm where there is one.
+        values_seen: the ids themselves where there are few (`FEW_TEXTS`) and the whole data set seems to have no more.
+        note: why it is not used, or what to look at.
+    """
+
+    name: str
+    kind: str
+    role: str
+    nulls: int
+    values: int
+    distinct: int
+    ids_estimate: int
+    low: float | None
+    high: float | None
+    longest: int | None
+    note: str = ""
+    width: int = 1
+    log: bool = False
+    mean: float | None = None
+    deviation: float | None = None
+    values_seen: pa.Array | None = field(default=None, compare=False)
+
+    @property
+    def dense_range(self) -> bool:
+        """Whether the ids fill most of `[0, high]`, so that they can be rows themselves."""
+        return self.low is not None and self.high is not None and self.low >= 0 and self.high < 8 * self.ids_estimate
+
+    @property
+    def table_rows(self) -> int:
+        """Rows that a table for these ids should have, without a vocabulary."""
+        if self.dense_range and self.high is not None:
+            return int(self.high) + 1
+        return max(16, 1 << (2 * self.ids_estimate - 1).bit_length())
+
+
+def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[int, int] | None = None) -> ColumnFacts:
+    """Looks at one column.
+
+    Args:
+        share: of all rows, that are looked at.
+        span: smallest and largest value of all rows by the files' statistics, where they tell.
+    """
+    array = pa.concat_arrays([c.cast(without_views(column.type)) for c in column.chunks])
+    leaf, longest, width = array, None, 1
+    if is_list(column.type):
+        lists = unnest(array)
+        leaf, lengths = lists.leaf, np.diff(lists.offsets)
+        longest = int(lengths.max(initial=0))
+        width = longest if longest and (lengths == longest).all() and not array.null_count else 0
+    role, note = _role(name, column.type, leaf, width)
+    if pat.is_struct(leaf.type) and role == "weighted_id_list":
+        leaf = pc.struct_field(leaf, "id")
+    leaf = leaf.dictionary_decode() if pat.is_dictionary(leaf.type) else leaf
+    low, high = _ends(leaf)
+    role, note = _by_values(name, role, note, array, leaf, low, high)
+    if span is not None and low is not None and high is not None and role == "id":
+        low, high = min(low, span[0]), max(high, span[1])
+    nulls, kind = array.null_count, str(column.type)
+    if role in ("id", "id_list", "weighted_id_list"):
+        distinct, estimate = _distinct(leaf, share)
+        few = distinct <= FEW_TEXTS and estimate <= 1.1 * distinct + 1
+        seen = pc.unique(leaf.drop_null()).sort() if few else None
+        if pat.is_integer(leaf.type) and share < 1 and span is None:
+            low = None  # larger ids may follow: they cannot be rows themselves
+        return ColumnFacts(
+            name, kind, role, nulls, len(leaf), distinct, estimate, low, high, longest, note, values_seen=seen
+        )
+    facts = ColumnFacts(name, kind, role, nulls, len(leaf), 0, 0, low, high, longest, note, max(1, width))
+    return _numbers(facts, leaf) if role == "dense" else facts
+
+
+def _ends(leaf: pa.Array) -> tuple[float | None, float | None]:
+    if pat.is_boolean(leaf.type):
+        return 0.0, 1.0
+    if pat.is_decimal(leaf.type):
+        leaf = leaf.cast(pa.float64())
+    if not (pat.is_integer(leaf.type) or pat.is_floating(leaf.type)) or not len(leaf):
+        return None, None
+    ends = pc.min_max(leaf).as_py()
+    return ends["min"], ends["max"]
+
+
+def _by_values(
+    name: str, role: str, note: str, array: pa.Array, leaf: pa.Array, low: float | None, high: float | None
+) -> tuple[str, str]:
+    """(role, note) after a look at names and values."""
+    lower, whole = name.lower(), not array.null_count and low is not None and high is not None
+    if not name:
+        return "unused", "has no name: the index that pandas writes?"
+    if role in ("unused", "label"):
+        return role, note
+    if lower in INDEX_NAMES or (role != "timestamp" and _counts_rows(leaf)):
+        return "unused", "counts the rows"
+    if lower in POLICY_NAMES:
+        return "unused", "what the logging policy gave: not known when a model scores"
+    if role in ("id", "dense") and whole:
+        assert low is not None and high is not None
+        if lower in TIME_NAMES and time_unit(low, high) and pat.is_integer(leaf.type):
+            return "timestamp", ""
+        if lower in WEIGHT_NAMES and low >= 0 and role == "dense" and not _not_numbers(leaf):
+            return "sample_weight", "or a feature? then list it under dense"
+    if lower in GROUP_NAMES and role == "id" and not array.null_count:
+        return "group", "evaluations give the AUC inside groups; list it under sparse too if it is a feature"
+    if role == "timestamp" and (array.null_count or _outside_times(leaf)):
+        return "unused", "a time that is null in some rows, or outside 1970 to 2200"
+    if role == "dense" and _not_numbers(leaf):
+        return "unused", "NaN or infinite in some rows: write nulls instead"
+    return role, note
+
+
+def _counts_rows(leaf: pa.Array) -> bool:
+    """Whether integers go up by one from row to row, but for the starts of files."""
+    if not pat.is_integer(leaf.type) or leaf.null_count or len(leaf) < _FEWEST_ROWS:
+        return False
+    steps = np.diff(leaf.to_numpy(zero_copy_only=False).astype(np.int64))
+    return bool(np.count_nonzero(steps == 1) > 0.99 * len(steps) or (len(steps) < 100 and (steps == 1).all()))
+
+
+def _not_numbers(leaf: pa.Array) -> bool:
+    return pat.is_floating(leaf.type) and not pc.all(pc.is_finite(leaf.cast(pa.float64()))).as_py()
+
+
+def _outside_times(leaf: pa.Array) -> bool:
+    kind = pa.timestamp("ms") if pat.is_date(leaf.type) else leaf.type
+    if not pat.is_timestamp(kind):
+        return False
+    ends = pc.min_max(leaf.cast(kind).cast(pa.int64())).as_py()
+    return not (ends["min"] >= 0 and ends["max"] < LATEST_S * UNITS[kind.unit])
+
+
+def _numbers(facts: ColumnFacts, leaf: pa.Array) -> ColumnFacts:
+    """Mean, deviation, and whether a logarithm helps; a column of one value, or of nulls, is of no use."""
+    kind = pa.uint8() if pat.is_boolean(leaf.type) else leaf.type
+    numbers = leaf.cast(kind).drop_null().cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    numbers = numbers[np.isfinite(numbers)]
+    if not len(numbers) or numbers.min() == numbers.max():
+        return replace(facts, role="unused", note="one value in all rows that were looked at")
+    mean, deviation = float(numbers.mean()), float(numbers.std())
+    log = bool(numbers.min() >= 0 and numbers.max() > 100 and numbers.max() - mean > 3 * deviation)
+    if log:
+        numbers = np.log1p(numbers)
+        mean, deviation = float(numbers.mean()), float(numbers.std())
+    if not (np.isfinite(mean) and np.isfinite(deviation) and deviation > 0):
+        return replace(facts, role="unused", note="numbers too large for float32")
+    return replace(facts, log=log, mean=float(f"{mean:.6g}"), deviation=float(f"{deviation:.6g}"))
+
+
+def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str, str]:
+    """(role, note) of a column, judged by its type first, then by its name and values."""
+    plain = leaf.type.value_type if pat.is_dictionary(leaf.type) else leaf.type
+    if is_list(plain):
+        return "unused", "lists of lists: flatten them to one level"
+    if is_list(kind):
+        if pat.is_struct(plain) and {f.name for f in plain.fields} == {"id", "weight"}:
+            return "weighted_id_list", ""
+        if pat.is_integer(plain) or is_text(plain):
+            return "id_list", ""
+        if width and (pat.is_floating(plain) or pat.is_decimal(plain)):
+            return "dense", ""
+        return "unused", f"a list of {plain}"
+    if is_text(plain):
+        return "id", ""
+    if pat.is_boolean(plain):
+        return ("dense", "") if leaf.null_count else ("label", "")
+    if pat.is_integer(plain):
+        values = pc.unique(leaf if not pat.is_dictionary(leaf.type) else leaf.dictionary_decode()).drop_null()
+        if len(values) and not leaf.null_count and pc.all(pc.is_in(values, pa.array([0, 1]).cast(values.type))).as_py():
+            return "label", ""
+        is_id = name.lower().endswith(("id", "_cat", "_code")) or len(values) < _FEW
+        return ("id", "") if is_id else ("dense", "a number? if these are ids, list it under sparse")
+    if pat.is_floating(plain) or pat.is_decimal(plain):
+        return "dense", ""
+    if pat.is_timestamp(plain) or pat.is_date(plain):
+        return "timestamp", ""
+    return "unused", f"{plain} is neither a number nor an id"
+
+
+def time_unit(low: float, high: float) -> str | None:
+    """The unit in which integers are times between 1973 and 2200; None where in no unit they are."""
+    return next((unit for unit, each in UNITS.items() if low >= 10**8 * each and high < LATEST_S * each), None)
+
+
+def _distinct(leaf: pa.Array, share: float) -> tuple[int, int]:
+    """Different ids here, and how many to expect in all (Chao 1984, from those seen once and twice)."""
+    counts = leaf.drop_null().value_counts().field("counts") if len(leaf) else pa.array([], pa.int64())
+    seen = len(counts)
+    if share >= 1 or not seen:
+        return seen, max(seen, 1)
+    once, twice = (pc.sum(pc.equal(counts, n)).as_py() or 0 for n in (1, 2))
+    unseen = once * once / (2 * twice) if twice else once * (once - 1) / 2
+    return seen, int(seen + min(unseen, seen * (1 / share - 1)))

@@ -1,0 +1,117 @@
+"""From what columns look like to the schema and the tables of a train config; writes vocabularies where asked to."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayrec.data.errors import DataError
+from rayrec.data.mapping.arrow_types import is_text
+from rayrec.data.tools.column_facts import ColumnFacts, time_unit
+
+USER_NAMES = ("user_id", "user", "uid", "userid", "customer_id", "member_id", "visitor_id")
+_LISTED = ("id", "id_list", "weighted_id_list")
+
+
+def propose(columns: Sequence[ColumnFacts], dim: int = 16, vocabularies: Path | None = None) -> dict[str, Any]:
+    """`schema` and `tables` as a train config has them.
+
+    Args:
+        dim: of every table.
+        vocabularies: folder that takes a vocabulary for each column of few ids that cannot be rows themselves; without
+            it those are hashed, so that some share a row.
+
+    Raises:
+        DataError: no column looks like a label, none like a feature, or the folder cannot be written.
+    """
+    labels = [c.name for c in columns if c.role == "label"]
+    if not labels:
+        raise DataError("no column looks like a label: none holds 0 and 1 only", fix="name it in the schema")
+    sparse = [c for c in columns if c.role in _LISTED]
+    dense = [c for c in columns if c.role == "dense"]
+    if not sparse and not dense:
+        raise DataError("no column looks like a feature", fix="name some in the schema")
+    paths = _write([c for c in sparse if _worth_a_vocabulary(c)], vocabularies) if vocabularies is not None else {}
+    schema: dict[str, Any] = {"label": {"column": labels[0]}}
+    for column in columns:
+        if column.role == "sample_weight":
+            schema["sample_weight"] = {"column": column.name}
+        elif column.role == "timestamp":
+            schema["timestamp"] = {"column": column.name, **_unit(column)}
+    if (group := _group(columns)) is not None:
+        schema["group"] = {"column": group}
+    schema["dense"] = [_dense(c) for c in dense]
+    schema["sparse"] = [_sparse(c, paths.get(c.name)) for c in sparse]
+    tables = [{"name": c.name, "rows": _rows(c, c.name in paths), "dim": dim, "features": [c.name]} for c in sparse]
+    return {"schema": schema, "tables": tables}
+
+
+def _group(columns: Sequence[ColumnFacts]) -> str | None:
+    """A request or a session, else a user."""
+    named = [c.name for c in columns if c.role == "group"]
+    users = [c for c in columns if c.name.lower() in USER_NAMES and c.role == "id" and not c.nulls]
+    return (named + [c.name for c in users] + [None])[0]
+
+
+def _worth_a_vocabulary(facts: ColumnFacts) -> bool:
+    return facts.values_seen is not None and len(facts.values_seen) > 0 and not facts.dense_range
+
+
+def _write(columns: Sequence[ColumnFacts], folder: Path) -> dict[str, Path]:
+    """The vocabularies' files, by column."""
+    paths: dict[str, Path] = {}
+    for number, facts in enumerate(columns):
+        stem = re.sub(r"[^\w.-]+", "_", facts.name).strip("._") or "column"
+        path = folder.absolute() / f"{stem}.parquet"
+        paths[facts.name] = path if path not in paths.values() else path.with_name(f"{stem}-{number}.parquet")
+        values = facts.values_seen
+        assert values is not None
+        try:
+            os.makedirs(folder, exist_ok=True)
+            pq.write_table(
+                pa.table({"id": values if is_text(values.type) else values.cast(pa.int64(), safe=False)}), path
+            )
+        except OSError as error:
+            raise DataError(f"the vocabulary cannot be written: {error.strerror}", file=str(path)) from error
+    return paths
+
+
+def _rows(facts: ColumnFacts, has_vocabulary: bool) -> int:
+    return len(facts.values_seen) + 1 if has_vocabulary and facts.values_seen is not None else facts.table_rows
+
+
+def _unit(facts: ColumnFacts) -> dict[str, str]:
+    """Of a time in integers; others have their own."""
+    unit = None if facts.low is None or facts.high is None else time_unit(facts.low, facts.high)
+    return {} if unit in (None, "s") else {"unit": str(unit)}
+
+
+def _dense(facts: ColumnFacts) -> dict[str, Any]:
+    feature: dict[str, Any] = {"name": facts.name}
+    if facts.width > 1:
+        feature["width"] = facts.width
+    if facts.nulls:
+        feature["default"] = 0.0
+    steps: list[dict[str, Any]] = []
+    if facts.log:
+        steps += [{"kind": "clip", "lowest": 0.0}, {"kind": "log1p"}]
+    if facts.mean is not None:
+        steps.append({"kind": "standardize", "mean": facts.mean, "std": facts.deviation})
+    return feature | ({"transforms": steps} if steps else {})
+
+
+def _sparse(facts: ColumnFacts, vocabulary: Path | None) -> dict[str, Any]:
+    feature: dict[str, Any] = {"name": facts.name, "kind": facts.role}
+    if vocabulary is not None:
+        feature["mapping"] = {"kind": "vocabulary", "path": str(vocabulary)}
+    else:
+        feature["mapping"] = {"kind": "identity" if facts.dense_range else "hash"}
+    if facts.nulls:
+        feature["on_null"] = "empty"
+    return feature
