@@ -20,39 +20,48 @@ _HOMES = {
     "KeyedTensor": "rayrec.sparse",
     "DataType": "rayrec.modules",
     "EmbeddingBagCollection": "rayrec.modules",
+    "EmbeddingBagCollectionInterface": "rayrec.modules",
     "EmbeddingBagConfig": "rayrec.modules",
     "EmbeddingCollection": "rayrec.modules",
     "EmbeddingConfig": "rayrec.modules",
     "PoolingType": "rayrec.modules",
+    "Multistreamable": "rayrec.streamable",
+    "Pipelineable": "rayrec.streamable",
     "Batch": "rayrec.models",
     "Trainer": "rayrec.train",
     "TrainConfig": "rayrec.train",
 }
-_PACKAGES = {"checkpoint", "data", "distributed", "metrics", "models", "modules", "optim", "sparse", "train"}
+_LOW = ("sparse", "optim", "modules", "models", "quant", "datasets")
+_PACKAGES = frozenset((*_LOW, "checkpoint", "data", "distributed", "metrics", "train"))
 
 if TYPE_CHECKING:
     from rayrec.models import Batch
     from rayrec.modules import (
         DataType,
         EmbeddingBagCollection,
+        EmbeddingBagCollectionInterface,
         EmbeddingBagConfig,
         EmbeddingCollection,
         EmbeddingConfig,
         PoolingType,
     )
     from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+    from rayrec.streamable import Multistreamable, Pipelineable
     from rayrec.train import TrainConfig, Trainer
 
 __all__ = [
     "Batch",
     "DataType",
     "EmbeddingBagCollection",
+    "EmbeddingBagCollectionInterface",
     "EmbeddingBagConfig",
     "EmbeddingCollection",
     "EmbeddingConfig",
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",
+    "Multistreamable",
+    "Pipelineable",
     "PoolingType",
     "TrainConfig",
     "Trainer",

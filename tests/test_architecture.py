@@ -24,6 +24,7 @@ LEVELS = {
     "distributed": 5,
     "checkpoint": 6,
     "data": 7,
+    "datasets": 7,
     "metrics": 7,
     "inference": 8,
     "train": 9,

@@ -9,13 +9,16 @@ from rayrec.modules.configs import (
     PoolingType,
 )
 from rayrec.modules.crossnet import CrossNet, LowRankCrossNet, LowRankMixtureCrossNet, VectorCrossNet
-from rayrec.modules.embedding import EmbeddingBagCollection, EmbeddingCollection
-from rayrec.modules.feature_processor import (
-    FeatureProcessedEmbeddingBagCollection,
-    FeatureProcessor,
-    PositionWeightedProcessor,
+from rayrec.modules.embedding import (
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollection,
+    EmbeddingCollectionInterface,
 )
-from rayrec.modules.mlp import MLP
+from rayrec.modules.feature_processor import FeatureProcessorsCollection, PositionWeightedProcessor
+from rayrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from rayrec.modules.mlp import MLP, Perceptron
+from rayrec.modules.regroup import KTRegroupAsDict
 
 __all__ = [
     "MLP",
@@ -23,13 +26,17 @@ __all__ = [
     "CrossNet",
     "DataType",
     "EmbeddingBagCollection",
+    "EmbeddingBagCollectionInterface",
     "EmbeddingBagConfig",
     "EmbeddingCollection",
+    "EmbeddingCollectionInterface",
     "EmbeddingConfig",
     "FeatureProcessedEmbeddingBagCollection",
-    "FeatureProcessor",
+    "FeatureProcessorsCollection",
+    "KTRegroupAsDict",
     "LowRankCrossNet",
     "LowRankMixtureCrossNet",
+    "Perceptron",
     "PoolingType",
     "PositionWeightedProcessor",
     "SwishLayerNorm",

@@ -19,9 +19,9 @@ class SwishLayerNorm(nn.Module):
     def __init__(self, input_dims: int | Sequence[int], device: torch.device | str | None = None) -> None:
         super().__init__()
         dims = [input_dims] if isinstance(input_dims, int) else list(input_dims)
-        self.norm = nn.LayerNorm(dims, device=device)
+        self.norm = nn.Sequential(nn.LayerNorm(dims, device=device), nn.Sigmoid())
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Same shape as the input."""
-        gate: torch.Tensor = torch.sigmoid(self.norm(inputs))
+        gate: torch.Tensor = self.norm(inputs)
         return inputs * gate

@@ -1,7 +1,8 @@
-"""What an embedding table is: frozen descriptions, checked once when made."""
+"""What an embedding table is, checked when it is described."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,31 +21,57 @@ class PoolingType(Enum):
 
 
 class DataType(Enum):
-    """The number format of a table's weights."""
+    """The number format of a table's weights: the first three are trained, the others come of quantizing."""
 
     FP32 = "FP32"
     FP16 = "FP16"
     BF16 = "BF16"
+    INT64 = "INT64"
+    INT32 = "INT32"
+    INT8 = "INT8"
+    UINT8 = "UINT8"
+    INT4 = "INT4"
+    INT2 = "INT2"
+    NFP8 = "NFP8"
 
     @property
     def dtype(self) -> torch.dtype:
-        return {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}[self.value]
+        """Of the tensor that holds such numbers; those of less than a byte lie packed in bytes."""
+        return _DTYPES[self.value]
 
 
-@dataclass(frozen=True, kw_only=True)
+_DTYPES = {
+    "FP32": torch.float32,
+    "FP16": torch.float16,
+    "BF16": torch.bfloat16,
+    "INT64": torch.int64,
+    "INT32": torch.int32,
+    "INT8": torch.int8,
+    "UINT8": torch.uint8,
+    "INT4": torch.quint4x2,
+    "INT2": torch.quint2x4,
+    "NFP8": torch.uint8,
+}
+
+
+@dataclass
 class BaseEmbeddingConfig:
     """A table of `num_embeddings` rows of `embedding_dim` numbers, read by `feature_names`.
 
     Args:
         num_embeddings: rows of the table.
-        embedding_dim: width of a row; a multiple of 4.
+        embedding_dim: width of a row.
         name: unique inside its collection.
         data_type: format of the weights.
         feature_names: features looked up in this table; a feature may appear in several tables.
-        init_fn: fills a block of rows `[n, embedding_dim]` in place; default uniform(±sqrt(1 / num_embeddings)).
+        weight_init_max, weight_init_min: the first weights are uniform between them; default ±sqrt(1 / num_embeddings).
+        init_fn: fills a block of rows `[n, embedding_dim]` in place, instead.
+        num_embeddings_post_pruning, need_pos, input_dim, total_num_buckets, use_virtual_table,
+            virtual_table_eviction_policy, enable_embedding_update, stash_weights: kept for who reads them; a table in
+            a store of its own (`use_virtual_table`) is refused.
 
     Raises:
-        ValueError: a size that is not positive, or a dim that is not a multiple of 4.
+        ValueError: a size that is not positive, or a virtual table.
     """
 
     num_embeddings: int
@@ -52,24 +79,45 @@ class BaseEmbeddingConfig:
     name: str = ""
     data_type: DataType = DataType.FP32
     feature_names: list[str] = field(default_factory=list)
+    weight_init_max: float | None = None
+    weight_init_min: float | None = None
+    num_embeddings_post_pruning: int | None = None
     init_fn: InitFn | None = None
+    need_pos: bool = False
+    input_dim: int | None = None
+    total_num_buckets: int | None = None
+    use_virtual_table: bool = False
+    virtual_table_eviction_policy: object | None = None
+    enable_embedding_update: bool = False
+    stash_weights: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_embeddings < 1:
-            raise ValueError(f"table {self.name!r}: num_embeddings={self.num_embeddings} must be at least 1")
-        dim = self.embedding_dim
-        if dim < 4 or dim % 4:
-            up = max(4, -(-dim // 4) * 4)
-            raise ValueError(f"table {self.name!r}: embedding_dim={dim} must be a multiple of 4; try {up}")
+        for setting in ("num_embeddings", "embedding_dim"):
+            if getattr(self, setting) < 1:
+                raise ValueError(f"table {self.name!r}: {setting}={getattr(self, setting)} must be at least 1")
+        if self.use_virtual_table:
+            raise ValueError(f"table {self.name!r}: there are no virtual tables; keep it in host memory (fused_uvm)")
+
+    def get_weight_init_max(self) -> float:
+        """The upper end of the first weights."""
+        return math.sqrt(1 / self.num_embeddings) if self.weight_init_max is None else self.weight_init_max
+
+    def get_weight_init_min(self) -> float:
+        """The lower end of the first weights."""
+        return -math.sqrt(1 / self.num_embeddings) if self.weight_init_min is None else self.weight_init_min
+
+    def num_features(self) -> int:
+        """How many features read the table."""
+        return len(self.feature_names)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class EmbeddingBagConfig(BaseEmbeddingConfig):
     """A table whose bags are pooled into one vector."""
 
     pooling: PoolingType = PoolingType.SUM
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class EmbeddingConfig(BaseEmbeddingConfig):
     """A table whose rows are returned one by one."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -30,13 +30,14 @@ class CrossNet(nn.Module):
     def __init__(self, in_features: int, num_layers: int, device: torch.device | str | None = None) -> None:
         super().__init__()
         _check("CrossNet", in_features=in_features, num_layers=num_layers)
-        self.layers = nn.ModuleList(nn.Linear(in_features, in_features, device=device) for _ in range(num_layers))
+        self.kernels = _Kernels(num_layers, (in_features, in_features), device)
+        self.bias = _Biases(num_layers, (in_features, 1), device)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """`[B, N]` to `[B, N]`."""
         crossed = inputs
-        for layer in self.layers:
-            crossed = torch.addcmul(crossed, inputs, layer(crossed))
+        for kernel_NN, bias_N1 in zip(self.kernels, self.bias, strict=True):
+            crossed = torch.addcmul(crossed, inputs, F.linear(crossed, kernel_NN, bias_N1[:, 0]))
         return crossed
 
 
@@ -58,16 +59,15 @@ class LowRankCrossNet(nn.Module):
     ) -> None:
         super().__init__()
         _check("LowRankCrossNet", in_features=in_features, num_layers=num_layers, low_rank=low_rank)
-        self.down = nn.ModuleList(
-            nn.Linear(in_features, low_rank, bias=False, device=device) for _ in range(num_layers)
-        )
-        self.up = nn.ModuleList(nn.Linear(low_rank, in_features, device=device) for _ in range(num_layers))
+        self.W_kernels = _Kernels(num_layers, (in_features, low_rank), device)
+        self.V_kernels = _Kernels(num_layers, (low_rank, in_features), device)
+        self.bias = _Biases(num_layers, (in_features,), device)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """`[B, N]` to `[B, N]`."""
         crossed = inputs
-        for down, up in zip(self.down, self.up, strict=True):
-            crossed = torch.addcmul(crossed, inputs, up(down(crossed)))
+        for up_NR, down_RN, bias_N in zip(self.W_kernels, self.V_kernels, self.bias, strict=True):
+            crossed = torch.addcmul(crossed, inputs, F.linear(F.linear(crossed, down_RN), up_NR, bias_N))
         return crossed
 
 
@@ -86,20 +86,14 @@ class VectorCrossNet(nn.Module):
     def __init__(self, in_features: int, num_layers: int, device: torch.device | str | None = None) -> None:
         super().__init__()
         _check("VectorCrossNet", in_features=in_features, num_layers=num_layers)
-        self.weight_LN = nn.Parameter(torch.empty(num_layers, in_features, device=device))
-        self.bias_LN = nn.Parameter(torch.empty(num_layers, in_features, device=device))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Normal weights that keep the size of an example, zero biases."""
-        nn.init.normal_(self.weight_LN, std=1 / math.sqrt(self.weight_LN.shape[1]))
-        nn.init.zeros_(self.bias_LN)
+        self.kernels = _Kernels(num_layers, (in_features, 1), device)
+        self.bias = _Biases(num_layers, (in_features, 1), device)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """`[B, N]` to `[B, N]`."""
         crossed = inputs
-        for weight, bias in zip(self.weight_LN, self.bias_LN, strict=True):
-            crossed = torch.addcmul(crossed + bias, inputs, (crossed @ weight).unsqueeze(1))
+        for weight_N1, bias_N1 in zip(self.kernels, self.bias, strict=True):
+            crossed = torch.addcmul(crossed + bias_N1[:, 0], inputs, crossed @ weight_N1)
         return crossed
 
 
@@ -132,35 +126,54 @@ class LowRankMixtureCrossNet(nn.Module):
         super().__init__()
         name = "LowRankMixtureCrossNet"
         _check(name, in_features=in_features, num_layers=num_layers, num_experts=num_experts, low_rank=low_rank)
-        layers, experts = num_layers, num_experts
-        self.down_LKNR = nn.Parameter(torch.empty(layers, experts, in_features, low_rank, device=device))
-        self.core_LKRR = nn.Parameter(torch.empty(layers, experts, low_rank, low_rank, device=device))
-        self.up_LKRN = nn.Parameter(torch.empty(layers, experts, low_rank, in_features, device=device))
-        self.bias_LN = nn.Parameter(torch.empty(layers, in_features, device=device))
-        self.gates = nn.ModuleList(
-            nn.Linear(in_features, experts, bias=False, device=device) for _ in range(layers if experts > 1 else 0)
-        )
+        self.U_kernels = _Kernels(num_layers, (num_experts, in_features, low_rank), device)
+        self.V_kernels = _Kernels(num_layers, (num_experts, low_rank, in_features), device)
+        self.bias = _Biases(num_layers, (in_features, 1), device)
+        if num_experts > 1:
+            self.gates: nn.ModuleList | None = nn.ModuleList(
+                nn.Linear(in_features, 1, bias=False, device=device) for _ in range(num_experts)
+            )
+        else:
+            self.gates = None
+        self.C_kernels = _Kernels(num_layers, (num_experts, low_rank, low_rank), device)
         self._activation = activation
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Normal matrices that keep the size of what they multiply, zero biases."""
-        for matrices in (self.down_LKNR, self.core_LKRR, self.up_LKRN):
-            nn.init.normal_(matrices, std=1 / math.sqrt(matrices.shape[2]))
-        nn.init.zeros_(self.bias_LN)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """`[B, N]` to `[B, N]`."""
         crossed, act = inputs, self._activation
-        for place, (down, core, up, bias) in enumerate(
-            zip(self.down_LKNR, self.core_LKRR, self.up_LKRN, self.bias_LN, strict=True)
+        for up_KNR, down_KRN, core_KRR, bias_N1 in zip(
+            self.U_kernels, self.V_kernels, self.C_kernels, self.bias, strict=True
         ):
-            inner_KBR = act(torch.matmul(act(torch.matmul(crossed, down)), core))
-            experts_KBN = torch.matmul(inner_KBR, up)
-            if self.gates:
-                share_BK = self.gates[place](crossed).softmax(dim=1)
-                mixed = torch.einsum("bk,kbn->bn", share_BK, experts_KBN)
-            else:
+            inner_KBR = act(torch.matmul(crossed, down_KRN.mT))
+            outer_KBR = act(torch.matmul(inner_KBR, core_KRR.mT))
+            experts_KBN = torch.matmul(outer_KBR, up_KNR.mT) + bias_N1[:, 0]
+            if self.gates is None:
                 mixed = experts_KBN[0]
-            crossed = torch.addcmul(crossed, inputs, mixed + bias)  # the shares add up to 1, so one bias serves all
+            else:
+                share_BK = torch.cat([gate(crossed) for gate in self.gates], dim=1).softmax(dim=1)
+                mixed = torch.einsum("bk,kbn->bn", share_BK, experts_KBN)
+            crossed = torch.addcmul(crossed, inputs, mixed)
         return crossed
+
+
+class _Kernels(nn.ParameterList):
+    """One matrix (or stack of them) a layer, normal so that what it multiplies keeps its size."""
+
+    def __init__(self, count: int, shape: tuple[int, ...], device: torch.device | str | None) -> None:
+        super().__init__(nn.Parameter(torch.empty(shape, device=device)) for _ in range(count))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for kernel in self:
+            nn.init.xavier_normal_(kernel)
+
+
+class _Biases(nn.ParameterList):
+    """One bias a layer, zero at first."""
+
+    def __init__(self, count: int, shape: tuple[int, ...], device: torch.device | str | None) -> None:
+        super().__init__(nn.Parameter(torch.zeros(shape, device=device)) for _ in range(count))
+
+    def reset_parameters(self) -> None:
+        for bias in self:
+            nn.init.zeros_(bias)

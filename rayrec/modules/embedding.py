@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -69,12 +70,64 @@ def naming_ids(table: BaseEmbeddingConfig, feature: str, ids: torch.Tensor) -> I
         ) from error
 
 
+def check_trained(tables: Sequence[BaseEmbeddingConfig]) -> None:
+    """Raises ValueError for no tables, or a number format that tables are not trained in."""
+    if not tables:
+        raise ValueError("the collection has no tables")
+    for table in tables:
+        if not table.data_type.dtype.is_floating_point:
+            raise ValueError(
+                f"table {table.name!r}: data_type {table.data_type.value} is not trained; use FP32, FP16 or BF16, and "
+                "quantize the trained model (rayrec.quant)"
+            )
+
+
 def draw_seed() -> int:
     """A seed from torch's generator: `torch.manual_seed` decides it, and two collections get different ones."""
     return int(torch.randint(1 << 62, (), dtype=torch.int64))
 
 
-class EmbeddingBagCollection(nn.Module):
+class EmbeddingBagCollectionInterface(nn.Module, ABC):
+    """What looks up bags: a collection on one process, or one of a user's own."""
+
+    @abstractmethod
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pooled vectors `[B, sum of dims]`."""
+
+    @abstractmethod
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The tables."""
+
+    @abstractmethod
+    def is_weighted(self) -> bool:
+        """Whether ids carry weights."""
+
+
+class EmbeddingCollectionInterface(nn.Module, ABC):
+    """What looks up single vectors: a collection on one process, or one of a user's own."""
+
+    @abstractmethod
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """For each feature the vectors of its ids."""
+
+    @abstractmethod
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The tables."""
+
+    @abstractmethod
+    def need_indices(self) -> bool:
+        """Whether the output's weights hold the ids."""
+
+    @abstractmethod
+    def embedding_dim(self) -> int:
+        """Of every table."""
+
+    @abstractmethod
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """For each table, its names in the output."""
+
+
+class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
     """Tables of vectors, looked up by feature and pooled: a vector for every example and feature.
 
     Args:
@@ -93,10 +146,12 @@ class EmbeddingBagCollection(nn.Module):
         tables: list[EmbeddingBagConfig],
         is_weighted: bool = False,
         device: torch.device | str | None = None,
+        *,
         seed: int | None = None,
     ) -> None:
         super().__init__()
         check_tables(tables)
+        check_trained(tables)
         self._configs = tuple(tables)
         self._is_weighted = is_weighted
         self.seed = draw_seed() if seed is None else seed
@@ -176,13 +231,14 @@ class EmbeddingBagCollection(nn.Module):
         return bags_BD
 
 
-class EmbeddingCollection(nn.Module):
+class EmbeddingCollection(EmbeddingCollectionInterface):
     """Tables of vectors, looked up by feature and returned one by one.
 
     Args:
         tables: the tables, all of one `embedding_dim`; each names the features that read it.
         device, seed: as for `EmbeddingBagCollection`.
         need_indices: the output's weights hold the ids that were looked up.
+        use_gather_select, use_gather_select_per_sharding: taken and not needed: vectors are gathered once.
 
     Raises:
         ValueError: as for `EmbeddingBagCollection`, or tables of different widths.
@@ -193,10 +249,14 @@ class EmbeddingCollection(nn.Module):
         tables: list[EmbeddingConfig],
         device: torch.device | str | None = None,
         need_indices: bool = False,
+        use_gather_select: bool = False,
+        use_gather_select_per_sharding: Mapping[str, bool] | None = None,
+        *,
         seed: int | None = None,
     ) -> None:
         super().__init__()
         check_tables(tables)
+        check_trained(tables)
         widths = {table.name: table.embedding_dim for table in tables}
         if len(set(widths.values())) > 1:
             raise ValueError(f"all tables of an EmbeddingCollection need one embedding_dim; there are {widths}")
@@ -225,6 +285,9 @@ class EmbeddingCollection(nn.Module):
 
     def need_indices(self) -> bool:
         return self._need_indices
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        return self._output_names
 
     @property
     def device(self) -> torch.device:

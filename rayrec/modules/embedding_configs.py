@@ -1,5 +1,100 @@
-"""Where users of other libraries of this kind look for the tables' descriptions; they are written in `configs`."""
+"""Where TorchRec's users look for the tables' descriptions, which are written in `configs`, and their conversions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
 
 from rayrec.modules.configs import BaseEmbeddingConfig, DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
-__all__ = ["BaseEmbeddingConfig", "DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType"]
+__all__ = [
+    "BaseEmbeddingConfig",
+    "DataType",
+    "EmbeddingBagConfig",
+    "EmbeddingConfig",
+    "EmbeddingTableConfig",
+    "PoolingType",
+    "QuantConfig",
+    "ShardingType",
+    "data_type_to_dtype",
+    "data_type_to_sparse_type",
+    "dtype_to_data_type",
+    "pooling_type_to_pooling_mode",
+    "pooling_type_to_str",
+]
+
+
+class ShardingType(Enum):
+    """How a table is cut, as code for inference names it; training has `rayrec.distributed.types.ShardingType`."""
+
+    DATA_PARALLEL = "data_parallel"
+    TABLE_WISE = "table_wise"
+    COLUMN_WISE = "column_wise"
+    ROW_WISE = "row_wise"
+    TABLE_ROW_WISE = "table_row_wise"
+    TABLE_COLUMN_WISE = "table_column_wise"
+
+
+@dataclass
+class EmbeddingTableConfig(BaseEmbeddingConfig):
+    """A table with what a kernel is told beside."""
+
+    pooling: PoolingType = PoolingType.SUM
+    is_weighted: bool = False
+    has_feature_processor: bool = False
+    embedding_names: list[str] = field(default_factory=list)
+
+
+class QuantConfig(NamedTuple):
+    """How activations and weights are quantized."""
+
+    activation: Any
+    weight: Any
+    per_table_weight_dtype: dict[str, torch.dtype] | None = None
+
+
+def data_type_to_dtype(data_type: DataType) -> torch.dtype:
+    """torch's name of a number format."""
+    return data_type.dtype
+
+
+def dtype_to_data_type(dtype: torch.dtype) -> DataType:
+    """The number format of a torch type.
+
+    Raises:
+        ValueError: tables are not made of it.
+    """
+    for data_type in DataType:
+        if data_type.dtype == dtype:
+            return data_type
+    raise ValueError(f"tables are not made of {dtype}; there are {', '.join(str(d.dtype) for d in DataType)}")
+
+
+def data_type_to_sparse_type(data_type: DataType) -> Any:
+    """fbgemm's name of a number format."""
+    from rayrec.sparse.ops import sparse_type
+
+    return sparse_type(data_type.value)
+
+
+def pooling_type_to_pooling_mode(pooling_type: PoolingType, sharding_type: ShardingType | None = None) -> Any:
+    """fbgemm's name of a pooling. Row-wise shards of a mean give sums, which are divided where they meet."""
+    from rayrec.sparse.ops import pooling_mode
+
+    rows = sharding_type in (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
+    mean_of_parts = rows and pooling_type is PoolingType.MEAN
+    return pooling_mode("SUM" if mean_of_parts else pooling_type.value)
+
+
+def pooling_type_to_str(pooling_type: PoolingType) -> str:
+    """`"sum"` or `"mean"`, as torch names them.
+
+    Raises:
+        ValueError: no pooling.
+    """
+    if pooling_type is PoolingType.NONE:
+        raise ValueError("PoolingType.NONE is no pooling; use SUM or MEAN")
+    return pooling_type.value.lower()

@@ -1,5 +1,42 @@
-"""Where users of other libraries of this kind look for the collections; they are written in `embedding`."""
+"""Where TorchRec's users look for the collections, which are written in `embedding`, and for their helpers."""
 
-from rayrec.modules.embedding import EmbeddingBagCollection, EmbeddingCollection
+from __future__ import annotations
 
-__all__ = ["EmbeddingBagCollection", "EmbeddingCollection"]
+from collections.abc import Sequence
+
+import torch
+
+from rayrec.modules.embedding import (
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollection,
+    EmbeddingCollectionInterface,
+)
+from rayrec.modules.embedding import output_names as get_embedding_names_by_table
+
+__all__ = [
+    "EmbeddingBagCollection",
+    "EmbeddingBagCollectionInterface",
+    "EmbeddingCollection",
+    "EmbeddingCollectionInterface",
+    "get_embedding_names_by_table",
+    "process_pooled_embeddings",
+    "reorder_inverse_indices",
+]
+
+
+def reorder_inverse_indices(
+    inverse_indices: tuple[list[str], torch.Tensor] | None, feature_names: Sequence[str]
+) -> torch.Tensor:
+    """The rows of `[F, B]` inverse indices in the order of `feature_names`; of none, an empty tensor."""
+    if inverse_indices is None:
+        return torch.empty(0)
+    keys, indices_FB = inverse_indices
+    return indices_FB[[keys.index(name) for name in feature_names]]
+
+
+def process_pooled_embeddings(pooled_embeddings: Sequence[torch.Tensor], inverse_indices: torch.Tensor) -> torch.Tensor:
+    """Blocks side by side, `[B, sum of dims]`; their rows are repeated as inverse indices `[F, B]` say."""
+    if inverse_indices.numel():
+        pooled_embeddings = [block[rows] for block, rows in zip(pooled_embeddings, inverse_indices.long(), strict=True)]
+    return torch.cat(list(pooled_embeddings), dim=1)

@@ -10,19 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayrec.modules.embedding import EmbeddingBagCollection
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 
-class FeatureProcessor(nn.Module, ABC):
-    """Gives the ids of a batch their weights."""
+class FeatureProcessorsCollection(nn.Module, ABC):
+    """Gives the ids of all features their weights."""
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The same ids, weighted."""
 
 
-class PositionWeightedProcessor(FeatureProcessor):
+class PositionWeightedProcessor(FeatureProcessorsCollection):
     """Weighs an id by its place in its list: a learned number for every feature and position, 1 at first.
 
     Args:
@@ -86,24 +85,50 @@ class PositionWeightedProcessor(FeatureProcessor):
         return self._places[key]
 
 
-class FeatureProcessedEmbeddingBagCollection(nn.Module):
-    """A weighted collection whose ids go through a processor first.
+class BaseFeatureProcessor(nn.Module, ABC):
+    """Features by name in and out."""
+
+    @abstractmethod
+    def forward(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """The same features, processed."""
+
+
+class BaseGroupedFeatureProcessor(nn.Module, ABC):
+    """All features in one tensor in and out."""
+
+    @abstractmethod
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The same features, processed."""
+
+
+class PositionWeightedModule(BaseFeatureProcessor):
+    """`PositionWeightedProcessor` for features by name: those that are named get weights, the others stay as they are.
 
     Args:
-        embedding_bag_collection: with `is_weighted=True`; DistributedModelParallel shards it in place.
-        feature_processor: gives the ids their weights.
-
-    Raises:
-        ValueError: a collection that takes no weights.
+        max_feature_lengths, device: as there.
     """
 
-    def __init__(self, embedding_bag_collection: EmbeddingBagCollection, feature_processor: FeatureProcessor) -> None:
+    def __init__(self, max_feature_lengths: Mapping[str, int], device: torch.device | str | None = None) -> None:
         super().__init__()
-        if not embedding_bag_collection.is_weighted():
-            raise ValueError("the collection takes no weights; make it with EmbeddingBagCollection(is_weighted=True)")
-        self.feature_processor = feature_processor
-        self.embedding_bag_collection: nn.Module = embedding_bag_collection
+        self.position_weights = nn.ParameterDict(
+            {name: nn.Parameter(torch.ones(length, device=device)) for name, length in max_feature_lengths.items()}
+        )
 
-    def forward(self, features: KeyedJaggedTensor) -> Any:
-        """What the collection gives for the weighted ids: a KeyedTensor, to be waited for where it is sharded."""
-        return self.embedding_bag_collection(self.feature_processor(features))
+    def reset_parameters(self) -> None:
+        """All weights 1."""
+        for weight in self.position_weights.values():
+            nn.init.ones_(weight)
+
+    def forward(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        return {
+            name: weighted_by_position(jt, self.position_weights[name]) if name in self.position_weights else jt
+            for name, jt in features.items()
+        }
+
+
+def weighted_by_position(jt: JaggedTensor, weight_L: torch.Tensor) -> JaggedTensor:
+    """The lists with the weight of each value's position; positions beyond the last are an index error."""
+    lengths, offsets = jt.lengths(), jt.offsets()
+    starts_N = offsets[:-1].repeat_interleave(lengths, output_size=jt.values().shape[0])
+    position_N = torch.arange(jt.values().shape[0], device=jt.device()) - starts_N
+    return JaggedTensor(jt.values(), weight_L[position_N], lengths, offsets)

@@ -7,7 +7,6 @@ than its shard and one block.
 
 from __future__ import annotations
 
-import math
 import zlib
 
 import torch
@@ -33,7 +32,7 @@ def fill(
 
     Args:
         out: `[rows, cols]` of any float dtype, written in place.
-        config: the table; its `init_fn` fills a block of rows `[n, embedding_dim]`, default uniform(±sqrt(1 / rows)).
+        config: the table; its `init_fn` fills a block of rows `[n, embedding_dim]`; without one they are uniform.
         seed: of the collection.
         rows, cols: half-open ranges; the whole table by default.
     """
@@ -61,8 +60,8 @@ def _fill_block(numbers: torch.Tensor, config: BaseEmbeddingConfig, seed: int, b
     block_seed = (seed * 0x9E3779B97F4A7C15 + zlib.crc32(config.name.encode()) * 0x100000001B3 + block) % (1 << 63)
     device = numbers.device
     if config.init_fn is None:
-        bound = math.sqrt(1 / config.num_embeddings)
-        numbers.uniform_(-bound, bound, generator=torch.Generator(device).manual_seed(block_seed))
+        low, high = config.get_weight_init_min(), config.get_weight_init_max()
+        numbers.uniform_(low, high, generator=torch.Generator(device).manual_seed(block_seed))
         return
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(block_seed)

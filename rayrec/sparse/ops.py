@@ -6,6 +6,8 @@ reads memory that is not its own), so such weights are moved by a gather along t
 
 from __future__ import annotations
 
+from typing import Any
+
 import fbgemm_gpu  # noqa: F401  (registers torch.ops.fbgemm)
 import torch
 
@@ -124,3 +126,17 @@ def _needs_gradient(tensor: torch.Tensor | None) -> bool:
 
 def _count(like: torch.Tensor) -> torch.Tensor:
     return torch.arange(like.shape[0], device=like.device)
+
+
+def sparse_type(name: str) -> Any:
+    """fbgemm's constant of a number format, by its name in capitals."""
+    from fbgemm_gpu.split_embedding_configs import SparseType
+
+    return getattr(SparseType, name)
+
+
+def pooling_mode(name: str) -> Any:
+    """fbgemm's constant of a pooling, by its name in capitals."""
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
+
+    return getattr(PoolingMode, name)

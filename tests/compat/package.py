@@ -71,7 +71,7 @@ def plain(value: Any, package: str) -> Any:
         return str(value)
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise TypeError(f"a case gave {value!r}; return plain data")
+    return f"<{kind}>"
 
 
 def difference(one: Any, other: Any, tolerance: float = 1e-5, path: str = "") -> str | None:

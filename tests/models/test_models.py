@@ -131,8 +131,8 @@ def dcn_by_hand(model: DCN, rows: Batch) -> list[torch.Tensor]:
     for x, vectors in zip(rows.dense, fields(model, rows), strict=True):
         x0 = torch.cat([model.dense_arch(x[None])[0], *vectors])
         crossed = x0
-        for down, up in zip(model.cross.down, model.cross.up, strict=True):
-            crossed = x0 * (up.weight @ (down.weight @ crossed) + up.bias) + crossed
+        for down, up, bias in zip(model.cross.V_kernels, model.cross.W_kernels, model.cross.bias, strict=True):
+            crossed = x0 * (up @ (down @ crossed) + bias) + crossed
         logits.append(model.over_arch(crossed[None])[0, 0])
     return logits
 
@@ -167,7 +167,7 @@ def test_each_model_follows_its_formula(name: str) -> None:
 def test_a_dcn_may_have_full_crosses_raw_dense_features_and_tables_of_any_width() -> None:
     wide = [*tables(), EmbeddingBagConfig(name="c", num_embeddings=4, embedding_dim=4, feature_names=["c"])]
     model = DCN(wide, 3, dense_arch=[], over_arch=[1], cross_rank=0, tables_device="cpu")
-    assert model.cross.layers[0].weight.shape == (3 + 3 * DIM + 4,) * 2
+    assert model.cross.kernels[0].shape == (3 + 3 * DIM + 4,) * 2
     generator = torch.Generator().manual_seed(0)
     rows = Batch(torch.ones(5, 3), draw_kjt(generator, wide, 5, 2), torch.ones(5))
     assert model(rows)[1].shape == (5,)

@@ -16,33 +16,34 @@ N, LAYERS = 5, 3
 
 def full(net: CrossNet, x0: torch.Tensor) -> torch.Tensor:
     x = x0
-    for layer in net.layers:
-        x = x0 * (layer.weight @ x + layer.bias) + x
+    for kernel, bias in zip(net.kernels, net.bias, strict=True):
+        x = x0 * (kernel @ x + bias.view(-1)) + x
     return x
 
 
 def low_rank(net: LowRankCrossNet, x0: torch.Tensor) -> torch.Tensor:
     x = x0
-    for down, up in zip(net.down, net.up, strict=True):
-        x = x0 * (up.weight @ (down.weight @ x) + up.bias) + x
+    for up, down, bias in zip(net.W_kernels, net.V_kernels, net.bias, strict=True):
+        x = x0 * (up @ (down @ x) + bias) + x
     return x
 
 
 def vector(net: VectorCrossNet, x0: torch.Tensor) -> torch.Tensor:
     x = x0
-    for w, b in zip(net.weight_LN, net.bias_LN, strict=True):
-        x = torch.outer(x0, x) @ w + b + x
+    for w, b in zip(net.kernels, net.bias, strict=True):
+        x = torch.outer(x0, x) @ w.view(-1) + b.view(-1) + x
     return x
 
 
 def mixture(net: LowRankMixtureCrossNet, x0: torch.Tensor) -> torch.Tensor:
     x = x0
-    for place in range(LAYERS):
+    for up_KNR, down_KRN, core_KRR, bias in zip(net.U_kernels, net.V_kernels, net.C_kernels, net.bias, strict=True):
         experts = []
-        for down, core, up in zip(net.down_LKNR[place], net.core_LKRR[place], net.up_LKRN[place], strict=True):
-            inner = torch.relu(core.T @ torch.relu(down.T @ x))
-            experts.append(x0 * (up.T @ inner + net.bias_LN[place]))
-        shares = torch.ones(1) if len(experts) == 1 else torch.softmax(net.gates[place].weight @ x, dim=0)
+        for up, down, core in zip(up_KNR, down_KRN, core_KRR, strict=True):
+            experts.append(x0 * (up @ torch.relu(core @ torch.relu(down @ x)) + bias.view(-1)))
+        shares = torch.ones(1)
+        if net.gates is not None:
+            shares = torch.softmax(torch.cat([gate.weight @ x for gate in net.gates]), dim=0)
         x = sum((share * expert for share, expert in zip(shares, experts, strict=True)), torch.zeros(N)) + x
     return x
 
@@ -116,8 +117,26 @@ def test_swish_layer_norm_gates_by_its_own_norm() -> None:
 
 
 def test_an_mlp_has_the_layers_it_was_asked_for() -> None:
-    assert [type(layer).__name__ for layer in MLP(3, [4, 2]).layers] == ["Linear", "ReLU"] * 2
-    logit = MLP(3, [4, 1], dropout=0.5, activation=nn.Tanh, last_linear=True).layers
-    assert [type(layer).__name__ for layer in logit] == ["Linear", "Tanh", "Dropout", "Linear"]
+    def kinds(mlp: MLP) -> list[str]:
+        return [getattr(layer._activation_fn, "__name__", type(layer._activation_fn).__name__) for layer in mlp._mlp]
+
+    assert kinds(MLP(3, [4, 2])) == ["relu", "relu"]
+    assert kinds(MLP(3, [4, 1], activation=nn.Tanh, activation_on_last=False)) == ["Tanh", "Identity"]
+    shared = nn.PReLU()
+    assert {id(layer._activation_fn) for layer in MLP(3, [4, 4], activation=shared)._mlp} == {id(shared)}
+    own = MLP(3, [4, 4], activation=lambda: nn.PReLU())._mlp
+    assert own[0]._activation_fn is not own[1]._activation_fn
     assert MLP(3, [4, 2])(torch.zeros(0, 3)).shape == (0, 2)
-    assert all(layer.bias is None for layer in MLP(3, [4], bias=False, activation=None).layers)
+    assert all(layer._linear.bias is None for layer in MLP(3, [4], bias=False)._mlp)
+    with pytest.raises(ValueError, match="no activation 'gelu'"):
+        MLP(3, [4], activation="gelu")
+
+
+def test_dropout_comes_after_activations_and_not_after_logits() -> None:
+    torch.manual_seed(0)
+    net = MLP(2, [64, 1], activation_on_last=False, dropout=0.5)
+    inputs = torch.ones(50, 2)
+    assert net(inputs).std() > 0 and (net(inputs) != 0).all()
+    assert (MLP(2, [64], dropout=0.5, activation="sigmoid")(inputs) == 0).float().mean() > 0.3
+    net.eval()
+    assert net(inputs).std() < 1e-6

@@ -57,7 +57,7 @@ def weights_by_hand(processor: PositionWeightedProcessor, kjt: KeyedJaggedTensor
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("batch", [0, 1, 5])
 def test_weights_follow_the_positions(batch: int, weighted: bool) -> None:
-    processor = model().feature_processor
+    processor = model()._feature_processors
     kjt = draw_kjt(torch.Generator().manual_seed(batch), tables(), batch, 6, weighted)
     out = processor(kjt)
     assert out.weights().tolist() == pytest.approx(weights_by_hand(processor, kjt))
@@ -66,7 +66,7 @@ def test_weights_follow_the_positions(batch: int, weighted: bool) -> None:
 
 
 def test_batch_sizes_may_vary_by_key() -> None:
-    processor = model().feature_processor
+    processor = model()._feature_processors
     kjt = KeyedJaggedTensor(
         ["c", "a"],
         torch.arange(7),
@@ -80,7 +80,7 @@ def test_gradients_are_those_of_the_plain_formula() -> None:
     ours = model()
     kjt = draw_kjt(torch.Generator().manual_seed(7), tables(), 4, 5)
     targets(ours(kjt)).mean().backward()
-    processor, ebc = ours.feature_processor, ours.embedding_bag_collection
+    processor, ebc = ours._feature_processors, ours._embedding_bag_collection
     found = {name: weight.grad.clone() for name, weight in processor.position_weights.items()}
     ours.zero_grad()
     blocks = []
@@ -128,7 +128,7 @@ def train_alone(world: int) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]
         outputs.append(kt.values().detach())
         targets(kt).mean().backward()
         optimizer.step()
-    return {name: weight.detach() for name, weight in ours.feature_processor.position_weights.items()}, outputs
+    return {name: weight.detach() for name, weight in ours._feature_processors.position_weights.items()}, outputs
 
 
 def train_on_rank(group: dist.ProcessGroup, plan: ModuleSharding) -> tuple[dict[str, torch.Tensor], Any]:
@@ -137,7 +137,7 @@ def train_on_rank(group: dist.ProcessGroup, plan: ModuleSharding) -> tuple[dict[
         model(),
         env=ShardingEnv.from_process_group(group),
         device=torch.device("cpu"),
-        plan=ShardingPlan({"embedding_bag_collection": plan}),
+        plan=ShardingPlan({"_embedding_bag_collection": plan}),
         sharders=[sharder],
     )
     optimizer = torch.optim.SGD(dmp.dense_parameters().values(), lr=LR)
@@ -149,7 +149,7 @@ def train_on_rank(group: dist.ProcessGroup, plan: ModuleSharding) -> tuple[dict[
         total = sum(part.stride() for part in parts)
         (targets(kt).sum() * group.size() / total).backward()
         optimizer.step()
-    prefix = "feature_processor.position_weights."
+    prefix = "_feature_processors.position_weights."
     return {name.removeprefix(prefix): weight.detach() for name, weight in dmp.dense_parameters().items()}, outputs
 
 

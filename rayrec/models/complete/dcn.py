@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rayrec.models.batch import Batch
-from rayrec.models.parts import Head, check_logits
+from rayrec.models.complete.loss import Head, check_logits
 from rayrec.modules import MLP, CrossNet, EmbeddingBagCollection, EmbeddingBagConfig, LowRankCrossNet
 
 
@@ -63,7 +63,7 @@ class DCN(nn.Module):
             if cross_rank
             else CrossNet(width, cross_layers, device=device)
         )
-        self.over_arch = MLP(width, over_arch, dropout=dropout, last_linear=True, device=device)
+        self.over_arch = MLP(width, over_arch, dropout=dropout, activation_on_last=False, device=device)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """(mean binary cross-entropy, logits `[B]`, or `[B, T]` of several labels)."""

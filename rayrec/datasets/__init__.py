@@ -1,0 +1,4 @@
+"""Data sets under TorchRec's names, for scripts that come from there: drawn batches, and the Criteo data's columns.
+
+rayrec's own way to data is `rayrec.data`: Parquet in, batches out, on Ray.
+"""
