@@ -9,6 +9,8 @@ import typer
 
 from rayrec.cli.data import app as data
 from rayrec.cli.export import export
+from rayrec.cli.predict import predict
+from rayrec.cli.serve import serve
 
 app = typer.Typer(
     name="rayrec",
@@ -21,6 +23,8 @@ app = typer.Typer(
 
 app.add_typer(data, name="data")
 app.command()(export)
+app.command()(predict)
+app.command()(serve)
 
 Config = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="YAML file with the config; `rayrec config` lists its fields.")

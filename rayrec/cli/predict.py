@@ -1,0 +1,43 @@
+"""`rayrec predict`: a model's predictions for all rows of Parquet files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL|RUN", help="An exported folder, or a run folder.")],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Parquet file, folder or glob.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the predictions; on a cluster, a shared one.")],
+    workers: Annotated[int, typer.Option(min=0, help="Ray workers, a CPU each; 0: this process alone.")] = 0,
+    columns: Annotated[str | None, typer.Option(help="Columns to keep, as user,item; default: all.")] = None,
+    bad_rows: Annotated[str, typer.Option(help="error: end with the first; skip: null as its prediction.")] = "error",
+    bad_rows_limit: Annotated[int, typer.Option(min=0, help="With skip: more bad rows than this end the job.")] = 1000,
+) -> None:
+    """Score Parquet files: every row once, its columns kept; the same command again goes on where it stopped."""
+    from rayrec.inference.predict import predict as run_predict
+    from rayrec.train.export_run import export_run
+
+    if bad_rows not in ("error", "skip"):
+        raise typer.BadParameter(f"--bad-rows {bad_rows}: error or skip")
+    if (model / "config.yaml").exists():
+        exported = out / "_model"
+        if not exported.exists():
+            export_run(model, exported)
+        model = exported
+    done = run_predict(
+        model,
+        data,
+        out,
+        columns=None if columns is None else columns.split(","),
+        workers=workers,
+        bad_rows="skip" if bad_rows == "skip" else "error",
+        bad_rows_limit=bad_rows_limit,
+        say=typer.echo,
+    )
+    typer.echo(f"{out}: {done.rows:,} rows in {done.parts} files, {done.rows / max(done.seconds, 1e-9):,.0f} rows/s")
+    for reason, count in done.skipped.items():
+        typer.echo(f"{count:,} rows without prediction: {reason}")

@@ -1,0 +1,50 @@
+"""`rayrec serve`: models behind HTTP, on Ray Serve."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MODELS = "PATH, NAME=PATH or NAME=PATH@SHARE; PATH is an export, or a folder of exports whose newest is served."
+
+
+def serve(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL…", help=MODELS)],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the first replica, or of HAProxy.")] = 8000,
+    replicas: Annotated[int, typer.Option(min=1, help="Processes; each has a port of its own.")] = 1,
+    cpus: Annotated[int, typer.Option(min=1, help="Cores of a replica.")] = 1,
+    haproxy: Annotated[bool, typer.Option("--haproxy", help="One port in front of all replicas.")] = False,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the token that requests must carry (Authorization: Bearer …).")
+    ] = None,
+    watch: Annotated[float, typer.Option(min=0, help="Seconds between two looks for newer versions; 0: never.")] = 5.0,
+) -> None:
+    """Serve exported models: POST /score, GET /schema, /healthz, /metrics. Needs rayrec[serve]."""
+    from rayrec.serve.on_ray import Settings, read_token, start, stop
+    from rayrec.serve.service import ModelSpec
+
+    if host not in ("127.0.0.1", "localhost") and token_file is None:
+        raise ValueError(f"--host {host} lets others in: give --token-file, or keep to 127.0.0.1")
+    settings = Settings(
+        models=tuple(ModelSpec.parse(model) for model in models),
+        host=host,
+        port=port,
+        replicas=replicas,
+        cpus=cpus,
+        haproxy=haproxy,
+        token=read_token(token_file),
+        watch_s=watch,
+    )
+    address = start(settings)
+    typer.echo(f"serving {', '.join(sorted({spec.name for spec in settings.models}))} at {address} (Ctrl-C ends it)")
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    while not stopped.wait(1.0):
+        pass
+    stop()

@@ -1,0 +1,148 @@
+"""The HTTP side: an ASGI application around a `Service`, for Ray Serve or any ASGI server.
+
+| | |
+|---|---|
+| `POST /score`, `POST /score/MODEL` | rows in, probabilities out: JSON, or an Arrow IPC stream for either |
+| `GET /schema`, `GET /schema/MODEL` | what a request must hold |
+| `GET /healthz` | versions that answer, versions that were refused; needs no token |
+| `GET /metrics` | Prometheus |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rayrec.serve.requests import ARROW, JSON, BadRequest
+from rayrec.serve.service import Answer, Service
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class App:
+    """ASGI.
+
+    Args:
+        token: what `Authorization: Bearer …` must hold; None: everyone may ask.
+        threads: requests that are scored at the same time; with 1 they are scored where they arrive.
+    """
+
+    def __init__(self, service: Service, token: str | None = None, threads: int = 1) -> None:
+        self._service, self._token = service, token
+        self._threads = ThreadPoolExecutor(threads, "rayrec-score") if threads > 1 else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        path = scope["path"].rstrip("/")
+        try:
+            status, kind, body = await self._answer(scope, path, receive)
+        except BadRequest as error:
+            status, kind, body = error.status, JSON, json.dumps(error.to_dict()).encode()
+        except Exception as error:
+            text = f"{type(error).__name__}: the request could not be answered; the server's log says why"
+            status, kind, body = 500, JSON, json.dumps({"error": text}).encode()
+            _log(error)
+        if path.startswith("/score"):
+            name = _model_in(path, "/score") or self._service.default
+            self._service.measures.request(name if name in self._service.names else "other", status)
+        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, scope: Scope, path: str, receive: Receive) -> tuple[int, str, bytes]:
+        method, headers = scope["method"], {key.lower(): value for key, value in scope["headers"]}
+        if path == "/healthz":
+            return 200, JSON, json.dumps(self._service.health()).encode()
+        self._check_token(headers)
+        if path == "/metrics":
+            return 200, "text/plain; version=0.0.4", self._service.metrics()
+        if (name := _model_in(path, "/schema")) is not None and method == "GET":
+            return 200, JSON, json.dumps(self._service.schema(name or None)).encode()
+        if (name := _model_in(path, "/score")) is None:
+            raise BadRequest(404, "there are POST /score, GET /schema, GET /healthz and GET /metrics")
+        if method != "POST":
+            raise BadRequest(405, f"{method} {path}: send the rows with POST")
+        kind = headers.get(b"content-type", JSON.encode()).decode("latin-1")
+        if not kind.startswith((JSON, ARROW)):
+            raise BadRequest(415, f"content type {kind!r}: send {JSON} or {ARROW}")
+        body = await self._body(headers, receive)
+        arrow = headers.get(b"accept", kind.encode()).decode("latin-1").startswith(ARROW)
+        if self._threads is None:
+            return 200, *self._score(body, kind, name, arrow)
+        loop = asyncio.get_running_loop()
+        return 200, *(await loop.run_in_executor(self._threads, self._score, body, kind, name, arrow))
+
+    def _score(self, body: bytes, kind: str, name: str, arrow: bool) -> tuple[str, bytes]:
+        answer = self._service.score(body, kind, name or None)
+        return (ARROW, _as_arrow(answer)) if arrow else (JSON, _as_json(answer))
+
+    def _check_token(self, headers: dict[bytes, bytes]) -> None:
+        given = headers.get(b"authorization", b"")
+        if self._token is not None and not hmac.compare_digest(given, b"Bearer " + self._token.encode()):
+            raise BadRequest(401, "send the service's token as `Authorization: Bearer TOKEN`")
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        """Refused as soon as it is known to be too long; no more of it is kept."""
+        most = self._service.limits.body_bytes
+        told = headers.get(b"content-length", b"0")
+        if told.isdigit() and int(told) > most:
+            raise BadRequest(413, f"the body has {int(told):,} bytes, a request at most {most:,}; send fewer rows")
+        parts, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise BadRequest(400, "the connection ended before the body did")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > most:
+                raise BadRequest(413, f"the body has more than {most:,} bytes; send fewer rows")
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+
+def _model_in(path: str, root: str) -> str | None:
+    """The model that `root/MODEL` names, "" for `root` itself, None for another path."""
+    if path == root:
+        return ""
+    return path.removeprefix(f"{root}/") if path.startswith(f"{root}/") else None
+
+
+def _as_json(answer: Answer) -> bytes:
+    scores = {label: values.astype(np.float64).round(7).tolist() for label, values in answer.scores.items()}
+    return json.dumps({"model": answer.model, "version": answer.version, "scores": scores}).encode()
+
+
+def _as_arrow(answer: Answer) -> bytes:
+    table = pa.table({label: pa.array(values) for label, values in answer.scores.items()})
+    table = table.replace_schema_metadata({"model": answer.model, "version": answer.version})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+def _log(error: Exception) -> None:
+    import logging
+
+    logging.getLogger("rayrec.serve").error("a request failed", exc_info=error)

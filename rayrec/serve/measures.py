@@ -1,0 +1,86 @@
+"""What a service tells of itself, for Prometheus: latency, rows, unknown ids, drift of the scores against training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from rayrec.data import Schema
+from rayrec.data.mapping.schema import Vocabulary
+from rayrec.sparse import KeyedJaggedTensor
+
+SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)
+
+
+class Measures:
+    """Counters of one replica."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self._seconds = Histogram(
+            "rayrec_request_seconds", "time of a request", ["model", "version"], buckets=SECONDS, registry=registry
+        )
+        self._requests = Counter("rayrec_requests", "requests by HTTP status", ["model", "status"], registry=registry)
+        self._rows = Counter("rayrec_rows", "rows that were scored", ["model", "version"], registry=registry)
+        self._ids = Counter("rayrec_ids", "ids of features with a vocabulary", ["model", "feature"], registry=registry)
+        self._unknown = Counter(
+            "rayrec_unknown_ids", "those outside the vocabulary", ["model", "feature"], registry=registry
+        )
+        self._drift = Gauge(
+            "rayrec_score_drift",
+            "population stability index of scores against evaluation",
+            ["model", "label"],
+            registry=registry,
+        )
+        self._versions = Counter(
+            "rayrec_versions", "versions by what became of them", ["model", "outcome"], registry=registry
+        )
+        self._seen: dict[tuple[str, str, str], npt.NDArray[np.int64]] = {}
+
+    def request(self, model: str, status: int) -> None:
+        self._requests.labels(model, str(status)).inc()
+
+    def scored(self, model: str, version: str, rows: int, seconds: float) -> None:
+        self._seconds.labels(model, version).observe(seconds)
+        self._rows.labels(model, version).inc(rows)
+
+    def version(self, model: str, outcome: str) -> None:
+        self._versions.labels(model, outcome).inc()
+
+    def ids(self, model: str, schema: Schema, sparse: KeyedJaggedTensor) -> None:
+        """How many ids the vocabularies did not know: they were given one of the first rows."""
+        for feature in schema.sparse:
+            if isinstance(feature.mapping, Vocabulary):
+                rows = sparse[feature.name].values()
+                self._ids.labels(model, feature.name).inc(rows.numel())
+                self._unknown.labels(model, feature.name).inc(int((rows < feature.mapping.oov_rows).sum()))
+
+    def scores(
+        self, model: str, version: str, found: Mapping[str, npt.NDArray[np.float32]], trained: Mapping[str, list[float]]
+    ) -> None:
+        """Counts scores by the deciles that they had in evaluation."""
+        for label, values in found.items():
+            edges = trained.get(label)
+            if edges is None:
+                continue
+            counts = self._seen.setdefault((model, version, label), np.zeros(len(edges) - 1, np.int64))
+            counts += np.bincount(np.searchsorted(edges[1:-1], values), minlength=len(counts))
+
+    def text(self, active: Sequence[tuple[str, str]]) -> bytes:
+        """The exposition format; drift is that of the versions that answer now."""
+        for (model, version, label), counts in self._seen.items():
+            if (model, version) in active and counts.sum():
+                self._drift.labels(model, label).set(stability_index(counts))
+        return generate_latest(self.registry)
+
+
+def stability_index(counts: npt.NDArray[np.int64]) -> float:
+    """Of counts in bins that should be equally full: 0 is no drift, above 0.25 is commonly taken for a real one."""
+    shares = np.maximum(counts / counts.sum(), 1e-6)
+    expected = 1 / len(counts)
+    return float(sum((share - expected) * math.log(share / expected) for share in shares))

@@ -1,0 +1,144 @@
+"""The Ray Serve application: replicas answer HTTP themselves, or stand behind HAProxy; never Serve's Python proxy."""
+
+from __future__ import annotations
+
+import os
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayrec.serve.http import App
+from rayrec.serve.requests import Limits
+from rayrec.serve.service import ModelSpec, Service
+
+APPLICATION = "rayrec"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Of a service.
+
+    Args:
+        models: what is served.
+        host: who may reach it; the machine itself by default.
+        port: of the first replica, the next one has the next port; with `haproxy` of all.
+        replicas: processes, each with `cpus` cores.
+        haproxy: one port in front of several replicas.
+        token: what requests must carry; None: none.
+        watch_s: seconds between two looks for newer versions.
+    """
+
+    models: tuple[ModelSpec, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    replicas: int = 1
+    cpus: int = 1
+    haproxy: bool = False
+    token: str | None = field(default=None, repr=False)
+    watch_s: float = 5.0
+    limits: Limits = field(default_factory=Limits)
+
+
+def prepare_environment(settings: Settings) -> None:
+    """What Serve reads from the environment, before Ray starts; what is set already stays."""
+    wanted = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_LOG_TO_STDERR": "0"}
+    if settings.haproxy:
+        wanted |= {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
+    else:
+        last = settings.port + max(settings.replicas, 1) * 2
+        wanted |= {
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(settings.port),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(last),
+            "RAY_SERVE_PORT_QUARANTINE_S": "0",  # a replica that is started anew takes the port of the lost one
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # no balancer in front has to hear of it first
+        }
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+
+
+def start(settings: Settings) -> str:
+    """Starts the service on the Ray that runs here, or a local one; returns its address once it answers.
+
+    Raises:
+        RuntimeError: it does not come up; the text holds the reason.
+    """
+    prepare_environment(settings)
+    import ray
+    from ray import serve
+    from ray.serve.config import HTTPOptions
+
+    if not ray.is_initialized():
+        address = os.environ.get("RAY_ADDRESS")
+        cpus = None if address else settings.replicas * settings.cpus + 1
+        ray.init(address=address or "local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+    proxy_port = settings.port if settings.haproxy else settings.port + 1000  # Serve's own proxy stays unused
+    serve.start(http_options=HTTPOptions(host=settings.host, port=proxy_port))
+    replica = serve.deployment(
+        name="scorer",
+        num_replicas=settings.replicas,
+        max_ongoing_requests=256,
+        ray_actor_options={"num_cpus": settings.cpus},
+        health_check_period_s=2,
+        health_check_timeout_s=10,
+    )(serve.ingress(_application(settings))(Replica))
+    serve.run(replica.bind(), name=APPLICATION, route_prefix="/")
+    address = f"http://{settings.host if settings.host != '0.0.0.0' else '127.0.0.1'}:{settings.port}"
+    _await(f"{address}/healthz")
+    return address
+
+
+def stop() -> None:
+    """Ends the service, and the local Ray that it started."""
+    import ray
+    from ray import serve
+
+    serve.shutdown()
+    ray.shutdown()
+
+
+class Replica:
+    """A process of the service; the ASGI application beside it does the work."""
+
+
+def _application(settings: Settings) -> Any:
+    def build() -> App:
+        return application(settings)
+
+    return build
+
+
+def application(settings: Settings) -> App:
+    """The ASGI application of one replica. Each core scores a request; one alone scores where requests arrive."""
+    torch.set_num_threads(1)
+    service = Service(list(settings.models), limits=settings.limits, threads=settings.cpus, watch_s=settings.watch_s)
+    return App(service, token=settings.token, threads=settings.cpus)
+
+
+def read_token(path: Path | None) -> str | None:
+    """The first line of a file.
+
+    Raises:
+        ValueError: the file is empty.
+    """
+    if path is None:
+        return None
+    token = path.read_text(encoding="utf-8").strip()
+    if not token:
+        raise ValueError(f"--token-file {path} is empty; write a long random word into it")
+    return token
+
+
+def _await(url: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{url} does not answer after {seconds:.0f} s: {error}") from error
+            time.sleep(0.1)

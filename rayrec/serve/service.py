@@ -1,0 +1,182 @@
+"""`Service`: models by name, their versions and shares of the requests. Knows neither HTTP nor Ray."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rayrec.serve.measures import Measures
+from rayrec.serve.requests import BadRequest, Limits
+from rayrec.serve.versions import Loaded, Versions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model to serve.
+
+    Args:
+        name: by which requests ask for it.
+        path: an export, or a folder of exports of which the newest is served.
+        share: of the requests for this name, where several paths have it.
+    """
+
+    name: str
+    path: Path
+    share: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> ModelSpec:
+        """`PATH`, `NAME=PATH` or `NAME=PATH@SHARE`.
+
+        Raises:
+            ValueError: the share is no positive number.
+        """
+        name, equals, rest = text.partition("=")
+        path, at, share = (rest if equals else text).rpartition("@")
+        if not at:
+            path, share = share, "1"
+        try:
+            number = float(share)
+        except ValueError:
+            number = 0.0
+        if not 0 < number < float("inf"):
+            raise ValueError(f"{text!r}: write a model as PATH, NAME=PATH or NAME=PATH@SHARE, e.g. ctr=exports/new@0.1")
+        return cls(name=name if equals else "default", path=Path(path).absolute(), share=number)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The scores of a request: label → float32 [n]."""
+
+    model: str
+    version: str
+    scores: dict[str, npt.NDArray[np.float32]]
+
+
+class Service:
+    """Scores requests, and swaps versions meanwhile.
+
+    Args:
+        models: at least one.
+        threads: requests that may be scored at the same time.
+        watch_s: seconds between two looks for newer versions; 0: never.
+
+    Raises:
+        ExportError, ValueError: a model cannot be loaded.
+    """
+
+    def __init__(
+        self, models: Sequence[ModelSpec], limits: Limits | None = None, threads: int = 1, watch_s: float = 0.0
+    ) -> None:
+        self.limits, self.measures = limits or Limits(), Measures()
+        self._models: dict[str, list[tuple[float, Versions]]] = {}
+        for spec in models:
+            versions = Versions(spec.path, self.limits, threads, self._told_of(spec.name))
+            self._models.setdefault(spec.name, []).append((spec.share, versions))
+        self.default = models[0].name
+        self.log: list[tuple[str, str, str, str]] = []
+        self._closing = threading.Event()
+        if watch_s:
+            threading.Thread(target=self._watch, args=(watch_s,), daemon=True, name="rayrec-watch").start()
+
+    def score(self, body: bytes, content_type: str, model: str | None = None) -> Answer:
+        """
+        Raises:
+            BadRequest: the request is wrong, in any way.
+        """
+        begin = time.perf_counter()
+        name, loaded = self._choose(model)
+        batch = loaded.reader.batch(body, content_type)
+        try:
+            logits = loaded.model.score(batch)
+        except ValueError as error:
+            raise BadRequest(422, str(error)) from error
+        probabilities = torch.sigmoid(logits).view(batch.rows, -1).T.contiguous().numpy()
+        scores = dict(zip(loaded.model.labels, probabilities, strict=True))
+        self.measures.ids(name, loaded.reader.schema, batch.sparse)
+        self.measures.scores(name, loaded.version, scores, loaded.quantiles)
+        self.measures.scored(name, loaded.version, batch.rows, time.perf_counter() - begin)
+        return Answer(name, loaded.version, scores)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all models."""
+        return frozenset(self._models)
+
+    def refresh(self) -> int:
+        """Looks for newer versions now; returns how many took over."""
+        return sum(versions.refresh() for _, versions in self._all())
+
+    def health(self) -> dict[str, Any]:
+        """This process, and every model's version, folder and share, with versions that were refused and why."""
+        return {
+            "status": "ok",
+            "pid": os.getpid(),
+            "models": [
+                {
+                    "name": name,
+                    "version": versions.active.version,
+                    "folder": str(versions.active.folder),
+                    "share": share,
+                    "refused": dict(versions.refused),
+                }
+                for name, of in self._models.items()
+                for share, versions in of
+            ],
+        }
+
+    def schema(self, model: str | None = None) -> dict[str, Any]:
+        """What a request for a model must hold."""
+        name, loaded = self._choose(model)
+        schema = loaded.reader.schema
+        return {
+            "model": name,
+            "version": loaded.version,
+            "labels": list(loaded.model.labels),
+            "dense": [feature.model_dump(mode="json") for feature in schema.dense],
+            "sparse": [feature.model_dump(mode="json", exclude={"mapping": {"path"}}) for feature in schema.sparse],
+            "limits": {"rows": self.limits.rows, "body_bytes": self.limits.body_bytes, "ids": self.limits.ids},
+        }
+
+    def metrics(self) -> bytes:
+        """For Prometheus."""
+        return self.measures.text([(name, versions.active.version) for name, versions in self._all()])
+
+    def close(self) -> None:
+        """Ends the watch."""
+        self._closing.set()
+
+    def _all(self) -> list[tuple[str, Versions]]:
+        return [(name, versions) for name, of in self._models.items() for _, versions in of]
+
+    def _choose(self, model: str | None) -> tuple[str, Loaded]:
+        name = model or self.default
+        found = self._models.get(name)
+        if found is None:
+            raise BadRequest(404, f"there is no model {name!r}; there are {', '.join(self._models)}")
+        versions = found[0][1]
+        if len(found) > 1:
+            (versions,) = random.choices([of for _, of in found], [share for share, _ in found])
+        return name, versions.active  # taken once: a request has one version from beginning to end
+
+    def _told_of(self, name: str) -> Any:
+        def told(outcome: str, version: str, what: str) -> None:
+            self.measures.version(name, outcome)
+            self.log.append((name, outcome, version, what))
+            del self.log[:-100]
+
+        return told
+
+    def _watch(self, seconds: float) -> None:
+        while not self._closing.wait(seconds):
+            self.refresh()

@@ -1,0 +1,115 @@
+"""One model's versions: what is loaded, and the watch for newer ones, which take over under load or not at all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rayrec.inference import ExportError, Model
+from rayrec.inference.artifact import INDEX, read_index
+from rayrec.inference.scorer import Scorer
+from rayrec.models import Batch
+from rayrec.serve.requests import Limits, Reader
+from rayrec.sparse import KeyedJaggedTensor
+
+CURRENT = "current"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A version that answers requests."""
+
+    version: str
+    folder: Path
+    model: Model
+    reader: Reader
+    quantiles: dict[str, list[float]]
+
+
+def newest(path: Path) -> Path:
+    """The export that a path stands for: itself; or, of a folder of exports, the one that a file `current` names, else
+    the last by name.
+
+    Raises:
+        ExportError: there is none.
+    """
+    if (path / INDEX).exists():
+        return path.resolve()
+    if (path / CURRENT).is_file():
+        named = (path / (path / CURRENT).read_text(encoding="utf-8").strip()).resolve()
+        if not named.is_relative_to(path.resolve()):
+            raise ExportError(f"{path / CURRENT} names {named}, which is outside {path}")
+        return named
+    found = sorted(inner.parent for inner in path.glob(f"*/{INDEX}"))
+    if not found:
+        raise ExportError(f"{path} holds no export: neither {INDEX} nor a folder with one")
+    return found[-1].resolve()
+
+
+def load(folder: Path, limits: Limits, runners: int) -> Loaded:
+    """Loads, checks and warms a version.
+
+    Raises:
+        ExportError: damaged, or its parity was outside its limits.
+        ValueError: its mapping is damaged, or it does not score.
+    """
+    model = Model(folder, runners=runners)
+    if not model.parity().get("within_limits"):
+        problems = "; ".join(model.parity().get("problems", [])) or "it has no parity"
+        raise ExportError(f"{folder}: its scores are outside their limits ({problems}); export it anew")
+    scorer = Scorer(model)
+    inputs = model.index.inputs
+    for rows in (1, 2, 100):
+        bags = rows * len(inputs.keys)
+        ids = torch.zeros(bags, dtype=torch.int64)
+        sparse = KeyedJaggedTensor(
+            list(inputs.keys), ids, torch.ones(bags) if inputs.weighted else None, lengths=torch.ones_like(ids)
+        )
+        logits = model.score(Batch(torch.zeros(rows, inputs.num_dense), sparse, torch.zeros(rows)))
+        if not bool(logits.isfinite().all()):
+            raise ExportError(f"{folder}: a row of zeros scores {logits.flatten()[0]}; look at its training")
+    reader = Reader(scorer.mapping, inputs.keys, limits)
+    return Loaded(model.version, folder, model, reader, dict(model.parity().get("quantiles", {})))
+
+
+class Versions:
+    """The version of one path that answers now.
+
+    Args:
+        path: an export, or a folder of exports.
+        told: hears of every version that took over ("loaded"), or was refused ("refused"), with the reason.
+
+    Raises:
+        ExportError, ValueError: the first version cannot be loaded.
+    """
+
+    def __init__(self, path: Path, limits: Limits, runners: int, told: Callable[[str, str, str], object]) -> None:
+        self.path, self._limits, self._runners, self._told = path, limits, runners, told
+        self.refused: dict[str, str] = {}
+        self.active = load(newest(path), limits, runners)
+        self._turn = threading.Lock()
+
+    def refresh(self) -> bool:
+        """Loads what is newest now, beside the version that answers, and lets it take over; on any failure the old one
+        stays. Returns whether another took over."""
+        with self._turn:
+            version = str(self.path)
+            try:
+                folder = newest(self.path)
+                version = read_index(folder).version
+                if version == self.active.version:
+                    return False
+                loaded = load(folder, self._limits, self._runners)
+            except Exception as error:  # whatever is wrong with a new version, the old one answers
+                if self.refused.get(version) != str(error):
+                    self._told("refused", version, str(error))
+                self.refused[version] = str(error)
+                return False
+            self.active = loaded  # requests that began with the old version end with it
+            self.refused.clear()
+            self._told("loaded", loaded.version, str(loaded.folder))
+            return True

@@ -1,0 +1,107 @@
+"""Predictions on files: every row once with its columns, those of the service and the trainer, also after a SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rayrec.data import DataError
+from rayrec.inference import Model
+from rayrec.inference.predict import parts_in, predict
+from rayrec.train.export_run import export_run
+from tests.inference.runs import TWO_LABELS, train, trainer_scores
+from tests.train import small
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("run"), **TWO_LABELS)
+
+
+@pytest.fixture(scope="module")
+def model(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_run(run, tmp_path_factory.mktemp("out") / "model").folder
+
+
+def read(out: Path) -> pa.Table:
+    return pa.concat_tables([pq.read_table(path) for path in parts_in(out)])
+
+
+def test_every_row_is_there_once_with_its_columns_and_the_trainers_scores(
+    run: Path, model: Path, tmp_path: Path
+) -> None:
+    data = run.parent.parent / "eval"
+    done = predict(model, str(data), tmp_path / "out", rows_per_file=100)
+    found = read(tmp_path / "out")
+    source = pa.concat_tables([pq.read_table(path) for path in sorted(data.iterdir())])
+    assert done.rows == 301 and done.parts == len(list(parts_in(tmp_path / "out"))) > 2
+    assert found.select(source.column_names).equals(source)
+    expected = torch.cat([logits for _, logits in trainer_scores(run)]).sigmoid().numpy()
+    for column, name in enumerate(("prediction_click", "prediction_like")):
+        np.testing.assert_allclose(found[name].to_numpy(), expected[:, column], rtol=0, atol=1e-6)
+
+
+def test_a_second_call_does_only_what_is_missing(model: Path, run: Path, tmp_path: Path) -> None:
+    data, out = str(run.parent.parent / "eval"), tmp_path / "out"
+    predict(model, data, out, rows_per_file=100, columns=["row"])
+    whole = read(out)
+    parts = list(parts_in(out))
+    parts[1].unlink()
+    (out / ".part-000001.parquet.1.2").write_bytes(b"half")
+    kept = parts[0].stat().st_mtime_ns
+    assert predict(model, data, out, rows_per_file=100, columns=["row"]).parts == 1
+    assert parts[0].stat().st_mtime_ns == kept and read(out).equals(whole) and not list(out.glob(".part-*"))
+    assert whole.column_names == ["row", "prediction_click", "prediction_like"]
+    with pytest.raises(ValueError, match="another job"):
+        predict(model, data, out, rows_per_file=50, columns=["row"])
+
+
+def test_bad_rows_end_the_job_with_their_place_or_stay_without_prediction(model: Path, tmp_path: Path) -> None:
+    table = small.table(50)
+    users = table["user"].to_pylist()
+    users[17], users[33] = 10_000, -1
+    table = table.set_column(table.column_names.index("user"), "user", pa.array(users))
+    pq.write_table(table.drop_columns(["label", "like"]), tmp_path / "rows.parquet", row_group_size=10)
+    with pytest.raises(DataError, match=r"outside its table.*rows\.parquet, row group 1, row 17, column 'user'.*fix:"):
+        predict(model, str(tmp_path / "rows.parquet"), tmp_path / "out")
+    done = predict(model, str(tmp_path / "rows.parquet"), tmp_path / "skip", bad_rows="skip")
+    assert sum(done.skipped.values()) == 2
+    nulls = read(tmp_path / "skip")["prediction_click"].is_null().to_pylist()
+    assert [row for row, null in enumerate(nulls) if null] == [17, 33]
+    with pytest.raises(DataError, match="more than 1 rows"):
+        predict(model, str(tmp_path / "rows.parquet"), tmp_path / "limit", bad_rows="skip", bad_rows_limit=1)
+
+
+@pytest.mark.long
+def test_ray_workers_and_a_kill_leave_every_row_once(model: Path, tmp_path: Path) -> None:
+    small.write(tmp_path / "data", 40_000, files=4, row_group=500)
+    out = tmp_path / "out"
+    code = (
+        "import sys; from rayrec.inference.predict import predict; "
+        "predict(sys.argv[1], sys.argv[2], sys.argv[3], rows_per_file=500, columns=['row'], workers=int(sys.argv[4]))"
+    )
+    started = subprocess.Popen([sys.executable, "-c", code, str(model), str(tmp_path / "data"), str(out), "0"])
+    deadline = time.monotonic() + 60
+    while len(list(parts_in(out))) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(started.pid, signal.SIGKILL)
+    started.wait()
+    before = len(list(parts_in(out)))
+    assert 5 <= before < 80
+    subprocess.run(
+        [sys.executable, "-c", code, str(model), str(tmp_path / "data"), str(out), "2"], check=True, timeout=120
+    )
+    assert len(list(parts_in(out))) == 80
+    rows = pa.concat_tables([pq.read_table(path) for path in sorted((tmp_path / "data").iterdir())])["row"]
+    assert read(out)["row"].equals(rows)
+    assert Model(model).labels == ("click", "like")

@@ -1,0 +1,363 @@
+"""The service over real HTTP: scores are those of prediction and training, bad input is a 4xx, versions swap."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rayrec.inference import ExportError
+from rayrec.inference.artifact import checksum
+from rayrec.serve import ModelSpec, Service
+from rayrec.serve.http import App
+from rayrec.serve.measures import stability_index
+from rayrec.serve.requests import ARROW, JSON, Limits
+from rayrec.train.export_run import export_run
+from tests.inference.runs import train, trainer_scores
+from tests.train import small
+
+uvicorn = pytest.importorskip("uvicorn")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("run")
+    small.write_all(root, rows=300)
+    (root / "cities.txt").write_text("city 1\ncity 3\ncity 5\n")
+    vocabulary = {"kind": "vocabulary", "path": str(root / "cities.txt"), "oov_rows": 1}
+    sparse = [*small.RAW["schema"]["sparse"], {"name": "place", "column": "city", "mapping": vocabulary}]
+    tables = [*small.RAW["tables"], {"name": "city", "rows": 4, "dim": 8, "features": ["place"]}]
+    return train(root, schema__sparse=sparse, tables=tables)
+
+
+@pytest.fixture(scope="module")
+def model(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_run(run, tmp_path_factory.mktemp("out") / "model").folder
+
+
+class Server:
+    """An application in a thread of this process."""
+
+    def __init__(self, app: Any) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        config = uvicorn.Config(app, port=self.port, log_level="error", lifespan="off", ws="none")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        sent = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, sent, {"content-type": JSON, **named})
+        response = connection.getresponse()
+        data = response.read()
+        connection.close()
+        is_json = (response.getheader("content-type") or "").startswith(JSON)
+        return response.status, json.loads(data) if is_json else data
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def service(model: Path) -> Service:
+    return Service([ModelSpec(name="ctr", path=model)], limits=Limits(body_bytes=1 << 20, rows=500, ids=5000))
+
+
+@pytest.fixture(scope="module")
+def server(service: Service) -> Iterator[Server]:
+    made = Server(App(service))
+    yield made
+    made.close()
+
+
+def evaluation_rows(run: Path) -> pa.Table:
+    files = sorted((run.parent.parent / "eval").iterdir())
+    table = pa.concat_tables([pq.read_table(path) for path in files])
+    return table.select(["user", "item", "tags", "age", "city"])
+
+
+def test_served_is_evaluated_row_by_row_as_json_and_arrow(run: Path, server: Server) -> None:
+    table = evaluation_rows(run)
+    expected = torch.cat([logits for _, logits in trainer_scores(run)]).sigmoid().numpy()
+    status, answer = server.ask("POST", "/score", {"rows": table.to_pylist()})
+    assert status == 200 and answer["model"] == "ctr"
+    np.testing.assert_allclose(answer["scores"]["label"], expected, rtol=0, atol=2e-6)
+    assert server.ask("POST", "/score/ctr", {"rows": table.to_pydict()}) == (200, answer)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    status, raw = server.ask("POST", "/score", bytes(sink.getvalue()), content_type=ARROW)
+    found = pa.ipc.open_stream(raw).read_all()
+    np.testing.assert_allclose(found["label"].to_numpy(), expected, rtol=0, atol=2e-6)
+    assert found.schema.metadata[b"version"].decode() == answer["version"]
+
+
+@pytest.mark.parametrize("context", [["user"], ["tags", "age"], ["user", "tags", "age", "city"], ["city", "item"]])
+def test_a_context_is_a_part_of_every_candidate(run: Path, server: Server, context: list[str]) -> None:
+    rows = evaluation_rows(run).to_pylist()[:7]
+    shared = {name: rows[0][name] for name in context}
+    candidates = [{name: value for name, value in row.items() if name not in context} for row in rows]
+    status, answer = server.ask("POST", "/score", {"context": shared, "candidates": candidates})
+    whole = server.ask("POST", "/score", {"rows": [{**row, **shared} for row in rows]})[1]
+    assert status == 200
+    np.testing.assert_allclose(answer["scores"]["label"], whole["scores"]["label"], rtol=0, atol=1e-6)
+
+
+GOOD = {"user": 1, "item": 2, "tags": [1, 2], "age": 0.5, "city": "city 1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "text"),
+    [
+        ({"user": -1}, 422, "'user'"),
+        ({"user": 10**30}, 422, "user"),
+        ({"user": 40}, 422, "outside its table's rows"),
+        ({"user": "x"}, 422, "(row 1)"),
+        ({"user": None}, 422, "null"),
+        ({"user": 1.5}, 422, "whole number"),
+        ({"user": [1]}, 422, "user"),
+        ({"tags": [1, -1]}, 422, "'tags'"),
+        ({"tags": 1}, 422, "list"),
+        ({"tags": [[1]]}, 422, "tags"),
+        ({"age": "old"}, 422, "(row 1)"),
+        ({"age": None}, 422, "null"),
+        ({"age": 1e300}, 422, "age"),
+        ({"city": 7}, 422, "(row 1)"),
+    ],
+)
+def test_a_bad_value_is_refused_with_feature_row_and_fix(
+    server: Server, change: dict[str, Any], status: int, text: str
+) -> None:
+    found, answer = server.ask("POST", "/score", {"rows": [GOOD, {**GOOD, **change}]})
+    assert found == status and text in answer["error"], answer
+    told = answer["errors"][0]
+    assert told["fix"] and told["column"] == next(iter(change))
+    if not isinstance(next(iter(change.values())), list):
+        assert told["row"] == 1 or "whole number" in text, told
+        assert told["feature"] in ({"city": "place"}.get(next(iter(change)), next(iter(change))),)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        (b"{", 400, "no JSON"),
+        (b"\xff\xfe", 400, "no JSON"),
+        (b"[" * 100_000, 400, "nested"),
+        (b'{"rows": [{"user": NaN}]}', 400, "NaN"),
+        ({"rows": []}, 422, "no rows"),
+        ({"rows": 3}, 400, "list of objects"),
+        ({"rows": [GOOD], "context": {"user": 1}}, 400, "context"),
+        ({"other": []}, 400, "the body must be"),
+        ({"context": {"user": 1}, "candidates": [GOOD]}, 422, "in the context and in the candidates"),
+        ({"rows": [{"user": 1}]}, 422, "missing"),
+        ({"rows": [GOOD] * 501}, 413, "501 rows"),
+        ({"rows": {"user": [1, 2], "item": [1], "tags": [[]], "age": [1.0], "city": ["a"]}}, 422, "unequal lengths"),
+        ({"context": {**GOOD, "tags": [1] * 300}, "candidates": [{}] * 100}, 413, "ids"),
+        (b" " * (2 << 20), 413, "bytes"),
+    ],
+)
+def test_a_bad_body_is_refused(server: Server, body: Any, status: int, text: str) -> None:
+    found, answer = server.ask("POST", "/score", body)
+    assert found == status and text in answer["error"], answer
+
+
+def test_other_paths_methods_and_types_are_4xx(server: Server) -> None:
+    assert server.ask("GET", "/score")[0] == 405
+    assert server.ask("GET", "/other")[0] == 404
+    assert server.ask("POST", "/score/none", {"rows": [GOOD]})[0] == 404
+    assert server.ask("POST", "/score", b"x", content_type="text/plain")[0] == 415
+    assert server.ask("POST", "/score", b"x", content_type=ARROW)[0] == 400
+
+
+def mutated(random: random.Random) -> bytes:
+    """A good body with something wrong in it."""
+    body = bytearray(json.dumps({"rows": [GOOD] * random.randint(1, 3)}).encode())
+    for _ in range(random.randint(1, 6)):
+        at = random.randrange(len(body))
+        kind = random.randrange(4)
+        if kind == 0:
+            body[at] = random.randrange(256)
+        elif kind == 1:
+            del body[at : at + random.randint(1, 9)]
+        elif kind == 2:
+            body[at:at] = random.choice([b"-1", b"9" * 25, b"null", b"[]", b"{}", b'"', b"1e999", b"\\u0000", b"true"])
+        else:
+            body = body[:at] + body[random.randrange(len(body)) :]
+        if not body:
+            body = bytearray(b" ")
+    return bytes(body)
+
+
+def fuzz(service: Service, count: int) -> int:
+    """Sends mutated bodies; returns how many were valid all the same."""
+    from rayrec.serve.requests import BadRequest
+
+    drawn, answered = random.Random(7), 0
+    for _ in range(count):
+        body = mutated(drawn)
+        try:
+            answer = service.score(body, JSON)
+        except BadRequest as error:
+            assert 400 <= error.status < 500 and error.text
+            continue
+        rows = json.loads(body)["rows"]
+        rows = rows if isinstance(rows, list) else list(zip(*rows.values(), strict=True))
+        assert len(answer.scores["label"]) == len(rows) and np.isfinite(answer.scores["label"]).all()
+        for row in rows if isinstance(rows[0], dict) else []:
+            assert 0 <= row["user"] < small.USERS and all(0 <= tag < small.TAGS for tag in row["tags"])
+            assert isinstance(row["city"], str) and np.isfinite(row["age"])
+        answered += 1
+    return answered
+
+
+def test_malformed_bodies_are_never_answered_and_never_a_crash(service: Service) -> None:
+    assert fuzz(service, 600) < 300
+
+
+@pytest.mark.long
+def test_ten_thousand_malformed_bodies(service: Service) -> None:
+    assert fuzz(service, 10_000) < 5000
+
+
+def test_a_token_is_asked_for_everywhere_but_health(service: Service) -> None:
+    server = Server(App(service, token="s3cret"))
+    try:
+        assert server.ask("POST", "/score", {"rows": [GOOD]})[0] == 401
+        assert server.ask("GET", "/metrics", authorization="Bearer wrong")[0] == 401
+        assert server.ask("GET", "/healthz")[0] == 200
+        assert server.ask("POST", "/score", {"rows": [GOOD]}, authorization="Bearer s3cret")[0] == 200
+    finally:
+        server.close()
+
+
+def test_metrics_tell_rows_status_unknown_ids_and_drift(model: Path) -> None:
+    service = Service([ModelSpec(name="ctr", path=model)])
+    server = Server(App(service))
+    try:
+        server.ask("POST", "/score", {"rows": [GOOD, {**GOOD, "city": "nowhere"}]})
+        server.ask("POST", "/score", b"{")
+        text = server.ask("GET", "/metrics")[1].decode()
+    finally:
+        server.close()
+    assert 'rayrec_requests_total{model="ctr",status="200"} 1.0' in text
+    assert 'rayrec_requests_total{model="ctr",status="400"} 1.0' in text
+    assert 'rayrec_unknown_ids_total{feature="place",model="ctr"} 1.0' in text
+    assert 'rayrec_ids_total{feature="place",model="ctr"} 2.0' in text
+    assert "rayrec_score_drift{" in text and "rayrec_request_seconds_bucket" in text
+    assert stability_index(np.full(10, 7)) == pytest.approx(0) and stability_index(np.array([9, 1])) > 0.25
+
+
+def another_version(model: Path, target: Path, **index: Any) -> Path:
+    """A copy under another version's name."""
+    shutil.copytree(model, target.with_name(f".{target.name}"))
+    file = target.with_name(f".{target.name}") / "export.json"
+    raw = json.loads(file.read_text())
+    raw.update({"version": target.name, **index})
+    file.write_text(json.dumps(raw))
+    os.rename(target.with_name(f".{target.name}"), target)
+    return target
+
+
+def test_versions_swap_under_load_and_no_answer_mixes_them(model: Path, tmp_path: Path) -> None:
+    """Every version has its own table bytes, so that an answer tells which one it came from."""
+    root = tmp_path / "models"
+    root.mkdir()
+    expected: dict[str, Any] = {}
+    for number in range(6):
+        folder = another_version(model, root / f"v{number}")
+        data = bytearray((folder / "tables.bin").read_bytes())
+        data[: 40 * 8 * 4] = np.full(40 * 8, number / 2, np.float32).tobytes()  # the users' table
+        (folder / "tables.bin").write_bytes(data)
+        raw = json.loads((folder / "export.json").read_text())
+        raw["files"]["tables.bin"][1] = checksum(folder / "tables.bin")
+        (folder / "export.json").write_text(json.dumps(raw))
+        service = Service([ModelSpec(name="ctr", path=folder)])
+        expected[f"v{number}"] = service.score(json.dumps({"rows": [GOOD] * 20}).encode(), JSON).scores["label"][0]
+    assert len(set(expected.values())) == 6
+    (root / "current").write_text("v0")
+    service, found, stop = Service([ModelSpec(name="ctr", path=root)]), [], threading.Event()
+
+    def load() -> None:
+        while not stop.is_set():
+            answer = service.score(json.dumps({"rows": [GOOD] * 20}).encode(), JSON)
+            found.append((answer.version, answer.scores["label"]))
+
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in (1, 2, 3, 4, 5, 0, 3):
+        (root / "current").write_text(f"v{number}")
+        assert service.refresh() == 1
+        time.sleep(0.05)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert {version for version, _ in found} == set(expected)
+    for version, scores in found:
+        assert (scores == expected[version]).all()
+
+
+@pytest.mark.parametrize("fault", ["checksum", "half", "deleted", "parity", "outside"])
+def test_a_bad_version_is_refused_by_name_and_the_old_one_answers(model: Path, tmp_path: Path, fault: str) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    another_version(model, root / "v1")
+    service = Service([ModelSpec(name="ctr", path=root)])
+    bad, text = another_version(model, root / "v2"), "v2"
+    if fault == "checksum":
+        with open(bad / "tables.bin", "r+b") as file:
+            file.write(b"\x01")
+        text = "checksum"
+    elif fault == "half":
+        (bad / "graph.pt2").unlink()
+        text = "graph.pt2 is missing"
+    elif fault == "deleted":
+        shutil.rmtree(root)
+        text = "holds no export"
+    elif fault == "parity":
+        parity = json.loads((bad / "parity.json").read_text())
+        (bad / "parity.json").write_text(json.dumps({**parity, "within_limits": False}))
+        raw = json.loads((bad / "export.json").read_text())
+        raw["files"]["parity.json"] = [(bad / "parity.json").stat().st_size, checksum(bad / "parity.json")]
+        (bad / "export.json").write_text(json.dumps(raw))
+        text = "outside their limits"
+    else:
+        (root / "current").write_text("../elsewhere")
+        text = "outside"
+    assert service.refresh() == 0
+    (told,) = service.health()["models"]
+    assert told["version"] == "v1" and text in next(iter(told["refused"].values()))
+    assert service.score(json.dumps({"rows": [GOOD]}).encode(), JSON).version == "v1"
+
+
+def test_requests_are_shared_between_versions(model: Path, tmp_path: Path) -> None:
+    old, new = another_version(model, tmp_path / "old"), another_version(model, tmp_path / "new")
+    service = Service([ModelSpec.parse(f"ctr={old}"), ModelSpec.parse(f"ctr={new}@3")])
+    body = json.dumps({"rows": [GOOD]}).encode()
+    found = [service.score(body, JSON).version for _ in range(200)]
+    assert 110 < found.count("new") < 190
+    with pytest.raises(ValueError, match="NAME=PATH@SHARE"):
+        ModelSpec.parse("ctr=x@no")
+    with pytest.raises(ExportError, match="holds no export"):
+        Service([ModelSpec(name="x", path=tmp_path / "new" / "aoti")])
