@@ -15,11 +15,14 @@ from rayrec.distributed.kernel import Kernel, OptimizerSpec, updating
 from rayrec.distributed.optimizer_handle import EmbeddingFusedOptimizer
 from rayrec.distributed.sharding import collection
 from rayrec.distributed.sharding.ahead import IdsAhead
+from rayrec.distributed.sharding.executor import Setup
 from rayrec.distributed.sharding.id_check import IdCheck
+from rayrec.distributed.sharding.input_dist import InputDist, PendingInput
 from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.sharding.place import Place
-from rayrec.distributed.sharding.sequence import SequenceExecutor, SequenceIds
 from rayrec.distributed.sharding.sequence_replicated import SequenceReplicatedExecutor, SequenceReplicatedIds
+from rayrec.distributed.sharding.sequences import HostSequence, RoutedSequence, SequencesExecutor
+from rayrec.distributed.sharding.upload import OnHost
 from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharding, ShardingEnv
 from rayrec.modules import EmbeddingCollection, EmbeddingConfig
@@ -29,11 +32,29 @@ from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 
 @dataclass(frozen=True)
+class Features:
+    """What the output takes over from the input: lengths of all examples, key after key, and ids if it holds them."""
+
+    kjt: OnHost[KeyedJaggedTensor]
+    lengths: torch.Tensor
+    values: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class HostBatch:
+    """A batch routed on the host."""
+
+    features: Features
+    sharded: HostSequence
+    replicated: SequenceReplicatedIds | None
+
+
+@dataclass(frozen=True)
 class RoutedBatch:
     """A batch after `input_dist`: what this rank looks up for everyone, and for itself."""
 
-    kjt: KeyedJaggedTensor
-    sharded: SequenceIds
+    features: Features
+    sharded: RoutedSequence
     replicated: SequenceReplicatedIds | None
 
 
@@ -91,8 +112,16 @@ class ShardedEmbeddingCollection(nn.Module):
         replicated = [table for table in tables if params[table.name].replicated]
         sharded = [table for table in tables if not params[table.name].replicated]
         self._replicated = SequenceReplicatedExecutor(replicated, optimizers, place) if replicated else None
-        num_groups = self._replicated.num_groups if self._replicated else 0
-        self._sharded = SequenceExecutor(sharded, params, optimizers, place, num_groups, codec or Codec(), dedup)
+        setup = Setup(
+            tables=sharded,
+            plan=params,
+            optimizers=optimizers,
+            place=place,
+            num_counts=self._replicated.num_groups if self._replicated else 0,
+            codec=codec or Codec(),
+        )
+        self._sharded = SequencesExecutor(setup, dedup)
+        self._way = InputDist(place.device, self._route, self._send)
         self.ids_ahead: IdsAhead[RoutedBatch] = IdsAhead()
         self._check = IdCheck(tables, weighted=False)
         self._outputs = self._make_outputs()
@@ -104,39 +133,47 @@ class ShardedEmbeddingCollection(nn.Module):
 
     # -- a step
 
-    def input_dist(self, features: KeyedJaggedTensor) -> Awaitable[RoutedBatch]:
+    def input_dist(self, features: KeyedJaggedTensor) -> PendingInput[RoutedBatch]:
         """Sends ids to the ranks that hold their rows.
 
         Raises (from `wait`, on every rank):
             ValueError: a feature is missing, or an id is outside its table.
         """
+        return self._way.start(features)
+
+    def _route(self, features: KeyedJaggedTensor) -> HostBatch:
         one = _as_one_example(features)
         problem = self._check.problem(one)
         if problem is not None:
             one = self._check.nothing(one)
-        replicated = self._replicated.input_dist(one) if self._replicated else None
-        sharded = self._sharded.input_dist(one, replicated.counts if replicated else None, problem)
-        return Deferred(lambda: RoutedBatch(features, sharded.wait(), replicated))
+        replicated = self._replicated.route(one) if self._replicated else None
+        sharded = self._sharded.route(one, replicated.counts.item if replicated else None, problem)
+        values = features.values() if self._need_indices else None
+        return HostBatch(Features(OnHost(features), features.lengths(), values), sharded, replicated)
+
+    def _send(self, batch: HostBatch) -> Awaitable[RoutedBatch]:
+        sharded = self._sharded.send(batch.sharded)
+        return Deferred(lambda: RoutedBatch(batch.features, sharded.wait(), batch.replicated))
 
     def lookup(self, ids: RoutedBatch) -> Vectors:
         """Looks up this rank's rows for all ranks, and replicated tables for itself."""
         vectors: tuple[torch.Tensor, ...] = ()
         if self._replicated is not None and ids.replicated is not None:
-            vectors = self._replicated.lookup(ids.replicated, ids.sharded.routed.row_counts)
+            vectors = self._replicated.lookup(ids.replicated, self._sharded.row_counts(ids.sharded))
         parts = self._sharded.lookup(ids.sharded) if self._sharded.routes.outputs else []
         return Vectors(ids, parts, vectors)
 
     def output_dist(self, vectors: Vectors) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """Sends every id's vector back to its rank."""
-        kjt, replicated = vectors.ids.kjt, vectors.replicated
+        features, replicated = vectors.ids.features, vectors.replicated
         if not self._sharded.routes.outputs:
             empty = replicated[0].new_empty(0, replicated[0].shape[1])
-            return EmbeddingCollectionAwaitable(lambda: self._by_feature(kjt, [empty, *replicated]))
+            return EmbeddingCollectionAwaitable(lambda: self._by_feature(features, [empty, *replicated]))
         rows = self._sharded.output_dist(vectors.sharded, vectors.ids.sharded)
 
         def finish() -> dict[str, JaggedTensor]:
             parts = [rows.wait(), *replicated]
-            return self._by_feature(kjt, list(_Together.apply(*parts)) if replicated else parts)
+            return self._by_feature(features, list(_Together.apply(*parts)) if replicated else parts)
 
         return EmbeddingCollectionAwaitable(finish)
 
@@ -144,18 +181,20 @@ class ShardedEmbeddingCollection(nn.Module):
         """For each feature the vectors of this rank's ids, `values [N, D]` with the feature's lengths, waited for."""
         return self.output_dist(self.lookup(self.ids_ahead.take(features, self.input_dist).wait()))
 
-    def _by_feature(self, kjt: KeyedJaggedTensor, parts: Sequence[torch.Tensor]) -> dict[str, JaggedTensor]:
+    def _by_feature(self, features: Features, parts: Sequence[torch.Tensor]) -> dict[str, JaggedTensor]:
+        kjt = features.kjt.item
         index, counts = kjt.index_per_key(), kjt.length_per_key()
         sizes: list[list[int]] = [[] for _ in parts]
         for output in self._outputs:
             sizes[output.part].append(counts[index[output.feature]])
         blocks = [iter(part.split(size) if size else ()) for part, size in zip(parts, sizes, strict=True)]
-        jagged = kjt.to_dict()
+        lengths = features.lengths.view(-1).split(kjt.stride_per_key())
+        ids = None if features.values is None else features.values.split(counts)
         return {
             output.name: JaggedTensor(
                 values=next(blocks[output.part]),
-                weights=jagged[output.feature].values() if self._need_indices else None,
-                lengths=jagged[output.feature].lengths(),
+                weights=None if ids is None else ids[index[output.feature]],
+                lengths=lengths[index[output.feature]],
             )
             for output in self._outputs
         }

@@ -16,12 +16,13 @@ from rayrec.distributed.optimizer_handle import EmbeddingFusedOptimizer
 from rayrec.distributed.sharding import collection
 from rayrec.distributed.sharding.ahead import IdsAhead
 from rayrec.distributed.sharding.dedup import DedupExecutor
-from rayrec.distributed.sharding.flat import FlatExecutor
-from rayrec.distributed.sharding.hierarchical import HierarchicalExecutor, worthwhile_hosts
+from rayrec.distributed.sharding.executor import Executor, Setup
 from rayrec.distributed.sharding.id_check import IdCheck
+from rayrec.distributed.sharding.input_dist import InputDist, PendingInput
 from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.replicated import ReplicatedExecutor, ReplicatedIds
+from rayrec.distributed.sharding.tiers import TiersExecutor, worthwhile_hosts
 from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharding, ShardingEnv, Span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
@@ -32,10 +33,9 @@ from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
 
 @dataclass(frozen=True)
 class BagIds:
-    """A batch after `input_dist`: what this rank looks up for everyone, and for itself."""
+    """A batch's ids: those of sharded tables, in the form of their executor and stage, and those of replicated ones."""
 
-    kjt: KeyedJaggedTensor
-    routed: Any  # of the executor of sharded tables
+    sharded: Any
     replicated: ReplicatedIds | None
 
 
@@ -84,8 +84,17 @@ class ShardedEmbeddingBagCollection(nn.Module):
         replicated = [table for table in tables if params[table.name].replicated]
         sharded = [table for table in tables if not params[table.name].replicated]
         self._replicated = ReplicatedExecutor(replicated, optimizers, place, weighted) if replicated else None
-        num_groups = self._replicated.num_groups if self._replicated else 0
-        self._sharded = _executor(sharded, params, optimizers, place, weighted, num_groups, codec or Codec(), dedup)
+        setup = Setup(
+            tables=sharded,
+            plan=params,
+            optimizers=optimizers,
+            place=place,
+            weighted=weighted,
+            num_counts=self._replicated.num_groups if self._replicated else 0,
+            codec=codec or Codec(),
+        )
+        self._sharded = _executor(setup, dedup)
+        self._way = InputDist(place.device, self._route, self._send)
         self.ids_ahead: IdsAhead[BagIds] = IdsAhead()
         self._check = IdCheck(tables, weighted)
         self._names = [name for names in output_names(tables) for name in names]
@@ -100,31 +109,37 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     # -- a step
 
-    def input_dist(self, features: KeyedJaggedTensor) -> Awaitable[BagIds]:
+    def input_dist(self, features: KeyedJaggedTensor) -> PendingInput[BagIds]:
         """Sends ids to the ranks that hold their rows.
 
         Raises (from `wait`, on every rank):
             ValueError: a feature is missing, or an id is outside its table.
         """
+        return self._way.start(features)
+
+    def _route(self, features: KeyedJaggedTensor) -> BagIds:
         features, problem = _whole_batch(features)
         problem = problem or self._check.problem(features)
         kjt = features if problem is None else self._check.nothing(features)
-        replicated = self._replicated.input_dist(kjt) if self._replicated else None
-        routed = self._sharded.input_dist(kjt, replicated.counts if replicated else None, problem)
-        return Deferred(lambda: BagIds(kjt, routed.wait(), replicated))
+        replicated = self._replicated.route(kjt) if self._replicated else None
+        return BagIds(self._sharded.route(kjt, replicated.counts.item if replicated else None, problem), replicated)
+
+    def _send(self, ids: BagIds) -> Awaitable[BagIds]:
+        sharded = self._sharded.send(ids.sharded)
+        return Deferred(lambda: BagIds(sharded.wait(), ids.replicated))
 
     def lookup(self, ids: BagIds) -> Bags:
         """Looks up this rank's rows for the global batch, and replicated tables for its own."""
         vectors: list[torch.Tensor] = []
         if self._replicated is not None and ids.replicated is not None:
-            vectors = self._replicated.lookup(ids.replicated, ids.routed.row_counts, ids.kjt)
-        return Bags(ids, self._sharded.lookup(ids.routed), vectors)
+            vectors = self._replicated.lookup(ids.replicated, self._sharded.row_counts(ids.sharded))
+        return Bags(ids, self._sharded.lookup(ids.sharded), vectors)
 
     def output_dist(self, bags: Bags) -> LazyAwaitable[KeyedTensor]:
         """Sends every example's vectors back to its rank."""
         if not self._sharded.routes.outputs:
             return NoWait(self._keyed(torch.empty(0), bags.replicated))
-        vectors = self._sharded.output_dist(bags.pooled, bags.ids.routed, bags.ids.kjt)
+        vectors = self._sharded.output_dist(bags.pooled, bags.ids.sharded)
         return EmbeddingBagCollectionAwaitable(lambda: self._keyed(vectors.wait(), bags.replicated))
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[KeyedTensor]:
@@ -180,22 +195,11 @@ class ShardedEmbeddingBagCollection(nn.Module):
         return self._executors()
 
 
-def _executor(
-    tables: Sequence[EmbeddingBagConfig],
-    params: ModuleSharding,
-    optimizers: Mapping[str, OptimizerSpec | None],
-    place: Place,
-    weighted: bool,
-    num_counts: int,
-    codec: Codec,
-    dedup: bool,
-) -> FlatExecutor | HierarchicalExecutor | DedupExecutor:
+def _executor(setup: Setup[EmbeddingBagConfig], dedup: bool) -> Executor[Any, Any, Any]:
     """The one that serves the tables that are not replicated; the same on every rank."""
-    if dedup and tables:
-        return DedupExecutor(tables, params, optimizers, place, weighted, num_counts, codec)
-    if hosts := worthwhile_hosts(tables, params, place):
-        return HierarchicalExecutor(tables, params, optimizers, place, hosts, weighted, num_counts, codec)
-    return FlatExecutor(tables, params, optimizers, place, weighted, num_counts, codec)
+    if dedup and setup.tables:
+        return DedupExecutor(setup)
+    return TiersExecutor(setup, worthwhile_hosts(setup.tables, setup.plan, setup.place))
 
 
 def _whole_batch(features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, ValueError | None]:

@@ -69,6 +69,7 @@ class KeyedJaggedTensor(Jagged):
         self._strides = _as_lists(stride_per_key_per_rank)
         self._stride_per_key = [sum(s) for s in self._strides] if self._strides is not None else None
         self._stride = self._checked_stride(stride)
+        self._host: KeyedJaggedTensor | None = None  # what this was copied from
         self._length_per_key = length_per_key
         self._offset_per_key = offset_per_key
         self._key_index = index_per_key
@@ -219,6 +220,8 @@ class KeyedJaggedTensor(Jagged):
 
     def length_per_key(self) -> list[int]:
         """How many values each key has (on a GPU the first call synchronises)."""
+        if self._length_per_key is None and self._host is not None:
+            self._length_per_key = self._host.length_per_key()
         if self._length_per_key is None:
             if self._strides is None:
                 counts = (
@@ -343,7 +346,16 @@ class KeyedJaggedTensor(Jagged):
         moved = self._map(lambda t: t.to(device, non_blocking=non_blocking))
         if dtype is not None and moved._weights is not None:
             moved._weights = moved._weights.to(dtype)
+        elif self.device().type == "cpu":
+            moved._host = self
         return moved
+
+    def on_host(self) -> KeyedJaggedTensor:
+        """The same on the CPU: what this was copied from, as long as it has the same weights, or else a copy, for which
+        the host waits."""
+        if self.device().type == "cpu":
+            return self
+        return self.to("cpu") if self._host is None else self._host
 
     def pin_memory(self) -> KeyedJaggedTensor:
         return self._map(lambda t: t.pin_memory())

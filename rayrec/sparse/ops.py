@@ -53,30 +53,48 @@ def _permuted(
     weights: torch.Tensor | None,
     num_values: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    if values.is_cuda:
+    if values.is_cuda and lengths_FB.shape[1] > 1:
         return _ops.permute_2D_sparse_data(order, lengths_FB, values, weights, num_values)
+    totals, lengths = lengths_FB.sum(1), lengths_FB.index_select(0, order)
+    if values.is_cuda:
+        moved_weights = None if weights is None else permute_chunks(order, totals, weights, num_values=num_values)
+        return lengths, permute_chunks(order, totals, values, num_values=num_values), moved_weights
     # on a CPU whole rows move several times as fast as list after list
-    _, moved, moved_weights = _ops.permute_1D_sparse_data(order, lengths_FB.sum(1), values, weights, num_values)
-    return lengths_FB.index_select(0, order), moved, moved_weights
+    _, moved, moved_weights = _ops.permute_1D_sparse_data(order, totals, values, weights, num_values)
+    return lengths, moved, moved_weights
 
 
-def permute_chunks(order: torch.Tensor, sizes: torch.Tensor, data: torch.Tensor, unit: int = 1) -> torch.Tensor:
+def permute_chunks(
+    order: torch.Tensor, sizes: torch.Tensor, data: torch.Tensor, unit: int = 1, num_values: int | None = None
+) -> torch.Tensor:
     """Chunks of `data` with the given `sizes` in another order (int32); chunks may repeat or be left out.
 
     Args:
         unit: divides every size; needed from 2³¹ numbers on.
+        num_values: how many numbers the result has, where known (spares a synchronisation on a GPU).
 
     Raises:
         ValueError: there are 2³¹ units or more.
     """
-    if data.numel() > MOST_NUMBERS:
+    if (data.is_cuda and num_values is not None) or data.numel() > MOST_NUMBERS or _needs_gradient(data):
         if data.numel() // unit > MOST_NUMBERS:
             raise ValueError(f"{data.numel() // unit} ids are more than one exchange takes; use smaller batches")
-        rows = permute_chunks(order, sizes // unit, torch.arange(data.numel() // unit, device=data.device))
-        return data.view(-1, unit).index_select(0, rows).view(-1)
-    if _needs_gradient(data):
-        return data[_ops.permute_1D_sparse_data(order, sizes, _count(data), None, None)[1]]
+        num_rows = None if num_values is None else num_values // unit
+        rows = _chunk_rows(order, sizes if unit == 1 else sizes // unit, data.numel() // unit, num_rows)
+        return data[rows] if unit == 1 else data.view(-1, unit).index_select(0, rows).view(-1)
     return _ops.permute_1D_sparse_data(order, sizes, data, None, None)[1]
+
+
+def _chunk_rows(order: torch.Tensor, sizes: torch.Tensor, num_rows: int, num_moved: int | None) -> torch.Tensor:
+    """For each place of the result the row that it is taken from."""
+    if not order.is_cuda or num_moved is None:
+        return _ops.permute_1D_sparse_data(order, sizes, torch.arange(num_rows, device=sizes.device), None, None)[1]
+    # fbgemm's kernel gives a chunk to a block, and a batch has few chunks; here every row finds its chunk by itself
+    moved = sizes.index_select(0, order).to(torch.int64)
+    ends, starts = moved.cumsum(0), (sizes.cumsum(0, dtype=torch.int64) - sizes).index_select(0, order)
+    places = torch.arange(num_moved, device=sizes.device)
+    chunk = torch.searchsorted(ends, places, right=True)
+    return places + (starts - ends + moved).index_select(0, chunk)
 
 
 def bucketize_rows(

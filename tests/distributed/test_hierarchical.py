@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
-from rayrec.distributed.sharding import hierarchical
+from rayrec.distributed.sharding import tiers
 from rayrec.distributed.sharding.hosts import _size_of_each
 from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharding, ShardingType
@@ -47,7 +47,7 @@ MIXED = [
 @contextmanager
 def however_few() -> Iterator[None]:
     """Small batches, too, go by way of the hosts."""
-    with mock.patch.object(hierarchical, "FEW_BYTES", 0):
+    with mock.patch.object(tiers, "FEW_BYTES", 0):
         yield
 
 
@@ -207,24 +207,24 @@ def executor_of(group: dist.ProcessGroup, plan: ModuleSharding, local: int | Non
 
 
 @pytest.mark.parametrize(
-    "kinds, local, name",
+    "kinds, local, two_tiers",
     [
-        ((T.TABLE_ROW_WISE, T.TABLE_ROW_WISE), 2, "HierarchicalExecutor"),
-        ((T.TABLE_ROW_WISE, T.TABLE_WISE), 2, "HierarchicalExecutor"),
-        ((T.TABLE_WISE, T.TABLE_ROW_WISE), 2, "HierarchicalExecutor"),
-        ((T.TABLE_WISE, T.COLUMN_WISE), 2, "FlatExecutor"),
-        ((T.TABLE_ROW_WISE, T.TABLE_ROW_WISE), 1, "FlatExecutor"),
-        ((T.TABLE_ROW_WISE, T.TABLE_ROW_WISE), 3, "FlatExecutor"),
-        ((T.TABLE_ROW_WISE, T.TABLE_ROW_WISE), 4, "FlatExecutor"),
-        ((T.TABLE_ROW_WISE, T.TABLE_ROW_WISE), None, "FlatExecutor"),
+        ((T.TABLE_ROW_WISE, T.TABLE_ROW_WISE), 2, True),
+        ((T.TABLE_ROW_WISE, T.TABLE_WISE), 2, True),
+        ((T.TABLE_WISE, T.TABLE_ROW_WISE), 2, True),
+        ((T.TABLE_WISE, T.COLUMN_WISE), 2, False),
+        ((T.TABLE_ROW_WISE, T.TABLE_ROW_WISE), 1, False),
+        ((T.TABLE_ROW_WISE, T.TABLE_ROW_WISE), 3, False),
+        ((T.TABLE_ROW_WISE, T.TABLE_ROW_WISE), 4, False),
+        ((T.TABLE_ROW_WISE, T.TABLE_ROW_WISE), None, False),
     ],
     ids=lambda value: str(value) if not isinstance(value, tuple) else "+".join(kind.value for kind in value),
 )
-def test_it_runs_where_it_saves_enough(kinds: tuple[ShardingType, ...], local: int | None, name: str) -> None:
+def test_it_runs_where_it_saves_enough(kinds: tuple[ShardingType, ...], local: int | None, two_tiers: bool) -> None:
     """Not on one host (the machine of the four ranks, if nothing is said), nor on hosts of one rank or unlike size."""
     ranks: dict[ShardingType, Any] = {T.TABLE_ROW_WISE: HOSTS[0], T.TABLE_WISE: [1], T.COLUMN_WISE: [1, 2]}
     plan = {table.name: cut(table, kind, ranks[kind]) for table, kind in zip(TABLES, kinds, strict=True)}
-    assert all(text.startswith(name) for text in on_ranks(WORLD, executor_of, plan, local))
+    assert all(("hosts of" in text) == two_tiers for text in on_ranks(WORLD, executor_of, plan, local))
 
 
 def test_hosts_are_known_by_their_size_or_by_their_names() -> None:

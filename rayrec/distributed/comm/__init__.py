@@ -12,7 +12,7 @@ from rayrec.distributed.comm.collectives import (
     broadcast_object,
     count_collectives,
 )
-from rayrec.distributed.comm.groups import subgroup
+from rayrec.distributed.comm.groups import host_group, subgroup
 
 __all__ = [
     "Group",
@@ -25,5 +25,6 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "count_collectives",
+    "host_group",
     "subgroup",
 ]

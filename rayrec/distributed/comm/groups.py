@@ -32,3 +32,21 @@ def subgroup(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.devic
             use_local_synchronization=True,
         )
     return made[key]
+
+
+def host_group(group: dist.ProcessGroup | None, device: torch.device) -> dist.ProcessGroup | None:
+    """The ranks of `group`, joined on their hosts by gloo, for one thread that is not the main one; made once.
+
+    All of its ranks must ask for it.
+    """
+    if group is None or group.size() == 1:
+        return group
+    made = _made.setdefault(group, {})
+    if () not in made:
+        made[()] = dist.new_group(
+            dist.get_process_group_ranks(group),
+            timeout=group._get_backend(device).options._timeout,
+            backend="gloo",
+            use_local_synchronization=True,
+        )
+    return made[()]

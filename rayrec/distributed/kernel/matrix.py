@@ -49,7 +49,7 @@ class RowGroups:
 
 
 class RowMatrix:
-    """Tables of one width and dtype, one below the other.
+    """Tables of one width and dtype, one below the other; after the last row comes a spare one, which is nobody's.
 
     Args:
         tables: the rectangles.
@@ -62,21 +62,33 @@ class RowMatrix:
         self.dim = first.cols.size
         self._sizes = [table.rows.size for table in tables]
         *starts, total = [0, *accumulate(self._sizes)]
-        self._first_row = torch.tensor([starts[t] for t in table_of_lookup], device=device)
-        self.weight_RD = torch.zeros(total, self.dim, dtype=first.config.data_type.dtype, device=device)
+        on_host = torch.tensor([starts[t] for t in table_of_lookup])
+        self._first_row = {"cpu": on_host, device.type: on_host.to(device)}
+        self._spare = total
+        self.weight_RD = torch.zeros(total + 1, self.dim, dtype=first.config.data_type.dtype, device=device)
 
     @property
     def num_lookups(self) -> int:
-        return self._first_row.numel()
+        return self._first_row["cpu"].numel()
 
     def split(self, whole: torch.Tensor) -> list[torch.Tensor]:
         """A tensor with one number, or one vector, for each row of the matrix: each table's part, as views."""
-        return list(whole.split(self._sizes))
+        return list(whole[: self._spare].split(self._sizes))
 
     def rows_of(self, ids: torch.Tensor, lengths_LB: torch.Tensor) -> torch.Tensor:
         """int64 `[N]`: the row of each id, which counts from its own table's first row."""
         counts = lengths_LB.sum(1, dtype=torch.int64)
-        return ids.to(torch.int64) + self._first_row.repeat_interleave(counts, output_size=ids.numel())
+        return ids.to(torch.int64) + self._first_row[ids.device.type].repeat_interleave(counts, output_size=ids.numel())
+
+    def groups_of(self, rows: torch.Tensor) -> RowGroups:
+        """Which of `rows` are the same. On a GPU there are as many groups as rows, the last ones empty and of the spare
+        row: nobody has to wait for their number."""
+        if not rows.is_cuda or not rows.numel():
+            return RowGroups.of(rows)
+        ordered, order = torch.sort(rows, stable=True)
+        group = (ordered.diff() != 0).cumsum(0)
+        starts = torch.searchsorted(F.pad(group, (1, 0)), torch.arange(rows.numel(), device=rows.device))
+        return RowGroups(F.pad(ordered, (0, 1), value=self._spare).index_select(0, starts), order, starts)
 
     def row_lookups(self, lookups: Lookups) -> Lookups:
         """Lookups whose ids are rows of the matrix."""

@@ -1,4 +1,4 @@
-"""From the columns that ranks send to the columns of the result, and back, as one gather of equal little rows.
+"""From the columns that ranks send to the columns of the result, and back, as one gather of equal units.
 
 Vectors are seen as rows of `unit` columns, the greatest width that divides every block. One indexed copy then puts all
 blocks in place, adds up row partials and applies factors; copying block by block costs several times as much.
@@ -19,7 +19,7 @@ from rayrec.distributed.sharding.columns import ColumnMap
 
 @dataclass(frozen=True)
 class _Indices:
-    """Where little rows lie, for one batch size."""
+    """Where units lie, for one batch size."""
 
     sources: torch.Tensor  # of the arrived rows, in the order of the result
     starts: torch.Tensor  # where each result row's sources begin
@@ -49,7 +49,9 @@ class ColumnOrder:
             for n in range(run.width // self._unit)
         )
         self._partials = len(rows) > self._units
-        self._rows = torch.tensor(rows, dtype=torch.int64, device=device).view(-1, 4)
+        on_host = torch.tensor(rows, dtype=torch.int64).view(-1, 4)
+        self._rows = on_host.to(device)
+        self._counts = torch.bincount(on_host[:, 0], minlength=self._units).to(device)  # sources of each unit
         arrival = sorted((first_unit + src, dst) for dst, first_unit, _, src in rows)
         self._dst_of_arrived = torch.tensor([dst for _, dst in arrival], dtype=torch.int64, device=device)
         self._output_of_unit = torch.tensor(
@@ -120,8 +122,7 @@ class ColumnOrder:
         dst, first, rank_units, src = self._rows.unbind(1)
         examples = torch.arange(batch, device=dst.device)
         sources = (batch * first + src)[None, :] + examples[:, None] * rank_units[None, :]
-        counts = torch.bincount(dst, minlength=self._units)
-        starts = (counts.cumsum(0) - counts)[None, :] + examples[:, None] * dst.numel()
+        starts = (self._counts.cumsum(0) - self._counts)[None, :] + examples[:, None] * dst.numel()
         blocks = self._dst_of_arrived.split(self._rank_units)
         targets = [(examples[:, None] * self._units + block[None, :]).view(-1) for block in blocks]
         return _Indices(sources.reshape(-1), starts.reshape(-1), torch.cat(targets))

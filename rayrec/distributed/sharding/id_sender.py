@@ -32,20 +32,20 @@ class Outgoing:
 
 
 class Sender:
-    """Puts ids in the order in which ranks receive them."""
+    """Puts ids in the order in which ranks receive them, on the host."""
 
-    def __init__(self, routes: Routes, num_counts: int, device: torch.device, traced: bool) -> None:
-        self._routes, self._device, self._traced = routes, device, traced
+    def __init__(self, routes: Routes, num_counts: int) -> None:
+        self._routes = routes
         self._header_width = GROUPS + routes.num_groups + num_counts
         features = {feature: place for place, feature in enumerate(routes.features)}
         cut = [variant for variant in routes.variants if variant.edges is not None]
-        self._cut_features = torch.tensor([features[v.feature] for v in cut], dtype=torch.int32, device=device)
+        self._cut_features = torch.tensor([features[v.feature] for v in cut], dtype=torch.int32)
         self._num_cut = len(cut)
         self._all_cut = [features[v.feature] for v in cut] == list(range(len(features)))
         edges = [v.edges for v in cut if v.edges is not None]
         self._num_buckets = max((len(e) - 1 for e in edges), default=0)
-        self._blocks = torch.tensor([e[1] - e[0] for e in edges], dtype=torch.int64, device=device)
-        padded = [torch.tensor(_padded(e, self._num_buckets), device=device) for e in edges]
+        self._blocks = torch.tensor([e[1] - e[0] for e in edges], dtype=torch.int64)
+        padded = [torch.tensor(_padded(e, self._num_buckets)) for e in edges]
         self._edges = None if all(_even(e) for e in edges) else padded
         cut_place = {variant: place for place, variant in enumerate(cut)}
         rows = []  # of [raw features | bucket 0 of every cut variant | bucket 1 …], in the order of ranks and streams
@@ -57,7 +57,7 @@ class Sender:
                 else:
                     rows.append(len(features) + stream.bucket * len(cut) + cut_place[variant])
         raw_only = not cut and rows == list(range(len(features)))
-        self._order = None if raw_only else torch.tensor(rows, dtype=torch.int32, device=device)
+        self._order = None if raw_only else torch.tensor(rows, dtype=torch.int32)
         self._slots, self._sources = self._header_slots()
 
     def _header_slots(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,8 +72,8 @@ class Sender:
                 slots.append(rank * width + GROUPS + lookup.group)
                 sources.append(first + lookup.stream)
             first += len(route.streams)
-        int64, device = torch.int64, self._device  # of empty lists, too
-        return torch.tensor(slots, dtype=int64, device=device), torch.tensor(sources, dtype=int64, device=device)
+        int64 = torch.int64  # of empty lists, too
+        return torch.tensor(slots, dtype=int64), torch.tensor(sources, dtype=int64)
 
     def pack(
         self,
@@ -82,16 +82,17 @@ class Sender:
         weights: torch.Tensor | None,
         counts: torch.Tensor | None,
         problem: ValueError | None,
+        traced: bool,
     ) -> Outgoing:
         batch, given_FB = lengths_FB.shape[1], lengths_FB
-        origins = torch.arange(values.numel(), device=values.device) if self._traced else None
+        origins = torch.arange(values.numel()) if traced else None
         if self._num_cut:
             lengths_FB, values, weights, origins = self._with_buckets(lengths_FB, values, weights, origins)
         if self._order is not None:
             if origins is not None:
                 origins = ops.permute_segments(self._order, lengths_FB, origins)[1]
             lengths_FB, values, weights = ops.permute_segments(self._order, lengths_FB, values, weights)
-        header = torch.zeros(len(self._routes.ranks), self._header_width, dtype=torch.int64, device=self._device)
+        header = torch.zeros(len(self._routes.ranks), self._header_width, dtype=torch.int64)
         totals = lengths_FB.sum(1, dtype=torch.int64)
         header.view(-1).index_add_(0, self._slots, totals.index_select(0, self._sources))
         header[:, BATCH] = batch

@@ -2,8 +2,9 @@
 
 Each pair of ranks has a room: bytes that travel with the header, filled or not. Both ends derive it from the headers of
 earlier batches, so that nobody has to be told how much will come. A part that does not fit is left out, every header
-of its rank says so, and all ranks meet for a second exchange. A GPU's host does not know sizes before headers have
-arrived; rooms are then empty, and there are always two exchanges.
+of its rank says so, and all ranks meet for a second exchange.
+
+For GPUs headers are exchanged on the host, a batch ahead (`GpuTransport`): when ids leave, every size is known.
 """
 
 from __future__ import annotations
@@ -39,16 +40,12 @@ class IdTransport:
         rank: of this process.
         streams: how many streams each rank receives of every rank.
         weighted: ids carry weights.
-        device: where ids lie.
     """
 
-    def __init__(
-        self, group: comm.Group, rank: int, streams: Sequence[int], weighted: bool, device: torch.device
-    ) -> None:
+    def __init__(self, group: comm.Group, rank: int, streams: Sequence[int], weighted: bool) -> None:
         self.group, self.rank, self.weighted = group, rank, weighted
         self.streams = list(streams)
-        self.foresees = device.type == "cpu"
-        self.buffers = BufferPool(device)
+        self.buffers = BufferPool(torch.device("cpu"))
         self.rooms_out, self.rooms_in = [0] * len(streams), [0] * len(streams)  # bytes, by rank
 
     def start(self, header_WH: torch.Tensor, mine: Part) -> Delivery:
@@ -72,9 +69,8 @@ class IdTransport:
 
     def learn(self, sizes_out: Sequence[int], sizes_in: Sequence[int]) -> None:
         """Makes room for parts like these. Every rank learns from the same exchanges in the same order."""
-        if self.foresees:
-            self.rooms_out = [_room(*pair) for pair in zip(self.rooms_out, sizes_out, strict=True)]
-            self.rooms_in = [_room(*pair) for pair in zip(self.rooms_in, sizes_in, strict=True)]
+        self.rooms_out = [_room(*pair) for pair in zip(self.rooms_out, sizes_out, strict=True)]
+        self.rooms_in = [_room(*pair) for pair in zip(self.rooms_in, sizes_in, strict=True)]
 
 
 def _room(room: int, size: int) -> int:
@@ -90,21 +86,15 @@ class Delivery:
         self._transport, self._header_WH, self._mine = transport, header_WH, mine
         self._rooms_out, self._rooms_in = transport.rooms_out, transport.rooms_in
         self._header_width = HEADER_BYTES * header_WH.shape[1]
-        self._sent: Headers = []
         self._received: Headers = []
-        self._sizes_out: list[int] = []
-        if transport.foresees:
-            self._measure()
-            if any(size > room for size, room in zip(self._sizes_out, self._rooms_out, strict=True)):
-                header_WH[:, OVER] = 1
+        self._sent: Headers = header_WH.tolist()
+        self._sizes_out = transport.sizes_out(self._sent)
+        if any(size > room for size, room in zip(self._sizes_out, self._rooms_out, strict=True)):
+            header_WH[:, OVER] = 1
         splits_out = [self._header_width + room for room in self._rooms_out]
         self._splits_in = [self._header_width + room for room in self._rooms_in]
         self._arrived = transport.buffers.empty(sum(self._splits_in), torch.uint8)
         self._wait = comm.all_to_all(self._arrived, self._first(), self._splits_in, splits_out, transport.group)
-
-    def _measure(self) -> None:
-        self._sent = self._header_WH.tolist()
-        self._sizes_out = self._transport.sizes_out(self._sent)
 
     def _pieces(self) -> list[list[torch.Tensor]]:
         return to_bytes(self._mine, [header[VALUES] for header in self._sent], self._transport.streams)
@@ -126,8 +116,6 @@ class Delivery:
         self._wait()
         received = torch.cat([early[: self._header_width] for early in self._arrived.split(self._splits_in)])
         self._received = received.view(torch.int64).view(len(self._splits_in), -1).tolist()
-        if not self._transport.foresees:
-            self._measure()
         return self._sent, self._received
 
     def parts(self) -> list[Part]:
@@ -135,7 +123,7 @@ class Delivery:
         transport = self._transport
         sizes_in = transport.sizes_in(self._received)
         left_out = [size if size > room else 0 for size, room in zip(sizes_in, self._rooms_in, strict=True)]
-        again = any(header[OVER] for header in self._received) if transport.foresees else any(transport.streams)
+        again = any(header[OVER] for header in self._received)
         bodies = [early[self._header_width :] for early in self._arrived.split(self._splits_in)]
         if again:
             late = zip(left_out, self._second(left_out), bodies, strict=True)

@@ -16,20 +16,38 @@ from rayrec.sparse import ops
 
 
 @dataclass(frozen=True)
-class DistinctBags:
-    """A batch's bags, feature after feature.
+class WidthBags:
+    """A batch's bags of the outputs of one width, output after output.
 
     Args:
-        duplicates: which ids are the same.
-        lengths_FB: ids of each bag.
-        counts_F: distinct ids of each feature.
+        places: for each id the place of its vector among those of the width's outputs.
+        offsets: where each bag begins; one more at the end.
         weights: of each id, or None.
+        groups: which ids are the same.
+        batch: examples.
     """
 
-    duplicates: Duplicates
-    lengths_FB: torch.Tensor
-    counts_F: torch.Tensor
+    places: torch.Tensor
+    offsets: torch.Tensor
     weights: torch.Tensor | None
+    groups: RowGroups
+    batch: int
+
+
+@dataclass(frozen=True)
+class Bags:
+    """A batch's bags by width, and how many numbers the distinct vectors of each output have (of one width: unused)."""
+
+    widths: tuple[WidthBags, ...]
+    block_sizes: list[int]
+
+
+@dataclass(frozen=True)
+class PooledBatch:
+    """A batch's bags, and a factor for each of them or None."""
+
+    bags: Bags
+    factors_BE: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -47,10 +65,9 @@ class LocalPooling:
 
     Args:
         routes: of the collection.
-        device: where vectors lie.
     """
 
-    def __init__(self, routes: Routes, device: torch.device) -> None:
+    def __init__(self, routes: Routes) -> None:
         place = {feature: number for number, feature in enumerate(routes.features)}
         features = [place[output.feature] for output in routes.outputs]
         by_dim: dict[int, list[int]] = {}
@@ -59,59 +76,85 @@ class LocalPooling:
         self._widths = []
         for dim, outputs in by_dim.items():
             read = [features[number] for number in outputs]
-            index = torch.tensor(read, dtype=torch.int64, device=device)
+            index = torch.tensor(read, dtype=torch.int64)
             self._widths.append(_Width(dim, outputs, index, read == list(range(len(place)))))
-        self._features = torch.tensor(features, dtype=torch.int64, device=device)
-        self._dims = torch.tensor([output.dim for output in routes.outputs], dtype=torch.int64, device=device)
+        self._features = torch.tensor(features, dtype=torch.int64)
+        self._dims = torch.tensor([output.dim for output in routes.outputs], dtype=torch.int64)
 
-    def pool(self, rows: torch.Tensor, bags: DistinctBags, factors_BE: torch.Tensor | None) -> torch.Tensor:
+    def prepare(
+        self, duplicates: Duplicates, lengths_FB: torch.Tensor, counts_F: torch.Tensor, weights: torch.Tensor | None
+    ) -> Bags:
+        """Host work: which vectors each bag adds up.
+
+        Args:
+            duplicates: which ids are the same.
+            lengths_FB: ids of each bag, feature after feature.
+            counts_F: distinct ids of each feature.
+            weights: of each id, or None.
+        """
+        sizes = [] if len(self._widths) == 1 else (counts_F[self._features] * self._dims).tolist()
+        widths = tuple(_width_bags(width, duplicates, lengths_FB, counts_F, weights) for width in self._widths)
+        return Bags(widths, sizes)
+
+    def pool(self, rows: torch.Tensor, batch: PooledBatch) -> torch.Tensor:
         """The bags `[B, total width]`, output after output.
 
         Args:
             rows: the distinct ids' vectors, output after output; of any width that divides all dims.
-            bags: which of them each bag holds.
-            factors_BE: a factor for each bag, or None.
+            batch: which of them each bag holds.
         """
+        factors_BE = batch.factors_BE
         pooled: dict[int, torch.Tensor] = {}
-        for width, vectors in zip(self._widths, self._by_width(rows, bags), strict=True):
-            sums_BED = _sums(width, vectors, bags).transpose(0, 1)
+        for width, bags, vectors in zip(self._widths, batch.bags.widths, self._by_width(rows, batch.bags), strict=True):
+            weights = None if bags.weights is None else bags.weights.to(vectors.dtype)
+            sums: torch.Tensor = _Sums.apply(vectors, weights, bags.places, bags.offsets, bags.groups)
+            sums_BED = sums.view(len(width.outputs), bags.batch, width.dim).transpose(0, 1)
             if factors_BE is not None:
-                sums_BED = sums_BED * factors_BE[:, width.outputs, None]
+                picked = factors_BE if len(self._widths) == 1 else torch.stack(_picked(factors_BE, width.outputs), 1)
+                sums_BED = sums_BED * picked[:, :, None]
             if len(self._widths) == 1:
                 return sums_BED.reshape(sums_BED.shape[0], len(width.outputs) * width.dim)
             pooled.update(zip(width.outputs, sums_BED.unbind(1), strict=True))
         return torch.cat([pooled[number] for number in range(len(pooled))], dim=1)
 
-    def _by_width(self, rows: torch.Tensor, bags: DistinctBags) -> list[torch.Tensor]:
+    def _by_width(self, rows: torch.Tensor, bags: Bags) -> list[torch.Tensor]:
         """For each width its outputs' vectors `[N, D]`."""
         if len(self._widths) == 1:
             return [rows]
-        blocks = rows.view(-1).split((bags.counts_F[self._features] * self._dims).tolist())
+        blocks = rows.view(-1).split(bags.block_sizes)
         return [torch.cat([blocks[number] for number in width.outputs]).view(-1, width.dim) for width in self._widths]
 
 
-def _sums(width: _Width, vectors: torch.Tensor, bags: DistinctBags) -> torch.Tensor:
-    """`[E, B, D]`: for each output of the width its bags' sums."""
-    lengths_EB, weights, places, groups = bags.lengths_FB, bags.weights, bags.duplicates.inverse, bags.duplicates.groups
+def _picked(factors_BE: torch.Tensor, outputs: list[int]) -> list[torch.Tensor]:
+    return [factors_BE[:, number] for number in outputs]
+
+
+def _width_bags(
+    width: _Width,
+    duplicates: Duplicates,
+    lengths_FB: torch.Tensor,
+    counts_F: torch.Tensor,
+    weights: torch.Tensor | None,
+) -> WidthBags:
+    lengths_EB, places, groups = lengths_FB, duplicates.inverse, duplicates.groups
     if not width.natural:
-        lengths_EB, places, weights = ops.permute_segments(
-            width.features.to(torch.int32), bags.lengths_FB, places, weights
-        )
-        places, groups = _moved(width, places, bags)
+        order = width.features.to(torch.int32)
+        lengths_EB, places, weights = ops.permute_segments(order, lengths_FB, places, weights)
+        places, groups = _moved(width, places, duplicates, counts_F)
     offsets = ops.complete_cumsum(lengths_EB.reshape(-1).to(torch.int64))
-    weights = None if weights is None else weights.to(vectors.dtype)
-    sums: torch.Tensor = _Sums.apply(vectors, weights, places, offsets, groups)
-    return sums.view(len(width.outputs), lengths_EB.shape[1], width.dim)
+    return WidthBags(places, offsets, weights, groups, lengths_EB.shape[1])
 
 
-def _moved(width: _Width, picked: torch.Tensor, bags: DistinctBags) -> tuple[torch.Tensor, RowGroups]:
+def _moved(
+    width: _Width, picked: torch.Tensor, duplicates: Duplicates, counts_F: torch.Tensor
+) -> tuple[torch.Tensor, RowGroups]:
     """Places and groups counted from the first id and vector of the width's outputs.
 
     Args:
         picked: places among the distinct ids of all features, for each id of the outputs.
     """
-    order, groups = width.features.to(torch.int32), bags.duplicates.groups
-    ids_F, counts_F = bags.duplicates.lengths_F.to(torch.int64), bags.counts_F.to(torch.int64)
+    order, groups = width.features.to(torch.int32), duplicates.groups
+    ids_F, counts_F = duplicates.lengths_F.to(torch.int64), counts_F.to(torch.int64)
     ids_E, counts_E = ids_F[width.features], counts_F[width.features]
 
     def shift(numbers: torch.Tensor, sizes_F: torch.Tensor, repeats_E: torch.Tensor) -> torch.Tensor:
@@ -122,8 +165,7 @@ def _moved(width: _Width, picked: torch.Tensor, bags: DistinctBags) -> tuple[tor
 
     moved_order = shift(ops.permute_chunks(order, ids_F, groups.order), ids_F, ids_E)
     starts = shift(ops.permute_chunks(order, counts_F, groups.starts), ids_F, counts_E)
-    distinct = torch.arange(starts.numel(), device=starts.device)
-    return shift(picked, counts_F, ids_E), RowGroups(distinct, moved_order, starts)
+    return shift(picked, counts_F, ids_E), RowGroups(torch.arange(starts.numel()), moved_order, starts)
 
 
 class _Sums(torch.autograd.Function):

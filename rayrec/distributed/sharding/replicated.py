@@ -28,6 +28,7 @@ from rayrec.distributed.kernel import (
 from rayrec.distributed.sharding.feature_order import FeatureOrder
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.pooling import MeanScale
+from rayrec.distributed.sharding.upload import OnHost
 from rayrec.distributed.types import Span
 from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor, ops
@@ -37,10 +38,11 @@ Config = TypeVar("Config", bound=BaseEmbeddingConfig)
 
 @dataclass(frozen=True)
 class GroupIds:
-    """A batch's ids for one kernel: what to look up, and which rows of its matrix those are."""
+    """A batch's ids for one kernel: what to look up, which rows of its matrix those are, and what makes sums means."""
 
     lookups: Lookups
     rows: RowGroups | None  # None where nothing is to be trained
+    factors_BE: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class ReplicatedIds:
     """A batch's ids for all replicated tables."""
 
     groups: tuple[GroupIds, ...]
-    counts: torch.Tensor  # int64, distinct rows of each group
+    counts: OnHost[torch.Tensor]  # int64, distinct rows of each group
 
 
 @dataclass(frozen=True)
@@ -94,33 +96,32 @@ class ReplicatedExecutor:
         """(table, feature, width) of each block of columns, in the order of `output_dist`."""
         return [(table, f, group.kernel.matrix.dim) for group in self._groups for table, f, _ in group.outputs]
 
-    def input_dist(self, kjt: KeyedJaggedTensor) -> ReplicatedIds:
-        """Picks out the ids; nothing is sent. The distinct rows are found only where backward will need them."""
+    def route(self, kjt: KeyedJaggedTensor) -> ReplicatedIds:
+        """Host work: picks out the ids. The distinct rows are found only where backward will need them."""
         train = torch.is_grad_enabled()
         groups = tuple(self._group_ids(group, kjt, train) for group in self._groups)
         counts = [0 if ids.rows is None else ids.rows.distinct.numel() for ids in groups]
-        return ReplicatedIds(groups, torch.tensor(counts, dtype=torch.int64, device=self._place.device))
+        return ReplicatedIds(groups, OnHost(torch.tensor(counts, dtype=torch.int64)))
 
     def _group_ids(self, group: _Group, kjt: KeyedJaggedTensor, train: bool) -> GroupIds:
         lengths, values, weights = group.features.of(kjt, self._weighted)
         rows = group.kernel.matrix.rows_of(values, lengths)
         offsets = ops.complete_cumsum(lengths.view(-1).to(torch.int64))
-        return GroupIds(Lookups(rows, offsets, weights), RowGroups.of(rows) if train else None)
+        return GroupIds(Lookups(rows, offsets, weights), RowGroups.of(rows) if train else None, group.scale.of(kjt))
 
-    def lookup(self, ids: ReplicatedIds, row_counts: list[list[int]], kjt: KeyedJaggedTensor) -> list[torch.Tensor]:
+    def lookup(self, ids: ReplicatedIds, row_counts: list[list[int]]) -> list[torch.Tensor]:
         """Each output's vectors `[B, width]`.
 
         Args:
-            ids: from `input_dist`.
+            ids: from `route`, on the device.
             row_counts: distinct rows of each rank and group.
-            kjt: the batch, for its bags' lengths.
         """
         weights = [group.lookups.weights for group in ids.groups]
         leaves = [leaf for kernel in self.kernels for leaf in kernel.leaves]
         pooled = _Pooled.apply(self._anchor, self, ids, row_counts, *weights, *leaves)
         out: list[torch.Tensor] = []
-        for group, sums in zip(self._groups, pooled, strict=True):
-            factors_BE = group.scale.of(kjt)
+        for group, group_ids, sums in zip(self._groups, ids.groups, pooled, strict=True):
+            factors_BE = group_ids.factors_BE
             vectors_BED = sums.view(sums.shape[0], len(group.outputs), group.kernel.matrix.dim)
             if factors_BE is not None:
                 vectors_BED = vectors_BED * factors_BE[:, :, None]
@@ -175,7 +176,7 @@ def train_together(
     dims = [kernel.matrix.dim for kernel in kernels]
     of_leaves: list[torch.Tensor] = []
     for kernel, (all_rows, all_grads) in zip(kernels, _meet(rows, grads, row_counts, dims, place), strict=True):
-        meeting = RowGroups.of(all_rows)
+        meeting = kernel.matrix.groups_of(all_rows)
         of_leaves += kernel.train(meeting.distinct, meeting.sum(all_grads).div_(place.world_size))
     return of_leaves
 
@@ -239,7 +240,7 @@ def _make_group(
         whole_tables_kernel(tables, optimizers, device),
         outputs,
         MeanScale([(feature, mean) for _, feature, mean in outputs]),
-        FeatureOrder([feature for _, feature, _ in outputs], device),
+        FeatureOrder([feature for _, feature, _ in outputs], torch.device("cpu")),
     )
 
 

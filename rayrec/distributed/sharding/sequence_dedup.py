@@ -29,19 +29,18 @@ class Duplicates:
 
 
 class Dedup:
-    """Takes duplicates out of the features that `tables` read.
+    """Takes duplicates out of the features that `tables` read, on the host.
 
     Args:
         tables: in the order of the collection.
         features: of the routes, in their order.
-        device: where ids lie.
     """
 
-    def __init__(self, tables: Sequence[BaseEmbeddingConfig], features: Sequence[str], device: torch.device) -> None:
+    def __init__(self, tables: Sequence[BaseEmbeddingConfig], features: Sequence[str]) -> None:
         self._features = list(features)
         rows = [max(table.num_embeddings for table in tables if feature in table.feature_names) for feature in features]
         # ids of different features in ranges of their own, so that one pass finds the distinct ids of all
-        self._edges = torch.tensor([0, *accumulate(rows)], dtype=torch.int64, device=device)
+        self._edges = torch.tensor([0, *accumulate(rows)], dtype=torch.int64)
 
     def apply(self, kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Duplicates]:
         """The distinct ids of each feature, ascending, as one example; and how to get back.
@@ -53,7 +52,7 @@ class Dedup:
         places = [index[feature] for feature in self._features]
         lengths_F, values = kjt.lengths(), kjt.values()
         if places != list(range(len(index))):
-            order = torch.tensor(places, dtype=torch.int32, device=kjt.device())
+            order = torch.tensor(places, dtype=torch.int32)
             lengths_F1, values, _ = ops.permute_segments(order, lengths_F.view(-1, 1), values)
             lengths_F = lengths_F1.view(-1)
         firsts = self._edges[:-1]

@@ -16,7 +16,6 @@ from rayrec.distributed.sharding.buffers import BufferPool
 from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.routing import Routes
-from rayrec.distributed.sharding.sequence_dedup import Duplicates
 from rayrec.distributed.sharding.sequence_order import Places, SequenceOrder
 from rayrec.distributed.sharding.vector_transport import Codec, VectorTransport
 from rayrec.sparse import ops
@@ -45,24 +44,18 @@ class SequenceExchange:
         self.by_lookup = chunks.view(world, len(lookups)).t().reshape(-1)
         self._one_run = world == 1 or len(lookups) <= 1
 
-    def start(
-        self, parts: Sequence[torch.Tensor], ids: RoutedIds, duplicates: Duplicates | None
-    ) -> LazyAwaitable[torch.Tensor]:
+    def start(self, parts: Sequence[torch.Tensor], ids: RoutedIds, places: Places) -> LazyAwaitable[torch.Tensor]:
         """Begins to send; waits for the vectors of this rank's own ids `[N, dim]`, output after output.
 
         Args:
             parts: for each kernel group that this rank has, `[ids, width]`: lookup after lookup, rank after rank.
             ids: what was looked up.
-            duplicates: taken out before ids were sent, or None.
+            places: of what comes back.
         """
-        trace = ids.trace
-        assert trace is not None
         sizes = None if self._one_run else self._sizes(ids)
-        leave, come = self._numbers(trace.asked), self._numbers(trace.sent)
-        freight = _SequenceFreight(self, leave, come, [part.shape for part in parts], sizes)
-        under_way = self._transport.start(parts, freight)
-        freight.places = self.order.places(trace, duplicates)  # while vectors travel
-        return under_way
+        leave, come = self._numbers(ids.asked), self._numbers(ids.sent)
+        message = _SequenceMessage(self, leave, come, [part.shape for part in parts], sizes, places)
+        return self._transport.start(parts, message)
 
     def _numbers(self, counts: Sequence[Sequence[int]]) -> list[int]:
         return [sum(n * width for n, width in zip(by_group, self._widths, strict=True)) for by_group in counts]
@@ -73,33 +66,33 @@ class SequenceExchange:
         return (counts_LW * self._lookup_widths[:, None]).view(-1)
 
 
-@dataclass
-class _SequenceFreight:
+@dataclass(frozen=True)
+class _SequenceMessage:
     exchange: SequenceExchange
     leave: list[int]
     come: list[int]
     part_shapes: list[torch.Size]
     sizes: torch.Tensor | None  # numbers of each rank's ids in each lookup, lookup after lookup; None: one run
-    places: Places | None = None
+    places: Places
 
     def pack(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         flat = [part.to(dtype).reshape(-1) for part in parts]
         message = flat[0] if len(flat) == 1 else torch.cat(flat)
         if self.sizes is None:
             return message
-        return ops.permute_chunks(self.exchange.by_rank, self.sizes, message, self.exchange.unit)
+        exchange = self.exchange
+        return ops.permute_chunks(exchange.by_rank, self.sizes, message, exchange.unit, message.numel())
 
     def unpack(self, arrived: torch.Tensor) -> torch.Tensor:
-        assert self.places is not None
         return self.exchange.order.assemble(arrived, self.places)
 
     def pack_gradients(self, grad: torch.Tensor) -> torch.Tensor:
-        assert self.places is not None
         return self.exchange.order.take_apart(grad, self.places, 1 / len(self.leave))
 
     def unpack_gradients(self, arrived: torch.Tensor) -> Sequence[torch.Tensor]:
         if self.sizes is not None:
             sizes = self.sizes[self.exchange.by_rank]
-            arrived = ops.permute_chunks(self.exchange.by_lookup, sizes, arrived, self.exchange.unit)
+            exchange = self.exchange
+            arrived = ops.permute_chunks(exchange.by_lookup, sizes, arrived, exchange.unit, arrived.numel())
         pieces = arrived.split([shape.numel() for shape in self.part_shapes])
         return [piece.view(shape) for piece, shape in zip(pieces, self.part_shapes, strict=True)]

@@ -16,6 +16,7 @@ from rayrec.distributed.kernel import OptimizerSpec, RowGroups, make_anchor
 from rayrec.distributed.sharding.feature_order import FeatureOrder
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.replicated import kernel_members, train_together, whole_tables_kernel
+from rayrec.distributed.sharding.upload import OnHost
 from rayrec.modules import EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -26,7 +27,7 @@ class SequenceReplicatedIds:
 
     rows: tuple[torch.Tensor, ...]
     groups: tuple[RowGroups, ...] | None  # None where nothing is to be trained
-    counts: torch.Tensor  # int64, distinct rows of each kernel
+    counts: OnHost[torch.Tensor]  # int64, distinct rows of each kernel
 
 
 class SequenceReplicatedExecutor:
@@ -44,7 +45,7 @@ class SequenceReplicatedExecutor:
         self._place = place
         self._members = kernel_members(tables, optimizers)
         self.kernels = [whole_tables_kernel(members, optimizers, place.device) for members in self._members]
-        self._features = [FeatureOrder([f for _, f in outputs], place.device) for outputs in self.outputs]
+        self._features = [FeatureOrder([f for _, f in outputs], torch.device("cpu")) for outputs in self.outputs]
         self._anchor = make_anchor(place.device)
 
     def __repr__(self) -> str:
@@ -59,23 +60,21 @@ class SequenceReplicatedExecutor:
         """For each kernel the (table, feature) of its outputs."""
         return [[(t.name, feature) for t in members for feature in t.feature_names] for members in self._members]
 
-    def input_dist(self, kjt: KeyedJaggedTensor) -> SequenceReplicatedIds:
-        """Picks out the ids of a batch of one example; nothing is sent. Distinct rows are found only for backward."""
+    def route(self, kjt: KeyedJaggedTensor) -> SequenceReplicatedIds:
+        """Host work: picks out the ids of a batch of one example. Distinct rows are found only for backward."""
         rows = []
         for kernel, features in zip(self.kernels, self._features, strict=True):
             lengths, values, _ = features.of(kjt, weighted=False)
             rows.append(kernel.matrix.rows_of(values, lengths))
         groups = tuple(RowGroups.of(part) for part in rows) if torch.is_grad_enabled() else None
         counts = [0] * len(rows) if groups is None else [group.distinct.numel() for group in groups]
-        return SequenceReplicatedIds(
-            tuple(rows), groups, torch.tensor(counts, dtype=torch.int64, device=self._place.device)
-        )
+        return SequenceReplicatedIds(tuple(rows), groups, OnHost(torch.tensor(counts, dtype=torch.int64)))
 
     def lookup(self, ids: SequenceReplicatedIds, row_counts: list[list[int]]) -> tuple[torch.Tensor, ...]:
         """Each kernel's vectors `[ids, width]` float32, output after output.
 
         Args:
-            ids: from `input_dist`.
+            ids: from `route`, on the device.
             row_counts: distinct rows of each rank and kernel.
         """
         leaves = [leaf for kernel in self.kernels for leaf in kernel.leaves]

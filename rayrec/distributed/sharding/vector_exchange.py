@@ -51,12 +51,12 @@ class VectorExchange:
         leave = [batch * self.widths[self._rank] for batch in batch_sizes]
         come = [own_batch * width for width in self.widths]
         return self._transport.start(
-            [pooled], _PooledFreight(leave, come, self._order, pooled.shape, own_batch, factors_BE)
+            [pooled], _PooledMessage(leave, come, self._order, pooled.shape, own_batch, factors_BE)
         )
 
 
 @dataclass(frozen=True)
-class _PooledFreight:
+class _PooledMessage:
     leave: list[int]
     come: list[int]
     order: ColumnOrder

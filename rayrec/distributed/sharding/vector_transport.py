@@ -25,7 +25,7 @@ class Codec:
     backward: torch.dtype = torch.float32
 
 
-class Freight(Protocol):
+class VectorMessage(Protocol):
     """One batch's vectors: how many numbers travel, and how they lie before and after."""
 
     @property
@@ -61,18 +61,18 @@ class VectorTransport:
     def __init__(self, group: comm.Group, codec: Codec, buffers: BufferPool) -> None:
         self.group, self.codec, self._buffers = group, codec, buffers
 
-    def start(self, parts: Sequence[torch.Tensor], freight: Freight) -> LazyAwaitable[torch.Tensor]:
+    def start(self, parts: Sequence[torch.Tensor], message: VectorMessage) -> LazyAwaitable[torch.Tensor]:
         """Begins to send `parts`; what comes back waits for the result."""
-        trip = _Trip(self, freight)
-        token = _Send.apply(trip, *parts)
-        return Deferred(lambda: _Receive.apply(token, trip))
+        exchange = _Exchange(self, message)
+        token = _Send.apply(exchange, *parts)
+        return Deferred(lambda: _Receive.apply(token, exchange))
 
-    def exchange(self, message: torch.Tensor, leave: list[int], come: list[int]) -> LazyAwaitable[torch.Tensor]:
+    def exchange(self, numbers: torch.Tensor, leave: list[int], come: list[int]) -> LazyAwaitable[torch.Tensor]:
         """Begins to exchange flat numbers; waits for those of all ranks, as float32."""
         if len(leave) == 1:
-            return Deferred(lambda: message.float())
-        arrived = self._buffers.empty(sum(come), message.dtype)
-        wait = comm.all_to_all(arrived, message, come, leave, self.group)
+            return Deferred(lambda: numbers.float())
+        arrived = self._buffers.empty(sum(come), numbers.dtype)
+        wait = comm.all_to_all(arrived, numbers, come, leave, self.group)
 
         def finish() -> torch.Tensor:
             wait()
@@ -82,11 +82,11 @@ class VectorTransport:
 
 
 @dataclass
-class _Trip:
+class _Exchange:
     """There and back, shared by its two autograd nodes."""
 
     transport: VectorTransport
-    freight: Freight
+    message: VectorMessage
     under_way: LazyAwaitable[torch.Tensor] | None = None
 
     def arrived(self) -> torch.Tensor:
@@ -99,28 +99,29 @@ class _Send(torch.autograd.Function):
     """Forward starts the exchange of vectors; backward ends the exchange of gradients."""
 
     @staticmethod
-    def forward(ctx: Any, trip: _Trip, *parts: torch.Tensor) -> torch.Tensor:
-        ctx.trip, transport, freight = trip, trip.transport, trip.freight
-        message = freight.pack(parts, transport.codec.forward)
-        trip.under_way = transport.exchange(message, freight.leave, freight.come)
+    def forward(ctx: Any, exchange: _Exchange, *parts: torch.Tensor) -> torch.Tensor:
+        ctx.exchange, transport, form = exchange, exchange.transport, exchange.message
+        numbers = form.pack(parts, transport.codec.forward)
+        exchange.under_way = transport.exchange(numbers, form.leave, form.come)
         return parts[0].new_zeros(0)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, *ctx.trip.freight.unpack_gradients(ctx.trip.arrived())
+        return None, *ctx.exchange.message.unpack_gradients(ctx.exchange.arrived())
 
 
 class _Receive(torch.autograd.Function):
     """Forward ends the exchange of vectors; backward starts the exchange of gradients."""
 
     @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, trip: _Trip) -> torch.Tensor:
-        ctx.trip = trip
-        return trip.freight.unpack(trip.arrived())
+    def forward(ctx: Any, token: torch.Tensor, exchange: _Exchange) -> torch.Tensor:
+        ctx.exchange = exchange
+        return exchange.message.unpack(exchange.arrived())
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        trip = ctx.trip
-        message = trip.freight.pack_gradients(grads[0]).to(trip.transport.codec.backward)
-        trip.under_way = trip.transport.exchange(message, trip.freight.come, trip.freight.leave)
+        exchange = ctx.exchange
+        form, transport = exchange.message, exchange.transport
+        numbers = form.pack_gradients(grads[0]).to(transport.codec.backward)
+        exchange.under_way = transport.exchange(numbers, form.come, form.leave)
         return grads[0].new_zeros(0), None

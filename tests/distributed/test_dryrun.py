@@ -1,0 +1,55 @@
+"""A step on pretended GPUs (see `tests/dryrun`): nothing mixes devices, nothing waits, few collectives, one copy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+POOLED = ["table_wise", "row_wise", "column_wise", "table_row_wise", "mixed_dp"]
+CASES: list[dict[str, Any]] = [
+    *({"world": world, "plan": plan, "hosts": max(1, world // 8)} for world in (2, 8) for plan in POOLED),
+    *({"world": 64, "plan": plan, "hosts": 8} for plan in ("row_wise", "mixed_dp")),
+    *({"plan": "mixed_dp", "model": model} for model in ("mean", "weighted", "sequence")),
+    *({"plan": plan, "model": "sequence"} for plan in ("table_wise", "row_wise", "column_wise")),
+    *({"plan": "mixed", "model": "dedup", "world": world} for world in (2, 8)),
+    {"plan": "mixed_dp", "kernel": "dense"},
+    {"plan": "mixed_dp", "kernel": "dense", "model": "sequence"},
+    {"plan": "grid_shard", "hosts": 2},
+    {"plan": "mixed_dp", "world": 1},
+    {"plan": "data_parallel", "world": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, dict[str, Any]]:
+    if shutil.which("g++") is None:
+        pytest.skip("pretended GPUs need g++")
+    command = [sys.executable, "-m", "tests.dryrun.measure", json.dumps(CASES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {answer["name"]: answer for answer in map(json.loads, done.stdout.splitlines())}
+
+
+def name_of(case: dict[str, Any]) -> str:
+    full = {"world": 8, "model": "sum", "kernel": "fused"} | case
+    return f"{full['plan']}-{full['model']}-{full['kernel']}-{full['world']}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_a_steady_step_neither_mixes_devices_nor_waits(case: dict[str, Any], answers: dict[str, Any]) -> None:
+    answer = answers[name_of(case)]
+    assert "error" not in answer, answer["error"]
+    assert not answer["mismatches"] and not answer["syncs"]
+    assert len(answer["copies"]) == 1 and "pinned, async" in answer["copies"][0]
+    found, world = answer["collectives"], case.get("world", 8)
+    kinds = {name: sum(times for key, times in found.items() if key.startswith(name)) for name in ("all", "allreduce")}
+    replicated = case["plan"] in ("mixed_dp", "data_parallel")
+    tiers = case.get("hosts", 1) > 1 and case["plan"] in ("row_wise", "table_row_wise", "grid_shard", "mixed_dp")
+    most = 0 if world == 1 else 3 + replicated + 2 * tiers
+    assert kinds["all"] - kinds["allreduce"] <= most, found  # the rest is DDP's
+    assert kinds["allreduce"] == (world > 1)

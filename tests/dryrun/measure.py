@@ -1,0 +1,112 @@
+"""Runs cases on pretended GPUs and tells what they met.
+
+python -m tests.dryrun.measure '[{"world": 8, "plan": "mixed_dp"}]'
+"""
+
+from __future__ import annotations
+
+import tests.dryrun.guard  # noqa: F401  isort: skip  (before torch)
+
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from typing import Any
+
+import torch
+import torch._dynamo
+
+from tests.dryrun.book import BOOK
+
+
+def main() -> None:
+    """A JSON line for each case."""
+    from tests.dryrun.cuda import pretend_gpu
+    from tests.dryrun.lookups import stub_ddp_collective, stub_tbe
+    from tests.dryrun.tensors import Watch
+
+    pretend_gpu()
+    fbgemm = stub_tbe()
+    stub_ddp_collective()
+    import rayrec
+    from tests.dryrun.cases import Case, fake_world, mark_stages
+
+    BOOK.roots = [os.path.dirname(os.path.abspath(module.__file__)) + os.sep for module in (rayrec, fbgemm)]  # type: ignore[type-var]
+    mark_stages()
+    watch_threads()
+    torch.autograd.set_multithreading_enabled(False)
+    for settings in json.loads(sys.argv[1]):
+        case = Case(**settings)
+        BOOK.clear()
+        BOOK.mismatches.clear()
+        BOOK.stage = "build"
+        with fake_world(case.world), Watch():
+            try:
+                answer = measure(case)
+            except Exception:
+                answer = {"error": traceback.format_exc()}
+        print(json.dumps({"name": case.name, **answer}), flush=True)
+
+
+def watch_threads() -> None:
+    """Operators of threads are seen, too."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tests.dryrun.tensors import Watch
+
+    submit = ThreadPoolExecutor.submit
+
+    def watched(self: ThreadPoolExecutor, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        def run() -> Any:
+            with Watch():
+                return fn(*args, **kwargs)
+
+        return submit(self, run)
+
+    ThreadPoolExecutor.submit = watched  # type: ignore[method-assign]
+
+
+def measure(case: Any) -> dict[str, Any]:
+    from tests.dryrun.cases import make_batch, make_model
+
+    generator = torch.Generator().manual_seed(0)
+    model = make_model(case)
+    dense = torch.optim.Adagrad(model.dense_parameters().values(), lr=0.01)
+    state = model.state_dict(), model.fused_optimizer.state_dict()
+    batches = [make_batch(case, generator) for _ in range(case.steps)]
+    host_s = []
+    for batch in batches:
+        gc.collect()
+        BOOK.clear()
+        BOOK.on, BOOK.stage = True, "dense"
+        start = time.perf_counter()
+        loss = model(batch)
+        BOOK.stage = "backward"
+        dense.zero_grad()
+        loss.backward()
+        BOOK.stage = "optimizer"
+        dense.step()
+        BOOK.on = False
+        host_s.append(time.perf_counter() - start - BOOK.simulation_s)
+        del loss
+    stages: Counter[str] = Counter()
+    for (stage, _, _), times in BOOK.operators.items():
+        stages[stage] += times
+    return {
+        "mismatches": dict(BOOK.mismatches),
+        "syncs": [f"{times} x {kind} at {place}" for (kind, place), times in BOOK.syncs.items()],
+        "copies": [f"{times} x {kind} at {place}" for (kind, place), times in BOOK.copies.items()],
+        "collectives": {f"{name} in {stage}": times for (name, stage), times in BOOK.collectives.items()},
+        "sent_bytes": {f"{name} in {stage}": size for (name, stage), size in BOOK.sent_bytes.items()},
+        "operators": dict(stages),
+        "places": [f"{n} x {stage} {op} {place}" for (stage, op, place), n in BOOK.operators.most_common()],
+        "host_ms": 1000 * min(host_s[1:]),
+        "tables": len(state[0]),
+    }
+
+
+if __name__ == "__main__":
+    main()
