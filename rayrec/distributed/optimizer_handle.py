@@ -9,10 +9,10 @@ import torch
 
 from rayrec.distributed.kernel import UpdatingKernel
 from rayrec.distributed.sharding.parameters import LocalShard, ShardedTable
-from rayrec.optim import KeyedOptimizer
+from rayrec.optim.fused import FusedOptimizer
 
 
-class EmbeddingFusedOptimizer(KeyedOptimizer):
+class EmbeddingFusedOptimizer(FusedOptimizer):
     """The optimizers of a collection's kernels, one parameter group each. Rows are updated in backward; `step` and
     `zero_grad` hand the learning rates on.
 
@@ -53,20 +53,23 @@ class EmbeddingFusedOptimizer(KeyedOptimizer):
     def state_names(self) -> list[str]:
         return list(self._tables)
 
-    def state_dict(self) -> dict[str, Any]:
-        names = {id(shard.parameter): name for name, table in self._tables.items() for shard in table.local}
+    def named_state(self) -> dict[str, dict[str, Any]]:
         for kernel in self._kernels:
             kernel.states()  # rows in a device cache are written back to where the shards point
-        return {
-            "state": {
-                name: {f"{table.config.name}.{key}": value for key, value in table.optimizer_state().items()}
-                for name, table in self._tables.items()
-            },
-            "param_groups": [
-                {**group, "params": sorted({names[id(param)] for param in group["params"]})}
-                for group in self.param_groups
-            ],
+        named = {
+            name: {f"{table.config.name}.{key}": value for key, value in table.optimizer_state().items()}
+            for name, table in self._tables.items()
         }
+        return {name: state for name, state in named.items() if state}
+
+    def named_groups(self) -> list[dict[str, Any]]:
+        names = {id(shard.parameter): name for name, table in self._tables.items() for shard in table.local}
+        return [
+            {**group, "params": sorted({names[id(param)] for param in group["params"]})} for group in self.param_groups
+        ]
+
+    def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
+        """The state is there from the start."""
 
     def _load_state(self, name: str, values: Mapping[str, Any]) -> None:
         table = self._tables[name]

@@ -1,7 +1,14 @@
-"""Optimizers by parameter name, schedules, clipping. The fused kernels' own updates live in `distributed.kernel`."""
+"""Optimizers by parameter name, schedules, clipping. The fused kernels' own updates live in `distributed.kernel`.
 
+SGD, Adagrad and Adam are torch's, here because scripts name a table's optimizer by them.
+"""
+
+from torch.optim import SGD, Adagrad, Adam
+
+from rayrec.not_offered import without
 from rayrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from rayrec.optim.clipping import GradientClipping, GradientClippingOptimizer
+from rayrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
 from rayrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 from rayrec.optim.optimizers import in_backward_optimizer_filter
 from rayrec.optim.rowwise import LAMB, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad
@@ -9,7 +16,13 @@ from rayrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 __all__ = [
     "LAMB",
+    "SGD",
+    "Adagrad",
+    "Adam",
     "CombinedOptimizer",
+    "EmptyFusedOptimizer",
+    "FusedOptimizer",
+    "FusedOptimizerModule",
     "GradientClipping",
     "GradientClippingOptimizer",
     "KeyedOptimizer",
@@ -24,3 +37,11 @@ __all__ = [
     "apply_optimizer_in_backward",
     "in_backward_optimizer_filter",
 ]
+
+__getattr__ = without(
+    __name__,
+    {
+        "SemisyncOptimizer": "tables and dense parameters are in step on every rank, at every step",
+        "PartialRowWiseLAMB": "use LAMB, or PartialRowWiseAdam for one second moment a row",
+    },
+)

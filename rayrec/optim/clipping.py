@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -30,38 +30,62 @@ class GradientClippingOptimizer(OptimizerWrapper):
     Args:
         optimizer: the one that steps.
         clipping: what is bounded.
-        max_gradient: the bound.
-        norm_type: p of the norm; `float("inf")` for the largest number.
-
-    Raises:
-        ValueError: a bound that is not positive.
+        max_gradient: the bound; 0 makes all gradients 0.
+        norm_type: p of the norm; `"inf"` for the largest number.
+        enable_global_grad_clip, param_to_pgs: taken and not needed: sharded parameters know their ranks.
+        track_grad_norm: `last_total_grad_norm` is kept whatever is clipped.
     """
 
     def __init__(
         self,
         optimizer: KeyedOptimizer,
-        clipping: GradientClipping = GradientClipping.NORM,
-        max_gradient: float = 1.0,
-        norm_type: float = 2.0,
+        clipping: GradientClipping = GradientClipping.NONE,
+        max_gradient: float = 0.1,
+        norm_type: float | str = 2.0,
+        enable_global_grad_clip: bool = False,
+        param_to_pgs: Mapping[Any, Any] | None = None,
+        track_grad_norm: bool = False,
     ) -> None:
         super().__init__(optimizer)
-        if max_gradient <= 0:
-            raise ValueError(f"gradient clipping: max_gradient={max_gradient} must be positive")
         self._clipping = clipping
         self._max_gradient = max_gradient
-        self._norm_type = norm_type
+        self._norm_type = float(norm_type)
+        self._tracks = track_grad_norm
+        self._last_norm: torch.Tensor | None = None
+
+    @property
+    def last_total_grad_norm(self) -> torch.Tensor | None:
+        """The norm of all gradients before the last step clipped them, where it was taken."""
+        return self._last_norm
+
+    def compute_total_grad_norm(self) -> torch.Tensor:
+        """The norm of all gradients, over all ranks' parts of sharded parameters."""
+        return _norm_over_ranks(list(self.params.values()), self._norm_type)
+
+    def clip_grad_norm_(self) -> torch.Tensor:
+        """Bounds the norm of all gradients; returns what it was."""
+        norm = self.compute_total_grad_norm()
+        torch.nn.utils.clip_grads_with_norm_(self._with_gradients(), self._max_gradient, norm)
+        return norm
+
+    def _with_gradients(self) -> list[torch.Tensor]:
+        return [param for param in self.params.values() if param.grad is not None]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        params = [param for param in self.params.values() if param.grad is not None]
+        if not any(param.is_meta for param in self.params.values()):
+            self._clip()
+        super().step(closure)
+
+    def _clip(self) -> None:
+        if self._tracks and self._clipping is not GradientClipping.NORM:
+            self._last_norm = self.compute_total_grad_norm()
         match self._clipping:
             case GradientClipping.NORM:
-                norm = _norm_over_ranks(list(self.params.values()), self._norm_type)
-                torch.nn.utils.clip_grads_with_norm_(params, self._max_gradient, norm)
+                self._last_norm = self.clip_grad_norm_()
             case GradientClipping.VALUE:
-                torch.nn.utils.clip_grad_value_(params, self._max_gradient)
+                torch.nn.utils.clip_grad_value_(self._with_gradients(), self._max_gradient)
             case GradientClipping.NONE:
                 pass
-        super().step(closure)
 
 
 def _norm_over_ranks(params: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:

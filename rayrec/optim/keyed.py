@@ -1,4 +1,8 @@
-"""Optimizers whose state is kept by parameter name, and their combination."""
+"""Optimizers whose state is kept by parameter name, and their combination.
+
+State dicts are TorchRec's: `{"state": {name: {key: value}}}` with the parameters that have a state, and
+`"param_groups"` after `save_param_groups(True)`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,12 @@ class KeyedOptimizer(Optimizer):
         params: parameters (or other tensors) by name.
         state: for each parameter its state by name; shared with the caller, not copied.
         param_groups: as in `torch.optim`.
+
+    Raises:
+        ValueError: state of something that is no parameter.
     """
+
+    _saves_groups = False
 
     def __init__(
         self,
@@ -24,6 +33,9 @@ class KeyedOptimizer(Optimizer):
         state: Mapping[Any, Any],
         param_groups: Sequence[Mapping[str, Any]],
     ) -> None:
+        known = {id(param) for param in params.values()}
+        if any(id(param) not in known for param in state):
+            raise ValueError(f"the optimizer's state is of a tensor that is none of its parameters {list(params)}")
         self.params = dict(params)
         self.state: Any = state
         self.param_groups = [dict(group) for group in param_groups]
@@ -31,33 +43,53 @@ class KeyedOptimizer(Optimizer):
         self._optimizer_step_pre_hooks: Any = {}
         self._optimizer_step_post_hooks: Any = {}
 
+    # -- state
+
     @property
     def state_names(self) -> list[str]:
-        """The names in the state dict."""
+        """The names that a state dict may have."""
         return list(self.params)
 
-    def state_dict(self) -> dict[str, Any]:
-        """`{"state": {name: {key: value}}, "param_groups": [{"params": [names], ...}]}`."""
+    def named_state(self) -> dict[str, dict[str, Any]]:
+        """The state of each parameter that has one, by name."""
+        return {name: dict(self.state[param]) for name, param in self.params.items() if self.state.get(param)}
+
+    def named_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups with the names of their parameters."""
         names = {id(param): name for name, param in self.params.items()}
-        return {
-            "state": {name: dict(self.state.get(param, {})) for name, param in self.params.items()},
-            "param_groups": [
-                {**group, "params": sorted(names[id(p)] for p in group["params"])} for group in self.param_groups
-            ],
-        }
+        return [{**group, "params": sorted(names[id(p)] for p in group["params"])} for group in self.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """`{"state": {name: {key: value}}}` of the parameters that have a state; with `save_param_groups(True)` also
+        `"param_groups": [{"params": [names], ...}]`."""
+        if not self._saves_groups:
+            return {"state": self.named_state()}
+        return {"state": self.named_state(), "param_groups": self.named_groups()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Copies what `state_dict` wrote into this optimizer's state.
+        """Copies what `state_dict` wrote into this optimizer, which may be a fresh one; of the groups, only under
+        `save_param_groups(True)`.
 
         Raises:
-            ValueError: a parameter is unknown or missing, named, or another number of groups.
+            ValueError: a parameter is unknown, or has a state here and none there, named; another number of groups.
         """
-        _check_fit(state_dict, self)
-        for name, values in state_dict["state"].items():
-            self._load_state(name, values)
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            group.update({key: value for key, value in saved.items() if key != "params"})
+        self._load_named_state(state_dict["state"])
+        if self._saves_groups and "param_groups" in state_dict:
+            self._load_groups(state_dict["param_groups"])
+        self.post_load_state_dict()
         self.settings_changed()
+
+    def _load_named_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        self._check_names(state)
+        for name, values in state.items():
+            self._load_state(name, values)
+
+    def _check_names(self, state: Mapping[str, Any]) -> None:
+        unknown, missing = set(state) - set(self.state_names), set(self.named_state()) - set(state)
+        if unknown or missing:
+            name = min(unknown or missing)
+            side = "the state to load" if unknown else "this optimizer"
+            raise ValueError(f"optimizer state does not fit: only {side} has a parameter {name!r}")
 
     def _load_state(self, name: str, values: Mapping[str, Any]) -> None:
         mine = self.state.setdefault(self.params[name], {})
@@ -69,8 +101,44 @@ class KeyedOptimizer(Optimizer):
             else:
                 mine[key] = value.detach().clone()  # not yet made: an optimizer makes its state in its first step
 
+    def _load_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        if len(groups) != len(self.param_groups):
+            raise ValueError(
+                f"optimizer state does not fit: it has {len(groups)} parameter groups, "
+                f"this optimizer {len(self.param_groups)}"
+            )
+        for group, saved in zip(self.param_groups, groups, strict=True):
+            group.update({key: value for key, value in saved.items() if key != "params"})
+
+    def post_load_state_dict(self) -> None:
+        """Called when a state has been loaded, for optimizers that keep a part of it elsewhere."""
+
+    def save_param_groups(self, save: bool) -> None:
+        """Whether state dicts have the parameter groups."""
+        self._saves_groups = save
+
+    def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
+        """Makes all state by one step with zero gradients, as loading into TorchRec's optimizers needs.
+
+        Step counts become 1, and weight decay acts. A state loads without it here.
+
+        Args:
+            sparse_grad_parameter_names: parameters that get a sparse gradient.
+        """
+        for name, param in self.params.items():
+            if param.requires_grad and not hasattr(param, "_in_backward_optimizers"):
+                sparse = name in (sparse_grad_parameter_names or ())
+                param.grad = torch.zeros_like(param).to_sparse() if sparse else torch.zeros_like(param)
+        self.step()
+
+    # -- a step
+
     def settings_changed(self) -> None:
         """To be called after a setting in `param_groups` was changed, for optimizers that keep a copy elsewhere."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """A keyed optimizer's parameters are given when it is made."""
+        raise NotImplementedError(f"{type(self).__name__}: parameters are named when the optimizer is made")
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Applies the update; a fused optimizer has done so in backward already."""
@@ -83,7 +151,7 @@ class KeyedOptimizer(Optimizer):
             if set_to_none:
                 param.grad = None
             else:
-                param.grad.zero_()
+                param.grad.detach_().zero_()
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} ("]
@@ -93,16 +161,29 @@ class KeyedOptimizer(Optimizer):
         return "\n".join([*lines, ")"])
 
 
+def tell(optimizer: Any, method: str, *args: Any) -> None:
+    """Calls a method of an optimizer that has it."""
+    call = getattr(optimizer, method, None)
+    if call is not None:
+        call(*args)
+
+
 class KeyedOptimizerWrapper(KeyedOptimizer):
     """Any torch optimizer over named parameters.
 
     Args:
         params: parameters by name.
-        factory: makes the optimizer from a list of parameters, as in `lambda ps: torch.optim.Adam(ps, lr=1e-3)`.
+        optim_factory: makes the optimizer from a list of parameters, as in `lambda ps: torch.optim.Adam(ps, lr=1e-3)`.
+        pass_params_dict: the factory gets the parameters by name.
     """
 
-    def __init__(self, params: Mapping[str, torch.Tensor], factory: Callable[[list[torch.Tensor]], Optimizer]) -> None:
-        self._optimizer = factory(list(params.values()))
+    def __init__(
+        self,
+        params: Mapping[str, torch.Tensor],
+        optim_factory: Callable[[Any], Optimizer],
+        pass_params_dict: bool = False,
+    ) -> None:
+        self._optimizer = optim_factory(params if pass_params_dict else list(params.values()))
         super().__init__(params, self._optimizer.state, [])
         self.param_groups = self._optimizer.param_groups
 
@@ -111,6 +192,14 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._optimizer.zero_grad(set_to_none)
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Passed on to an optimizer that has it."""
+        tell(self._optimizer, "set_optimizer_step", step)
+
+    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
+        """Passed on to an optimizer that has it."""
+        tell(self._optimizer, "update_hyper_parameters", params_dict)
 
 
 class OptimizerWrapper(KeyedOptimizer):
@@ -137,11 +226,21 @@ class OptimizerWrapper(KeyedOptimizer):
     def state_names(self) -> list[str]:
         return self._optimizer.state_names
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._optimizer.state_dict()
+    def named_state(self) -> dict[str, dict[str, Any]]:
+        return self._optimizer.named_state()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._optimizer.load_state_dict(state_dict)
+    def named_groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.named_groups()
+
+    def _load_named_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        self._optimizer._load_named_state(state)
+
+    def post_load_state_dict(self) -> None:
+        self._optimizer.post_load_state_dict()
+
+    def save_param_groups(self, save: bool) -> None:
+        super().save_param_groups(save)
+        self._optimizer.save_param_groups(save)
 
     def settings_changed(self) -> None:
         self._optimizer.settings_changed()
@@ -151,6 +250,14 @@ class OptimizerWrapper(KeyedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._optimizer.zero_grad(set_to_none)
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Passed on to an optimizer that has it."""
+        tell(self._optimizer, "set_optimizer_step", step)
+
+    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
+        """Passed on to an optimizer that has it."""
+        tell(self._optimizer, "update_hyper_parameters", params_dict)
 
     def __repr__(self) -> str:
         return repr(self._optimizer)
@@ -168,19 +275,24 @@ class CombinedOptimizer(KeyedOptimizer):
 
     def __init__(self, optims: Iterable[KeyedOptimizer | tuple[str, KeyedOptimizer]]) -> None:
         self._optims = [("", item) if isinstance(item, KeyedOptimizer) else item for item in optims]
-        params: dict[str, torch.Tensor] = {}
-        for prefix, optimizer in self._optims:
-            for name, param in optimizer.params.items():
-                full = f"{prefix}.{name}" if prefix else name
-                if full in params:
-                    raise ValueError(f"two optimizers hold a parameter {full!r}")
-                params[full] = param
-        self.params = params
         self.defaults = {}
+        names = [name for prefix, each in self._optims for name in _prefixed(prefix, each.params)]
+        twice = [name for name in names if names.count(name) > 1] if len(set(names)) < len(names) else []
+        if twice:
+            raise ValueError(f"two optimizers hold a parameter {twice[0]!r}")
+
+    @staticmethod
+    def prepend_opt_key(name: str, opt_key: str) -> str:
+        """`opt_key.name`; the name alone where the key is empty."""
+        return f"{opt_key}.{name}" if opt_key else name
 
     @property
     def optimizers(self) -> list[tuple[str, KeyedOptimizer]]:
         return self._optims
+
+    @property
+    def params(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return {name: p for prefix, each in self._optims for name, p in _prefixed(prefix, each.params).items()}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -204,43 +316,46 @@ class CombinedOptimizer(KeyedOptimizer):
 
     @property
     def state_names(self) -> list[str]:
-        return [f"{prefix}.{name}" if prefix else name for prefix, each in self._optims for name in each.state_names]
+        return [self.prepend_opt_key(name, prefix) for prefix, each in self._optims for name in each.state_names]
 
-    def state_dict(self) -> dict[str, Any]:
-        """The optimizers' state dicts as one; names have their optimizer's prefix."""
-        state: dict[str, Any] = {}
-        groups: list[dict[str, Any]] = []
+    def named_state(self) -> dict[str, dict[str, Any]]:
+        return {name: s for prefix, each in self._optims for name, s in _prefixed(prefix, each.named_state()).items()}
+
+    def named_groups(self) -> list[dict[str, Any]]:
+        return [
+            {**group, "params": [self.prepend_opt_key(name, prefix) for name in group["params"]]}
+            for prefix, optimizer in self._optims
+            for group in optimizer.named_groups()
+        ]
+
+    def _load_named_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        self._check_names(state)
         for prefix, optimizer in self._optims:
-            dot, given = f"{prefix}." if prefix else "", optimizer.state_dict()
-            state |= {dot + name: values for name, values in given["state"].items()}
-            groups += [{**group, "params": [dot + n for n in group["params"]]} for group in given["param_groups"]]
-        return {"state": state, "param_groups": groups}
+            names = {self.prepend_opt_key(name, prefix): name for name in optimizer.state_names}
+            optimizer._load_named_state({name: state[full] for full, name in names.items() if full in state})
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Hands each optimizer its part of what `state_dict` wrote.
+    def post_load_state_dict(self) -> None:
+        for _, optimizer in self._optims:
+            optimizer.post_load_state_dict()
 
-        Raises:
-            ValueError: a parameter is unknown or missing, named, or another number of groups.
-        """
-        _check_fit(state_dict, self)
-        groups = list(state_dict["param_groups"])
-        for prefix, optimizer in self._optims:
-            dot = f"{prefix}." if prefix else ""
-            mine = {name: state_dict["state"][dot + name] for name in optimizer.state_names}
-            count = len(optimizer.param_groups)
-            optimizer.load_state_dict({"state": mine, "param_groups": groups[:count]})
-            groups = groups[count:]
+    def save_param_groups(self, save: bool) -> None:
+        super().save_param_groups(save)
+        for _, optimizer in self._optims:
+            optimizer.save_param_groups(save)
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Passed on to the optimizers that have it."""
+        for _, optimizer in self._optims:
+            tell(optimizer, "set_optimizer_step", step)
+
+    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
+        """Passed on to the optimizers that have it."""
+        for _, optimizer in self._optims:
+            tell(optimizer, "update_hyper_parameters", params_dict)
 
     def __repr__(self) -> str:
         return "\n".join(f"{prefix}: {optimizer!r}" for prefix, optimizer in self._optims)
 
 
-def _check_fit(state_dict: Mapping[str, Any], optimizer: KeyedOptimizer) -> None:
-    unlike = set(state_dict["state"]) ^ set(optimizer.state_names)
-    if unlike:
-        name = min(unlike)
-        side = "the state to load" if name in state_dict["state"] else "this optimizer"
-        raise ValueError(f"optimizer state does not fit: only {side} has a parameter {name!r}")
-    there, here = len(state_dict["param_groups"]), len(optimizer.param_groups)
-    if there != here:
-        raise ValueError(f"optimizer state does not fit: it has {there} parameter groups, this optimizer {here}")
+def _prefixed(prefix: str, items: Mapping[str, Any]) -> dict[str, Any]:
+    return {CombinedOptimizer.prepend_opt_key(name, prefix): item for name, item in items.items()}

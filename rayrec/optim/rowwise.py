@@ -90,8 +90,12 @@ class RowWiseAdagrad(_RowOptimizer):
     Args:
         params: as of any torch optimizer.
         lr: learning rate.
-        eps: added to the root of the accumulator.
+        lr_decay: the rate of step n is lr / (1 + (n - 1) lr_decay).
         weight_decay: times the weight, added to the gradient of touched rows.
+        initial_accumulator_value: of the accumulators.
+        eps: added to the root of the accumulator.
+        maximize: steps go up the gradient.
+        unused: settings of TorchRec's that choose among its loops.
 
     Raises:
         ValueError: a negative lr or eps.
@@ -99,8 +103,20 @@ class RowWiseAdagrad(_RowOptimizer):
 
     fused_rule = "exact_row_wise_adagrad"
 
-    def __init__(self, params: Params, lr: float, eps: float = 1e-8, weight_decay: float = 0.0) -> None:
-        super().__init__(params, lr=lr, eps=eps, weight_decay=weight_decay)
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 0.01,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *,
+        maximize: bool = False,
+        **unused: Any,
+    ) -> None:
+        settings = {"initial_accumulator_value": initial_accumulator_value, "eps": eps, "maximize": maximize}
+        super().__init__(params, lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, **settings)
 
     def _update(
         self,
@@ -111,11 +127,17 @@ class RowWiseAdagrad(_RowOptimizer):
         group: dict[str, Any],
     ) -> torch.Tensor:
         weight_nD = weight_RD[rows].float()
+        if group["maximize"]:
+            grad_nD = -grad_nD
         grad_nD = torch.add(grad_nD, weight_nD, alpha=group["weight_decay"])
-        total = _state(state, "momentum1", weight_RD, rowwise=True)
-        total.index_add_(0, rows, grad_nD.pow(2).mean(dim=1))
-        scale_n = total[rows].sqrt().add_(group["eps"])
-        return weight_nD - group["lr"] * grad_nD / scale_n.unsqueeze(1)
+        if "sum" not in state:
+            state["sum"] = weight_RD.new_full(
+                (len(weight_RD), 1), group["initial_accumulator_value"], dtype=torch.float32
+            )
+        state["sum"].index_add_(0, rows, grad_nD.pow(2).mean(dim=1, keepdim=True))
+        scale_n1 = state["sum"][rows].sqrt().add_(group["eps"])
+        lr = group["lr"] / (1 + (state["step"] - 1) * group["lr_decay"])
+        return weight_nD - lr * grad_nD / scale_n1
 
 
 class _RowAdam(_RowOptimizer):
