@@ -18,6 +18,7 @@ from rayrec.distributed.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.planner.calibration import Calibration
 from rayrec.distributed.planner.evaluate import Estimate
 from rayrec.distributed.planner.types import Cost, ParameterConstraints
 from rayrec.distributed.types import CacheParams, ModuleSharder, ShardingPlan
@@ -211,6 +212,23 @@ def given_plan(config: TrainConfig, world_size: int) -> ShardingPlan | None:
         )
     _check_plan_tables(plan, config, path)
     return plan
+
+
+def calibration(config: TrainConfig) -> Calibration | None:
+    """The speeds to plan by: of `sharding.calibration`, else of `calibration.json` in `storage.path` if there is one.
+
+    Raises:
+        TrainError: no such file, or not a calibration.
+    """
+    named = config.sharding.calibration
+    path = Path(named or Path(config.storage.path) / "calibration.json")
+    if named is None and not path.is_file():
+        return None
+    try:
+        return Calibration.read(path)
+    except ValueError as error:
+        where = "sharding.calibration" if named else "found in storage.path"
+        raise TrainError(f"{where}: {error}") from None
 
 
 def _check_plan_tables(plan: ShardingPlan, config: TrainConfig, path: str) -> None:

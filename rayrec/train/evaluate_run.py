@@ -74,7 +74,8 @@ def _job(folder: RunFolder, data: str | None, num_workers: int, factory: build.F
         raise TrainError(f"{folder.path} is not a run folder: it has no config.yaml")
     raw["trainer"]["num_workers"] = num_workers
     raw["trainer"]["batch_size"] = max(raw["trainer"]["batch_size"], num_workers)
-    raw["sharding"]["plan"] = None  # a plan belongs to the number of workers it was made for
+    # a plan belongs to the number of workers it was made for, a calibration to the cluster
+    raw["sharding"]["plan"] = raw["sharding"]["calibration"] = None
     if data is not None:
         raw["data"]["eval"] = data
     config = parse_config(raw)

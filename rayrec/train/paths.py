@@ -29,7 +29,8 @@ def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
                 _refuse_left_behind(data["path"], f"data.{field}", here)
     for data in [*_sections(raw["data"]["train"]), *_sections(raw["data"]["eval"])]:
         data["path"] = _absolute(data["path"], here)
-    raw["sharding"]["plan"] = _absolute(raw["sharding"]["plan"], here)
+    for field in ("plan", "calibration"):
+        raw["sharding"][field] = _absolute(raw["sharding"][field], here)
     raw["storage"]["path"] = _absolute(raw["storage"]["path"], home)
     found = TrainConfig(**raw)
     return found.model_copy(update={"data_schema": found.data_schema.with_paths_from(here)})

@@ -147,6 +147,7 @@ class Trainer:
             folder=self.folder.path,
             factory=self.factory,
             evaluated_steps=evaluated,
+            calibration=build.calibration(config),
         )
 
     def _tell_data(self, train: Manifest | Mix, evaluation: Manifest | None) -> None:

@@ -17,7 +17,7 @@ from rayrec.data import Manifest, manifest_of
 from rayrec.train.config.file import parse_config
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.loop import fit
-from rayrec.train.worker.session import Job, Session
+from rayrec.train.worker.session import Job, Session, session_of
 
 USERS, ITEMS, TAGS = 40, 60, 7
 
@@ -122,7 +122,7 @@ class Silent:
 def rank_session(group: dist.ProcessGroup) -> Session:
     """The session of a rank of the test pool."""
     control = Control(group.rank(), group.size(), group)
-    return Session(device=torch.device("cpu"), group=group, control=control, sink=Silent())
+    return session_of(torch.device("cpu"), group, control, Silent())
 
 
 def make_job(raw: dict[str, Any]) -> Job:

@@ -23,8 +23,8 @@ from rayrec.modules import EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.errors import TrainError
 from rayrec.train.worker.learner import Learner, make_learner
-from rayrec.train.worker.lockstep import Control, RankError, in_step
-from rayrec.train.worker.session import Session, session_alone
+from rayrec.train.worker.lockstep import RankError, in_step
+from rayrec.train.worker.session import session_alone
 from tests.ranks import PerRank, on_ranks
 from tests.train.small import (
     ITEMS,
@@ -160,7 +160,7 @@ def test_unequal_ranks_train_as_one_process_on_all_rows(folder: Path, plan: str,
         steps = [[with_likes(part, rank) for rank, part in enumerate(step)] for step in steps]
     (probe,) = batches([30], 99)
     probe = with_likes(probe, 99) if several else probe
-    session = Session(device=torch.device("cpu"), group=None, control=Control(0, 1, None), sink=Silent())
+    session = session_alone(Silent())
     alone = make_learner(make_job(raw), session)
     for parts in steps:
         alone.step(joined(parts), share=1.0)

@@ -119,3 +119,8 @@ def device(name: str) -> Device:
     if key not in DEVICES:
         raise ValueError(f"device {name!r} is not known; known: {', '.join(DEVICES)}")
     return DEVICES[key]
+
+
+def preset_of(gpu_name: str) -> str | None:
+    """The preset for a GPU that calls itself so, as "NVIDIA H100 80GB HBM3"; None where there is none."""
+    return next((g for g in ("a100", "h100", "h200", "b200") if g in gpu_name.lower()), None)

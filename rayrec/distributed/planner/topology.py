@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
-from rayrec.distributed.planner.presets import DEFAULT_GPU, Device, device
+from rayrec.distributed.planner.container import memory_bytes
+from rayrec.distributed.planner.presets import DEFAULT_GPU, Device, device, preset_of
 
 CALIBRATION_VERSION = 2
 _DEVICE_ARGS = {
@@ -158,13 +157,13 @@ class Topology:
 
     @classmethod
     def of_this_machine(cls, world_size: int, local_world_size: int | None = None) -> Topology:
-        """A topology whose memory is what this machine has: each GPU's, or RAM shared by the ranks of a host."""
+        """A topology with this machine's memory, or its container's: each GPU's, or RAM shared by a host's ranks."""
         local = local_world_size or world_size
-        ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        ram = memory_bytes()
         if not torch.cuda.is_available():
             return cls(world_size, "cpu", local_world_size=local, ddr_cap=ram // local)
         facts = torch.cuda.get_device_properties(0)
-        known = next((g for g in ("a100", "h100", "h200", "b200") if g in facts.name.lower()), None)
+        known = preset_of(facts.name)
         return cls(
             world_size,
             "cuda",
@@ -185,18 +184,10 @@ class Topology:
         Raises:
             ValueError: not such a file, or of another version.
         """
-        try:
-            data = json.loads(Path(path).read_text())
-            version, kind, measured = data["version"], data["compute_device"], data["measured"]
-        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: not a calibration file ({error}); write one with jobs/calibrate.py") from error
-        if version != CALIBRATION_VERSION:
-            raise ValueError(f"{path}: calibration version {version!r}; this rayrec reads {CALIBRATION_VERSION}")
-        plain = cls(world_size, kind, **more)  # type: ignore[arg-type]
-        fields = set(Device.__dataclass_fields__) - {"kind", "memory_bytes", "host_bytes"}
-        if unknown := set(measured) - fields:
-            raise ValueError(f"{path}: unknown figures {sorted(unknown)}; known: {sorted(fields)}")
-        return plain.with_device(replace(plain.device, **{k: _positive(k, v) for k, v in measured.items()}))  # type: ignore[arg-type]
+        from rayrec.distributed.planner.calibration import Calibration
+
+        calibration = Calibration.read(path)
+        return calibration.on(cls(world_size, calibration.kind, **more))  # type: ignore[arg-type]
 
 
 def _host_sizes(world_size: int, local_world_size: int | None, hosts: Sequence[int] | None) -> list[int]:

@@ -123,6 +123,11 @@ class ShardingConfig(Section):
         default={}, description="table name → what the planner may do with it"
     )
     plan: str | None = Field(default=None, description="path of a `plan.json` to use as it is; `null`: plan at start")
+    calibration: str | None = Field(
+        default=None,
+        description="file of `jobs/calibrate.py` with speeds to plan by; `null`: `calibration.json` in `storage.path`, "
+        "if it is there, else presets",
+    )
 
 
 class StorageConfig(Section):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rayrec.train.driver.plan_table import memory_lines, plan_table
+from rayrec.train.driver.plan_table import host_lines, memory_lines, plan_table
 
 MIN_S_BETWEEN_LINES = 1.0
 WIDTH_OF_FILES = 120
@@ -47,9 +47,9 @@ class Display:
             self.say(text, style="dim")
 
     def plan(self, plan: Mapping[str, Any]) -> None:
-        """The sharding plan as a table, and the bytes it puts on each rank."""
+        """The sharding plan as a table, the bytes it puts on each rank, and what it was made for."""
         self.console.print(plan_table(plan))
-        for line in memory_lines(plan):
+        for line in [*memory_lines(plan), *host_lines(plan)]:
             self.say(line)
 
     def begin(self, record: Mapping[str, Any]) -> None:

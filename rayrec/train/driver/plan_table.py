@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,22 @@ def memory_lines(plan: Mapping[str, Any]) -> list[str]:
         f"{bytes_text(rank['optimizer_bytes'])} optimizer, {bytes_text(rank['dense_bytes'])} dense"
         for rank in plan.get("memory", [])
     ]
+
+
+def host_lines(plan: Mapping[str, Any]) -> list[str]:
+    """The hosts that were planned for, the speeds, and how vectors cross hosts."""
+    planned = plan.get("planned_for")
+    if planned is None:
+        return []
+    kinds = Counter(_host_words(host) for host in planned["hosts"])
+    hosts = ", ".join(f"{count} × {words}" if count > 1 else words for words, count in kinds.items())
+    return [f"planned for {hosts}; speeds: {planned['speeds']}", f"vectors: {planned['exchange']}"]
+
+
+def _host_words(host: Mapping[str, Any]) -> str:
+    each = "rank" if host["ranks"] == 1 else "ranks"
+    gpu = f", {host['gpu']}" if host["gpu"] else ""
+    return f"host of {host['ranks']} {each} ({bytes_text(host['memory_bytes'])}, {host['cpus']:g} CPUs{gpu})"
 
 
 def bytes_text(count: float) -> str:

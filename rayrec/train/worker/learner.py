@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +10,12 @@ import torch
 
 from rayrec.data.order.epoch import dealt
 from rayrec.distributed.model_parallel import DistributedModelParallel
-from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from rayrec.distributed.planner import EmbeddingShardingPlanner
 from rayrec.distributed.planner.evaluate import Estimate
 from rayrec.distributed.types import ShardingPlan
 from rayrec.models import Batch
 from rayrec.train import build
+from rayrec.train.worker.machine import topology_of
 from rayrec.train.worker.session import Job, Session
 
 
@@ -107,15 +106,9 @@ def make_learner(job: Job, session: Session) -> Learner:
     return Learner(model, optimizer, plan, session.world_size, math.log(config.data.negative_rate), estimate)
 
 
-def _topology(session: Session) -> Topology:
-    """The machines that the ranks are on, with their memory."""
-    hosts = Counter(session.control.gather(socket.gethostname()))
-    return Topology.of_this_machine(session.world_size, max(hosts.values()))
-
-
 def _planner(job: Job, session: Session) -> EmbeddingShardingPlanner:
     return EmbeddingShardingPlanner(
-        topology=_topology(session),
+        topology=topology_of(session.machines, job.calibration),
         batch_size=dealt(job.config.trainer.batch_size, 0, session.world_size),
         constraints=build.constraints(job.config),
     )

@@ -19,6 +19,7 @@ from rayrec.train.worker.evaluation import evaluate
 from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner
 from rayrec.train.worker.lockstep import RankError, StepInput, StopRequested, due, in_step
+from rayrec.train.worker.machine import planned_for
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.session import Job, Session
 from rayrec.train.worker.skipped import SkippedRows
@@ -248,7 +249,8 @@ class Loop:
             self.session.sink.put({"kind": "begin", "resumed_step": step, "world_size": self.session.world_size})
             dense = sum(p.numel() for p in self.learner.model.other_parameters().values())
             memory = build.plan_memory(self.learner.plan, self.config, self.session.world_size, dense)
-            told = {"memory": memory, "time": build.plan_time(self.learner.estimate)}
+            planned = planned_for(self.learner.plan, self.session.machines, self.job.calibration)
+            told = {"memory": memory, "time": build.plan_time(self.learner.estimate), "planned_for": planned}
             self.session.sink.put({"kind": "plan", "plan": {**self.learner.plan.to_dict(), **told}})
 
     def _tell_progress(self, position: Position) -> None:

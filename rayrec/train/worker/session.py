@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,12 +13,15 @@ import torch.distributed as dist
 
 from rayrec.data import Manifest, Mix
 from rayrec.distributed.comm import Group
+from rayrec.distributed.planner.calibration import Calibration
+from rayrec.distributed.planner.container import cpus
 from rayrec.distributed.types import ShardingEnv
 from rayrec.train.build import Factory
 from rayrec.train.config import TrainConfig
 from rayrec.train.run_folder import RunFolder
 from rayrec.train.run_log import Sink
 from rayrec.train.worker.lockstep import Control
+from rayrec.train.worker.machine import Machine, ranks_by_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,7 @@ class Job:
         factory: makes the model, when it was given in Python instead of in the config.
         evaluated_steps: steps whose evaluation an earlier launch has already written down.
         task: train to the end, or only score the last checkpoint on the evaluation rows.
+        calibration: measured speeds for the planner.
     """
 
     config: TrainConfig
@@ -42,6 +45,7 @@ class Job:
     factory: Factory | None = None
     evaluated_steps: frozenset[int] = frozenset()
     task: Literal["fit", "evaluate"] = "fit"
+    calibration: Calibration | None = None
 
     @property
     def files(self) -> RunFolder:
@@ -57,12 +61,14 @@ class Session:
         group: exchanges of the model (NCCL on GPUs); None in a world of one.
         control: small exchanges on the CPU.
         sink: the way to the driver.
+        machines: what every rank sees of the host it is on.
     """
 
     device: torch.device
     group: Group
     control: Control
     sink: Sink
+    machines: tuple[Machine, ...]
 
     @property
     def rank(self) -> int:
@@ -74,17 +80,28 @@ class Session:
 
     @property
     def env(self) -> ShardingEnv:
-        return ShardingEnv(self.world_size, self.rank, self.group)
+        """With the number of ranks on this one's host: unlike numbers tell executors that hosts are unlike."""
+        (own,) = (ranks for ranks in ranks_by_host(self.machines) if self.rank in ranks)
+        return ShardingEnv(self.world_size, self.rank, self.group, local_world_size=len(own))
+
+
+def session_of(
+    device: torch.device, group: Group, control: Control, sink: Sink, machine: Machine | None = None
+) -> Session:
+    """The session of a rank on `machine` (default: as this process sees it); a collective of the control group."""
+    machines = control.gather(machine or Machine.here(device))
+    return Session(device=device, group=group, control=control, sink=sink, machines=tuple(machines))
 
 
 def session_alone(sink: Sink, stop_asked: Callable[[], bool] = lambda: False) -> Session:
     """A world of one, on the CPU of this process."""
     control = Control(0, 1, None, stop_asked=stop_asked)
-    return Session(device=torch.device("cpu"), group=None, control=control, sink=sink)
+    return session_of(torch.device("cpu"), None, control, sink)
 
 
 def session_on_ray(sink: Sink, timeout_s: float, stop_asked: Callable[[], bool]) -> Session:
     """The session of a Ray Train worker, whose process group Ray has made; exchanges fail after `timeout_s`."""
+    import ray
     import ray.train.torch
 
     device = ray.train.torch.get_device()
@@ -93,7 +110,8 @@ def session_on_ray(sink: Sink, timeout_s: float, stop_asked: Callable[[], bool])
     # A group of its own: the control exchange must never wait for a GPU, nor meet an exchange of the model.
     own = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
     control = Control(group.rank(), group.size(), own, stop_asked=stop_asked)
-    return Session(device=device, group=group, control=control, sink=sink)
+    machine = Machine.here(device, ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+    return session_of(device, group, control, sink, machine)
 
 
 def set_threads(config: TrainConfig, workers_here: int) -> None:
@@ -103,5 +121,5 @@ def set_threads(config: TrainConfig, workers_here: int) -> None:
 
 
 def available_cpus() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Whole CPUs that this process may use, at least one: a container's quota counts."""
+    return max(1, int(cpus()))

@@ -1,0 +1,72 @@
+"""Memory and CPUs that this process may use: what its container is limited to (cgroup v1 or v2), else the machine's.
+
+Linux's own interfaces: Documentation/admin-guide/cgroup-v2.rst (memory.max, cpu.max) and cgroup-v1 (memory.rst;
+sched-bwc.rst for cpu.cfs_quota_us). A limit of any group above counts too, as the kernel holds all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+def memory_bytes(root: Path = ROOT) -> int:
+    """Bytes of RAM that this process may use: the machine's, or the tightest limit of its control groups.
+
+    Args:
+        root: where `proc` and `sys` are.
+    """
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [_number(group / "memory.max") for group in _groups(root, "")]
+    limits += [_number(group / "memory.limit_in_bytes") for group in _groups(root, "memory")]
+    return min([machine, *(int(limit) for limit in limits if limit)])
+
+
+def cpus(root: Path = ROOT) -> float:
+    """CPUs that this process may use at a time: those it may run on, or the tightest quota; 2.5 is possible."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [_quota(_words(group / "cpu.max")) for group in _groups(root, "")]
+    for group in _groups(root, "cpu"):
+        quotas.append(_quota([*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]))
+    return min([float(affinity), *(quota for quota in quotas if quota)])
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of this process's control group and those above it; `controller` is empty for version 2.
+
+    Inside a container the path that the kernel tells may be the host's: the mount's own top is then the container's.
+    """
+    mount = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        _, names, path = line.split(":", 2)
+        if controller not in names.split(","):
+            continue
+        base = mount / names if controller and (mount / names).exists() else mount / controller
+        group = Path(path)
+        yield from (base / above.relative_to("/") for above in (group, *group.parents) if above.is_absolute())
+
+
+def _quota(words: list[str]) -> float | None:
+    """CPUs of a quota and its period, both in microseconds; None where there is no limit."""
+    if len(words) < 2 or not words[0].isdigit() or not int(words[1]):
+        return None  # "max", -1, or no such file
+    return int(words[0]) / int(words[1]) or None
+
+
+def _number(path: Path) -> float | None:
+    words = _words(path)
+    return float(words[0]) if words and words[0].isdigit() else None
+
+
+def _words(path: Path) -> list[str]:
+    return " ".join(_lines(path)).split()
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,114 @@
+"""What ranks say of their hosts becomes the planner's topology; measured speeds reach it from config or storage."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rayrec.distributed.planner.presets import DEVICES
+from rayrec.distributed.planner.topology import CALIBRATION_VERSION
+from rayrec.train import TrainError, build
+from rayrec.train.config.file import parse_config
+from rayrec.train.driver.plan_table import host_lines
+from rayrec.train.paths import resolved
+from rayrec.train.worker.learner import make_learner
+from rayrec.train.worker.lockstep import Control
+from rayrec.train.worker.machine import Machine, planned_for, ranks_by_host, topology_of
+from rayrec.train.worker.session import session_of
+from tests.ranks import on_ranks
+from tests.train.small import Silent, make_job, raw_config, write_all
+
+GIB = 1 << 30
+
+
+def machine(node: str, gib: int, gpu: str | None = None, gpu_gib: int = 0) -> Machine:
+    return Machine(node=node, name=node, memory_bytes=gib * GIB, cpus=8, gpu=gpu, gpu_bytes=gpu_gib * GIB)
+
+
+def test_unequal_hosts_are_planned_for_as_they_are() -> None:
+    topology = topology_of([machine("a", 8)] * 2 + [machine("b", 64)] * 4)
+    facts = [(host.first_rank, host.num_ranks, host.memory_bytes) for host in topology.hosts]
+    assert facts == [(0, 2, 4 * GIB), (2, 4, 16 * GIB)]
+
+
+def test_gpus_have_the_least_memory_of_their_host() -> None:
+    name = "NVIDIA H100 80GB HBM3"
+    topology = topology_of([machine("a", 512, name, 80), machine("a", 512, name, 79), machine("b", 256, name, 40)])
+    assert (topology.compute_device, topology.device) == ("cuda", DEVICES["h100"])
+    assert [host.memory_bytes // GIB for host in topology.hosts] == [79, 40]
+    assert [host.host_bytes // GIB for host in topology.hosts] == [256, 256]
+
+
+def test_a_host_whose_ranks_are_scattered_shares_its_memory_all_the_same() -> None:
+    machines = [machine("a", 8), machine("b", 8), machine("a", 8)]
+    assert ranks_by_host(machines) == [[0], [1], [2]]
+    assert [host.memory_bytes // GIB for host in topology_of(machines).hosts] == [4, 8, 4]
+
+
+def plan_among(group: dist.ProcessGroup, folder: Path, nodes: list[str]) -> tuple[int | None, dict[str, object]]:
+    raw = raw_config(folder)
+    raw["sharding"] = {"constraints": {"user": {"sharding_types": ["row_wise"]}}}
+    job = make_job(raw)
+    here = machine(nodes[group.rank()], 4)
+    control = Control(group.rank(), group.size(), group)
+    session = session_of(torch.device("cpu"), group, control, Silent(), here)
+    plan = make_learner(job, session).plan
+    return session.env.local_world_size, planned_for(plan, session.machines, job.calibration)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "local", "words"),
+    [
+        ("aaaa", [4] * 4, "they share a host"),
+        ("aabb", [2] * 4, "added inside each host before they cross to another, where that saves enough: user"),
+        ("abbb", [1, 3, 3, 3], "unequal numbers of them (1, 3)"),
+    ],
+)
+def test_ranks_know_their_host_and_the_run_says_how_vectors_cross(
+    tmp_path: Path, nodes: str, local: list[int], words: str
+) -> None:
+    write_all(tmp_path, rows=64)
+    told = on_ranks(4, plan_among, tmp_path, list(nodes))
+    assert [own for own, _ in told] == local
+    planned = told[0][1]
+    assert words in str(planned["exchange"])
+    assert sum(host["ranks"] for host in planned["hosts"]) == 4  # type: ignore[attr-defined]
+    assert "speeds: presets" in host_lines({"planned_for": planned})[0]
+
+
+def calibration_file(path: Path, kind: str = "cpu", **speeds: float) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"version": CALIBRATION_VERSION, "compute_device": kind, "measured": speeds}))
+    return path
+
+
+def test_a_calibration_is_named_or_found_where_runs_are_kept(tmp_path: Path) -> None:
+    raw = raw_config(tmp_path) | {"storage": {"path": "runs"}}
+    assert build.calibration(resolved(parse_config(raw), tmp_path)) is None
+    calibration_file(tmp_path / "runs/calibration.json", inter_host_bw=7.0)
+    found = build.calibration(resolved(parse_config(raw), tmp_path))
+    assert found is not None and found.speeds == {"inter_host_bw": 7.0}
+    calibration_file(tmp_path / "mine.json", inter_host_bw=9.0)
+    raw["sharding"] = {"calibration": "mine.json"}
+    named = build.calibration(resolved(parse_config(raw), tmp_path))
+    assert named is not None and named.speeds == {"inter_host_bw": 9.0}
+    topology = topology_of([machine("a", 8), machine("b", 8)], named)
+    assert topology.device == replace(DEVICES["cpu"], inter_host_bw=9.0)
+
+
+def test_a_wrong_calibration_is_refused_with_its_file(tmp_path: Path) -> None:
+    raw = raw_config(tmp_path) | {"sharding": {"calibration": "none.json"}}
+    with pytest.raises(TrainError, match=r"sharding.calibration: .*none\.json: not a calibration file"):
+        build.calibration(resolved(parse_config(raw), tmp_path))
+    calibration_file(tmp_path / "none.json", kind="cuda", inter_host_bw=9.0)
+    cuda = build.calibration(resolved(parse_config(raw), tmp_path))
+    with pytest.raises(ValueError, match=r"none\.json: measured on cuda, but the ranks have cpu"):
+        topology_of([machine("a", 8)], cuda)
+    calibration_file(tmp_path / "none.json", inter_host_bw=-1)
+    with pytest.raises(TrainError, match="inter_host_bw=-1 must be positive"):
+        build.calibration(resolved(parse_config(raw), tmp_path))
