@@ -90,11 +90,16 @@ def _least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return out
 
 
-def fit_exchange(group: dist.ProcessGroup, device: torch.device) -> tuple[float, float]:
-    """(seconds a collective, bytes per second that leave a rank for others)."""
+def fit_exchange(group: dist.ProcessGroup, device: torch.device, near: int = 1) -> tuple[float, float]:
+    """(seconds a collective, bytes per second that leave a rank for others).
+
+    Args:
+        near: ranks of the group that are reached another way, the own one among them: those of the host, where the
+            link between hosts is measured.
+    """
     world = group.size()
     times = np.array([exchange_seconds(size, group, device) for size in MESSAGE_BYTES])
-    sent = np.array(MESSAGE_BYTES) * (world - 1) / world
+    sent = np.array(MESSAGE_BYTES) * (world - near) / world
     answer = _least_squares(np.stack([np.ones(len(sent)), sent], axis=1) / times[:, None], np.ones(len(sent)))
     return max(float(answer[0]), 1e-7), 1 / max(float(answer[1]), 1e-14)
 
@@ -153,7 +158,7 @@ def measure(group: dist.ProcessGroup, device: torch.device, local: int) -> dict[
         found["alone"] = alone_share(inside, device)
         found["collective_s"], found["intra_host_bw"] = fit_exchange(inside, device)
     if group.size() > local:
-        found["collective_s"], found["inter_host_bw"] = fit_exchange(group, device)
+        found["collective_s"], found["inter_host_bw"] = fit_exchange(group, device, near=local)
     if group.size() > 1:
         known = {"inter_host_bw": found.get("intra_host_bw", 1e9), **found}
         found |= fit_steps(inside if local > 1 else group, device, known)
