@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rayrec.data.mapping.mapping import Mapping
     from rayrec.data.mapping.schema import DenseFeature, Label, SampleWeight, Schema, SparseFeature, Task
     from rayrec.data.mapping.transforms import Standardize
-    from rayrec.data.options import BadRows, ReadOptions
+    from rayrec.data.options import BadRows, ReadOptions, Shuffle
     from rayrec.data.order.cursor import Cursor, RankCursor
     from rayrec.data.order.mix import Mix, manifest_of
     from rayrec.data.order.mix_cursor import MixCursor, cursor_from_dict, merge
@@ -47,6 +47,7 @@ _HOMES = {
     "ReadOptions": "rayrec.data.options",
     "SampleWeight": "rayrec.data.mapping.schema",
     "Schema": "rayrec.data.mapping.schema",
+    "Shuffle": "rayrec.data.options",
     "SparseFeature": "rayrec.data.mapping.schema",
     "Standardize": "rayrec.data.mapping.transforms",
     "Task": "rayrec.data.mapping.schema",
@@ -84,6 +85,7 @@ __all__ = [
     "ReadOptions",
     "SampleWeight",
     "Schema",
+    "Shuffle",
     "SparseFeature",
     "Standardize",
     "Task",

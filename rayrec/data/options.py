@@ -30,6 +30,18 @@ class BadRows(Strict):
         return max(1, self.samples) if self.policy == "error" else self.samples
 
 
+class Shuffle(Strict):
+    """How strongly the rows of an epoch are mixed: their order is drawn anew for each.
+
+    Args:
+        windows: that many windows, from anywhere in the data, are read at a time and their rows mixed.
+        rows: of a window, about: row groups are joined to so many, and are not cut for it.
+    """
+
+    windows: int = Field(default=1, ge=1)
+    rows: int = Field(default=65_536, ge=1)
+
+
 class ReadOptions(Strict):
     """How a rank reads its part of the data.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.data import FooterCache, Manifest, Mix, manifest_of
+from rayrec.data import FooterCache, Manifest, Mix, Shuffle, manifest_of
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
 from rayrec.train.driver.console import Display
@@ -130,7 +130,8 @@ class Trainer:
         config = self.config
         schema = config.data_schema
         footers = FooterCache.open(self.folder.footers)
-        train = manifest_of(config.data.train, schema.for_training, footers)
+        shuffle = config.data.shuffle if isinstance(config.data.shuffle, Shuffle) else Shuffle()
+        train = manifest_of(config.data.train, schema.for_training, footers, shuffle.rows)
         evaluation = None if config.data.eval is None else Manifest.of(config.data.eval, schema, footers)
         footers.save()
         if evaluation is not None:

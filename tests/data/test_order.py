@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from rayrec.data.errors import DataError
 from rayrec.data.order.cursor import Cursor, RankCursor, open_rank
-from rayrec.data.order.epoch import EpochOrder, Interval, count, deal, row_order, subtract, union
+from rayrec.data.order.epoch import EpochOrder, Interval, count, deal, deal_steps, row_order, steps_of, subtract, union
+from rayrec.data.order.epoch import dealt as dealt_rows
 
 intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda p: (min(p), max(p))), max_size=8)
 windows = st.lists(st.integers(0, 40), min_size=1, max_size=12)
@@ -41,7 +42,61 @@ def test_deal_gives_all_that_is_left_evenly(sizes: list[int], done: list[Interva
     assert sorted(everything) == list(range(order.rows))
     assert max(map(count, dealt)) - min(map(count, dealt)) <= 1
     for start, stop in (piece for part in dealt for piece in part):
-        assert order.place(start)[0] == order.place(stop - 1)[0], "a piece lies in one window"
+        assert order.place(start) == order.place(stop - 1), "a piece lies in one window"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30)), min_size=1, max_size=12),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(1, 5),
+)
+def test_an_epoch_has_every_window_once_and_runs_in_their_order(
+    runs: list[tuple[int, int]], interleave: int, passes: int, world_size: int
+) -> None:
+    """Runs (of windows in one row group) are read by one rank, from their start; of several the rows are mixed."""
+    sizes = [rows for length, rows in runs for _ in range(length)]
+    lengths = [length for length, _ in runs]
+    how = {"seed": 1, "epoch": 2, "shuffle": True, "passes": passes, "interleave": interleave}
+    order = EpochOrder.of(sizes, runs=lengths, **how)
+    assert sorted(order.windows.tolist()) == list(range(passes * len(sizes)))
+    assert order.rows == passes * sum(sizes)
+    run_of = [number for number, length in enumerate(lengths) for _ in range(length)]
+    places = [order.place(int(start)) for start in order.starts[:-1]]
+    assert [window for place in places for window in place.windows] == order.windows.tolist()
+    groups: dict[int, list[list[int]]] = {}
+    for place in places:
+        assert place.stop - place.start == sum(sizes[window % len(sizes)] for window in place.windows)
+        groups.setdefault(place.group, []).append([run_of[window % len(sizes)] for window in place.windows])
+    for blocks in groups.values():
+        assert len(blocks[0]) <= interleave and all(set(block) <= set(blocks[0]) for block in blocks)
+    for run, length in enumerate(lengths):
+        mine = [window for window in order.windows.tolist() if run_of[window % len(sizes)] == run]
+        assert len(mine) == passes * length
+        for number in range(passes):
+            part = mine[number * length : (number + 1) * length]
+            assert part == sorted(part)
+    dealt = deal(order, (), world_size)
+    assert sorted(i for part in dealt for i in positions(part)) == list(range(order.rows))
+    assert max(map(count, dealt)) - min(map(count, dealt)) <= 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(windows, intervals, st.integers(1, 5), st.integers(1, 40))
+def test_steps_go_along_the_sequence(sizes: list[int], done: list[Interval], world_size: int, batch_rows: int) -> None:
+    order = EpochOrder.of(sizes, seed=0, epoch=0, shuffle=False)
+    before = union((min(a, order.rows), min(b, order.rows)) for a, b in done)
+    left = [i for i in range(order.rows) if i not in set(positions(before))]
+    ranks = [positions(deal_steps(order, before, rank, world_size, batch_rows)) for rank in range(world_size)]
+    for first, size in steps_of(len(left), batch_rows):
+        step = []
+        for rank, mine in enumerate(ranks):
+            rows = dealt_rows(size, rank, world_size)
+            step += mine[:rows]
+            del mine[:rows]
+        assert step == left[first : first + size]
+    assert not any(ranks)
 
 
 def test_deal_cuts_only_the_windows_that_fit_nowhere() -> None:

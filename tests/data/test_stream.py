@@ -255,7 +255,7 @@ def test_tasks_of_several_windows_give_the_same_batches(tmp_path: Path, running_
 def test_tasks_are_runs_of_pieces_small_at_both_ends(pieces: int, at_once: int) -> None:
     from rayrec.data.stream.ray_reader import tasks_of
 
-    tasks = tasks_of([Piece((), window, 0, 1) for window in range(pieces)], at_once)
+    tasks = tasks_of([Piece((), window, ((0, 1),), window) for window in range(pieces)], at_once)
     assert [piece.window for task in tasks for piece in task] == list(range(pieces))
     assert all(len(task) == 1 for task in (*tasks[:at_once], *tasks[-at_once:]))
     assert pieces < 40 * at_once or max(map(len, tasks)) > 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rayrec.data.errors import DataError
-from rayrec.data.order.epoch import EpochOrder, Interval, Intervals, count, deal, subtract, union
+from rayrec.data.order.epoch import EpochOrder, Interval, Intervals, count, deal, deal_steps, subtract, union
 
 CURSOR_VERSION = 1
 
@@ -149,10 +149,15 @@ class RankCursor:
         return self.cursor().to_dict()
 
 
-def open_rank(cursor: Cursor, order: EpochOrder, data: str, rank: int, world_size: int) -> RankCursor:
+def open_rank(
+    cursor: Cursor, order: EpochOrder, data: str, rank: int, world_size: int, in_steps_of: int | None = None
+) -> RankCursor:
     """This rank's part of what is left of the cursor's epoch.
 
     As many ranks as before go on exactly where each was; another number of ranks is dealt the rest anew.
+
+    Args:
+        in_steps_of: rows of a step of all ranks, where steps go along the sequence: all ranks are as far then.
 
     Raises:
         DataError: the cursor was made with other data, another seed, or another window size.
@@ -162,6 +167,9 @@ def open_rank(cursor: Cursor, order: EpochOrder, data: str, rank: int, world_siz
             "the checkpoint's place in the data does not fit: files, row counts, seed, shuffle or window size changed",
             fix="restore what the run was started with, or start a new run under another name",
         )
+    if in_steps_of is not None:
+        base = Cursor(epoch=cursor.epoch, done=cursor.done, data=data, world_size=world_size, dealt_after=cursor.done)
+        return RankCursor(base, tuple(deal_steps(order, cursor.done, rank, world_size, in_steps_of)), 0)
     same = cursor.world_size == world_size and cursor.data is not None
     dealt_after = cursor.dealt_after if same else cursor.done
     base = Cursor(epoch=cursor.epoch, done=cursor.done, data=data, world_size=world_size, dealt_after=dealt_after)

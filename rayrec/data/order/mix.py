@@ -18,7 +18,7 @@ from rayrec.data.order.epoch import dealt
 from rayrec.data.source.dataset import DataSet, WeightedDataSet
 from rayrec.data.source.footer_cache import FooterCache
 from rayrec.data.source.footers import FileFacts
-from rayrec.data.source.manifest import Manifest
+from rayrec.data.source.manifest import WINDOW_ROWS, Manifest
 from rayrec.data.source.slices import passing, read_slices, slices_of
 
 READ_RETRIES = 3
@@ -41,7 +41,13 @@ class Mix:
     passing: tuple[int, ...]
 
     @classmethod
-    def of(cls, data: Sequence[WeightedDataSet], schema: Schema, cache: FooterCache | None = None) -> Mix:
+    def of(
+        cls,
+        data: Sequence[WeightedDataSet],
+        schema: Schema,
+        cache: FooterCache | None = None,
+        window_rows: int = WINDOW_ROWS,
+    ) -> Mix:
         """That of a config. Where filters ask more than partitions, their columns are read here, to count.
 
         Args:
@@ -50,7 +56,7 @@ class Mix:
         Raises:
             DataError: as `Manifest.read`, a data set of whose rows none passes, or columns that differ in type.
         """
-        parts = tuple(Manifest.of(one, schema, cache) for one in data)
+        parts = tuple(Manifest.of(one, schema, cache, window_rows) for one in data)
         for part in parts[1:]:
             part.check_like(parts[0])
         passing = tuple(rows_that_pass(part) for part in parts)
@@ -90,10 +96,15 @@ class Mix:
 
 
 def manifest_of(
-    data: DataSet | Sequence[WeightedDataSet], schema: Schema, cache: FooterCache | None = None
+    data: DataSet | Sequence[WeightedDataSet],
+    schema: Schema,
+    cache: FooterCache | None = None,
+    window_rows: int = WINDOW_ROWS,
 ) -> Manifest | Mix:
     """What a config's `data.train` consists of; raises as `Manifest.of` and `Mix.of`."""
-    return Manifest.of(data, schema, cache) if isinstance(data, DataSet) else Mix.of(data, schema, cache)
+    if isinstance(data, DataSet):
+        return Manifest.of(data, schema, cache, window_rows)
+    return Mix.of(data, schema, cache, window_rows)
 
 
 def whole(weights: Sequence[float]) -> tuple[int, ...]:

@@ -106,9 +106,11 @@ class Manifest:
         return cls(files, windows, tuple(footers[0][1].items()), to_ask)
 
     @classmethod
-    def of(cls, data: DataSet, schema: Schema, cache: FooterCache | None = None) -> Manifest:
+    def of(
+        cls, data: DataSet, schema: Schema, cache: FooterCache | None = None, window_rows: int = WINDOW_ROWS
+    ) -> Manifest:
         """That of a config's data set; raises as `read`."""
-        return cls.read(data.path, schema, filters=data.filters, cache=cache)
+        return cls.read(data.path, schema, filters=data.filters, cache=cache, window_rows=window_rows)
 
     def check_like(self, other: Manifest) -> None:
         """That no column holds texts here and numbers there: one id would be hashed to two table rows.
@@ -135,6 +137,25 @@ class Manifest:
     def rows(self) -> int:
         """Rows of one epoch, before `filters` are asked."""
         return sum(window.rows for window in self.windows)
+
+    @property
+    def runs(self) -> list[int]:
+        """How many windows in a row lie in one row group, run after run; 1 for those that hold whole ones."""
+        runs: list[int] = []
+        last: tuple[int, int] | None = None
+        for window in self.windows:
+            first = window.slices[0]
+            here = (first.file, first.row_group)
+            cut = (
+                len(window.slices) == 1
+                and first.stop - first.start < self.files[first.file].group_rows[first.row_group]
+            )
+            if cut and here == last:
+                runs[-1] += 1
+            else:
+                runs.append(1)
+            last = here if cut else None
+        return runs
 
     @property
     def fingerprint(self) -> str:

@@ -5,6 +5,7 @@ A file that cannot be read gives nulls and an error beside them; what that means
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -26,6 +27,7 @@ I64 = npt.NDArray[np.int64]
 Columns = tuple[tuple[str, pa.DataType], ...]
 
 _CHUNK_ROWS = 65_536
+_MOST_STREAMS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +83,17 @@ def within(slices: Sequence[FileSlice], start: int, stop: int) -> Iterator[FileS
         at += part.rows
 
 
-def read_slices(slices: Sequence[FileSlice], columns: Columns, retries: int) -> tuple[pa.Table, list[Unreadable]]:
+def read_slices(
+    slices: Sequence[FileSlice], columns: Columns, retries: int, streams: RowGroupStreams | None = None
+) -> tuple[pa.Table, list[Unreadable]]:
     """The rows of all slices; neighbours in one file are read by one call.
 
     Args:
         columns: names and types, as in the manifest.
         retries: how often a read that fails is tried again.
+        streams: row groups that were decoded in part before; without, each slice is decoded from its group's start.
     """
+    streams = streams or RowGroupStreams()
     tables: list[pa.Table] = []
     missing: list[Unreadable] = []
     at = 0
@@ -95,7 +101,7 @@ def read_slices(slices: Sequence[FileSlice], columns: Columns, retries: int) -> 
         same_file = list(parts)
         rows = sum(part.rows for part in same_file)
         try:
-            tables += with_retries(lambda some=same_file: _read_file(some, columns), retries)  # type: ignore[misc]
+            tables += with_retries(lambda some=same_file: _read_file(some, columns, streams), retries)  # type: ignore[misc]
         except DataError as error:
             tables.append(pa.table({name: pa.nulls(rows, kind) for name, kind in columns}))
             missing.append(Unreadable(at, at + rows, error))
@@ -133,16 +139,15 @@ def passing(table: pa.Table, missing: Sequence[Unreadable], filters: Sequence[Co
     return mask
 
 
-def _read_file(parts: Sequence[FileSlice], columns: Columns) -> list[pa.Table]:
+def _read_file(parts: Sequence[FileSlice], columns: Columns, streams: RowGroupStreams) -> list[pa.Table]:
     """Slices of one file, its partitions among their columns."""
     partition = dict(parts[0].partition)
     names = [name for name, _ in columns if name not in partition]
-    with open_parquet(parts[0].uri, parts[0].size_bytes) as parquet:
-        _check_groups(parquet, parts)
-        try:
-            return [_in_order(table, columns, partition) for table in _tables(parquet, parts, names)]
-        except (pa.ArrowException, OSError, KeyError) as error:
-            raise unreadable(parts[0].uri, error) from error
+    try:
+        return [_in_order(table, columns, partition) for table in _tables(parts, names, streams)]
+    except (pa.ArrowException, OSError, KeyError) as error:
+        streams.close()
+        raise unreadable(parts[0].uri, error) from error
 
 
 def _in_order(table: pa.Table, columns: Columns, partition: Mapping[str, int | str | None]) -> pa.Table:
@@ -166,25 +171,73 @@ def _check_groups(parquet: pq.ParquetFile, parts: Sequence[FileSlice]) -> None:
             )
 
 
-def _tables(parquet: pq.ParquetFile, parts: Sequence[FileSlice], columns: list[str]) -> Iterator[pa.Table]:
+def _tables(parts: Sequence[FileSlice], columns: list[str], streams: RowGroupStreams) -> Iterator[pa.Table]:
     for whole, group in groupby(parts, key=lambda part: part.rows == part.group_rows):
-        if whole:
+        some = list(group)
+        if not whole:
+            yield from (streams.read(part, columns) for part in some)
+            continue
+        with open_parquet(some[0].uri, some[0].size_bytes) as parquet:
+            _check_groups(parquet, some)
             # One thread a task: Ray runs as many tasks as there are CPUs.
-            yield parquet.read_row_groups([part.row_group for part in group], columns=columns, use_threads=False)
+            yield parquet.read_row_groups([part.row_group for part in some], columns=columns, use_threads=False)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A row group that is decoded as far as row `at`; `rest` holds what was decoded beyond."""
+
+    parquet: pq.ParquetFile
+    batches: Iterator[pa.RecordBatch]
+    at: int = 0
+    rest: pa.RecordBatch | None = None
+
+
+class RowGroupStreams:
+    """Row groups too large to be in memory whole, decoded in chunks: who reads on goes on where the last part ended.
+
+    Not for several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[tuple[str, int], _Stream] = OrderedDict()
+
+    def read(self, part: FileSlice, columns: list[str]) -> pa.Table:
+        """A part of a row group; parts of one that come in their order cost one decoding of it.
+
+        Raises:
+            DataError, pyarrow.ArrowException, OSError: as `open_parquet` and pyarrow.
+        """
+        key = (part.uri, part.row_group)
+        stream = self._open.pop(key, None)
+        if stream is None or stream.at > part.start:
+            stream = _begin(part, columns)
+        kept = []
+        while stream.at < part.stop:
+            batch = next(stream.batches) if stream.rest is None else stream.rest
+            stream.rest = None
+            first, last = max(part.start - stream.at, 0), min(part.stop - stream.at, batch.num_rows)
+            if first < last:
+                kept.append(batch.slice(first, last - first))
+            stream.at += last
+            if last < batch.num_rows:
+                stream.rest = batch.slice(last)
+        if stream.at < part.group_rows:
+            self._open[key] = stream
         else:
-            for part in group:
-                yield _read_part(parquet, part, columns)
+            stream.parquet.close()
+        while len(self._open) > _MOST_STREAMS:
+            self._open.popitem(last=False)[1].parquet.close()
+        return pa.Table.from_batches(kept)
+
+    def close(self) -> None:
+        """Forgets what was decoded."""
+        while self._open:
+            self._open.popitem()[1].parquet.close()
 
 
-def _read_part(parquet: pq.ParquetFile, part: FileSlice, columns: list[str]) -> pa.Table:
-    """A part of a row group, decoded from its start in chunks, so that a huge one never is in memory whole."""
-    kept, at = [], 0
+def _begin(part: FileSlice, columns: list[str]) -> _Stream:
+    parquet = open_parquet(part.uri, part.size_bytes)
+    _check_groups(parquet, [part])
     batches = parquet.iter_batches(_CHUNK_ROWS, row_groups=[part.row_group], columns=columns, use_threads=False)
-    for batch in batches:
-        first, last = max(part.start, at), min(part.stop, at + batch.num_rows)
-        if first < last:
-            kept.append(batch.slice(first - at, last - first))
-        at += batch.num_rows
-        if at >= part.stop:
-            break
-    return pa.Table.from_batches(kept)
+    return _Stream(parquet, batches)

@@ -15,9 +15,9 @@ from rayrec.data.mapping.map_rows import check_rows_of
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.options import ReadOptions
 from rayrec.data.order.cursor import Cursor, RankCursor, open_rank
-from rayrec.data.order.epoch import EpochOrder, count
+from rayrec.data.order.epoch import EpochOrder, count, dealt, steps_of
 from rayrec.data.source.manifest import Manifest
-from rayrec.data.stream.batching import Skipped, make_batches
+from rayrec.data.stream.batching import Skipped, make_batches, make_steps
 from rayrec.data.stream.prefetch import Prefetcher
 from rayrec.data.stream.readers import choose
 from rayrec.data.stream.reading import Recipe, pieces_of
@@ -44,6 +44,9 @@ class BatchStream:
         cursor: where the run is; the same on every rank.
         seed: of the order; the same on every rank and in every epoch.
         shuffle: without it, windows and rows come in the order of the files.
+        interleave: windows whose rows are shuffled together.
+        in_steps_of: rows of a batch of all ranks: batches go along the order of the files then, so that no row of one
+            comes before a row of an earlier one on any rank, and lack the rows that are left out.
         options: how to read.
         negative_rate: the part of the rows with label 0 that is read, drawn anew each epoch; the schema has one label.
 
@@ -70,6 +73,8 @@ class BatchStream:
         negative_rate: float = 1.0,
         sizes: Iterable[int] | None = None,
         passes: int = 1,
+        interleave: int = 1,
+        in_steps_of: int | None = None,
     ) -> None:
         if batch_rows <= 0 or not 0 <= rank < world_size:
             raise ValueError(f"batch_rows={batch_rows} must be positive and rank={rank} in [0, {world_size})")
@@ -78,12 +83,20 @@ class BatchStream:
         check_rows_of(schema, rows_of)
         options = options or ReadOptions()
         rows = [w.rows for w in manifest.windows]
-        order = EpochOrder.of(rows, seed=seed, epoch=cursor.epoch, shuffle=shuffle, passes=passes)
-        data = f"{manifest.fingerprint}-{seed}-{int(shuffle)}"
-        self.start_cursor = open_rank(cursor, order, data, rank, world_size)
+        order = EpochOrder.of(
+            rows,
+            seed=seed,
+            epoch=cursor.epoch,
+            shuffle=shuffle,
+            passes=passes,
+            interleave=interleave,
+            runs=manifest.runs,
+        )
+        data = f"{manifest.fingerprint}-{seed}-{interleave if shuffle else 0}"
+        self.start_cursor = open_rank(cursor, order, data, rank, world_size, in_steps_of)
         self.rows = count(self.start_cursor.pieces)
         self._batch_rows, self._given, self._read = batch_rows, 0, 0
-        self._options = options
+        self._options, self._in_steps = options, in_steps_of is not None
         self.skipped = Skipped()
         recipe = Recipe(
             manifest.columns,
@@ -103,6 +116,10 @@ class BatchStream:
         def batches() -> Generator[Item]:
             tables = reader(pieces, recipe, options)
             skipped, fewer = self.skipped, recipe.leaves_out
+            if in_steps_of is not None:
+                left = order.rows - cursor.rows_done
+                steps = [dealt(size, rank, world_size) for _, size in steps_of(left, in_steps_of)]
+                return make_steps(tables, schema, steps, self.start_cursor, options.bad_rows, skipped)
             wanted = repeat(int(batch_rows)) if sizes is None else sizes
             return make_batches(tables, schema, wanted, self.start_cursor, options.bad_rows, skipped, fewer)
 
@@ -120,7 +137,7 @@ class BatchStream:
     @property
     def share_given(self) -> float:
         """Of the rows read so far, those that came in batches."""
-        return self._given / self._read if self._read else 1.0
+        return self._given / self._read if self._read and not self._in_steps else 1.0
 
     @property
     def batches_left(self) -> int:

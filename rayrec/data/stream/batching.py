@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,11 @@ class _Waiting:
                 self.parts.appendleft(((mapped, cut, stop), ends))
         return taken, passed
 
+    def take_until(self, end: int) -> list[Part]:
+        """Takes the good rows among the first `end` of the rank's sequence."""
+        rows = sum(int(np.searchsorted(ends[first:stop], end, side="right")) for (_, first, stop), ends in self.parts)
+        return self.take(rows)[0]
+
 
 def make_batches(
     tables: Iterator[pa.Table],
@@ -134,6 +140,45 @@ def make_batches(
         if ready is not None:
             yield ready, waiting.cursor(start, consumed)
         raise
+    finally:
+        close = getattr(tables, "close", None)
+        if close is not None:
+            close()
+
+
+def make_steps(
+    tables: Iterator[pa.Table],
+    schema: Schema,
+    steps: Iterable[int],
+    start: RankCursor,
+    policy: BadRows,
+    skipped: Skipped,
+) -> Generator[tuple[Batch, RankCursor]]:
+    """Batches that go along the rank's sequence: the good rows of so many of its rows, one batch after another.
+
+    Closing this closes `tables`.
+
+    Args:
+        steps: rows of the sequence in each batch.
+
+    Raises:
+        DataError: as `make_batches`.
+    """
+    waiting, read = _Waiting(), 0
+    ends_of_steps = accumulate(steps)
+    try:
+        end = next(ends_of_steps, None)
+        for table in tables:
+            for batch in table.to_batches():
+                ends = _ends(batch, read)
+                read = int(ends[-1]) if len(ends) else read
+                _add(batch, len(schema.sparse), ends, waiting, policy, skipped)
+                while end is not None and read >= end:
+                    yield collate(waiting.take_until(end), schema), waiting.cursor(start, end)
+                    end = next(ends_of_steps, None)
+        while end is not None:  # rows that were left out came last
+            yield collate(waiting.take_until(end), schema), waiting.cursor(start, end)
+            end = next(ends_of_steps, None)
     finally:
         close = getattr(tables, "close", None)
         if close is not None:

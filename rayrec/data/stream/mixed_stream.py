@@ -52,6 +52,7 @@ class MixedStream:
         world_size: int,
         cursor: Cursor | MixCursor,
         seed: int,
+        interleave: int = 1,
         options: ReadOptions | None = None,
     ) -> None:
         start, options = MixCursor.of(cursor, len(mix.parts)), options or ReadOptions()
@@ -78,6 +79,7 @@ class MixedStream:
                     world_size=world_size,
                     cursor=part,
                     seed=seed,
+                    interleave=interleave,
                     options=options,
                     sizes=sizes(number),
                     passes=mix.passes(number, world_size, options.bad_rows.policy == "skip"),

@@ -15,6 +15,7 @@ from ray.data.datasource import Datasource, ReadTask
 
 from rayrec.data.errors import DataError
 from rayrec.data.options import ReadOptions
+from rayrec.data.source.slices import RowGroupStreams
 from rayrec.data.stream.reading import Piece, Recipe, read_piece
 
 if TYPE_CHECKING:
@@ -67,12 +68,13 @@ def _rows(pieces: Sequence[Piece]) -> int:
 
 
 def _read(pieces: Sequence[Piece], recipe: Recipe) -> Iterator[pa.Table]:
+    streams = RowGroupStreams()
     for piece in pieces:
-        yield read_piece(piece, recipe)
+        yield read_piece(piece, recipe, streams)
 
 
 def tasks_of(pieces: Sequence[Piece], at_once: int) -> list[Sequence[Piece]]:
-    """The pieces as runs that one task each reads, `at_once` tasks side by side.
+    """The pieces as runs that one task each reads, `at_once` tasks side by side; those of one group stay in one task.
 
     The first tasks are small so that rows come soon, the last ones so that all end together.
     """
@@ -80,9 +82,11 @@ def tasks_of(pieces: Sequence[Piece], at_once: int) -> list[Sequence[Piece]]:
     at = 0
     while at < len(pieces):
         share = (len(pieces) - at) // (2 * at_once)
-        size = 1 if len(tasks) < at_once else max(1, min(_PIECES_PER_TASK, share))
-        tasks.append(pieces[at : at + size])
-        at += size
+        end = at + (1 if len(tasks) < at_once else max(1, min(_PIECES_PER_TASK, share)))
+        while end < len(pieces) and pieces[end].group == pieces[end - 1].group:
+            end += 1
+        tasks.append(pieces[at:end])
+        at = end
     return tasks
 
 

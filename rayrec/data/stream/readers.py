@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from rayrec.data.errors import DataError
 from rayrec.data.options import ReadOptions
+from rayrec.data.source.slices import RowGroupStreams
 from rayrec.data.stream.prefetch import Prefetcher
 from rayrec.data.stream.reading import Piece, Recipe, read_piece
 
@@ -26,8 +27,12 @@ class Reader(Protocol):
 
 def read_local(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]:
     """Reads in the calling thread."""
-    for piece in pieces:
-        yield read_piece(piece, recipe)
+    streams = RowGroupStreams()
+    try:
+        for piece in pieces:
+            yield read_piece(piece, recipe, streams)
+    finally:
+        streams.close()
 
 
 def read_auto(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]:

@@ -5,7 +5,7 @@ Which pieces a rank reads is dealt in `order/epoch.py`; who runs the tasks is de
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +17,21 @@ from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Rows, to_columns
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.options import BadRows
-from rayrec.data.order.epoch import EpochOrder, Interval, row_order
+from rayrec.data.order.epoch import EpochOrder, Interval, Place, count, row_order
 from rayrec.data.source.filters import Condition, Mask
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.source.negatives import draw
-from rayrec.data.source.slices import Columns, FileSlice, Origin, Unreadable, passing, read_slices, slices_of, within
+from rayrec.data.source.slices import (
+    Columns,
+    FileSlice,
+    Origin,
+    RowGroupStreams,
+    Unreadable,
+    passing,
+    read_slices,
+    slices_of,
+    within,
+)
 from rayrec.data.stream.records import PROBLEM, no_problems, to_array
 
 I64 = npt.NDArray[np.int64]
@@ -31,24 +41,30 @@ END = "end"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One rank's part of one window.
+    """One rank's part of one block of windows.
 
     Args:
-        slices: the whole window.
-        window: its number; with seed and epoch it decides the order of its rows.
-        start, stop: the part of that order that is this piece.
+        slices: the whole block.
+        window: the number of its first window; with seed and epoch it decides the order of the block's rows.
+        parts: the parts of that order that are this piece, ascending.
+        group: pieces of one group are best read one after the other by one task.
         before: rows of the rank's pieces that come before it.
     """
 
     slices: tuple[FileSlice, ...]
     window: int
-    start: int
-    stop: int
+    parts: tuple[Interval, ...]
+    group: int
     before: int = 0
 
     @property
     def rows(self) -> int:
-        return self.stop - self.start
+        return count(self.parts)
+
+    @property
+    def places(self) -> I64:
+        """The piece's places in the block's order."""
+        return np.concatenate([np.arange(start, stop) for start, stop in self.parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +100,44 @@ class Recipe:
 
 def pieces_of(manifest: Manifest, order: EpochOrder, intervals: Sequence[Interval]) -> list[Piece]:
     """The pieces of a rank, in the order they are consumed."""
-    pieces, before = [], 0
-    for start, stop in intervals:
-        window, offset = order.place(start)
-        slices = slices_of(manifest, manifest.windows[window % len(manifest.windows)])
-        pieces.append(Piece(slices, window, offset, offset + stop - start, before))
-        before += stop - start
+    pieces: list[Piece] = []
+    before, windows = 0, manifest.windows
+    for place, parts in _by_block(order, intervals):
+        slices = tuple(part for number in place.windows for part in slices_of(manifest, windows[number % len(windows)]))
+        pieces.append(Piece(slices, place.windows[0], parts, place.group, before))
+        before += count(parts)
     return pieces
 
 
-def read_piece(piece: Piece, recipe: Recipe) -> pa.Table:
+def _by_block(order: EpochOrder, intervals: Sequence[Interval]) -> Iterator[tuple[Place, tuple[Interval, ...]]]:
+    """The intervals' parts in each block, neighbours of one block together."""
+    place: Place | None = None
+    parts: list[Interval] = []
+    for start, stop in intervals:
+        while start < stop:
+            if place is None or not place.start <= start < place.stop:
+                if place is not None:
+                    yield place, tuple(parts)
+                place, parts = order.place(start), []
+            end = min(stop, place.stop)
+            parts.append((start - place.start, end - place.start))
+            start = end
+    if place is not None:
+        yield place, tuple(parts)
+
+
+def read_piece(piece: Piece, recipe: Recipe, streams: RowGroupStreams | None = None) -> pa.Table:
     """The piece's rows that filters and down-sampling leave, mapped, in their order.
+
+    Args:
+        streams: what the task has decoded in part.
 
     Returns:
         the columns of `rows.to_columns`; `problem`: as `records.to_array` makes it; where rows are left out also `end`:
         how many rows the rank has passed after this one, those that were left out among them. All rows of a file that
         cannot be read are bad.
     """
-    rows, problems, place, ends = _mapped(piece, recipe)
+    rows, problems, place, ends = _mapped(piece, recipe, streams)
     columns = to_columns(rows) | ({} if ends is None else {END: pa.array(ends)})
     if not problems:
         return pa.table(columns | {PROBLEM: no_problems(len(rows))})
@@ -111,22 +147,23 @@ def read_piece(piece: Piece, recipe: Recipe) -> pa.Table:
     return pa.table(columns | {PROBLEM: to_array(len(rows), place[by_place], errors)})
 
 
-def _mapped(piece: Piece, recipe: Recipe) -> tuple[Rows, Problems, I64, I64 | None]:
+def _mapped(piece: Piece, recipe: Recipe, streams: RowGroupStreams | None) -> tuple[Rows, Problems, I64, I64 | None]:
     """The piece's rows in their order, what is wrong with the rows of the table they were mapped from, the place of
     each of those in the order, and the rows' ends.
 
     Rows are mapped as they lie in the files and shuffled afterwards, when they are plain arrays.
     """
-    slices, order = piece.slices, np.arange(piece.rows)
+    slices, order, first = piece.slices, piece.places, 0
     if recipe.shuffle:
         total = sum(part.rows for part in slices)
-        order = row_order(piece.window, total, seed=recipe.seed, epoch=recipe.epoch)[piece.start : piece.stop]
+        order = row_order(piece.window, total, seed=recipe.seed, epoch=recipe.epoch)[order]
     else:
-        slices = tuple(within(slices, piece.start, piece.stop))
-    table, missing = read_slices(slices, recipe.columns, recipe.retries)
+        first = piece.parts[0][0]
+        slices, order = tuple(within(slices, first, piece.parts[-1][1])), order - first
+    table, missing = read_slices(slices, recipe.columns, recipe.retries, streams)
     ends = None
     if recipe.leaves_out:
-        mask = passing(table, missing, recipe.filters) & _drawn(table, piece, recipe)
+        mask = passing(table, missing, recipe.filters) & _drawn(table, piece.window, first, recipe)
         chosen = np.flatnonzero(mask[order])
         order, ends = order[chosen], piece.before + chosen + 1
     kept: I64 | None = None
@@ -138,8 +175,8 @@ def _mapped(piece: Piece, recipe: Recipe) -> tuple[Rows, Problems, I64, I64 | No
     return rows, problems, np.argsort(order) if problems and recipe.shuffle else order, ends
 
 
-def _drawn(table: pa.Table, piece: Piece, recipe: Recipe) -> Mask:
-    """Which rows of the window, or of the piece where rows are not shuffled, down-sampling keeps."""
+def _drawn(table: pa.Table, window: int, first: int, recipe: Recipe) -> Mask:
+    """Which rows of a table, whose first is the row `first` of its block, down-sampling keeps."""
     if recipe.negative_rate >= 1:
         return np.ones(table.num_rows, dtype=np.bool_)
     (task,) = recipe.schema.tasks
@@ -148,8 +185,8 @@ def _drawn(table: pa.Table, piece: Piece, recipe: Recipe) -> Mask:
         recipe.negative_rate,
         seed=recipe.seed,
         epoch=recipe.epoch,
-        window=piece.window,
-        first=0 if recipe.shuffle else piece.start,
+        window=window,
+        first=first,
     )
 
 

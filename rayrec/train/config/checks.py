@@ -25,6 +25,8 @@ def check_config(config: TrainConfig) -> None:
     _check_constraints(config)
     _check_dlrm(config)
     _check_trainer(config)
+    if config.data.shuffle == "none" and not isinstance(config.data.train, DataSet):
+        raise _refuse("data.shuffle", "`none` keeps the order of one data set; a mix of several has none")
     if config.data.negative_rate < 1 and not isinstance(config.data.train, DataSet):
         raise _refuse("data.negative_rate", "works with one data set; set it to 1 for a mix of several")
     if config.data.negative_rate < 1 and len(config.data_schema.tasks) > 1:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rayrec.data import DataSet, ReadOptions, Schema, TrainingData
+from rayrec.data import DataSet, ReadOptions, Schema, Shuffle, TrainingData
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.types import ShardingType
 from rayrec.train.config.checks import check_config
@@ -39,6 +39,11 @@ class DataConfig(Section):
         le=1,
         description="the part of the training rows with label 0 that is read, drawn anew each epoch; evaluations "
         "correct predictions for it",
+    )
+    shuffle: Shuffle | Literal["none"] = Field(
+        default=Shuffle(),
+        description="how rows are mixed in training; `none`: steps go along the order of the files (their names, then "
+        "their rows), for logs in the order of time",
     )
     read: ReadOptions = Field(default=ReadOptions(), description="how the files are read")
 

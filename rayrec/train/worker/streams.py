@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rayrec.data import BatchStream, Cursor, Manifest, Mix, MixCursor, MixedStream
+from rayrec.data import BatchStream, Cursor, Manifest, Mix, MixCursor, MixedStream, Shuffle
 from rayrec.data.order.epoch import dealt
 from rayrec.data.order.mix_cursor import other_data
 from rayrec.train import build
@@ -65,6 +65,7 @@ class Streams:
         config, session = self._job.config, self._session
         if isinstance(cursor, MixCursor):
             raise other_data()
+        shuffle = config.data.shuffle if use == "train" else None
         return BatchStream(
             manifest,
             config.data_schema.for_training if use == "train" else config.data_schema,
@@ -74,13 +75,16 @@ class Streams:
             world_size=session.world_size,
             cursor=cursor,
             seed=config.trainer.seed,
-            shuffle=use == "train",
+            shuffle=isinstance(shuffle, Shuffle),
+            interleave=shuffle.windows if isinstance(shuffle, Shuffle) else 1,
+            in_steps_of=config.trainer.batch_size if shuffle == "none" else None,
             options=config.data.read,
             negative_rate=config.data.negative_rate if use == "train" else 1.0,
         )
 
     def _open_mix(self, mix: Mix, cursor: Place) -> MixedStream:
         config, session = self._job.config, self._session
+        shuffle = config.data.shuffle
         return MixedStream(
             mix,
             config.data_schema.for_training,
@@ -90,6 +94,7 @@ class Streams:
             world_size=session.world_size,
             cursor=cursor,
             seed=config.trainer.seed,
+            interleave=shuffle.windows if isinstance(shuffle, Shuffle) else 1,
             options=config.data.read,
         )
 
