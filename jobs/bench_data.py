@@ -41,6 +41,7 @@ from rayrec.data.mapping.problems import Problems, Unplaced
 from rayrec.data.mapping.rows import Rows
 from rayrec.data.order.epoch import EpochOrder, row_order
 from rayrec.data.source.slices import read_slices
+from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.reading import pieces_of
 from rayrec.data.tools.synthetic import SyntheticSpec, write_files
 from rayrec.models.batch import Batch
@@ -149,7 +150,7 @@ def stages(manifest: Manifest, schema: Schema, rows_of: dict[str, int]) -> dict[
 
     epoch = EpochOrder.of([window.rows for window in manifest.windows], seed=0, epoch=0, shuffle=False)
     for piece in pieces_of(manifest, epoch, [*pairwise(epoch.starts.tolist())])[:8]:
-        read = partial(read_slices, piece.slices, manifest.columns, 0)
+        read = partial(read_slices, piece.slices, manifest.columns, Patience(0))
         table, _ = clock("read and decode Parquet", read, piece.rows)
         mapping = partial(map_rows, table, schema, rows_of, Problems(Unplaced()))
         rows = clock("map and hash", mapping, piece.rows)

@@ -52,7 +52,9 @@ class ReadOptions(Strict):
         concurrent_reads: read tasks in flight per rank.
         prefetch_batches: batches made ahead of the one that is trained on.
         label_selector: labels of the nodes that reads run on, as `{"ray.io/node-group": "cpu"}`.
-        retries: how often a read that failed for a reason that may pass is tried again, after waits that double.
+        retries: how often a read that failed while its storage answers is tried again, after waits that double.
+        patience_s: how long storage that does not answer is waited for before the attempt ends (`trainer.max_failures`
+            says how many there are); its rows do not count as bad ones.
         bad_rows: what happens to rows that cannot be used.
         stall_timeout_s: no data for so long ends the run with an error instead of waiting forever.
     """
@@ -63,5 +65,11 @@ class ReadOptions(Strict):
     prefetch_batches: int = Field(default=4, ge=1)
     label_selector: dict[str, str] | None = None
     retries: int = Field(default=3, ge=0)
+    patience_s: float = Field(default=60.0, ge=0)
     bad_rows: BadRows = BadRows()
     stall_timeout_s: float = Field(default=120.0, gt=0)
+
+    @property
+    def longest_wait_s(self) -> float:
+        """How long to wait for rows: a reader may be waiting for its storage."""
+        return self.stall_timeout_s + self.patience_s

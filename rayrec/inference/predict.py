@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from rayrec.data import DataError, Manifest
 from rayrec.data.source.slices import Columns, FileSlice, Origin, read_slices, slices_of
 from rayrec.data.storage.opening import open_parquet
+from rayrec.data.storage.retries import Patience
 from rayrec.inference.model import Model
 from rayrec.inference.scorer import Scorer, features_only
 
@@ -167,7 +168,7 @@ def predict_part(task: Task, scorer: Scorer, number: int, slices: tuple[FileSlic
     scored = features_only(scorer.schema).columns
     kinds = dict(task.columns)
     read = task.columns + tuple((name, _type_of(slices, name)) for name in scored if name not in kinds)
-    table, missing = read_slices(slices, read, task.retries)
+    table, missing = read_slices(slices, read, Patience(task.retries))
     if missing:
         raise missing[0].error
     scores = scorer.score(table.select(scored))

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rayrec.data.errors import DataUnavailable
+
 
 class TrainError(ValueError):
     """A run that ended before its end; the message names the cause and what to do."""
@@ -56,7 +58,7 @@ def _raised_in(error: BaseException) -> str:
 
 def is_retryable(error: BaseException) -> bool:
     """Whether a new attempt may end otherwise: lost workers and faults of storage or network, never a wrong input."""
-    if is_lost_peer(error) or _is_lost_by_ray(error):
+    if is_lost_peer(error) or _is_lost_by_ray(error) or isinstance(error, DataUnavailable):
         return True
     if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)):
         return False

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -14,7 +19,15 @@ import pytest
 from moto.server import ThreadedMotoServer
 from rich.console import Console
 
-from rayrec.data import Cursor, DataError, Manifest, build_vocabulary, write_vocabulary
+from rayrec.data import (
+    BadRows,
+    Cursor,
+    DataError,
+    Manifest,
+    ReadOptions,
+    build_vocabulary,
+    write_vocabulary,
+)
 from rayrec.data.storage.locations import locate, open_filesystem, plain_path
 from rayrec.data.tools.convert import convert
 from rayrec.data.tools.inspect import inspect
@@ -119,6 +132,99 @@ def test_a_run_trains_and_evaluates_on_s3(uri: str, tmp_path: Path) -> None:
     result = Trainer(parse_config(raw), display=Display(Console(file=io.StringIO()))).fit()
     assert result.eval is not None
     assert (result.train["samples"], result.eval["samples"]) == (300, 300)
+
+
+class Door:
+    """Forwards connections to a server, until it is shut: then those that are open break and new ones are refused."""
+
+    def __init__(self, server: str) -> None:
+        host, port = server.split(":")
+        self._server, self._threads = (host, int(port)), []
+        self._listening = self._listen(0)
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+
+    def _listen(self, port: int) -> socket.socket:
+        listening = socket.socket()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
+        listening.listen(64)
+        threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
+        return listening
+
+    def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                near, _ = listening.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._server)  # the server itself goes on
+            self._open += [near, far]
+            for a, b in ((near, far), (far, near)):
+                threading.Thread(target=_pump, args=(a, b), daemon=True).start()
+
+    def shut(self) -> None:
+        port = self._listening.getsockname()[1]
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self.address = f"127.0.0.1:{port}"
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self._open.clear()
+
+    def reopen(self) -> None:
+        self._listening = self._listen(int(self.address.split(":")[1]))
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while some := source.recv(1 << 16):
+            sink.sendall(some)
+        sink.shutdown(socket.SHUT_WR)
+
+
+def outage(
+    uri: str, server: str, reader: str, policy: Literal["error", "skip"], seconds: float
+) -> tuple[list[int], int]:
+    """The rows of an epoch in whose midst the storage is away, and how many were skipped."""
+    door = Door(server)
+    remote = uri.replace(server, door.address)
+    manifest = Manifest.read(remote, SCHEMA, window_rows=30)
+    options = ReadOptions(
+        reader=reader,  # type: ignore[arg-type]
+        prefetch_batches=1,
+        concurrent_reads=1,
+        bad_rows=BadRows(policy=policy),
+    )
+    ids: list[int] = []
+    with stream(manifest, Cursor.start(0), 0, 1, options=options, batch_rows=20) as batches:
+        for number, (batch, _) in enumerate(batches):
+            ids += batch.sparse["row"].values().tolist()
+            if number == 2:
+                door.shut()
+                threading.Timer(seconds, door.reopen).start()
+        door.shut()
+        return ids, batches.skipped.count
+
+
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_an_outage_is_waited_for(uri: str, server: str, policy: Literal["error", "skip"]) -> None:
+    ids, skipped = outage(uri, server, "local", policy, 2.0)
+    assert sorted(ids) == list(range(600)) and skipped == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["error", "skip"])
+@pytest.mark.parametrize("reader", ["ray", "local"])
+def test_an_outage_of_20_s_costs_no_row(
+    uri: str, server: str, policy: Literal["error", "skip"], reader: str, running_ray: None
+) -> None:
+    started = time.monotonic()
+    ids, skipped = outage(uri, server, reader, policy, 20.0)
+    assert sorted(ids) == list(range(600)) and skipped == 0
+    assert time.monotonic() - started > 20
 
 
 def test_a_file_that_changes_or_goes_is_noticed(uri: str) -> None:

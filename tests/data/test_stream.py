@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import decimal
+import pickle
 import threading
 import time
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +18,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data import BadRows, BatchStream, Cursor, DataError, Manifest, ReadOptions, empty_batch
+from rayrec.data import BadRows, BatchStream, Cursor, DataError, DataUnavailable, Manifest, ReadOptions, empty_batch
 from rayrec.data.order.cursor import RankCursor
 from rayrec.data.storage import retries
 from rayrec.data.stream import readers
 from rayrec.data.stream.reading import Piece
 from rayrec.models.batch import Batch
+from rayrec.train.errors import is_retryable
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
 
 LOCAL, RAY, AUTO = (ReadOptions(reader=reader, cpus_per_read=0.25) for reader in ("local", "ray", "auto"))
@@ -408,6 +411,35 @@ def test_reads_that_fail_for_a_moment_are_tried_again(tmp_path: Path, monkeypatc
         with pytest.raises(DataError, match="connection reset") as caught:
             list(batches)
         assert caught.value.file == str(tmp_path / "part-000.parquet")
+
+
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_patience_ends_with_an_error_that_another_attempt_may_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Literal["error", "skip"]
+) -> None:
+    """Storage that is away takes no row for a bad one."""
+    manifest = Manifest.read(str(write(tmp_path, [100])), SCHEMA)
+    monkeypatch.setattr(retries, "FIRST_WAIT_S", 0.001)
+    asked: list[str] = []
+
+    class Away(pafs.LocalFileSystem):
+        def open_input_file(self, path: str):
+            raise OSError("connection refused")
+
+        def get_file_info(self, path: str):
+            asked.append(path)
+            raise OSError("connection refused")
+
+    for module in ("opening", "retries"):
+        monkeypatch.setattr(f"rayrec.data.storage.{module}.open_filesystem", lambda uri: (Away(), uri))
+    options = ReadOptions(reader="local", retries=0, patience_s=0.2, bad_rows=BadRows(policy=policy))
+    with stream(manifest, Cursor.start(0), 0, 1, options=options) as batches:
+        with pytest.raises(DataUnavailable, match=r"has not answered for 0.2 s: .*connection refused") as caught:
+            list(batches)
+        assert batches.skipped.count == 0
+    assert len(asked) > 3 and is_retryable(caught.value) and not is_retryable(DataError("wrong"))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert type(again) is DataUnavailable and str(again) == str(caught.value)
 
 
 INT32, UINT64 = pa.array(range(40), pa.int32()), pa.array(range(40), pa.uint64())

@@ -20,8 +20,7 @@ from rayrec.data.source.footer_cache import FooterCache
 from rayrec.data.source.footers import FileFacts
 from rayrec.data.source.manifest import WINDOW_ROWS, Manifest
 from rayrec.data.source.slices import passing, read_slices, slices_of
-
-READ_RETRIES = 3
+from rayrec.data.storage.retries import Patience
 
 
 @dataclass(frozen=True)
@@ -153,6 +152,6 @@ def rows_that_pass(manifest: Manifest) -> int:
     columns = tuple((name, kind) for name, kind in manifest.columns if name in asked)
     count = 0
     for window in manifest.windows:
-        table, missing = read_slices(slices_of(manifest, window), columns, READ_RETRIES)
+        table, missing = read_slices(slices_of(manifest, window), columns, Patience())
         count += int(np.count_nonzero(passing(table, missing, manifest.filters)))
     return count

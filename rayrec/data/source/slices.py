@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -15,13 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.data.errors import DataError
+from rayrec.data.errors import DataError, DataUnavailable
 from rayrec.data.mapping.arrow_types import without_views
 from rayrec.data.source.filters import Condition, Mask, rows_that_pass
 from rayrec.data.source.footers import Partition
 from rayrec.data.source.manifest import Manifest, Slice, Window
 from rayrec.data.storage.opening import open_parquet, unreadable
-from rayrec.data.storage.retries import with_retries
+from rayrec.data.storage.retries import Patience, with_patience
 
 I64 = npt.NDArray[np.int64]
 Columns = tuple[tuple[str, pa.DataType], ...]
@@ -84,24 +85,29 @@ def within(slices: Sequence[FileSlice], start: int, stop: int) -> Iterator[FileS
 
 
 def read_slices(
-    slices: Sequence[FileSlice], columns: Columns, retries: int, streams: RowGroupStreams | None = None
+    slices: Sequence[FileSlice], columns: Columns, patience: Patience, streams: RowGroupStreams | None = None
 ) -> tuple[pa.Table, list[Unreadable]]:
     """The rows of all slices; neighbours in one file are read by one call.
 
     Args:
         columns: names and types, as in the manifest.
-        retries: how often a read that fails is tried again.
+        patience: with reads that fail.
         streams: row groups that were decoded in part before; without, each slice is decoded from its group's start.
+
+    Raises:
+        DataUnavailable: the storage does not answer.
     """
     streams = streams or RowGroupStreams()
     tables: list[pa.Table] = []
     missing: list[Unreadable] = []
     at = 0
-    for _, parts in groupby(slices, key=lambda part: part.uri):
+    for uri, parts in groupby(slices, key=lambda part: part.uri):
         same_file = list(parts)
         rows = sum(part.rows for part in same_file)
         try:
-            tables += with_retries(lambda some=same_file: _read_file(some, columns, streams), retries)  # type: ignore[misc]
+            tables += with_patience(partial(_read_file, same_file, columns, streams), uri, patience)
+        except DataUnavailable:
+            raise  # the rows may be good
         except DataError as error:
             tables.append(pa.table({name: pa.nulls(rows, kind) for name, kind in columns}))
             missing.append(Unreadable(at, at + rows, error))

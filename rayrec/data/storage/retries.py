@@ -1,37 +1,85 @@
-"""Tries again what may have failed for a passing reason: a network, a storage service that is busy."""
+"""Tries again what may have failed for a passing reason: a network, a storage service that is busy, or away."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
-from rayrec.data.errors import DataError
+from rayrec.data.errors import DataError, DataUnavailable
+from rayrec.data.storage.locations import open_filesystem
 
 T = TypeVar("T")
 
 FIRST_WAIT_S = 0.25
-LONGEST_WAIT_S = 8.0
+LONGEST_WAIT_S = 4.0
 
 
-def with_retries(work: Callable[[], T], retries: int) -> T:
-    """The result of `work`, tried again after a wait that doubles when a read failed for a reason that may pass.
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to go on.
+
+    Args:
+        retries: tries of a read that fails while its storage answers.
+        outage_s: seconds to wait for storage that does not answer.
+    """
+
+    retries: int = 3
+    outage_s: float = 60.0
+
+
+def with_patience(work: Callable[[], T], uri: str, patience: Patience) -> T:
+    """The result of `work`, tried again after waits that double when a read failed for a reason that may pass.
+
+    A file whose storage answers is wrong after a few tries; storage that does not answer is waited for.
+
+    Args:
+        uri: of the file that is read.
 
     Raises:
+        DataUnavailable: the storage did not answer for `patience.outage_s`.
         DataError: what the last try raised.
     """
-    wait_s = FIRST_WAIT_S
-    for _ in range(retries):
+    failures, wait_s = 0, FIRST_WAIT_S
+    away_since: float | None = None
+    while True:
         try:
             return work()
         except DataError as error:
             if not _may_pass(error):
                 raise
+            if _answers(uri):
+                failures, away_since = failures + 1, None
+                if failures > patience.retries:
+                    raise
+            else:
+                away_since = away_since or time.monotonic()
+                if time.monotonic() - away_since >= patience.outage_s:
+                    raise _unavailable(error, uri, patience) from error
         time.sleep(wait_s * random.uniform(0.5, 1.0))  # ranks that failed together should not come back together
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-    return work()
 
 
 def _may_pass(error: DataError) -> bool:
     return isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError)
+
+
+def _answers(uri: str) -> bool:
+    """Whether the storage of a file says anything about it, be it that there is none."""
+    try:
+        filesystem, path = open_filesystem(uri)
+        filesystem.get_file_info(path)
+    except (OSError, DataError):
+        return False
+    return True
+
+
+def _unavailable(error: DataError, uri: str, patience: Patience) -> DataUnavailable:
+    return DataUnavailable(
+        f"the storage has not answered for {patience.outage_s:g} s: {error.problem}",
+        file=uri,
+        fix="check storage and network, then start the run again: it goes on at its last checkpoint; "
+        "data.read.patience_s is how long it waits",
+    )

@@ -17,6 +17,7 @@ from rayrec.data.options import ReadOptions
 from rayrec.data.order.cursor import Cursor, RankCursor, open_rank
 from rayrec.data.order.epoch import EpochOrder, count, dealt, steps_of
 from rayrec.data.source.manifest import Manifest
+from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.batching import Skipped, make_batches, make_steps
 from rayrec.data.stream.prefetch import Prefetcher
 from rayrec.data.stream.readers import choose
@@ -105,7 +106,7 @@ class BatchStream:
             seed,
             cursor.epoch,
             shuffle,
-            options.retries,
+            Patience(options.retries, options.patience_s),
             options.bad_rows,
             manifest.filters,
             negative_rate,
@@ -130,7 +131,7 @@ class BatchStream:
         return self
 
     def __next__(self) -> Item:
-        batch, cursor = self._ahead.take(self._options.stall_timeout_s)
+        batch, cursor = self._ahead.take(self._options.longest_wait_s)
         self._given, self._read = self._given + batch.rows, cursor.rows
         return batch, cursor
 

@@ -49,7 +49,7 @@ def read_auto(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> 
     try:
         yield from read_local(pieces[:head], recipe, options)
         if coming is not None:
-            yield from coming.each(options.stall_timeout_s)
+            yield from coming.each(options.longest_wait_s)
     finally:
         if coming is not None:
             coming.close()

@@ -32,6 +32,7 @@ from rayrec.data.source.slices import (
     slices_of,
     within,
 )
+from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.records import PROBLEM, no_problems, to_array
 
 I64 = npt.NDArray[np.int64]
@@ -75,7 +76,7 @@ class Recipe:
         columns: names and types of what is read.
         schema, rows_of: how it is mapped.
         seed, epoch, shuffle: how its rows are ordered.
-        retries: how often a failing read is tried again.
+        patience: with reads that fail.
         bad_rows: what is told of bad rows.
         filters: what rows are asked; others are left out.
         negative_rate: the part of the negatives that is read.
@@ -87,7 +88,7 @@ class Recipe:
     seed: int
     epoch: int
     shuffle: bool
-    retries: int
+    patience: Patience
     bad_rows: BadRows
     filters: tuple[Condition, ...] = ()
     negative_rate: float = 1.0
@@ -160,7 +161,7 @@ def _mapped(piece: Piece, recipe: Recipe, streams: RowGroupStreams | None) -> tu
     else:
         first = piece.parts[0][0]
         slices, order = tuple(within(slices, first, piece.parts[-1][1])), order - first
-    table, missing = read_slices(slices, recipe.columns, recipe.retries, streams)
+    table, missing = read_slices(slices, recipe.columns, recipe.patience, streams)
     ends = None
     if recipe.leaves_out:
         mask = passing(table, missing, recipe.filters) & _drawn(table, piece.window, first, recipe)
@@ -194,12 +195,11 @@ def read_rows(
     slices: Sequence[FileSlice],
     columns: Columns,
     filters: Sequence[Condition],
-    retries: int = 3,
     *,
     redact: bool = False,
 ) -> tuple[pa.Table, Problems]:
     """The rows of a window that pass the filters, as they lie in the files, and what could not be read of them."""
-    table, missing = read_slices(slices, columns, retries)
+    table, missing = read_slices(slices, columns, Patience())
     kept = np.flatnonzero(passing(table, missing, filters)) if filters else None
     problems = _problems(Origin(tuple(slices), kept), missing, kept, redact)
     return (table if kept is None else table.take(pa.array(kept))), problems
