@@ -179,6 +179,14 @@ def test_a_process_that_reads_rows_loads_no_torch() -> None:
     assert done.returncode == 0, done.stderr or "rayrec.data.stream.ray_reader imports torch"
 
 
+def test_what_ray_trains_controller_imports_of_ours_is_light() -> None:
+    """It is a process of its own, whose imports every start and restart waits for."""
+    modules = "rayrec.train.driver.failures, rayrec.train.worker.start, rayrec.train.run_log"
+    code = f"import sys, {modules}; sys.exit(bool({{'torch', 'pyarrow', 'pydantic'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr or f"one of {modules} imports torch, pyarrow or pydantic"
+
+
 def test_the_reader_sees_through_aliases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     file = tmp_path / "rayrec" / "train" / "x.py"

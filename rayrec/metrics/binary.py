@@ -7,34 +7,38 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torchmetrics
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rayrec.distributed.comm import all_reduce
-from rayrec.metrics.histogram import LogitBins, binned_auc
+from rayrec.metrics.histogram import LogitBins, binned_auc, binned_auprc
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
 
-class _Sums(torchmetrics.Metric):
+TOTALS = 5  # weighted log loss (nats), predicted probabilities, examples, squared and absolute error
+
+
+class _Sums(torch.nn.Module):
     """The sums that every metric of T labels follows from; they add up over batches and ranks.
 
     Sums of weights that are whole numbers are exact up to 2**53.
     """
 
-    full_state_update = False
     counts: torch.Tensor  # float64 [T, 2, bins]: weight of the examples by label and by bin of their logit
-    totals: torch.Tensor  # float64 [T, 3]: weighted log loss (nats), weighted predicted probabilities, examples
+    totals: torch.Tensor  # float64 [T, TOTALS]
     first_cell: torch.Tensor  # int64 [T]: where each label's counts start
 
     def __init__(self, num_labels: int, bins: LogitBins, may_be_unseen: bool) -> None:
-        super().__init__(sync_on_compute=False)  # ranks are summed by BinaryMetrics, through rayrec's own collectives
+        super().__init__()
         self.bins, self.may_be_unseen = bins, may_be_unseen
-        counts, totals = torch.zeros(num_labels, 2, bins.count), torch.zeros(num_labels, 3)
-        self.add_state("counts", counts.double(), dist_reduce_fx="sum")
-        self.add_state("totals", totals.double(), dist_reduce_fx="sum")
+        self.register_buffer("counts", torch.zeros(num_labels, 2, bins.count, dtype=torch.float64))
+        self.register_buffer("totals", torch.zeros(num_labels, TOTALS, dtype=torch.float64))
         self.register_buffer("first_cell", torch.arange(num_labels) * 2 * bins.count, persistent=False)
+
+    def reset(self) -> None:
+        self.counts.zero_()
+        self.totals.zero_()
 
     def update(self, logits_BT: torch.Tensor, labels_BT: torch.Tensor, weights_B: torch.Tensor | None) -> None:
         logits_BT, labels_BT = logits_BT.detach().double(), labels_BT.detach().double()
@@ -48,11 +52,11 @@ class _Sums(torchmetrics.Metric):
             cell_BT += self.first_cell
         self.counts.view(-1).scatter_add_(0, cell_BT.view(-1), weights_BT.reshape(-1))
         loss_BT = binary_cross_entropy_with_logits(logits_BT, labels_BT, weights_BT, reduction="none")
-        predicted_BT = torch.sigmoid(logits_BT).mul_(weights_BT)
-        self.totals += torch.stack((loss_BT.sum(0), predicted_BT.sum(0), rows_T), dim=1)
-
-    def compute(self) -> list[dict[str, float | int | None]]:
-        return [_figures(*of_label) for of_label in zip(self.counts, self.totals, strict=True)]
+        predicted_BT = torch.sigmoid(logits_BT)
+        error_BT = (predicted_BT - labels_BT).abs_()
+        sums = [loss_BT.sum(0), (predicted_BT * weights_BT).sum(0), rows_T]
+        sums += [(error_BT.square() * weights_BT).sum(0), (error_BT * weights_BT).sum(0)]
+        self.totals += torch.stack(sums, dim=1)
 
 
 class BinaryMetrics:
@@ -67,6 +71,9 @@ class BinaryMetrics:
     - `logloss`: mean log loss, in nats.
     - `calibration`: sum of predictions over sum of labels; 1 is calibrated.
     - `samples`: examples seen.
+    - `auprc`: area under the precision-recall curve (average precision), from the same histogram.
+    - `accuracy`, `precision`, `recall`: of calling an example positive from a probability of 0.5 on; exact.
+    - `ctr`: the share of positives. `mse`, `mae`: mean squared and absolute error of the probabilities.
     - `tasks`, for a model with several labels: all of the above for each label, by name; the first label's stand above.
 
     With weights, every sum over examples is a weighted one: an example of weight 2 counts as two of them. Only
@@ -139,7 +146,7 @@ class BinaryMetrics:
         self._sums.reset()
 
     def state(self, group: dist.ProcessGroup | None = None) -> dict[str, torch.Tensor]:
-        """A copy of the state, on the CPU, for a checkpoint: `counts` [T, 2, bins], `totals` [T, 3], both float64.
+        """A copy of the state, on the CPU, for a checkpoint: `counts` [T, 2, bins], `totals` [T, 5], both float64.
 
         States add up: that of a run is the sum over its ranks. With a `group` it is that sum (collective like
         `compute`), and belongs to one rank of the resumed run, whatever the number of ranks; the others start empty.
@@ -170,10 +177,10 @@ class BinaryMetrics:
 
 
 def _figures(counts: torch.Tensor, totals: torch.Tensor) -> dict[str, float | int | None]:
-    """The metrics that counts [2, bins] and totals [3] stand for, as `BinaryMetrics.compute` documents them."""
+    """The metrics that counts [2, bins] and totals [5] stand for, as `BinaryMetrics.compute` documents them."""
     negatives, positives = (float(weight) for weight in counts.sum(1))
     weight = negatives + positives
-    loss_sum, prediction_sum, samples = (float(total) for total in totals)
+    loss_sum, prediction_sum, samples, squares, absolutes = (float(total) for total in totals)
     sound = weight > 0 and math.isfinite(loss_sum)
     logloss = loss_sum / weight if sound else None
     base_entropy = _entropy(positives / weight) if weight else 0.0
@@ -184,6 +191,22 @@ def _figures(counts: torch.Tensor, totals: torch.Tensor) -> dict[str, float | in
         "logloss": logloss,
         "calibration": prediction_sum / positives if sound and positives else None,
         "samples": int(samples),
+        "auprc": binned_auprc(counts[0], counts[1]) if sound else None,
+        **_at_half(counts, weight if sound else 0.0),
+        "ctr": positives / weight if sound else None,
+        "mse": squares / weight if sound else None,
+        "mae": absolutes / weight if sound else None,
+    }
+
+
+def _at_half(counts: torch.Tensor, weight: float) -> dict[str, float | None]:
+    """Of calling an example positive from a probability of 0.5 on, which is where a bin starts: exact."""
+    middle = counts.shape[1] // 2
+    (below, above), (missed, found) = ((float(c[:middle].sum()), float(c[middle:].sum())) for c in counts)
+    return {
+        "accuracy": (below + found) / weight if weight else None,
+        "precision": found / (found + above) if weight and found + above else None,
+        "recall": found / (found + missed) if weight and found + missed else None,
     }
 
 

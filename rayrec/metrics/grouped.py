@@ -26,12 +26,16 @@ class GroupedAuc:
     impressions and pairs are weighted as well. It is exact whatever ranks a group's rows came to: the rows are kept (12
     bytes each and 8 more for every label), and in `compute` each group's are brought to one rank.
 
+    Beside it, how good the first k of each group are, over the groups with a positive, each counting alike: NDCG@k
+    (Järvelin & Kekäläinen 2002, gains 0 and 1) and recall@k. Of equal logits the negatives come first.
+
     Args:
         names: of T labels, for a model with several; None for one label.
+        k: how many of a group are looked at.
     """
 
-    def __init__(self, names: Sequence[str] | None = None) -> None:
-        self._names = names
+    def __init__(self, names: Sequence[str] | None = None, k: int = 10) -> None:
+        self._names, self._k = names, k
         self._width = 1 + 2 * (1 if names is None else len(names))
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
@@ -54,7 +58,8 @@ class GroupedAuc:
         self._values.append(torch.cat([column.float().cpu() for column in columns], dim=1))
 
     def compute(self, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
-        """`gauc`, and `groups`, how many had both labels; with several labels the first one's, and all in `tasks`.
+        """`gauc`, and `groups`, how many had both labels; `ndcg@k` and `recall@k`; with several labels the first one's,
+        and all in `tasks`.
 
         `gauc` is None where no group has both labels, or a logit is not finite.
 
@@ -63,11 +68,16 @@ class GroupedAuc:
         """
         keys, values = self._gathered(group)
         weights, logits, labels = values[:, 0], *np.split(values[:, 1:], 2, axis=1)
-        sums = [_sums(keys, logits[:, t], labels[:, t], weights) for t in range(logits.shape[1])]
-        figures = []
-        for total, impressions, groups in all_reduce(torch.tensor(sums, dtype=torch.float64), group).tolist():
+        columns = [(keys, logits[:, t], labels[:, t], weights) for t in range(logits.shape[1])]
+        sums = [(*_sums(*of), *_first_sums(*of, self._k)) for of in columns]
+        figures: list[dict[str, Any]] = []
+        for total, impressions, groups, *first in all_reduce(torch.tensor(sums, dtype=torch.float64), group).tolist():
             defined = impressions > 0 and np.isfinite(total)
             figures.append({"gauc": total / impressions if defined else None, "groups": int(groups)})
+            ndcg, recall, asked = first
+            known = asked > 0 and np.isfinite(total)
+            figures[-1][f"ndcg@{self._k}"] = ndcg / asked if known else None
+            figures[-1][f"recall@{self._k}"] = recall / asked if known else None
         if self._names is None:
             return figures[0]
         return {**figures[0], "tasks": dict(zip(self._names, figures, strict=True))}
@@ -121,3 +131,28 @@ def _sums(
     impressions = (all_positives + all_negatives)[both]
     areas = won[both] / (all_positives * all_negatives)[both]
     return float(areas @ impressions), float(impressions.sum()), int(both.sum())
+
+
+def _first_sums(
+    keys: npt.NDArray[np.int64],
+    logits: npt.NDArray[np.float32],
+    labels: npt.NDArray[np.float32],
+    weights: npt.NDArray[np.float32],
+    k: int,
+) -> tuple[float, float, int]:
+    """(Σ NDCG@k, Σ recall@k, groups) over the groups that have a positive."""
+    seen = ~np.isnan(labels) & (weights > 0)
+    if not seen.any() or not np.isfinite(logits[seen]).all():
+        return 0.0, 0.0, 0
+    positive = labels[seen] > 0.5
+    order = np.lexsort((positive, -logits[seen], keys[seen]))
+    keys, positive = keys[seen][order], positive[order]
+    starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+    place = np.arange(len(keys)) - np.repeat(starts, np.diff(np.append(starts, len(keys))))
+    gain: F64 = np.where(place < k, 1 / np.log2(place + 2), 0.0)
+    totals = np.add.reduceat(positive.astype(np.int64), starts)
+    dcg = np.add.reduceat(gain * positive, starts)
+    found = np.add.reduceat((positive & (place < k)).astype(np.float64), starts)
+    ideal = np.concatenate(([0.0], np.cumsum(1 / np.log2(np.arange(k) + 2))))[np.minimum(totals, k)]
+    asked = totals > 0
+    return float((dcg[asked] / ideal[asked]).sum()), float((found[asked] / totals[asked]).sum()), int(asked.sum())

@@ -52,3 +52,19 @@ def binned_auc(negatives: torch.Tensor, positives: torch.Tensor) -> tuple[float,
     pairs = total_negatives * total_positives
     tied = float((positives * negatives).sum())
     return (float((positives * below).sum()) + tied / 2) / pairs, tied / 2 / pairs
+
+
+def binned_auprc(negatives: torch.Tensor, positives: torch.Tensor) -> float | None:
+    """The average precision of two binned classes: the sum over bins, from the highest score down, of the precision so
+    far times the recall gained. None without a positive.
+
+    Args:
+        negatives, positives: as for `binned_auc`.
+    """
+    total = float(positives.sum())
+    if not total:
+        return None
+    gained = positives.flip(0)
+    found = gained.cumsum(0)
+    called = found + negatives.flip(0).cumsum(0)
+    return float((gained * found / called.clamp_min(torch.finfo(called.dtype).tiny)).sum()) / total

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchmetrics.classification import BinaryAveragePrecision
 
 from rayrec.distributed.comm import count_collectives
 from rayrec.metrics import BinaryMetrics, LogitBins
@@ -26,6 +27,15 @@ def exact_auc(logits: np.ndarray, labels: np.ndarray) -> float:
     return (mean_rank[rank][labels == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives)
 
 
+FIGURES = (
+    "auc", "ne", "logloss", "calibration", "samples", "auprc", "accuracy", "precision", "recall", "ctr", "mse", "mae"
+)  # fmt: skip
+
+
+def undefined(samples: int) -> dict[str, int | None]:
+    return {**dict.fromkeys(FIGURES), "samples": samples}
+
+
 def exact_metrics(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     p = np.exp(-np.logaddexp(0, -logits.astype(np.float64)))
     logloss = np.mean(np.logaddexp(0, np.where(labels == 1, -1, 1) * logits.astype(np.float64)))
@@ -36,6 +46,13 @@ def exact_metrics(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         "logloss": logloss,
         "calibration": p.sum() / labels.sum(),
         "samples": len(labels),
+        "auprc": float(BinaryAveragePrecision()(torch.from_numpy(logits), torch.from_numpy(labels).long())),
+        "accuracy": float(((p >= 0.5) == labels).mean()),
+        "precision": float(labels[p >= 0.5].mean()),
+        "recall": float((p >= 0.5)[labels == 1].mean()),
+        "ctr": rate,
+        "mse": float(((p - labels) ** 2).mean()),
+        "mae": float(np.abs(p - labels).mean()),
     }
 
 
@@ -55,6 +72,7 @@ def test_equals_exact_metrics(spread: float) -> None:
         metrics.update(logits[start : start + 3_000], labels[start : start + 3_000])
     figures, exact = metrics.compute(), exact_metrics(logits.numpy(), labels.numpy())
     assert figures.pop("auc") == pytest.approx(exact.pop("auc"), abs=1e-6)
+    assert figures.pop("auprc") == pytest.approx(exact.pop("auprc"), abs=1e-4)
     assert figures == pytest.approx(exact, rel=1e-6)
     bound = metrics.auc_error_bound()
     assert bound is not None and bound < 1e-3
@@ -97,7 +115,7 @@ def test_several_labels_are_measured_apart() -> None:
 def test_weights_of_zero_leave_nothing_to_measure() -> None:
     metrics = BinaryMetrics()
     metrics.update(torch.zeros(3), torch.tensor([0.0, 1.0, 1.0]), torch.zeros(3))
-    assert metrics.compute() == {"auc": None, "ne": None, "logloss": None, "calibration": None, "samples": 3}
+    assert metrics.compute() == undefined(3)
 
 
 logit_values = st.floats(-50, 50, width=32) | st.sampled_from([-1.0, 0.0, 0.25])
@@ -142,7 +160,7 @@ def test_bins_ascend_and_hold_every_float() -> None:
 
 def test_nothing_seen() -> None:
     metrics = BinaryMetrics()
-    nothing = {"auc": None, "ne": None, "logloss": None, "calibration": None, "samples": 0}
+    nothing = undefined(0)
     assert metrics.compute() == nothing
     metrics.update(torch.empty(0), torch.empty(0))
     assert metrics.compute() == nothing and metrics.auc_error_bound() is None
@@ -163,7 +181,7 @@ def test_a_diverged_model_has_no_figures_but_valid_json(wrong: float) -> None:
     metrics = BinaryMetrics()
     metrics.update(torch.tensor([0.0, wrong, 1.0]), torch.tensor([0.0, 1.0, 1.0]))
     figures = metrics.compute()
-    assert figures == {"auc": None, "ne": None, "logloss": None, "calibration": None, "samples": 3}
+    assert figures == undefined(3)
     json.dumps(figures, allow_nan=False)
 
 

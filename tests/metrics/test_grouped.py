@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchmetrics.retrieval import RetrievalNormalizedDCG, RetrievalRecall
 
 from rayrec.metrics import BinaryMetrics, BucketedMetrics, GroupedAuc
 from rayrec.metrics.buckets import MOST_BUCKETS
@@ -63,6 +64,20 @@ def test_equals_the_groups_taken_one_by_one(count: int, groups: int, seed: int) 
     assert found["gauc"] == (None if expected[0] is None else pytest.approx(expected[0], rel=1e-9))
 
 
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_the_first_k_of_each_group_against_torchmetrics(k: int) -> None:
+    """Without ties, which it orders as they come; a group without a positive is left out by both."""
+    keys, logits, labels, _ = rows_of(400, 30, seed=8)
+    logits = logits + torch.arange(400) * 1e-3
+    metric = GroupedAuc(k=k)
+    metric.update(keys, logits, labels)
+    found = metric.compute()
+    groups = torch.unique(keys, return_inverse=True)[1]
+    for name, theirs in ((f"ndcg@{k}", RetrievalNormalizedDCG), (f"recall@{k}", RetrievalRecall)):
+        expected = theirs(top_k=k, empty_target_action="skip")(logits, labels.long(), indexes=groups)
+        assert found[name] == pytest.approx(float(expected), rel=1e-6)
+
+
 def gauc_of_rank(group: dist.ProcessGroup, rows: Rows) -> dict[str, Any]:
     """The last rank has no rows; a group's rows are on several others."""
     metric = GroupedAuc()
@@ -97,9 +112,11 @@ def test_several_labels_and_rows_that_were_not_observed() -> None:
 
 def test_nothing_to_compare() -> None:
     metric = GroupedAuc()
-    assert metric.compute() == {"gauc": None, "groups": 0}
+    assert metric.compute() == {"gauc": None, "groups": 0, "ndcg@10": None, "recall@10": None}
     metric.update(torch.tensor([1, 2]), torch.zeros(2), torch.tensor([0.0, 1.0]))
-    assert metric.compute() == {"gauc": None, "groups": 0}, "no group has both labels"
+    found = metric.compute()
+    assert (found["gauc"], found["groups"]) == (None, 0), "no group has both labels"
+    assert (found["ndcg@10"], found["recall@10"]) == (1.0, 1.0)
     metric.update(torch.tensor([1]), torch.tensor([math.inf]), torch.tensor([1.0]))
     assert metric.compute()["gauc"] is None
 

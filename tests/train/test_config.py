@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,7 +13,7 @@ from rayrec.train import ConfigError, TrainConfig, load_config
 from rayrec.train.config.file import apply_override, parse_config, read_yaml
 from rayrec.train.config.reference import config_reference
 from rayrec.train.paths import resolved
-from tests.train.small import RAW
+from tests.train.small import RAW, raw_config
 
 
 def problem(*overrides: str) -> str:
@@ -198,3 +200,26 @@ def test_the_reference_has_every_field_with_its_meaning() -> None:
     assert fields["trainer.batch_size"][:2] == ["integer ≥ 1", "`1024`"]
     own = {path: cells for path, cells in fields.items() if not path.startswith("schema.")}
     assert not [path for path, cells in own.items() if not cells[2]]
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (
+            {"dense_arc": [8], "over_arch": [1]},
+            r"model\.args\.dense_arc: model dlrm has no such argument; did you mean 'dense_arch'",
+        ),
+        ({"over_arch": [1]}, r"model\.args\.dense_arch: model dlrm needs it"),
+        ({"dense_arch": [8], "over_arch": [1], "dropout": "much"}, r"model\.args\.dropout: model dlrm: .*number"),
+        ({"dense_arch": 8, "over_arch": [1]}, r"model\.args\.dense_arch: model dlrm: .*sequence"),
+    ],
+)
+def test_arguments_of_a_built_in_model_are_checked_by_name_and_type(args: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        parse_config(raw_config(Path("/nowhere"), model={"name": "dlrm", "args": args}))
+
+
+def test_the_reference_lists_the_models_own_arguments() -> None:
+    text = config_reference()
+    assert "| `model.args.cross_layers` | integer | `3` |" in text
+    assert re.search(r"\| `model\.args\.dense_arch` \| list of integer \| required \| .*\(dlrm", text)

@@ -16,7 +16,7 @@ from ray.exceptions import RayActorError
 from rich.console import Console
 
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.launch import failure_reason, too_often
+from rayrec.train.driver.failures import failure_reason, too_often
 from rayrec.train.driver.plan_table import bytes_text, plan_table
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.signals import StopSignals, listening, run_beside

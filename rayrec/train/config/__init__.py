@@ -18,11 +18,11 @@ from rayrec.train.config.spec import (
     TableConfig,
     TrainConfig,
 )
-from rayrec.train.config.trainer import HIGHER_IS_BETTER, EarlyStoppingConfig, GuardsConfig, TrainerConfig
+from rayrec.train.config.trainer import LOWER_IS_BETTER, EarlyStoppingConfig, GuardsConfig, TrainerConfig
 
 __all__ = [
-    "HIGHER_IS_BETTER",
     "KERNELS",
+    "LOWER_IS_BETTER",
     "SHARDING_TYPES",
     "ConstraintConfig",
     "DataConfig",

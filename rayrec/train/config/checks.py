@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic_core import PydanticCustomError
 
 from rayrec.data import DataSet
+from rayrec.models import MODELS
 
 if TYPE_CHECKING:
     from rayrec.train.config import TrainConfig
@@ -23,6 +24,7 @@ def check_config(config: TrainConfig) -> None:
     """
     _check_tables(config)
     _check_constraints(config)
+    _check_model_args(config)
     _check_dlrm(config)
     _check_trainer(config)
     if config.data.shuffle == "none" and not isinstance(config.data.train, DataSet):
@@ -80,6 +82,24 @@ def _check_constraints(config: TrainConfig) -> None:
                 f"sharding.constraints.{name}",
                 f"there is no table {name!r}{suggestion(name, names)} (tables: {', '.join(names)})",
             )
+
+
+def _check_model_args(config: TrainConfig) -> None:
+    from rayrec.train.config.model_args import args_of, wrong_args
+
+    name = config.model.name
+    if name not in MODELS:
+        return
+    known = list(args_of(name).model_fields)
+    for place, kind, text in wrong_args(name, config.model.args):
+        if kind == "extra_forbidden":
+            raise _refuse(
+                f"model.args.{place}",
+                f"model {name} has no such argument{suggestion(place, known)} (it takes {', '.join(known)})",
+            )
+        if kind == "missing":
+            raise _refuse(f"model.args.{place}", f"model {name} needs it (it takes {', '.join(known)})")
+        raise _refuse(f"model.args.{place}", f"model {name}: {text[0].lower()}{text[1:]}")
 
 
 def _check_dlrm(config: TrainConfig) -> None:

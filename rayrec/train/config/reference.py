@@ -25,7 +25,24 @@ def config_reference() -> str:
         model, name, field = places[0]
         meaning = _meaning(model, name, field).replace("|", "\\|")
         lines.append(f"| `{path}` | {kind} | {_default(field)} | {meaning} |")
+        if path == "model.args":
+            lines += _model_args()
     return "\n".join(lines)
+
+
+def _model_args() -> list[str]:
+    """A row for each argument of a built-in model, with what it is in each."""
+    from rayrec.train.config.model_args import all_args
+
+    lines = []
+    for name, by_model in all_args().items():
+        fields = list(by_model.values())
+        kind = " or ".join(dict.fromkeys(_field_type(field) for field in fields))
+        default = " or ".join(dict.fromkeys(_default(field) for field in fields))
+        meanings = dict.fromkeys(field.description for field in fields)
+        told = [f"{text} ({', '.join(m for m, f in by_model.items() if f.description == text)})" for text in meanings]
+        lines.append(f"| `model.args.{name}` | {kind} | {default} | {'; '.join(told)} |".replace('"', "`"))
+    return lines
 
 
 def fields_at(location: Sequence[str | int]) -> list[str]:
@@ -122,7 +139,7 @@ def _type_text(annotation: Any) -> str:
         return " or ".join(dict.fromkeys(_type_text(part) for part in args))
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in args)
-    if origin in (list, tuple):
+    if origin in (list, tuple, Sequence):
         return f"list of {_type_text(args[0])}"
     if origin is dict:
         return f"mapping of {_type_text(args[1])}"

@@ -8,8 +8,10 @@ from pydantic import Field
 
 from rayrec.train.config.section import Section
 
-Metric = Literal["auc", "gauc", "ne", "logloss", "auprc", "mse", "mae"]
-HIGHER_IS_BETTER = {"auc": True, "gauc": True, "auprc": True, "ne": False, "logloss": False, "mse": False, "mae": False}
+Metric = Literal[
+    "auc", "gauc", "ne", "logloss", "auprc", "accuracy", "precision", "recall", "mse", "mae", "ndcg@10", "recall@10"
+]  # fmt: skip
+LOWER_IS_BETTER = frozenset({"ne", "logloss", "mse", "mae"})
 
 
 class EarlyStoppingConfig(Section):

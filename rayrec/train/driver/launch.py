@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rayrec.train.driver.cluster import Cluster, await_resources, connected
 from rayrec.train.driver.console import Display
+from rayrec.train.driver.failures import failure_reason, failure_reporter, line_of
 from rayrec.train.driver.resources import Demand, demand
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted, TrainError, describe
 from rayrec.train.run_log import DirectSink, Mailbox, Record, drained
-from rayrec.train.worker.entry import work_alone, work_on_ray
-from rayrec.train.worker.session import Job
+from rayrec.train.worker.start import start_worker
+
+if TYPE_CHECKING:
+    from rayrec.train.worker.session import Job
 
 
 class Listener(Protocol):
@@ -69,6 +71,8 @@ def _stop_signals(job: Job, ask: Callable[[], object], display: Display) -> Stop
 
 
 def _run_alone(job: Job, listener: Listener, display: Display, attempts_before: int) -> None:
+    from rayrec.train.worker.entry import work_alone
+
     mailbox = Mailbox(attempts_before)
     signals = _stop_signals(job, mailbox.ask_stop, display)
     try:
@@ -126,7 +130,7 @@ def _fit(job: Job, actor: Any, need: Demand, listener: Listener, signals: StopSi
     except (KeyboardInterrupt, SystemExit):
         raise signals.interrupted("interrupted") from None
     except RayActorError as error:
-        raise TrainError(f"Ray Train's controller was lost: {_line(str(error), 400)}") from error
+        raise TrainError(f"Ray Train's controller was lost: {line_of(str(error), 400)}") from error
     except TrainingFailedError as error:
         if listener.fatal is None and listener.stopped is None:
             raise TrainError(_gave_up(error)) from error
@@ -134,6 +138,7 @@ def _fit(job: Job, actor: Any, need: Demand, listener: Listener, signals: StopSi
 
 def _torch_trainer(job: Job, actor: Any, need: Demand) -> Any:
     import ray.train
+    from ray import cloudpickle
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -143,8 +148,9 @@ def _torch_trainer(job: Job, actor: Any, need: Demand) -> Any:
     resources = {"CPU": need.cpus_per_worker, **({"GPU": 1} if need.use_gpu else {})}
     shutil.rmtree(job.files.ray_state, ignore_errors=True)
     return TorchTrainer(
-        work_on_ray,
-        train_loop_config={"job": job, "log": actor},
+        start_worker,
+        # As bytes: the controller passes the job on and need not import what it is made of.
+        train_loop_config={"job": cloudpickle.dumps(job), "log": actor},
         torch_config=TorchConfig(backend="nccl" if need.use_gpu else "gloo", timeout_s=trainer.timeout_s),
         scaling_config=ScalingConfig(
             num_workers=trainer.num_workers, use_gpu=need.use_gpu, resources_per_worker=resources
@@ -153,66 +159,9 @@ def _torch_trainer(job: Job, actor: Any, need: Demand) -> Any:
             name=job.config.name,
             storage_path=str(job.files.ray_state),
             failure_config=failures(max_failures=-1, controller_failure_limit=3),
-            callbacks=[_failure_reporter(actor, trainer.max_failures)],
+            callbacks=[failure_reporter(actor, trainer.max_failures)],
         ),
     )
-
-
-def _failure_reporter(actor: Any, max_failures: int) -> Any:
-    """Tells the driver why a worker group failed, and ends the run where it would fail again or has failed too often
-    without getting further; Ray calls it in its controller, which starts no new group after a callback has failed."""
-    import ray
-    from ray.train import UserCallback
-
-    class FailureReporter(UserCallback):
-        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-            reason = failure_reason(worker_exceptions)
-            if ray.get(actor.failed_ranks.remote(), timeout=30) or ray.get(actor.stop_asked.remote(), timeout=30):
-                raise TrainError(reason)
-            failures = ray.get(actor.failed_again.remote(), timeout=30)
-            if failures > max_failures:
-                text = too_often(failures, max_failures, reason)
-                ray.get(actor.put.remote({"kind": "fatal", "rank": 0, "error": text}), timeout=30)
-                raise TrainError(text)
-            actor.put.remote({"kind": "failure", "reason": reason})
-
-    return FailureReporter()
-
-
-def too_often(failures: int, max_failures: int, reason: str) -> str:
-    """Why a run is given up."""
-    times = "once" if failures == 1 else f"{failures} times"
-    return (
-        f"the workers failed {times} without a new checkpoint between, more often than "
-        f"trainer.max_failures={max_failures} allows; the last time: {reason}"
-    )
-
-
-def failure_reason(failures: dict[int, Exception]) -> str:
-    """One line for what happened to the workers, by rank: the lost ones, or else the errors of those that are left."""
-    lost = {rank: text for rank, error in failures.items() if (text := _death(error))}
-    if lost:
-        return ", ".join(f"worker {rank} was lost: {text}" for rank, text in sorted(lost.items()))
-    return ", ".join(f"worker {rank}: {_line(describe(error))}" for rank, error in sorted(failures.items()))
-
-
-def _death(error: Exception) -> str | None:
-    """How a worker process ended, if that is what the error says."""
-    from ray.exceptions import RayActorError
-
-    cause = getattr(error, "health_check_failure", error)
-    if not isinstance(cause, RayActorError):
-        return None
-    text = str(cause)
-    if "SIGKILL" in text or "connection error code 2" in text:
-        return "its process was killed (SIGKILL, or out of memory)"
-    found = re.search(r"The actor (?:is dead because|died)[^.\n]*", text)
-    return _line(found.group(0) if found else text)
-
-
-def _line(text: str, limit: int = 200) -> str:
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def _gave_up(error: Exception) -> str:
@@ -220,4 +169,4 @@ def _gave_up(error: Exception) -> str:
     if failures:
         return failure_reason(failures)
     cause = getattr(error, "controller_failure", error)
-    return f"Ray Train gave up: {_line(str(cause), 400)}"
+    return f"Ray Train gave up: {line_of(str(cause), 400)}"

@@ -17,7 +17,7 @@ from rayrec.train.run_log import Record
 KEPT = ("train", "eval", "event")
 CURVES = {
     "train": ("loss", "ne", "auc", "samples_per_second", "data_wait_fraction"),
-    "eval": ("auc", "gauc", "ne", "logloss", "calibration"),
+    "eval": ("auc", "gauc", "ne", "logloss", "calibration", "auprc", "accuracy", "ctr", "mse", "ndcg@10", "recall@10"),
 }
 
 

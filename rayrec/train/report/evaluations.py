@@ -13,7 +13,12 @@ FIGURES = {
     "ne": "normalized entropy",
     "logloss": "log loss",
     "calibration": "calibration",
+    "auprc": "AUPRC",
+    "accuracy": "accuracy",
+    "ndcg@10": "NDCG@10",
+    "recall@10": "recall@10",
 }
+ALWAYS = ("auc", "ne", "logloss", "calibration")
 
 
 def evaluations_table(evals: Sequence[Line]) -> str:
@@ -51,7 +56,7 @@ def by_time_table(evals: Sequence[Line]) -> str:
 
 def _shown(lines: Sequence[Line]) -> dict[str, str]:
     """The figures that some line has."""
-    return {key: title for key, title in FIGURES.items() if key != "gauc" or any("gauc" in line for line in lines)}
+    return {key: title for key, title in FIGURES.items() if key in ALWAYS or any(key in line for line in lines)}
 
 
 def _row(task: str, first: Sequence[str], line: Line, shown: Mapping[str, str], best: bool = False) -> str:

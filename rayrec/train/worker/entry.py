@@ -18,14 +18,13 @@ TASKS: dict[str, Callable[[Job, Session], dict[str, Any]]] = {"fit": fit, "evalu
 PEERS_FAIL_WITHIN_S = 1.0
 
 
-def work_on_ray(handed: dict[str, Any]) -> None:
-    """The train function of a Ray Train worker; `handed` has the `job` and the mailbox actor, `log`."""
+def work_on_ray(job: Job, mailbox: Any) -> None:
+    """One attempt in a Ray Train worker."""
     import ray.train
 
-    job: Job = handed["job"]
     context = ray.train.get_context()
     set_threads(job.config, context.get_local_world_size())
-    sink, trainer = ActorSink(handed["log"]), job.config.trainer
+    sink, trainer = ActorSink(mailbox), job.config.trainer
     rank, world_size = context.get_world_rank(), context.get_world_size()
     with Watch(sink, rank, world_size, hang_s=trainer.hang_s) as watch:
         attempt(job, sink, rank, world_size, lambda: session_on_ray(sink, trainer.timeout_s, watch.stop_asked))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayrec.train.config import HIGHER_IS_BETTER, EarlyStoppingConfig, GuardsConfig
+from rayrec.train.config import LOWER_IS_BETTER, EarlyStoppingConfig, GuardsConfig
 from rayrec.train.worker.lockstep import RankError
 
 
@@ -30,7 +30,7 @@ class Best:
             return self
         if value is None:
             return Best(value=self.value, step=self.step, stale=self.stale + 1)
-        sign = 1 if HIGHER_IS_BETTER[config.metric] else -1
+        sign = -1 if config.metric in LOWER_IS_BETTER else 1
         if self.value is None or sign * (value - self.value) > config.min_delta:
             return Best(value=value, step=step)
         return Best(value=self.value, step=self.step, stale=self.stale + 1)

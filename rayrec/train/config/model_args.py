@@ -1,0 +1,56 @@
+"""The built-in models' own arguments as fields, read from their constructors: each is described in one place."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, Field, ValidationError, create_model
+
+from rayrec.models import MODELS
+from rayrec.train.config.section import Section
+
+# What the trainer gives itself.
+GIVEN = frozenset({"self", "tables", "num_dense", "is_weighted", "task_weights", "device", "tables_device"})
+
+
+@cache
+def args_of(name: str) -> type[BaseModel]:
+    """The section `model.args` of a built-in model."""
+    model: Any = MODELS[name]
+    hints = get_type_hints(model.__init__)
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(model).parameters.values():
+        if parameter.name not in GIVEN:
+            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+            meaning = _meaning(model.__doc__ or "", parameter.name)
+            fields[parameter.name] = (hints[parameter.name], Field(default=default, description=meaning))
+    return create_model(f"{name}_args", __base__=Section, **fields)
+
+
+def all_args() -> dict[str, dict[str, Any]]:
+    """Every argument of a built-in model → the models that take it, with its field in each."""
+    found: dict[str, dict[str, Any]] = {}
+    for model in MODELS:
+        for name, field in args_of(model).model_fields.items():
+            found.setdefault(name, {})[model] = field
+    return found
+
+
+def wrong_args(model: str, args: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(argument, kind, text) of each that a built-in model does not take, misses, or takes in another type."""
+    try:
+        args_of(model)(**args)
+    except ValidationError as error:
+        return [(".".join(map(str, e["loc"])), e["type"], e["msg"]) for e in error.errors(include_url=False)]
+    return []
+
+
+def _meaning(doc: str, name: str) -> str:
+    """What the docstring's `Args:` say of an argument."""
+    _, _, listed = doc.partition("Args:\n")
+    found = re.search(rf"^\s+{name}: (.*(?:\n {{12,}}\S.*)*)", listed, re.MULTILINE)
+    return " ".join(found.group(1).split()).removesuffix(".") if found else ""

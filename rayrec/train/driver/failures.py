@@ -1,0 +1,68 @@
+"""What Ray Train's controller does about a worker group that failed, and how failures are told.
+
+The controller is a process of its own: what is imported here is imported there, so it is little.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rayrec.train.errors import TrainError, describe
+
+
+def failure_reporter(actor: Any, max_failures: int) -> Any:
+    """Tells the driver why a worker group failed, and ends the run where it would fail again or has failed too often
+    without getting further; Ray calls it in its controller, which starts no new group after a callback has failed."""
+    import ray
+    from ray.train import UserCallback
+
+    class FailureReporter(UserCallback):
+        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+            reason = failure_reason(worker_exceptions)
+            if ray.get(actor.failed_ranks.remote(), timeout=30) or ray.get(actor.stop_asked.remote(), timeout=30):
+                raise TrainError(reason)
+            failures = ray.get(actor.failed_again.remote(), timeout=30)
+            if failures > max_failures:
+                text = too_often(failures, max_failures, reason)
+                ray.get(actor.put.remote({"kind": "fatal", "rank": 0, "error": text}), timeout=30)
+                raise TrainError(text)
+            actor.put.remote({"kind": "failure", "reason": reason})
+
+    return FailureReporter()
+
+
+def too_often(failures: int, max_failures: int, reason: str) -> str:
+    """Why a run is given up."""
+    times = "once" if failures == 1 else f"{failures} times"
+    return (
+        f"the workers failed {times} without a new checkpoint between, more often than "
+        f"trainer.max_failures={max_failures} allows; the last time: {reason}"
+    )
+
+
+def failure_reason(failures: dict[int, Exception]) -> str:
+    """One line for what happened to the workers, by rank: the lost ones, or else the errors of those that are left."""
+    lost = {rank: text for rank, error in failures.items() if (text := _death(error))}
+    if lost:
+        return ", ".join(f"worker {rank} was lost: {text}" for rank, text in sorted(lost.items()))
+    return ", ".join(f"worker {rank}: {line_of(describe(error))}" for rank, error in sorted(failures.items()))
+
+
+def _death(error: Exception) -> str | None:
+    """How a worker process ended, if that is what the error says."""
+    from ray.exceptions import RayActorError
+
+    cause = getattr(error, "health_check_failure", error)
+    if not isinstance(cause, RayActorError):
+        return None
+    text = str(cause)
+    if "SIGKILL" in text or "connection error code 2" in text:
+        return "its process was killed (SIGKILL, or out of memory)"
+    found = re.search(r"The actor (?:is dead because|died)[^.\n]*", text)
+    return line_of(found.group(0) if found else text)
+
+
+def line_of(text: str, limit: int = 200) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
