@@ -10,6 +10,7 @@ import typer
 from rayrec.cli.data import app as data
 from rayrec.cli.export import export
 from rayrec.cli.predict import predict
+from rayrec.cli.runs import app as runs
 from rayrec.cli.serve import serve
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 
 app.add_typer(data, name="data")
+app.add_typer(runs, name="runs")
 app.command()(export)
 app.command()(predict)
 app.command()(serve)

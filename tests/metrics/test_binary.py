@@ -40,13 +40,15 @@ def exact_metrics(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     p = np.exp(-np.logaddexp(0, -logits.astype(np.float64)))
     logloss = np.mean(np.logaddexp(0, np.where(labels == 1, -1, 1) * logits.astype(np.float64)))
     rate = labels.mean()
+    # by rank, as probabilities in float32 would tie
+    scores = torch.from_numpy(np.unique(logits, return_inverse=True)[1] / len(logits))
     return {
         "auc": exact_auc(logits, labels),
         "ne": logloss / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)),
         "logloss": logloss,
         "calibration": p.sum() / labels.sum(),
         "samples": len(labels),
-        "auprc": float(BinaryAveragePrecision()(torch.from_numpy(logits), torch.from_numpy(labels).long())),
+        "auprc": float(BinaryAveragePrecision()(scores, torch.from_numpy(labels).long())),
         "accuracy": float(((p >= 0.5) == labels).mean()),
         "precision": float(labels[p >= 0.5].mean()),
         "recall": float((p >= 0.5)[labels == 1].mean()),

@@ -1,0 +1,44 @@
+"""`rayrec runs …`: what has been trained, and how runs differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Look at runs, and compare them.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(help="Folder of runs, their storage.path.")] = Path("runs"),
+) -> None:
+    """List the runs in a folder with their last figures, newest first."""
+    from rayrec.train.driver.console import Display
+    from rayrec.train.runs import find_runs, list_table
+
+    found = find_runs(folder)
+    if not found:
+        typer.echo(f"no runs in {folder}")
+        return
+    Display().console.print(list_table(found))
+
+
+@app.command()
+def compare(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR…", help="Two run folders or more.")],
+    html: Annotated[Path, typer.Option(help="Where the page with the curves goes.")] = Path("compare.html"),
+) -> None:
+    """Show last figures and differing config fields of runs, and write their curves side by side as one page."""
+    from rayrec.train.driver.console import Display
+    from rayrec.train.report.run import read_run
+    from rayrec.train.runs import compare_table, write_comparison
+
+    if len(run_dirs) < 2:
+        raise typer.BadParameter("give two run folders or more")
+    runs = [read_run(path) for path in run_dirs]
+    display = Display()
+    display.console.print(compare_table(runs))
+    write_comparison(runs, html)
+    display.say(f"curves side by side: {html}")
