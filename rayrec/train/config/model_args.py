@@ -45,7 +45,8 @@ def wrong_args(model: str, args: Mapping[str, Any]) -> list[tuple[str, str, str]
     try:
         args_of(model)(**args)
     except ValidationError as error:
-        return [(".".join(map(str, e["loc"])), e["type"], e["msg"]) for e in error.errors(include_url=False)]
+        found = [(".".join(map(str, e["loc"])), e["type"], e["msg"]) for e in error.errors(include_url=False)]
+        return sorted(found, key=lambda wrong: wrong[1] != "extra_forbidden")  # a misspelt one is missing, too
     return []
 
 
