@@ -211,7 +211,7 @@ def test_the_reference_has_every_field_with_its_meaning() -> None:
         ),
         ({"over_arch": [1]}, r"model\.args\.dense_arch: model dlrm needs it"),
         ({"dense_arch": [8], "over_arch": [1], "dropout": "much"}, r"model\.args\.dropout: model dlrm: .*number"),
-        ({"dense_arch": 8, "over_arch": [1]}, r"model\.args\.dense_arch: model dlrm: .*sequence"),
+        ({"dense_arch": 8, "over_arch": [1]}, r"model\.args\.dense_arch: model dlrm: .*valid list"),
     ],
 )
 def test_arguments_of_a_built_in_model_are_checked_by_name_and_type(args: dict[str, Any], text: str) -> None:

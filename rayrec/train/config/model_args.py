@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
@@ -27,7 +27,7 @@ def args_of(name: str) -> type[BaseModel]:
         if parameter.name not in GIVEN:
             default = ... if parameter.default is inspect.Parameter.empty else parameter.default
             meaning = _meaning(model.__doc__ or "", parameter.name)
-            fields[parameter.name] = (hints[parameter.name], Field(default=default, description=meaning))
+            fields[parameter.name] = (_as_list(hints[parameter.name]), Field(default=default, description=meaning))
     return create_model(f"{name}_args", __base__=Section, **fields)
 
 
@@ -48,6 +48,11 @@ def wrong_args(model: str, args: Mapping[str, Any]) -> list[tuple[str, str, str]
         found = [(".".join(map(str, e["loc"])), e["type"], e["msg"]) for e in error.errors(include_url=False)]
         return sorted(found, key=lambda wrong: wrong[1] != "extra_forbidden")  # a misspelt one is missing, too
     return []
+
+
+def _as_list(annotation: Any) -> Any:
+    """A sequence is a list in a file."""
+    return list[get_args(annotation)] if get_origin(annotation) is Sequence else annotation  # type: ignore[misc]
 
 
 def _meaning(doc: str, name: str) -> str:
