@@ -15,10 +15,12 @@ MODELS = "PATH, NAME=PATH or NAME=PATH@SHARE; PATH is an export, or a folder of 
 def serve(
     models: Annotated[list[str], typer.Argument(metavar="MODEL…", help=MODELS)],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the first replica, or of HAProxy.")] = 8000,
-    replicas: Annotated[int, typer.Option(min=1, help="Processes; each has a port of its own.")] = 1,
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    replicas: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     cpus: Annotated[int, typer.Option(min=1, help="Cores of a replica.")] = 1,
-    haproxy: Annotated[bool, typer.Option("--haproxy", help="One port in front of all replicas.")] = False,
+    direct: Annotated[
+        bool, typer.Option("--direct", help="Replicas answer themselves, each at a port of its own, without HAProxy.")
+    ] = False,
     token_file: Annotated[
         Path | None, typer.Option(help="File with the token that requests must carry (Authorization: Bearer …).")
     ] = None,
@@ -36,7 +38,7 @@ def serve(
         port=port,
         replicas=replicas,
         cpus=cpus,
-        haproxy=haproxy,
+        direct=direct,
         token=read_token(token_file),
         watch_s=watch,
     )

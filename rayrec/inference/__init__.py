@@ -4,5 +4,6 @@ from rayrec.inference.artifact import ExportError
 from rayrec.inference.export import Export, Trained, Wanted, export
 from rayrec.inference.model import Model
 from rayrec.inference.parity import Parity
+from rayrec.inference.quantize import quantize_inference_model
 
-__all__ = ["Export", "ExportError", "Model", "Parity", "Trained", "Wanted", "export"]
+__all__ = ["Export", "ExportError", "Model", "Parity", "Trained", "Wanted", "export", "quantize_inference_model"]

@@ -25,9 +25,9 @@ class Settings:
     Args:
         models: what is served.
         host: who may reach it; the machine itself by default.
-        port: of the first replica, the next one has the next port; with `haproxy` of all.
+        port: of HAProxy, behind which all replicas are; with `direct` of the first replica, the next one has the next.
         replicas: processes, each with `cpus` cores.
-        haproxy: one port in front of several replicas.
+        direct: replicas answer HTTP themselves, at the lowest latency; one that is started anew may have another port.
         token: what requests must carry; None: none.
         watch_s: seconds between two looks for newer versions.
     """
@@ -37,7 +37,7 @@ class Settings:
     port: int = 8000
     replicas: int = 1
     cpus: int = 1
-    haproxy: bool = False
+    direct: bool = False
     token: str | None = field(default=None, repr=False)
     watch_s: float = 5.0
     limits: Limits = field(default_factory=Limits)
@@ -45,15 +45,14 @@ class Settings:
 
 def prepare_environment(settings: Settings) -> None:
     """What Serve reads from the environment, before Ray starts; what is set already stays."""
-    wanted = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_LOG_TO_STDERR": "0"}
-    if settings.haproxy:
-        wanted |= {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
+    wanted = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_LOG_TO_STDERR": "0", "RAY_SERVE_PORT_QUARANTINE_S": "0"}
+    if not settings.direct:
+        wanted |= {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5"}
     else:
         last = settings.port + max(settings.replicas, 1) * 2
         wanted |= {
             "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(settings.port),
             "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(last),
-            "RAY_SERVE_PORT_QUARANTINE_S": "0",  # a replica that is started anew takes the port of the lost one
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # no balancer in front has to hear of it first
         }
     for name, value in wanted.items():
@@ -75,7 +74,7 @@ def start(settings: Settings) -> str:
         address = os.environ.get("RAY_ADDRESS")
         cpus = None if address else settings.replicas * settings.cpus + 1
         ray.init(address=address or "local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
-    proxy_port = settings.port if settings.haproxy else settings.port + 1000  # Serve's own proxy stays unused
+    proxy_port = settings.port + 1000 if settings.direct else settings.port  # Serve's own proxy stays unused
     serve.start(http_options=HTTPOptions(host=settings.host, port=proxy_port))
     replica = serve.deployment(
         name="scorer",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from rayrec.data import empty_batch
 from rayrec.inference import ExportError, Model
 from rayrec.inference.artifact import INDEX, read_index
 from rayrec.inference.scorer import Scorer
@@ -63,6 +64,7 @@ def load(folder: Path, limits: Limits, runners: int) -> Loaded:
         raise ExportError(f"{folder}: its scores are outside their limits ({problems}); export it anew")
     scorer = Scorer(model)
     inputs = model.index.inputs
+    empty_batch(scorer.schema)  # loads what the first request would wait for
     for rows in (1, 2, 100):
         bags = rows * len(inputs.keys)
         ids = torch.zeros(bags, dtype=torch.int64)

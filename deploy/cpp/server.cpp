@@ -1,0 +1,236 @@
+// rayrec_server PATH [--port 8100] [--threads 1]: scores mapped rows over HTTP, on this machine only.
+//
+//   POST /score    body, little endian: int64 B, int64 n, float32 dense [B, N], int64 offsets [F * B + 1], int64 ids [n],
+//                  float32 weights [n] where ids have them; answer: float32 probabilities [B, labels], X-Version
+//   GET /healthz   the version
+//
+// PATH is an export or a folder of exports, of which the one named in `current`, else the last by name, is served. It is
+// looked at twice a second: a new version is loaded beside the old one, and takes over; one that fails does not.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cerrno>
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <thread>
+
+#include "model.h"
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr size_t kMaxBody = 64u << 20, kMaxHead = 16u << 10;
+
+struct Refused : std::runtime_error {
+  Refused(int status, const std::string& text) : std::runtime_error(text), status(status) {}
+  int status;
+};
+
+std::string newest(const fs::path& path) {
+  if (fs::exists(path / "export.json")) return fs::canonical(path);
+  std::ifstream current(path / "current");
+  std::string name;
+  if (current >> name) {
+    if (name.find('/') != std::string::npos || name == "..")
+      throw rayrec::ExportError((path / "current").string() + " must name a folder beside it");
+    return fs::canonical(path / name);
+  }
+  fs::path last;
+  for (const auto& entry : fs::directory_iterator(path))
+    if (fs::exists(entry.path() / "export.json") && entry.path() > last) last = entry.path();
+  if (last.empty()) throw rayrec::ExportError(path.string() + " holds no export");
+  return fs::canonical(last);
+}
+
+// The parts of a body, one after the other.
+class Body {
+ public:
+  explicit Body(const std::string& data) : data_(data) {}
+
+  template <class T>
+  std::span<const T> take(int64_t count, std::vector<T>& room) {
+    if (count < 0 || static_cast<uint64_t>(count) > (data_.size() - at_) / sizeof(T))
+      throw Refused(400, "the body is shorter than its first two numbers say");
+    room.resize(static_cast<size_t>(count));
+    std::memcpy(room.data(), data_.data() + at_, room.size() * sizeof(T));  // aligned
+    at_ += room.size() * sizeof(T);
+    return room;
+  }
+  bool done() const { return at_ == data_.size(); }
+
+ private:
+  const std::string& data_;
+  size_t at_ = 0;
+};
+
+std::string score(const rayrec::Model& model, const std::string& data) {
+  Body body(data);
+  std::vector<int64_t> sizes, offsets, ids;
+  std::vector<float> dense, weights;
+  body.take<int64_t>(2, sizes);
+  const int64_t size = sizes[0], count = sizes[1];
+  const int64_t most = static_cast<int64_t>(kMaxBody);
+  if (size < 0 || size > most || count < 0 || count > most) throw Refused(400, "a size is out of range");
+  rayrec::Rows rows;
+  rows.size = size;
+  rows.dense = body.take<float>(size * model.num_dense(), dense);
+  rows.offsets = body.take<int64_t>(model.num_features() * size + 1, offsets);
+  rows.ids = body.take<int64_t>(count, ids);
+  if (model.weighted()) rows.weights = body.take<float>(count, weights);
+  if (!body.done()) throw Refused(400, "the body is longer than its first two numbers say");
+  std::vector<float> scores = model.score(rows);
+  for (float& value : scores) value = 1.0f / (1.0f + std::exp(-value));
+  return {reinterpret_cast<const char*>(scores.data()), scores.size() * sizeof(float)};
+}
+
+// One connection, request after request.
+class Connection {
+ public:
+  Connection(int socket, const rayrec::Current& current) : socket_(socket), current_(current) {}
+  ~Connection() { ::close(socket_); }
+
+  void serve() {
+    std::string method, path;
+    size_t length = 0;
+    while (read_head(method, path, length)) {
+      auto model = current_.take();  // one version from the request's beginning to its end
+      int status = 200;
+      std::string answer, kind = "application/octet-stream";
+      try {
+        if (length > kMaxBody) throw Refused(413, "the body is too long");
+        std::string body = read(length);
+        if (path == "/healthz") answer = model->version(), kind = "text/plain";
+        else if (path != "/score") throw Refused(404, "there are POST /score and GET /healthz");
+        else if (method != "POST") throw Refused(405, "send the rows with POST");
+        else answer = score(*model, body);
+      } catch (const Refused& error) {
+        status = error.status, answer = error.what(), kind = "text/plain";
+      } catch (const rayrec::BadRows& error) {
+        status = 422, answer = error.what(), kind = "text/plain";
+      } catch (const std::exception& error) {
+        status = 500, answer = "the rows could not be scored", kind = "text/plain";
+        std::cerr << error.what() << std::endl;
+      }
+      send("HTTP/1.1 " + std::to_string(status) + " .\r\nContent-Type: " + kind + "\r\nX-Version: " + model->version() +
+           "\r\nContent-Length: " + std::to_string(answer.size()) + "\r\n\r\n" + answer);
+      if (status == 413) return;
+    }
+  }
+
+ private:
+  bool more() {
+    char room[65536];
+    ssize_t got = ::recv(socket_, room, sizeof room, 0);
+    if (got <= 0) return false;
+    held_.append(room, static_cast<size_t>(got));
+    return true;
+  }
+
+  bool read_head(std::string& method, std::string& path, size_t& length) {
+    size_t stop;
+    while ((stop = held_.find("\r\n\r\n")) == std::string::npos)
+      if (held_.size() > kMaxHead || !more()) return false;
+    std::string head = held_.substr(0, stop + 2);
+    held_.erase(0, stop + 4);
+    size_t first = head.find(' '), second = head.find(' ', first + 1);
+    if (first == std::string::npos || second == std::string::npos) return false;
+    method = head.substr(0, first), path = head.substr(first + 1, second - first - 1), length = 0;
+    for (char& letter : head) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+    size_t at = head.find("\r\ncontent-length:");
+    if (at != std::string::npos) length = std::strtoull(head.c_str() + at + 17, nullptr, 10);
+    return true;
+  }
+
+  std::string read(size_t length) {
+    while (held_.size() < length)
+      if (!more()) throw Refused(400, "the connection ended before the body did");
+    std::string body = held_.substr(0, length);
+    held_.erase(0, length);
+    return body;
+  }
+
+  void send(const std::string& text) {
+    for (size_t sent = 0; sent < text.size();) {
+      ssize_t now = ::send(socket_, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
+      if (now <= 0) return;
+      sent += static_cast<size_t>(now);
+    }
+  }
+
+  int socket_;
+  const rayrec::Current& current_;
+  std::string held_;
+};
+
+void watch(const fs::path& path, size_t threads, rayrec::Current& current) {
+  std::string told;
+  for (;;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    try {
+      static std::string served;
+      std::string folder = newest(path);
+      if (served.empty()) served = folder;
+      if (folder == served) continue;
+      auto model = std::make_shared<const rayrec::Model>(folder, threads);
+      current.put(model);
+      served = folder;
+      std::cerr << "serving " << model->version() << std::endl;
+    } catch (const std::exception& error) {  // the old version answers
+      if (told != error.what()) std::cerr << "refused: " << error.what() << std::endl;
+      told = error.what();
+    }
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  std::string path;
+  int port = 8100;
+  size_t threads = 1;
+  for (int i = 1; i < count; ++i) {
+    std::string word = arguments[i];
+    if (word == "--port" && i + 1 < count) port = std::atoi(arguments[++i]);
+    else if (word == "--threads" && i + 1 < count) threads = static_cast<size_t>(std::atoi(arguments[++i]));
+    else path = word;
+  }
+  if (path.empty() || port < 1 || port > 65535 || threads < 1) {
+    std::cerr << "rayrec_server PATH [--port 8100] [--threads 1]" << std::endl;
+    return 2;
+  }
+  std::signal(SIGPIPE, SIG_IGN);
+  rayrec::Current current;
+  try {
+    current.put(std::make_shared<const rayrec::Model>(newest(path), threads));
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << std::endl;
+    return 1;
+  }
+  int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
+  ::setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  if (::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 || ::listen(listener, 128) != 0) {
+    std::cerr << "port " << port << " cannot be listened on: " << std::strerror(errno) << std::endl;
+    return 1;
+  }
+  std::thread(watch, fs::path(path), threads, std::ref(current)).detach();
+  std::cerr << "serving " << current.take()->version() << " at http://127.0.0.1:" << port << std::endl;
+  for (;;) {
+    int socket = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    if (socket < 0) continue;
+    ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    std::thread([socket, &current] { Connection(socket, current).serve(); }).detach();
+  }
+}

@@ -1,0 +1,156 @@
+"""What an export costs and gives: bytes, milliseconds on one thread, beside the float model. Ratios are interleaved.
+
+python jobs/bench_inference.py --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayrec import quant
+from rayrec.inference import Model, Trained, Wanted, export
+from rayrec.inference.graph import Inputs
+from rayrec.models import DLRM, Batch
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.sparse import KeyedJaggedTensor
+
+DENSE = 13
+
+
+class Weights:
+    """A model's weights, as an export reads a checkpoint's."""
+
+    path = Path("memory")
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._state = model.state_dict()
+
+    def _held(self) -> dict[str, torch.Tensor]:
+        ends, inside = ".weight", ".embedding_bags."
+        return {name.removesuffix(ends): held for name, held in self._state.items() if inside in name}
+
+    def tables(self) -> dict[str, torch.Size]:
+        return {name: tensor.shape for name, tensor in self._held().items()}
+
+    def read_rows(self, table: str, start: int, stop: int) -> torch.Tensor:
+        return self._held()[table][start:stop]
+
+    def dense(self) -> dict[str, torch.Tensor]:
+        return {name: tensor for name, tensor in self._state.items() if ".embedding_bags." not in name}
+
+
+def batch_of(keys: list[str], rows: int, size: int, ids: int, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    count = len(keys) * size
+    sparse = KeyedJaggedTensor(
+        keys,
+        torch.randint(rows, (count * ids,), generator=generator),
+        lengths=torch.full((count,), ids, dtype=torch.int64),
+        stride=size,
+    )
+    label = torch.randint(2, (size,), generator=generator).float()
+    return Batch(torch.randn(size, DENSE, generator=generator), sparse, label)
+
+
+def interleaved(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Median milliseconds of each, taken in turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(repeats + 3):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            if turn >= 3:
+                times[name].append((time.perf_counter() - begin) * 1e3)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--repeats", type=int, default=200)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    keys = [f"f{i}" for i in range(26)]
+    tables = [
+        EmbeddingBagConfig(name=f"t{i}", num_embeddings=args.rows, embedding_dim=64, feature_names=[key])
+        for i, key in enumerate(keys)
+    ]
+
+    def make(device: str = "meta") -> DLRM:
+        over = [512, 512, 256, 1]
+        return DLRM(tables, DENSE, dense_arch=[512, 256, 64], over_arch=over, tables_device=device, seed=1)
+
+    torch.manual_seed(0)
+    source = make("cpu").eval()
+    trained = Trained(
+        make_model=make,
+        weights=Weights(source),  # type: ignore[arg-type]
+        inputs=Inputs(tuple(keys), DENSE, None, False),
+        mapping={"schema": {}, "tables": []},
+        rows_of=dict.fromkeys(keys, args.rows),
+        batches=lambda: [batch_of(keys, args.rows, 1000, 1, seed) for seed in range(4)],
+    )
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        made = export(trained, Path(folder) / "int8", Wanted(tables="int8", target="aoti", force=True))
+        figures["export_s"] = time.perf_counter() - begin
+        begin = time.perf_counter()
+        fp32 = Model(made.folder)
+        figures["load_s"] = time.perf_counter() - begin
+        total = sum(size for size, _ in made.index.files.values())
+        dense = sum(p.numel() * 4 for n, p in source.named_parameters() if ".embedding_bags." not in n)
+        # once in each of the two graphs
+        figures["package_overhead_bytes"] = total - made.index.files["tables.bin"][0] - 2 * dense
+        figures |= lookups(source.embedding_bags, keys, args)
+        half = export(trained, Path(folder) / "bf16", Wanted(tables="int8", dense="bf16", target="aoti", force=True))
+        bf16 = Model(half.folder)
+        for size in (1, 100, 1024):
+            batch = batch_of(keys, args.rows, size, 1)
+
+            def eager(batch: Batch = batch) -> Any:
+                with torch.no_grad():
+                    return source(batch)
+
+            calls = {"eager": eager, "aoti": lambda b=batch: fp32.score(b), "bf16": lambda b=batch: bf16.score(b)}
+            found = interleaved(calls, args.repeats if size < 1000 else args.repeats // 4)
+            figures |= {f"{name}_{size}_ms": value for name, value in found.items()}
+            figures[f"aoti_over_eager_{size}"] = found["aoti"] / found["eager"]
+            figures[f"bf16_over_fp32_{size}"] = found["bf16"] / found["aoti"]
+    figures["cpu"] = torch.backends.cpu.get_cpu_capability()  # type: ignore[assignment]
+    if args.json:
+        print(json.dumps(figures))
+    else:
+        for name, value in figures.items():
+            print(f"{name:32} {value if isinstance(value, str) else f'{value:,.4g}'}")
+
+
+def lookups(bags: torch.nn.Module, keys: list[str], args: argparse.Namespace) -> dict[str, float]:
+    """The lookups alone: bytes and time of each format, beside one nn.EmbeddingBag a table."""
+    assert isinstance(bags, EmbeddingBagCollection)
+    made = {kind: quant.EmbeddingBagCollection.from_float(bags, kind) for kind in ("fp32", "int8", "int4")}
+    floats = 4 * 26 * args.rows * 64
+    figures = {f"bytes_{kind}_ratio": made[kind].places[-1].end / floats for kind in ("int8", "int4")}
+    batch = batch_of(keys, args.rows, 100, 10).sparse
+    one = batch_of(keys, args.rows, 100, 1).sparse
+    with torch.no_grad():
+        ten = interleaved({kind: lambda m=m: m(batch) for kind, m in made.items()}, args.repeats)
+        calls: dict[str, Callable[[], Any]] = {"bags": lambda: bags(one), "int8": lambda: made["int8"](one)}
+        single = interleaved(calls, args.repeats)
+    figures["int8_over_fp32_ms"] = ten["int8"] / ten["fp32"]
+    figures["int8_over_embeddingbag_100"] = single["int8"] / single["bags"]
+    return figures | {f"lookup_{kind}_10x100_ms": value for kind, value in ten.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The C++ server: no Python in it, the trainer's scores, versions that swap, and nothing left behind."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rayrec.inference import Model, Wanted
+from rayrec.inference.wire import to_bytes
+from rayrec.train.export_run import export_run
+from tests.inference.runs import train, trainer_scores
+
+SOURCES = Path(__file__).parents[2] / "deploy" / "cpp"
+needs_compiler = pytest.mark.skipif(
+    shutil.which("cmake") is None or shutil.which("g++") is None,
+    reason="deploy/cpp is built with cmake and g++: apt-get install cmake g++",
+)
+
+
+def ask(port: int, body: bytes | None, path: str = "/score") -> tuple[int, str, bytes]:
+    """Status, version, answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET" if body is None else "POST", path, body)
+    response = connection.getresponse()
+    answer = response.read()
+    connection.close()
+    return response.status, response.getheader("X-Version") or "", answer
+
+
+@needs_compiler
+@pytest.mark.long
+def test_the_server_scores_as_the_trainer_does_and_swaps_versions(tmp_path: Path) -> None:
+    run = train(tmp_path / "run")
+    exported = export_run(run, tmp_path / "export", Wanted(target="aoti")).folder
+    build = tmp_path / "build"
+    subprocess.run(["cmake", "-S", SOURCES, "-B", build, f"-DPYTHON={sys.executable}"], check=True, timeout=60)
+    subprocess.run(["cmake", "--build", build], check=True, timeout=300)
+    server = build / "rayrec_server"
+    assert "python" not in subprocess.run(["ldd", server], capture_output=True, text=True, check=True).stdout.split()
+    models, scratch = tmp_path / "models", tmp_path / "tmp"
+    models.mkdir()
+    scratch.mkdir()
+    for name in ("v1", "v2"):
+        folder = shutil.copytree(exported, models / name)
+        index = (folder / "export.json").read_text()
+        (folder / "export.json").write_text(index.replace(Model(exported).version, name))
+    damaged = shutil.copytree(models / "v2", models / "v3")
+    (damaged / "tables.bin").write_bytes(b"\x01" + (damaged / "tables.bin").read_bytes()[1:])
+    (models / "current").write_text("v1")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    started = subprocess.Popen([server, models, "--port", str(port)], env=environment)
+    try:
+        _await(port)
+        _check_scores(port, run, exported)
+        _check_refusals(port, exported, run)
+        body = to_bytes(trainer_scores(run)[0][0], Model(exported).index.inputs)
+        for name in ("v2", "v3", "v1", "v2"):
+            before = ask(port, body)[1]
+            (models / "current").write_text(name)
+            deadline = time.monotonic() + (2 if name == "v3" else 10)
+            while ask(port, body)[1] != name and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert ask(port, body)[1] == (before if name == "v3" else name)
+    finally:
+        started.send_signal(signal.SIGKILL)
+        started.wait(10)
+    assert not list(scratch.iterdir()), "the server left files in the temporary folder"
+
+
+def _await(port: int) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            ask(port, None, "/healthz")
+            return
+        except OSError:
+            assert time.monotonic() < deadline, "the server does not answer"
+            time.sleep(0.05)
+
+
+def _check_scores(port: int, run: Path, exported: Path) -> None:
+    rows = 0
+    for batch, logits in trainer_scores(run):
+        status, version, answer = ask(port, to_bytes(batch, Model(exported).index.inputs))
+        assert (status, version) == (200, "v1")
+        np.testing.assert_allclose(np.frombuffer(answer, "<f4"), torch.sigmoid(logits).numpy(), rtol=0, atol=1e-6)
+        rows += batch.rows
+    assert rows == 301
+
+
+def _check_refusals(port: int, exported: Path, run: Path) -> None:
+    batch = trainer_scores(run)[0][0]
+    body = to_bytes(batch, Model(exported).index.inputs)
+    ids_at = len(body) - 8 * batch.sparse.values().numel()
+    for value in (-1, 10**9):
+        bad = bytearray(body)
+        bad[ids_at : ids_at + 8] = int(value).to_bytes(8, "little", signed=True)
+        status, _, text = ask(port, bytes(bad))
+        assert status == 422 and b"feature user: id" in text
+    for cut in (b"", body[:15], body[:-1], body + b"x", b"\xff" * 64):
+        assert ask(port, cut)[0] == 400
+    nan = bytearray(body)
+    nan[16:20] = np.float32("nan").tobytes()
+    assert ask(port, bytes(nan))[0] == 422
+    assert ask(port, body)[0] == 200, "a refused request must not end the server"
