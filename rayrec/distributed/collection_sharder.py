@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
-from rayrec.distributed.kernel import OptimizerSpec
+from rayrec.distributed.kernel import OptimizerSpec, check_trainable
 from rayrec.distributed.sharding import collection
 from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.sharding.vector_exchange import Codec
@@ -60,7 +60,11 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         collection.check_plan(self._configs(module), params)
         weights = self.shardable_parameters(module)
         optimizers = collection.optimizers_of(params, weights, self.optimizer)
-        sharded = self._twin(module, params, optimizers, env, device or collection.default_device())
+        device = device or collection.default_device()
+        for config in self._configs(module):
+            kernel = EmbeddingComputeKernel(params[config.name].compute_kernel)
+            check_trainable(config, kernel, optimizers[config.name], device)
+        sharded = self._twin(module, params, optimizers, env, device)
         collection.fill_tables(sharded.tables(), weights, module.seed, env)
         return sharded
 

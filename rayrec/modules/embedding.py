@@ -219,10 +219,13 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
     def _pool(self, config: EmbeddingBagConfig, ids: JaggedTensor) -> torch.Tensor:
         table = self.embedding_bags[config.name]
         values, offsets = ids.values(), ids.offsets().to(ids.values().dtype)
-        if not self._is_weighted:
+        weight: torch.Tensor = self.embedding_bags.get_parameter(f"{config.name}.weight")
+        if not self._is_weighted and weight.dtype == torch.float32:
             return table(values, offsets)
-        weight = self.embedding_bags.get_parameter(f"{config.name}.weight")
-        weights = ids.weights().to(weight.dtype)
+        if weight.dtype != torch.float32:  # sums of 16-bit numbers would be rounded to 16 bits
+            weight, values = F.embedding(values, weight).float(), torch.arange(len(values), device=values.device)
+        weights = ids.weights() if self._is_weighted else None
+        offsets = offsets.to(values.dtype)
         bags_BD = F.embedding_bag(
             values, weight, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
         )

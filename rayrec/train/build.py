@@ -6,7 +6,6 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from rayrec.data.mapping.mapping import rows_of_tables
 from rayrec.distributed.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.kernel import RULES
 from rayrec.distributed.planner.calibration import Calibration
 from rayrec.distributed.planner.evaluate import Estimate
 from rayrec.distributed.planner.types import Cost, ParameterConstraints
@@ -39,29 +38,6 @@ DENSE_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 # Numbers of the dense optimizers' state for each parameter.
 STATE_PER_ELEMENT = {"sgd": 0, "adam": 2, "adamw": 2, "adagrad": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class SparseKind:
-    """A table optimizer: its rule, the settings it reads beside the learning rate, numbers of state."""
-
-    rule: EmbOptimType
-    reads: tuple[str, ...]
-    per_element: int = 0
-    per_row: int = 0
-
-
-SPARSE_OPTIMIZERS = {
-    "sgd": SparseKind(EmbOptimType.EXACT_SGD, ("weight_decay",)),
-    "adagrad": SparseKind(EmbOptimType.EXACT_ADAGRAD, ("eps", "weight_decay"), per_element=1),
-    "rowwise_adagrad": SparseKind(EmbOptimType.EXACT_ROWWISE_ADAGRAD, ("eps", "weight_decay"), per_row=1),
-    "adam": SparseKind(EmbOptimType.ADAM, ("eps", "beta1", "beta2", "weight_decay"), per_element=2),
-    "partial_rowwise_adam": SparseKind(
-        EmbOptimType.PARTIAL_ROWWISE_ADAM, ("eps", "beta1", "beta2", "weight_decay"), per_element=1, per_row=1
-    ),
-    "lamb": SparseKind(EmbOptimType.LAMB, ("eps", "beta1", "beta2", "weight_decay"), per_element=2),
-    "lars_sgd": SparseKind(EmbOptimType.LARS_SGD, ("momentum", "weight_decay"), per_element=1),
-}
 
 
 def tables(config: TrainConfig) -> list[EmbeddingBagConfig]:
@@ -168,8 +144,10 @@ def _constraint(given: ConstraintConfig, num_features: int) -> ParameterConstrai
 def fused_params(config: TrainConfig) -> dict[str, Any]:
     """The embedding optimizer, as the sharders take it."""
     sparse = config.optimizers.sparse
-    kind = SPARSE_OPTIMIZERS[sparse.kind]
-    return {"optimizer": kind.rule, "learning_rate": sparse.lr, **{name: getattr(sparse, name) for name in kind.reads}}
+    rule = RULES[sparse.kind]
+    read = {name: getattr(sparse, name) for name in sorted(rule.reads) if hasattr(sparse, name)}
+    both = {"weight_decay": sparse.weight_decay, "stochastic_rounding": sparse.stochastic_rounding}
+    return {"optimizer": rule.kind, "learning_rate": sparse.lr, **read, **both}
 
 
 def sharders(config: TrainConfig) -> list[ModuleSharder[Any]]:
@@ -250,7 +228,8 @@ def plan_memory(
 
     A table with a dense kernel has its gradient beside its optimizer state, both in the number format of the table.
     """
-    sparse, dense = SPARSE_OPTIMIZERS[config.optimizers.sparse.kind], config.optimizers.dense.kind
+    row_bytes, element_bytes = RULES[config.optimizers.sparse.kind].state_bytes
+    dense = config.optimizers.dense.kind
     bytes_of = {table.name: 4 if table.data_type == "fp32" else 2 for table in config.tables}
     weights, state = [0] * world_size, [0] * world_size
     for _, sharding, shard in plan.shards():
@@ -260,7 +239,7 @@ def plan_memory(
         if EmbeddingComputeKernel(sharding.compute_kernel) is EmbeddingComputeKernel.DENSE:
             state[shard.rank] += own * (1 + STATE_PER_ELEMENT[dense])
         else:
-            state[shard.rank] += 4 * rows * (cols * sparse.per_element + sparse.per_row)
+            state[shard.rank] += rows * (cols * element_bytes + row_bytes)
     dense_bytes = 4 * dense_parameters * (2 + STATE_PER_ELEMENT[dense])
     return [
         {"rank": r, "weights_bytes": weights[r], "optimizer_bytes": state[r], "dense_bytes": dense_bytes}

@@ -11,11 +11,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.kernel import RULES, EmbOptimType
+from rayrec.distributed.kernel.optimizer_rules import DecayMode
 from rayrec.distributed.sharding.vector_exchange import Codec
-from rayrec.distributed.types import ModuleSharding, ShardingType
+from rayrec.distributed.types import ModuleSharding, ShardingEnv, ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad
+from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import cut, draw_kjt, join, targets, train_plain, train_sharded
 from tests.ranks import on_ranks
 
@@ -90,23 +93,123 @@ def small_tables(data_type: DataType = DataType.FP32) -> list[EmbeddingBagConfig
     ]
 
 
-class TouchedRowsAdam(torch.optim.SparseAdam):
-    """Torch's Adam for sparse gradients, on the rows that have one."""
+class TouchedRows:
+    """A torch optimizer whose rows without a gradient rest, and decay that it does not know as L2.
 
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for param in group["params"]:
-                param.grad = param.grad.to_sparse(1)
-        return super().step(closure)
+    Args:
+        inner: torch's or rayrec.optim's.
+        decouple: times lr and weight, taken off the touched rows.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer, decouple: float = 0.0) -> None:
+        self._inner, self._decouple = inner, decouple
+        self.zero_grad = inner.zero_grad
+
+    @torch.no_grad()
+    def step(self) -> None:
+        (group,) = self._inner.param_groups
+        before = []
+        for param in group["params"]:
+            held = {
+                name: value.clone() for name, value in self._inner.state[param].items() if self._by_row(value, param)
+            }
+            before.append((param.clone(), held, (param.grad != 0).any(1)))
+        self._inner.step()
+        for param, (weight, held, touched) in zip(group["params"], before, strict=True):
+            param[touched] -= group["lr"] * self._decouple * weight[touched]
+            param[~touched] = weight[~touched]
+            for name, value in self._inner.state[param].items():
+                if self._by_row(value, param):
+                    value[~touched] = held[name][~touched] if name in held else 0.0
+
+    @staticmethod
+    def _by_row(value: Any, param: torch.Tensor) -> bool:
+        return isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == len(param)
 
 
-OPTIMIZERS: dict[EmbOptimType, Any] = {
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD: RowWiseAdagrad,
-    EmbOptimType.ADAM: TouchedRowsAdam,
-    EmbOptimType.PARTIAL_ROWWISE_ADAM: PartialRowWiseAdam,
-    EmbOptimType.LAMB: LAMB,
-    EmbOptimType.LARS_SGD: LarsSGD,
-}
+@st.composite
+def optimizers(draw: st.DrawFn) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+    """`fused_params` with drawn options, and what makes the plain twin."""
+    name = draw(st.sampled_from(sorted(RULES)))
+    rule, lr = RULES[name], 0.05
+    options: dict[str, Any] = {"weight_decay": draw(st.sampled_from([0.0, 0.3]))}
+    values = {
+        "eps": [1e-8, 1e-3],
+        "beta1": [0.9, 0.6],
+        "beta2": [0.999, 0.9],
+        "momentum": [0.9, 0.0],
+        "eta": [0.1, 1.0],
+    }
+    for setting in sorted(rule.reads):
+        options[setting] = draw(st.sampled_from(values[setting]))
+    mode = draw(st.sampled_from([None, *rule.decay])) if options["weight_decay"] else None
+    decouple = rule.decay and (mode or rule.decay[0]) is DecayMode.DECOUPLE
+    plain: dict[str, Any] = {"lr": lr, **options}
+    if "beta1" in rule.reads:
+        plain["betas"] = (plain.pop("beta1"), plain.pop("beta2"))
+    rest = 0.0
+    if decouple and name != "partial_rowwise_adam":
+        rest, plain["weight_decay"] = plain["weight_decay"], 0.0
+    twins: dict[str, Any] = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+    twins |= {"rowwise_adagrad": RowWiseAdagrad, "partial_rowwise_adam": PartialRowWiseAdam}
+    make = (twins | {"lamb": LAMB, "lars_sgd": LarsSGD})[name]
+    if name == "partial_rowwise_adam" and not decouple:  # its plain twin knows no L2
+        mode = None
+    fused = {"optimizer": rule.kind, "learning_rate": lr, **options}
+    return fused | ({"weight_decay_mode": mode} if mode else {}), lambda params: TouchedRows(
+        make(params, **plain), rest
+    )
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    optimizers(),
+    st.sampled_from([ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL]),
+    st.integers(0, 1 << 30),
+)
+def test_every_optimizer_and_option_means_the_same_under_every_plan(
+    optimizer: tuple[dict[str, Any], Callable[[Any], Any]], kind: ShardingType, seed: int
+) -> None:
+    fused, make = optimizer
+    tables = small_tables()
+    ranks = [0] if kind is ShardingType.TABLE_WISE else [0, 1]
+    plan = {table.name: cut(table, kind, ranks) for table in tables}
+    generator = torch.Generator().manual_seed(seed)
+    steps = [[draw_kjt(generator, tables, size, 3) for size in (4, 3)] for _ in range(3)]
+    ebc = EmbeddingBagCollection(tables, seed=2)
+    assert_same(ebc, plan, steps, fused, train_with(make, ebc, steps), tol=2e-5)
+
+
+@pytest.mark.parametrize("kind", [ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL], ids=lambda kind: kind.value)
+@pytest.mark.parametrize(
+    "settings_, expected",
+    [
+        ({"optimizer": EmbOptimType.EXACT_SGD}, 1 - 0.1 * (1 + 0.5)),
+        ({"optimizer": EmbOptimType.EXACT_SGD, "weight_decay_mode": "decouple"}, 1 - 0.1 - 0.1 * 0.5),
+        ({"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "eps": 0.0}, 1 - 0.1),
+        ({"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "eps": 0.0, "weight_decay_mode": "decouple"}, 1 - 0.1 * 1.5),
+        ({"optimizer": EmbOptimType.ADAM, "eps": 0.0}, 1 - 0.1 * 1.5),
+        ({"optimizer": EmbOptimType.ADAM, "eps": 0.0, "weight_decay_mode": "l2"}, 1 - 0.1),
+    ],
+    ids=["sgd", "sgd-decouple", "rowwise", "rowwise-decouple", "adam", "adam-l2"],
+)
+def test_weight_decay_by_hand(kind: ShardingType, settings_: dict[str, Any], expected: float) -> None:
+    """Weight 1, gradient 1, learning rate 0.1, decay 0.5: one step."""
+    fused = {"learning_rate": 0.1, "weight_decay": 0.5, **settings_}
+    assert all(weight == pytest.approx(expected) for weight in on_ranks(WORLD, one_step, kind, fused) if weight)
+
+
+def one_step(group: Any, kind: ShardingType, fused: dict[str, Any]) -> float:
+    table = EmbeddingBagConfig(name="t", num_embeddings=2, embedding_dim=4, feature_names=["f"])
+    ebc = EmbeddingBagCollection([table])
+    torch.nn.init.ones_(ebc.embedding_bags["t"].weight)
+    plan = {"t": cut(table, kind, [0] if kind is ShardingType.TABLE_WISE else [0, 1])}
+    sharder = EmbeddingBagCollectionSharder(fused)
+    sharded = sharder.shard(ebc, plan, ShardingEnv.from_process_group(group), torch.device("cpu"))
+    kjt = KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([1]))
+    sharded(kjt).wait().values().sum().backward()
+    local = sharded.tables()["t"].local
+    return float(local[0].weight[1, 0]) if local else 0.0
 
 
 def train_with(make: Any, ebc: EmbeddingBagCollection, steps: Any) -> Any:
@@ -120,20 +223,6 @@ def train_with(make: Any, ebc: EmbeddingBagCollection, steps: Any) -> Any:
         targets(kt).mean().backward()
         optimizer.step()
     return outputs, {name: value.detach() for name, value in ebc.state_dict().items()}
-
-
-@pytest.mark.parametrize("kind", [ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL])
-@pytest.mark.parametrize("rule", list(OPTIMIZERS), ids=lambda rule: rule.value)
-def test_every_optimizer_is_the_same_rule_under_every_plan(rule: EmbOptimType, kind: ShardingType) -> None:
-    tables = small_tables()
-    ranks = [0] if kind is ShardingType.TABLE_WISE else [0, 1]
-    plan = {table.name: cut(table, kind, ranks) for table in tables}
-    generator = torch.Generator().manual_seed(3)
-    steps = [[draw_kjt(generator, tables, size, 3) for size in (4, 3)] for _ in range(3)]
-    ebc = EmbeddingBagCollection(tables, seed=2)
-    eps = {} if rule is EmbOptimType.LARS_SGD else {"eps": 1e-10}
-    expected = train_with(lambda params: OPTIMIZERS[rule](params, lr=0.05, **eps), ebc, steps)
-    assert_same(ebc, plan, steps, {"optimizer": rule, "learning_rate": 0.05, "eps": 1e-10}, expected)
 
 
 @pytest.mark.parametrize("data_type, tol", [(DataType.FP16, 2e-3), (DataType.BF16, 2e-2)])
@@ -164,3 +253,72 @@ def test_vectors_may_travel_in_half_precision(forward: torch.dtype, backward: to
         got = torch.cat([answer[0][step] for answer in answers])
         torch.testing.assert_close(got, output, atol=2e-2, rtol=2e-2)
         assert not torch.equal(got, output)
+
+
+@pytest.mark.parametrize("data_type", [DataType.FP16, DataType.BF16])
+@pytest.mark.parametrize("kernel", ["fused", "dense"])
+@pytest.mark.parametrize("kind", [ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL], ids=lambda kind: kind.value)
+def test_tables_of_16_bits_are_pooled_in_float32(kind: ShardingType, kernel: str, data_type: DataType) -> None:
+    """A large vector and a small one, whose sum 16 bits do not tell from the large one."""
+    answers = on_ranks(WORLD, pooled_of_16_bits, kind, kernel, data_type)
+    for pooled, gradient in answers:
+        assert pooled == [2048.0 + 1.0] * 4
+        assert gradient == [-1.0] * 4
+
+
+def pooled_of_16_bits(
+    group: Any, kind: ShardingType, kernel: str, data_type: DataType
+) -> tuple[list[float], list[float]]:
+    table = EmbeddingBagConfig(name="t", num_embeddings=2, embedding_dim=4, feature_names=["f"], data_type=data_type)
+    ebc = EmbeddingBagCollection([table])
+    with torch.no_grad():
+        ebc.embedding_bags["t"].weight.copy_(torch.tensor([[2048.0], [1.0]]).expand(2, 4))
+    plan = {"t": cut(table, kind, [0, 1], kernel)}
+    fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 1.0}
+    sharder = EmbeddingBagCollectionSharder(fused)
+    sharded = sharder.shard(ebc, plan, ShardingEnv.from_process_group(group), torch.device("cpu"))
+    kjt = KeyedJaggedTensor(["f"], torch.tensor([0, 1]), lengths=torch.tensor([2]))
+    out = sharded(kjt).wait().values()
+    out.backward(torch.full_like(out, -1.0))
+    shard = sharded.tables()["t"].local[-1]
+    grad = shard.parameter.grad
+    moved = grad[-1] if grad is not None else torch.ones(4) - shard.weight[-1].float()
+    return out[0].tolist(), moved.tolist() if shard.shard.rows.stop == 2 else [-1.0] * 4
+
+
+def test_stochastic_rounding_keeps_small_updates_alike_on_every_rank() -> None:
+    """Steps of 1/16 of what bfloat16 can tell at 1: lost when rounded to the nearest, kept on average at random."""
+    table = EmbeddingBagConfig(
+        name="t", num_embeddings=64, embedding_dim=8, feature_names=["f"], data_type=DataType.BF16
+    )
+    for rounding, expected in ((False, 1.0), (True, 1.0 - 64 / 16 / 256)):
+        fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 1 / 16 / 256, "stochastic_rounding": rounding}
+        for kind in (ShardingType.DATA_PARALLEL, ShardingType.ROW_WISE):
+            weights = on_ranks(WORLD, small_updates, table, kind, fused)
+            assert torch.cat(weights).float().mean() == pytest.approx(expected, abs=1e-3)
+            assert kind is not ShardingType.DATA_PARALLEL or torch.equal(*weights)
+
+
+def small_updates(group: Any, table: EmbeddingBagConfig, kind: ShardingType, fused: dict[str, Any]) -> torch.Tensor:
+    ebc = EmbeddingBagCollection([table])
+    torch.nn.init.ones_(ebc.embedding_bags["t"].weight)
+    sharder = EmbeddingBagCollectionSharder(fused)
+    plan = {"t": cut(table, kind, [0, 1])}
+    sharded = sharder.shard(ebc, plan, ShardingEnv.from_process_group(group), torch.device("cpu"))
+    kjt = KeyedJaggedTensor(["f"], torch.arange(64), lengths=torch.tensor([64]))
+    for _ in range(64):
+        sharded(kjt).wait().values().sum().backward()
+    return sharded.tables()["t"].local[0].weight.clone()
+
+
+def test_what_no_plan_could_keep_is_refused_by_name() -> None:
+    for params, words in (
+        ({"gradient_clipping": True}, "'gradient_clipping' is not offered: fbgemm clips what reaches a kernel"),
+        ({"max_norm": 1.0}, "'max_norm' is not offered"),
+        ({"momentum": 0.9}, "optimizer 'exact_sgd' has no 'momentum'"),
+        ({"weight_decay": 0.1, "weight_decay_mode": "counter"}, "weight_decay_mode='counter'"),
+        ({"optimizer": EmbOptimType.LAMB, "weight_decay_mode": "l2"}, "'lamb': weight_decay_mode='l2' must be none"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            EmbeddingBagCollectionSharder(params)
+    EmbeddingBagCollectionSharder({"gradient_clipping": False, "max_gradient": 1.0, "max_norm": 0.0})

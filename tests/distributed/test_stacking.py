@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType, FusedKernel, LocalTable, Lookups, OptimizerSpec
 from rayrec.distributed.kernel.layout_choice import ROUNDS, WARM_UP, LayoutChoice, Way
-from rayrec.distributed.types import Span
-from rayrec.modules import EmbeddingBagConfig
+from rayrec.distributed.types import ParameterSharding, Shard, ShardingEnv, Span
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 
 ROWS = [3, 5, 4, 2, 6]
 ONE_WIDTH, TWO_WIDTHS = [8] * 5, [16, 16, 16, 8, 8]
@@ -148,3 +149,43 @@ def test_a_batch_without_backward_is_neither_timed_nor_counted() -> None:
     for _ in range(TRIAL):
         choice.run(7, work.ways).backward()
     assert set(work.taken) == {0, 1}
+
+
+def test_a_second_lookup_behind_a_device_cache_waits_for_the_backward_of_the_first() -> None:
+    kernel = FusedKernel([local_table(0, EmbOptimType.EXACT_SGD, 8)], [0], torch.device("cpu"))
+    batch = lookups(torch.tensor([1]), torch.tensor([1]), torch.ones(1), weighted=False)
+    kernel._behind_cache = True  # as on a GPU with kernel fused_uvm_caching
+    out = kernel.pooled(batch)
+    with pytest.raises(RuntimeError, match=r"tables \['t0'\]: a second lookup before the backward of the first"):
+        kernel.pooled(batch)
+    out.sum().backward()
+    kept = kernel.pooled(batch)
+    del kept  # its backward will never come
+    with torch.no_grad():
+        kernel.pooled(batch)
+        kernel.pooled(batch)
+    assert kernel.iteration == 1
+
+
+def test_weights_are_written_back_and_the_cache_emptied_before_anyone_sees_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = EmbeddingBagConfig(name="t", num_embeddings=3, embedding_dim=8, feature_names=["f"])
+    shards = (Shard(table="t", rows=Span(0, 3), cols=Span(0, 8), rank=0),)
+    plan = {"t": ParameterSharding(sharding_type="table_wise", compute_kernel="fused", shards=shards)}
+    module = EmbeddingBagCollection([config])
+    sharded = EmbeddingBagCollectionSharder().shard(module, plan, ShardingEnv.from_local(1, 0), torch.device("cpu"))
+    (kernel,), table = sharded.kernels(), sharded.tables()["t"]
+    assert isinstance(kernel, FusedKernel)
+    calls: list[str] = []
+    monkeypatch.setattr(kernel._tbe, "flush", lambda: calls.append("flush"))
+    monkeypatch.setattr(kernel._tbe, "reset_cache_states", lambda: calls.append("reset"))
+    for use in (table.state_dict, lambda: table.load_state_dict({"weight": torch.ones(3, 8)})):
+        calls.clear()
+        use()
+        assert calls == ["flush", "reset"]
+    out = kernel.pooled(lookups(torch.tensor([1]), torch.tensor([1]), torch.ones(1), weighted=False))
+    calls.clear()
+    table.state_dict()
+    assert calls == ["flush"]  # the backward under way writes into the cache
+    out.sum().backward()

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.kernel import EmbOptimType, OptimizerSpec, updates
+from rayrec.distributed.kernel import EmbOptimType, OptimizerSpec
+from rayrec.distributed.kernel import optimizer_rules as rules
 from rayrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad
 
 ROWS, DIM = 7, 4
@@ -44,11 +45,11 @@ def gradients(generator: torch.Generator, touched: list[int]) -> torch.Tensor:
 
 def fused(kind: EmbOptimType, params: dict[str, Any], start: torch.Tensor, grads: list[torch.Tensor]) -> torch.Tensor:
     spec = OptimizerSpec.from_fused_params({"optimizer": kind, **params})
-    weight, state = start.clone(), updates.make_state(spec, ROWS, DIM, torch.device("cpu"))
+    weight, state = start.clone(), rules.make_state(spec, ROWS, DIM, torch.device("cpu"))
     for count, grad in enumerate(grads, start=1):
         rows = (grad != 0).any(1).nonzero().squeeze(1)
-        step = updates.Step(rows, weight[rows], grad[rows], state, spec, spec.learning_rate, count)
-        updates.apply(weight, step)
+        step = rules.Step(rows, weight[rows], grad[rows], state, spec, spec.learning_rate, count)
+        rules.apply(weight, step)
     return weight
 
 

@@ -3,6 +3,7 @@
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from rayrec.distributed.kernel.choice import (
+    check_trainable,
     make_matrix_kernel,
     make_pooling_kernel,
     make_vector_kernel,
@@ -12,7 +13,8 @@ from rayrec.distributed.kernel.choice import (
 )
 from rayrec.distributed.kernel.fused import FusedKernel
 from rayrec.distributed.kernel.matrix import RowGroups, make_anchor
-from rayrec.distributed.kernel.optimizer import OptimizerSpec
+from rayrec.distributed.kernel.optimizer_rules import RULES, rule_of
+from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
 from rayrec.distributed.kernel.tables import (
     Kernel,
     LocalTable,
@@ -24,6 +26,7 @@ from rayrec.distributed.kernel.tables import (
 )
 
 __all__ = [
+    "RULES",
     "EmbOptimType",
     "FusedKernel",
     "Kernel",
@@ -35,11 +38,13 @@ __all__ = [
     "RowGroups",
     "UpdatingKernel",
     "VectorKernel",
+    "check_trainable",
     "make_anchor",
     "make_matrix_kernel",
     "make_pooling_kernel",
     "make_vector_kernel",
     "pooling_group",
+    "rule_of",
     "updating",
     "vector_group",
 ]

@@ -7,12 +7,14 @@ from typing import TypeGuard
 
 import torch
 
+from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel.dense import DenseKernel
 from rayrec.distributed.kernel.fused import FusedKernel, rounds_apart
-from rayrec.distributed.kernel.optimizer import FUSED_ON_CPU
+from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
 from rayrec.distributed.kernel.rows import RowKernel
 from rayrec.distributed.kernel.tables import Kernel, LocalTable, PoolingKernel, UpdatingKernel, VectorKernel
 from rayrec.distributed.kernel.vectors import FusedVectorKernel
+from rayrec.modules import BaseEmbeddingConfig
 
 
 def pooling_group(table: LocalTable, device: torch.device) -> Hashable:
@@ -20,7 +22,7 @@ def pooling_group(table: LocalTable, device: torch.device) -> Hashable:
 
     On a CPU tables whose rows fbgemm would train by another kernel are apart too.
     """
-    fused = _fbgemm_trains(table, device)
+    fused = _fbgemm_trains(table.optimizer, table.config, device)
     key = (fused, table.optimizer, table.config.data_type, table.load_factor)
     if not fused:
         return (*key, table.cols.size)
@@ -30,7 +32,7 @@ def pooling_group(table: LocalTable, device: torch.device) -> Hashable:
 
 def vector_group(table: LocalTable, device: torch.device) -> Hashable:
     """Tables of one key share a kernel for ids, which has one width and one place in memory."""
-    fused = _fbgemm_trains(table, device)
+    fused = _fbgemm_trains(table.optimizer, table.config, device)
     return (fused, table.optimizer, table.config.data_type, table.load_factor, table.cols.size, table.kernel)
 
 
@@ -38,7 +40,7 @@ def make_pooling_kernel(
     tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
 ) -> PoolingKernel:
     """The kernel of the tables of one `pooling_group`."""
-    if _fbgemm_trains(tables[0], device):
+    if _fbgemm_trains(tables[0].optimizer, tables[0].config, device):
         return FusedKernel(tables, table_of_lookup, device)
     return make_matrix_kernel(tables, table_of_lookup, device)
 
@@ -47,7 +49,7 @@ def make_vector_kernel(
     tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
 ) -> VectorKernel:
     """The kernel of the tables of one `vector_group`."""
-    if _fbgemm_trains(tables[0], device):
+    if _fbgemm_trains(tables[0].optimizer, tables[0].config, device):
         return FusedVectorKernel(tables, table_of_lookup, device)
     return make_matrix_kernel(tables, table_of_lookup, device)
 
@@ -69,8 +71,25 @@ def _updates(kernel: Kernel) -> TypeGuard[UpdatingKernel]:
     return not isinstance(kernel, DenseKernel)
 
 
-def _fbgemm_trains(table: LocalTable, device: torch.device) -> bool:
-    """Whether fbgemm can update the table on this device."""
-    if table.optimizer is None or device.type == "cuda":
-        return table.optimizer is not None
-    return table.optimizer.optimizer in FUSED_ON_CPU and table.config.data_type.dtype != torch.bfloat16
+def check_trainable(
+    config: BaseEmbeddingConfig, kernel: EmbeddingComputeKernel, spec: OptimizerSpec | None, device: torch.device
+) -> None:
+    """Raises ValueError for a table in host memory, read by the GPU, whose update only tensor operations know."""
+    in_host_memory = kernel in (EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING)
+    if in_host_memory and spec is not None and device.type == "cuda" and not _fbgemm_trains(spec, config, device):
+        raise ValueError(
+            f"table {config.name!r}: kernel {kernel.value!r} trains by fbgemm only, whose {spec.optimizer.value!r} "
+            f"does not have weight decay by {spec.decay_mode!r}; take kernel 'fused', another optimizer or no decay"
+        )
+
+
+def _fbgemm_trains(spec: OptimizerSpec | None, config: BaseEmbeddingConfig, device: torch.device) -> bool:
+    """Whether fbgemm's kernels can update a table on this device, as `optimizer_rules` says it must be."""
+    if spec is None:
+        return False
+    if device.type == "cuda":
+        return not spec.weight_decay or spec.decay_mode in spec.rule.fbgemm_decay
+    # its CPU kernels leave out weight decay in places, and never round at random
+    data_type = config.data_type.dtype
+    rounds = spec.stochastic_rounding and data_type != torch.float32
+    return spec.rule.fbgemm_on_cpu and not spec.weight_decay and not rounds and data_type != torch.bfloat16

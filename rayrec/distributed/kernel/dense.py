@@ -40,13 +40,17 @@ class DenseKernel:
         return self.matrix.vectors(self.matrix.row_lookups(lookups).ids, self._joined())
 
     def _joined(self) -> torch.Tensor:
+        """The matrix in float32, in which bags and gradients are added up."""
         joined: torch.Tensor = _Joined.apply(self._anchor, self.matrix, *self.leaves)
-        return joined
+        return joined.float()
 
     def train(self, rows: torch.Tensor, grads: torch.Tensor) -> list[torch.Tensor]:
         """The gradient of every table from those of distinct `rows` of the matrix, zero elsewhere."""
         grad_RD = torch.zeros_like(self.matrix.weight_RD)
         return self.matrix.split(grad_RD.index_copy_(0, rows, grads.to(grad_RD.dtype)))
+
+    def write_back(self) -> None:
+        """Nothing to do: there is no cache."""
 
     def weights(self) -> list[torch.Tensor]:
         """The parameters themselves."""

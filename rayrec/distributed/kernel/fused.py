@@ -18,6 +18,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel.layout_choice import LayoutChoice
+from rayrec.distributed.kernel.optimizer_rules import DecayMode, rule_of
 from rayrec.distributed.kernel.stacking import Stack, parts_of, stacks_of
 from rayrec.distributed.kernel.tables import LocalTable, Lookups
 from rayrec.distributed.kernel.update_count import UpdateCount
@@ -31,25 +32,15 @@ _LOCATIONS = {
     EmbeddingComputeKernel.FUSED_UVM_CACHING: EmbeddingLocation.MANAGED_CACHING,
 }
 _PRECISION = {torch.float32: SparseType.FP32, torch.float16: SparseType.FP16, torch.bfloat16: SparseType.BF16}
-_STATE_NAMES: dict[EmbOptimType, tuple[str, ...]] = {
-    EmbOptimType.EXACT_SGD: (),
-    EmbOptimType.EXACT_ADAGRAD: ("momentum1",),
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD: ("momentum1",),
-    EmbOptimType.LARS_SGD: ("momentum1",),
-    EmbOptimType.ADAM: ("momentum1", "exp_avg_sq"),
-    EmbOptimType.PARTIAL_ROWWISE_ADAM: ("momentum1", "exp_avg_sq"),
-    EmbOptimType.LAMB: ("momentum1", "exp_avg_sq"),
+_DECAY = {
+    None: WeightDecayMode.NONE,  # part of the formula, or none
+    DecayMode.L2: WeightDecayMode.L2,
+    DecayMode.DECOUPLE: WeightDecayMode.DECOUPLE,
 }
-
-
+_STATES = ("momentum1", "momentum2")  # fbgemm's names for what a rule names as it likes
 Result = tuple[torch.Tensor, torch.autograd.graph.Node | None]  # bags, and the last node that trains in backward
 # whether a TBE can use the memory of another one, as fbgemm does since 1.8
 _SHARES_MEMORY = "preallocated_host_buffers" in inspect.signature(SplitTableBatchedEmbeddingBagsCodegen).parameters
-
-_ROWWISE = {  # fbgemm's names of states with a number a row
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD: ("momentum1",),
-    EmbOptimType.PARTIAL_ROWWISE_ADAM: ("momentum2",),
-}
 
 
 def rounds_apart(optimizer: EmbOptimType) -> bool:
@@ -81,6 +72,9 @@ class FusedKernel:
         self._ways = self._make_ways(several_lookups=len(table_of_lookup) > len(tables))
         self._choice = LayoutChoice(len(self._ways))
         self._updates = UpdateCount()
+        self._behind_cache = device.type == "cuda" and any(
+            table.kernel is EmbeddingComputeKernel.FUSED_UVM_CACHING for table in self.tables
+        )
 
     def _make_ways(self, several_lookups: bool) -> list[Callable[[Lookups], Result]]:
         if not self._stacks:
@@ -93,6 +87,18 @@ class FusedKernel:
         return f"FusedKernel({[table.config.name for table in self.tables]}, {self.tables[0].optimizer})"
 
     def pooled(self, lookups: Lookups) -> torch.Tensor:
+        """As `PoolingKernel`'s.
+
+        Raises:
+            RuntimeError: behind a device cache, a lookup between another one's forward and backward: it may evict rows
+                whose places in the cache that backward writes to.
+        """
+        if self._behind_cache and self._updates.pending:
+            names = [table.config.name for table in self.tables]
+            raise RuntimeError(
+                f"tables {names}: a second lookup before the backward of the first, with kernel 'fused_uvm_caching'; "
+                "run the backward first, drop the first result, or take kernel 'fused_uvm'"
+            )
         out = self._choice.run(lookups.ids.numel(), [partial(way, lookups) for way in self._ways])
         self._updates.expect(out)
         return out
@@ -112,24 +118,27 @@ class FusedKernel:
         bags: torch.Tensor = tbe(ids, lookups.offsets, lookups.weights)
         return bags
 
-    def weights(self) -> list[torch.Tensor]:
+    def write_back(self) -> None:
         self._tbe.flush()
+        if not self._updates.pending:  # a backward under way writes to the places in the cache that it knows
+            self._tbe.reset_cache_states()
+
+    def weights(self) -> list[torch.Tensor]:
+        self.write_back()
         return [weight.detach() for weight in self._tbe.split_embedding_weights()]
 
     def states(self) -> list[dict[str, torch.Tensor]]:
-        names = _STATE_NAMES[self.tables[0].update.optimizer]
-        if not names:
+        rule = self.tables[0].update.rule
+        if not rule.rowwise:
             return [{} for _ in self.tables]
         self._tbe.flush()
-        columns = []  # one for each name, of every table
-        for of_tables in zip(*self._tbe.split_optimizer_states(), strict=True):
-            columns.append(
-                [
-                    state.detach() if state.numel() == table.rows.size else state.detach().view(table.rows.size, -1)
-                    for table, state in zip(self.tables, of_tables, strict=True)
-                ]
-            )
-        return [dict(zip(names, of_table, strict=True)) for of_table in zip(*columns, strict=True)]
+        return [
+            {
+                name: state.detach() if per_row else state.detach().view(table.rows.size, -1)
+                for (name, per_row), state in zip(rule.rowwise.items(), of_table, strict=True)
+            }
+            for table, of_table in zip(self.tables, self._tbe.split_optimizer_states(), strict=True)
+        ]
 
     @property
     def learning_rate(self) -> float:
@@ -179,8 +188,8 @@ def _make_tbe(
         momentum=spec.momentum,
         eta=spec.eta,
         weight_decay=spec.weight_decay,
-        weight_decay_mode=WeightDecayMode.L2 if spec.weight_decay else WeightDecayMode.NONE,
-        stochastic_rounding=False,
+        weight_decay_mode=_DECAY[spec.decay_mode if spec.weight_decay else None],
+        stochastic_rounding=spec.stochastic_rounding,
         pooling_mode=PoolingMode.SUM,
         cache_load_factor=first.load_factor or DEFAULT_LOAD_FACTOR,
         bounds_check_mode=BoundsCheckMode.NONE,  # ids were checked where they came in, with their names
@@ -192,11 +201,11 @@ def _make_tbe(
 def _memory(tbe: SplitTableBatchedEmbeddingBagsCodegen, stacks: Sequence[Stack]) -> list[dict[str, torch.Tensor]]:
     """The memory of each stack, by fbgemm's names: a CPU TBE has its tables one below the other."""
     parts: list[dict[str, torch.Tensor]] = [{} for _ in stacks]
-    for name in ("weights", "momentum1", "momentum2")[: 1 + len(_STATE_NAMES[tbe.optimizer])]:
+    per_row = [False, *rule_of(tbe.optimizer).rowwise.values()]
+    for name, one_number in zip(("weights", *_STATES), per_row, strict=False):
         whole, end = getattr(tbe, f"{name}_host").detach(), 0
         for stack, part in zip(stacks, parts, strict=True):
-            rows, dim = stack.num_rows, stack.table.cols.size
-            start, end = end, end + (rows if name in _ROWWISE.get(tbe.optimizer, ()) else rows * dim)
+            start, end = end, end + stack.num_rows * (1 if one_number else stack.table.cols.size)
             part[name] = whole[start:end]
     return parts
 

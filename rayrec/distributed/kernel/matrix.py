@@ -99,17 +99,19 @@ class RowMatrix:
     def bags(self, lookups: Lookups, weight_RD: torch.Tensor | None = None) -> torch.Tensor:
         """`[B, L * D]` float32 sums; ids are rows of the matrix, or of `weight_RD` in its place."""
         weight_RD = self.weight_RD if weight_RD is None else weight_RD
-        weights = None if lookups.weights is None else lookups.weights.to(weight_RD.dtype)
+        ids = lookups.ids
+        if weight_RD.dtype != torch.float32:  # sums of 16-bit numbers would be rounded to 16 bits
+            weight_RD, ids = F.embedding(ids, weight_RD).float(), torch.arange(ids.numel(), device=ids.device)
         out = F.embedding_bag(
-            lookups.ids,
+            ids,
             weight_RD,
             lookups.offsets,
             mode="sum",
-            per_sample_weights=weights,
+            per_sample_weights=lookups.weights,
             include_last_offset=True,
         )
         batch = out.shape[0] // self.num_lookups
-        by_example = out.float().view(self.num_lookups, batch, self.dim).transpose(0, 1)
+        by_example = out.view(self.num_lookups, batch, self.dim).transpose(0, 1)
         return by_example.reshape(batch, self.num_lookups * self.dim)
 
     def vectors(self, rows: torch.Tensor, weight_RD: torch.Tensor | None = None) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayrec.distributed.kernel import updates
+from rayrec.distributed.kernel import optimizer_rules as rules
 from rayrec.distributed.kernel.matrix import RowGroups, RowMatrix, make_anchor
 from rayrec.distributed.kernel.tables import LocalTable, Lookups
 
@@ -35,7 +35,7 @@ class RowKernel:
         self.iteration = 0
         self.matrix = RowMatrix(tables, table_of_lookup, device)
         rows, dim = self.matrix.weight_RD.shape
-        self.state = updates.make_state(self.spec, rows, dim, device)
+        self.state = rules.make_state(self.spec, rows, dim, device)
         self._anchor = make_anchor(device)
 
     def __repr__(self) -> str:
@@ -55,9 +55,12 @@ class RowKernel:
         self.iteration += 1
         weight_RD = self.matrix.weight_RD
         weight_nD = weight_RD[rows].float()
-        step = updates.Step(rows, weight_nD, grads.float(), self.state, self.spec, self.learning_rate, self.iteration)
-        updates.apply(weight_RD, step)
+        step = rules.Step(rows, weight_nD, grads.float(), self.state, self.spec, self.learning_rate, self.iteration)
+        rules.apply(weight_RD, step)
         return ()
+
+    def write_back(self) -> None:
+        """Nothing to do: there is no cache."""
 
     def weights(self) -> list[torch.Tensor]:
         return self.matrix.split(self.matrix.weight_RD)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
-from rayrec.distributed.kernel.optimizer import OptimizerSpec
+from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
 from rayrec.distributed.types import Span
 from rayrec.modules import BaseEmbeddingConfig
 
@@ -61,6 +61,10 @@ class Kernel(Protocol):
     @property
     def tables(self) -> Sequence[LocalTable]:
         """The rectangles, in the order of `weights` and `states`."""
+
+    def write_back(self) -> None:
+        """Empties a device cache into the memory that `weights` shows, so that this may be read, and written, until the
+        next lookup."""
 
     def weights(self) -> list[torch.Tensor]:
         """Each table's rectangle `[rows, cols]`: its parameter, or a view of what backward updates."""

@@ -41,6 +41,9 @@ class FusedVectorKernel:
             self._counting = torch.arange(2 * num_ids + 1, device=self._counting.device)
         return self._counting[: num_ids + 1]
 
+    def write_back(self) -> None:
+        self._whole.write_back()
+
     def weights(self) -> list[torch.Tensor]:
         (whole,) = self._whole.weights()
         return self._stack.apart(whole)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+from rayrec.distributed.kernel import rule_of
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import ParameterConstraints, Table
 from rayrec.distributed.types import ModuleSharder, ShardingType
@@ -21,20 +22,6 @@ if TYPE_CHECKING:
 DEFAULT_MIN_PARTITION = 16
 DENSE_COPIES = 5  # weight, gradient, two optimizer moments, and the gradient bucket
 NO_CONSTRAINTS = ParameterConstraints()
-# optimizer name -> bytes of state for each row, and for each number of a row
-STATE_BYTES: dict[str, tuple[int, int]] = {
-    "sgd": (0, 0),
-    "exact_sgd": (0, 0),
-    "adagrad": (0, 4),
-    "exact_adagrad": (0, 4),
-    "rowwise_adagrad": (4, 0),
-    "exact_rowwise_adagrad": (4, 0),
-    "adam": (0, 8),
-    "lamb": (0, 8),
-    "lars_sgd": (0, 4),
-    "partial_rowwise_adam": (4, 4),
-    "partial_rowwise_lamb": (4, 4),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +128,7 @@ def state_bytes(optimizer: object) -> tuple[int, int]:
     Raises:
         ValueError: an optimizer whose state is not known.
     """
-    name = str(getattr(optimizer, "value", optimizer)).lower().replace("row_wise", "rowwise")
-    if name not in STATE_BYTES:
-        raise ValueError(f"fused optimizer {name!r} is not known to the planner; known: {', '.join(STATE_BYTES)}")
-    return STATE_BYTES[name]
+    return rule_of(optimizer).state_bytes
 
 
 def table_optimizer(sharder: ModuleSharder[Any], weight: torch.Tensor | None = None) -> object:

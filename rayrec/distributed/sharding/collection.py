@@ -34,7 +34,7 @@ def make_tables(
         for table, weight, state in zip(kernel.tables, kernel.weights(), kernel.states(), strict=True):
             shard = Shard(table=table.config.name, rows=table.rows, cols=table.cols, rank=place.rank)
             parameter = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
-            local[shard.table].append(LocalShard(shard, parameter, state))
+            local[shard.table].append(LocalShard(shard, parameter, state, kernel.write_back))
             dense |= {shard.table} if table.optimizer is None else set()
     everywhere: dict[str, list[Shard]] = {config.name: [] for config in configs}
     for number, route in enumerate(routes.ranks):

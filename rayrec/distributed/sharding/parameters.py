@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,15 +28,18 @@ class LocalShard:
         shard: which one.
         parameter: its weights; backward updates them in place, or leaves a gradient to an optimizer.
         state: of the update inside backward, as views of what it changes; empty where there is none.
+        write_back: makes the weights whole where some lie in a device cache.
     """
 
     shard: Shard
     parameter: nn.Parameter
     state: dict[str, torch.Tensor]
+    write_back: Callable[[], None]
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weights as a plain tensor over the same memory."""
+        """The weights as a plain tensor over the same memory, to be read or written before the next lookup."""
+        self.write_back()
         return self.parameter.detach()
 
 

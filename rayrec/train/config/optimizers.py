@@ -60,6 +60,9 @@ class SparseOptimizerConfig(Section):
     beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the mean squared gradient, of adam and lamb")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="of lars_sgd")
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay of the rows that a batch touches")
+    stochastic_rounding: bool = Field(
+        default=False, description="round 16-bit tables up or down at random, so that small updates are not lost"
+    )
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="the learning rate over the steps")
 
 
