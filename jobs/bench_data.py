@@ -51,9 +51,9 @@ Epoch = Callable[[], Iterator[Batch]]
 
 
 def ours(
-    manifest: Manifest, schema: Schema, rows_of: dict[str, int], options: ReadOptions, shuffle: bool
+    manifest: Manifest, schema: Schema, rows_of: dict[str, int], options: ReadOptions, shuffle: bool, **order: int
 ) -> Iterator[Batch]:
-    """One epoch of the whole path."""
+    """One epoch of the whole path; `order` has `interleave` or `in_steps_of`."""
     with BatchStream(
         manifest,
         schema,
@@ -65,6 +65,7 @@ def ours(
         seed=0,
         shuffle=shuffle,
         options=options,
+        **order,
     ) as stream:
         for batch, _ in stream:
             yield batch
@@ -200,22 +201,33 @@ def _write(spec: SyntheticSpec, folder: Path) -> list[Path]:
     return list(write_files(spec, folder))
 
 
+def _written(spec: SyntheticSpec, folder: Path) -> None:
+    """Writes the data set where the folder has none, in a process whose memory is not that of a stream."""
+    if list(folder.glob("*.parquet")):
+        return
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
+        for path in other.submit(_write, spec, folder).result():
+            print(f"wrote {path.name}", flush=True)
+
+
 def measure(folder: Path, rows: int, epochs: int) -> dict[str, Any]:
     """Every measurement on the files of a folder, Ray being up."""
     spec = SyntheticSpec(rows=rows)
-    if not list(folder.glob("*.parquet")):
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:  # its memory is not that of a stream
-            for path in other.submit(_write, spec, folder).result():
-                print(f"wrote {path.name}", flush=True)
+    _written(spec, folder)
+    _written(spec.model_copy(update={"files": 2, "row_group_rows": 1 << 20}), folder / "_large")
     schema = Schema.model_validate(spec.schema_dict(mapping="hash"))
     rows_of = {name: max(16, size // 2) for name, size in spec.ids.items()}
     manifest = Manifest.read(str(folder), schema)
+    large = Manifest.read(str(folder / "_large"), schema)
     files = [file.uri for file in manifest.files]
     default, only_ray, local = ReadOptions(), ReadOptions(reader="ray"), ReadOptions(reader="local")
     whole = "full path"
     contenders: dict[str, Epoch] = {
         whole: partial(ours, manifest, schema, rows_of, default, True),
         "full path, files' order": partial(ours, manifest, schema, rows_of, default, False),
+        "full path, large row groups": partial(ours, large, schema, rows_of, default, True),
+        "full path, 8 windows mixed": partial(ours, manifest, schema, rows_of, default, True, interleave=8),
+        "full path, order of time": partial(ours, manifest, schema, rows_of, default, False, in_steps_of=BATCH_ROWS),
         "full path, all of it on Ray": partial(ours, manifest, schema, rows_of, only_ray, True),
         "in process": partial(ours, manifest, schema, rows_of, local, True),
         "bare pyarrow + mapping": partial(bare_pyarrow, files, schema, rows_of),
@@ -235,6 +247,9 @@ def measure(folder: Path, rows: int, epochs: int) -> dict[str, Any]:
         "rows_per_s": found[whole]["rows_per_s"],
         "ratio_to_pyarrow": paired(runs, whole, "bare pyarrow + mapping"),
         "ratio_to_ray_stock": paired(runs, whole, "Ray's reader + mapping"),
+        "big_row_groups_ratio": paired(runs, "full path, large row groups", whole),
+        "shuffle_8_ratio": paired(runs, "full path, 8 windows mixed", whole),
+        "ordered_ratio": paired(runs, "full path, order of time", whole),
         "first_batch_s": found[whole]["first_batch_s"],
         "peak_rss_bytes": peak_rss_bytes,
         "details": found,
@@ -251,6 +266,10 @@ def show(found: dict[str, Any], rows: int) -> str:
     lines.append("processor time, ns a row: " + _listed(found["ns_per_row"]))
     ratios = f"{found['ratio_to_pyarrow']:.2f} x pyarrow, {found['ratio_to_ray_stock']:.2f} x Ray's reader"
     lines.append(f"full path: {ratios}")
+    lines.append(
+        f"as a multiple of it: row groups of a million rows {found['big_row_groups_ratio']:.2f}, "
+        f"8 windows mixed {found['shuffle_8_ratio']:.2f}, in the order of time {found['ordered_ratio']:.2f}"
+    )
     lines.append(f"peak memory of the consumer with the full path: {found['peak_rss_bytes'] / 2**20:,.0f} MiB")
     return "\n".join(lines)
 

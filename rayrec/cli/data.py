@@ -42,7 +42,7 @@ def inspect(
 
 @app.command()
 def convert(
-    sources: Annotated[list[str], typer.Argument(help="CSV, TSV, JSON lines or Avro files, folders or globs.")],
+    sources: Annotated[list[str], typer.Argument(help="CSV, TSV, JSON lines, Avro or ORC files, folders or globs.")],
     out: Annotated[Path, typer.Argument(help="Folder for the Parquet files; on a cluster, one that every node sees.")],
     types: Annotated[
         list[str] | None, typer.Option("--type", metavar="COLUMN=TYPE", help="E.g. user=string; may be repeated.")
@@ -64,6 +64,22 @@ def convert(
         typer.echo(f"{done.source}: {done.rows:,} rows")
         files, rows = files + len(done.files), rows + done.rows
     typer.echo(f"{rows:,} rows in {files:,} Parquet files, in {out}")
+
+
+@app.command()
+def vocabulary(
+    paths: Annotated[list[str], typer.Argument(help="Parquet files, folders or globs, local or URIs.")],
+    out: Annotated[Path, typer.Option(help="The Parquet file to write; on a cluster, where every node sees it.")],
+    column: Annotated[str, typer.Option(help="A column of ids, or of lists of ids.")],
+    min_count: Annotated[int, typer.Option(help="Leave rarer ids out.", min=1)] = 1,
+    max_size: Annotated[int | None, typer.Option(help="Keep so many ids, the most frequent ones.", min=1)] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Count the files side by side, one Ray task each.")] = False,
+) -> None:
+    """Count a column's ids in all files and write them as a vocabulary, the most frequent first; in bounded memory."""
+    from rayrec.data.tools.vocabulary import count_column
+
+    found = count_column(paths, column, out, min_count=min_count, max_size=max_size, on_ray=ray)
+    typer.echo(f"{found.kept:,} of {found.seen:,} ids in {out}")
 
 
 @app.command()

@@ -51,7 +51,8 @@ class ReadOptions(Strict):
         cpus_per_read: CPUs that a Ray read task reserves; leave that much free beside the workers.
         concurrent_reads: read tasks in flight per rank.
         prefetch_batches: batches made ahead of the one that is trained on.
-        label_selector: labels of the nodes that reads run on, as `{"ray.io/node-group": "cpu"}`.
+        label_selector: labels of the nodes that reads run on, as `{"ray.io/node-group": "cpu"}`; without, each rank's
+            run on its own node while that has CPUs to spare.
         retries: how often a read that failed while its storage answers is tried again, after waits that double.
         patience_s: how long storage that does not answer is waited for before the attempt ends (`trainer.max_failures`
             says how many there are); its rows do not count as bad ones.

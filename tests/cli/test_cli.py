@@ -94,6 +94,9 @@ def test_data_can_be_looked_at(config: Path, capsys: pytest.CaptureFixture[str])
     assert "[red]x" in told.err and "[/b]" in told.err
     (found,) = (feature for feature in yaml.safe_load(told.out)["schema"]["sparse"])
     assert pq.read_table(found["mapping"]["path"])["id"].to_pylist() == ["a", "b"]
+    words = config.parent / "users.parquet"
+    assert run(["data", "vocabulary", str(config.parent / "train"), "--column", "user", "--out", str(words)]) == 0
+    assert f"{pq.read_metadata(words).num_rows} of" in capsys.readouterr().out
     where = "[[label, =, 1], [user, <, 20]]"
     assert run(["data", "inspect", str(config.parent / "train"), "--filters", where]) == 0
     assert run(["data", "inspect", str(config.parent / "train"), "--filters", "[[usr, =, 1]]"]) == 1

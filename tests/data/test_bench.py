@@ -16,6 +16,7 @@ def test_the_benchmark_measures_every_contender(tmp_path: Path, running_ray: Non
     list(write_files(SyntheticSpec(rows=9_000, files=2), tmp_path))
     found = json.loads(json.dumps(measure(tmp_path, 9_000, 1)))
     assert {"rows_per_s", "ratio_to_pyarrow", "ratio_to_ray_stock", "first_batch_s", "peak_rss_bytes"} < found.keys()
+    assert {"big_row_groups_ratio", "shuffle_8_ratio", "ordered_ratio"} < found.keys()
     assert all(values["rows_per_s"] > 0 for values in found["details"].values())
     assert {"read and decode Parquet", "consumer", "read tasks"} < found["ns_per_row"].keys()
     assert "Ray's reader" in show(found, 9_000)

@@ -11,6 +11,7 @@ from typing import Any
 
 import fastavro
 import pyarrow as pa
+import pyarrow.orc as paorc
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -175,3 +176,17 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "250 rows in 1 Parquet files" in done.output.replace("\n", " ")
     assert CliRunner().invoke(app, ["data", "convert", "x.csv", "out", "--type", "user"]).exit_code == 2
+
+
+def test_orc_becomes_the_same_rows(tmp_path: Path) -> None:
+    rows = pa.table({"user": [1, None, 3], "tags": [["a"], [], None], "x": [0.5, 1.5, 2.5], "at": ["p", "q", "r"]})
+    (tmp_path / "in").mkdir()
+    paorc.write_table(rows, tmp_path / "in" / "a.orc")
+    paorc.write_table(rows.drop_columns("at"), tmp_path / "in" / "b.orc")
+    assert [done.rows for done in convert(str(tmp_path / "in"), tmp_path / "out")] == [3, 3]
+    assert pq.read_table(tmp_path / "out" / "a-00000.parquet").to_pylist() == rows.to_pylist()
+    wanted = [row | {"at": None} for row in rows.to_pylist()]
+    assert pq.read_table(tmp_path / "out" / "b-00000.parquet").to_pylist() == wanted
+    (tmp_path / "bad.orc").write_bytes(b"ORC?")
+    with pytest.raises(DataError, match="not readable as ORC"):
+        list(convert(str(tmp_path / "bad.orc"), tmp_path / "other"))

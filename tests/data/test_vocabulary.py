@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,6 +13,8 @@ import yaml
 
 from rayrec.data import DataError, Manifest, Mapping, Schema, build_vocabulary, to_batch, write_vocabulary
 from rayrec.data.mapping.map_rows import check_rows_of
+from rayrec.data.tools import vocabulary
+from rayrec.data.tools.vocabulary import count_column
 from rayrec.train import load_config
 from rayrec.train.config.file import parse_config
 from rayrec.train.paths import resolved
@@ -111,3 +115,48 @@ def test_built_from_data_and_used(tmp_path: Path) -> None:
         path = str(tmp_path / f"{column}.parquet")
         write_vocabulary(built, path)
         assert ids_of(pa.array([expected[0][0]]), feature(path, oov_rows=1)) == [1]
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_a_column_is_counted_exactly_in_bounded_memory(
+    tmp_path: Path, text: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With spills and ranges so small that every file writes several, and ids of one count lie in several parts."""
+    monkeypatch.setattr(vocabulary, "_SPILL_IDS", 50)
+    monkeypatch.setattr(vocabulary, "_RANGE_IDS", 20)
+    monkeypatch.setattr(vocabulary, "_READ_ROWS", 64)
+    rng = np.random.default_rng(0)
+    wanted: Counter = Counter()
+    (tmp_path / "data").mkdir()
+    for number in range(3):
+        raw = rng.zipf(1.3, 700) % 300 - 20
+        ids = [f"id {i}" for i in raw] if text else raw.tolist()
+        wanted.update(ids)
+        lists = [ids[i : i + 2] if i % 5 else None for i in range(0, 700, 2)]
+        wanted.subtract([one for i in range(0, 700, 2) if not i % 5 for one in ids[i : i + 2]])
+        pq.write_table(pa.table({"x": lists}), tmp_path / "data" / f"{number}.parquet", row_group_size=100)
+    wanted = +wanted
+    in_order = sorted(wanted.items(), key=lambda pair: (-pair[1], pair[0]))
+    out = tmp_path / "words" / "x.parquet"
+    for limits in ({}, {"min_count": 3}, {"max_size": 37}, {"min_count": 2, "max_size": 10_000}):
+        found = count_column(str(tmp_path / "data"), "x", out, **limits)
+        kept = [pair for pair in in_order if pair[1] >= limits.get("min_count", 1)][: limits.get("max_size")]
+        table = pq.read_table(out)
+        assert list(zip(table["id"].to_pylist(), table["count"].to_pylist(), strict=True)) == kept
+        assert (found.kept, found.seen) == (len(kept), len(wanted))
+    assert [path.name for path in out.parent.iterdir()] == ["x.parquet"]
+    assert ids_of(table["id"].combine_chunks()[:3], feature(out), 10_000) == [2, 3, 4]
+
+
+def test_what_cannot_be_counted_is_named(tmp_path: Path) -> None:
+    for name, values in (("a", [1, 2]), ("b", ["x", "y"]), ("c", [0.5, 1.5])):
+        pq.write_table(pa.table({"x": values}), tmp_path / f"{name}.parquet")
+    out = tmp_path / "out" / "x.parquet"
+    for paths, column, message in (
+        ("a.parquet", "y", "'y' is missing"),
+        ("[ab].parquet", "x", "texts in some files and numbers in others"),
+        ("c.parquet", "x", "integers or strings, not double"),
+    ):
+        with pytest.raises(DataError, match=message):
+            count_column(str(tmp_path / paths), column, out)
+        assert not list(out.parent.iterdir())

@@ -9,10 +9,14 @@ _FORMATS = {
     ".ndjson": "JSON lines",
     ".json": "JSON lines",
     ".avro": "Avro",
+    ".orc": "ORC",
 }
 _COMPRESSED = ("", ".gz", ".bz2", ".zst")
 _BY_SUFFIX = {
-    suffix + end: kind for suffix, kind in _FORMATS.items() for end in _COMPRESSED if not end or kind != "Avro"
+    suffix + end: kind
+    for suffix, kind in _FORMATS.items()
+    for end in _COMPRESSED
+    if not end or kind not in ("Avro", "ORC")
 }
 SUFFIXES = tuple(_BY_SUFFIX)
 

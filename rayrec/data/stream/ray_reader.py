@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import ray.data
+from ray._private.state import available_resources_per_node
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayrec.data.errors import DataError
 from rayrec.data.options import ReadOptions
@@ -124,6 +126,19 @@ def _check_cpus(options: ReadOptions) -> None:
         )
 
 
+def _near(options: ReadOptions) -> dict[str, Any]:
+    """Where read tasks run: beside the rank that asks, so that rows do not cross the network once more.
+
+    Where labels name the nodes, or where this one has no CPU to spare, Ray chooses.
+    """
+    if options.label_selector is not None:
+        return {}
+    here = ray.get_runtime_context().get_node_id()
+    if available_resources_per_node().get(here, {}).get("CPU", 0.0) < options.cpus_per_read:
+        return {}
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
+
+
 def _dataset(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Dataset:
     _hush()
     context = ray.data.DataContext.get_current().copy()
@@ -136,6 +151,7 @@ def _dataset(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> D
         return ray.data.read_datasource(
             WindowDatasource(tasks, recipe),
             num_cpus=options.cpus_per_read,
+            ray_remote_args=_near(options),
             concurrency=options.concurrent_reads,
             override_num_blocks=len(tasks),
             label_selector=options.label_selector,

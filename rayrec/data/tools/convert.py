@@ -1,5 +1,5 @@
-"""CSV, JSON lines and Avro to Parquet, which is all that training reads: its footers tell rows and row groups, without
-which no row could be found again after a stop. Files are converted side by side, each as a stream.
+"""CSV, JSON lines, Avro and ORC to Parquet, which is all that training reads: its footers tell rows and row groups,
+without which no row could be found again after a stop. Files are converted side by side, each as a stream.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rayrec.data.storage.formats import SUFFIXES, format_of
 from rayrec.data.storage.locations import plain_path
 from rayrec.data.tools.avro import Avro
 from rayrec.data.tools.on_ray import each
+from rayrec.data.tools.orc import Orc
 from rayrec.data.tools.parquet_parts import Layout, write_parts
 from rayrec.data.tools.text_files import Csv, JsonLines
 
@@ -31,7 +32,7 @@ class Format(Protocol):
     def batches(self, uri: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]: ...
 
 
-FORMATS: dict[str, Format] = {"CSV": Csv(), "TSV": Csv("\t"), "JSON lines": JsonLines(), "Avro": Avro()}
+FORMATS: dict[str, Format] = {"CSV": Csv(), "TSV": Csv("\t"), "JSON lines": JsonLines(), "Avro": Avro(), "ORC": Orc()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ def convert(
     Folders below the common folder of the sources are kept, so that partitions (`day=…`) stay.
 
     Args:
-        sources: files, folders or globs; `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json`, `.avro`, text also with `.gz`,
-            `.bz2` or `.zst`.
+        sources: files, folders or globs; `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json`, `.avro`, `.orc`, text also with
+            `.gz`, `.bz2` or `.zst`.
         out: a folder that every node sees, without Parquet files yet.
         types: Arrow types by column, where the first rows do not show them.
         on_ray: one Ray task a file.

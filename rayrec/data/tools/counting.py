@@ -33,11 +33,11 @@ def build_vocabulary(
     """
     counted: list[pa.Table] = []
     with ThreadPoolExecutor(4) as pool:
-        for counts in pool.map(lambda window: _count_window(manifest, window, feature), manifest.windows):
-            counted.append(counts)
+        for found in pool.map(lambda window: _count_window(manifest, window, feature), manifest.windows):
+            counted.append(found)
             if sum(len(some) for some in counted) > 2 * len(counted[0]) + _MERGE_ROWS:
-                counted = [_sum(pa.concat_tables(counted))]
-    table = _sum(pa.concat_tables(counted))
+                counted = [add_up(pa.concat_tables(counted))]
+    table = add_up(pa.concat_tables(counted))
     table = table.filter(pc.greater_equal(table["count"], min_count))
     table = table.sort_by([("count", "descending"), ("id", "ascending")])
     return table if max_size is None else table.slice(0, max_size)
@@ -56,11 +56,12 @@ def _count_window(manifest: Manifest, window: Window, feature: SparseFeature) ->
     if problems:
         raise problems.error(int(problems.rows()[0]))
     column = table.column(feature.column)
-    empty = _counts(pa.array([], _id_type(column.type)))
-    return _sum(pa.concat_tables([empty, *(_counts(ids) for chunk in column.chunks for ids in _ids(chunk))]))
+    empty = counts(pa.array([], _id_type(column.type)))
+    return add_up(pa.concat_tables([empty, *(counts(ids) for chunk in column.chunks for ids in ids_of(chunk))]))
 
 
-def _ids(array: pa.Array) -> Iterator[pa.Array]:
+def ids_of(array: pa.Array) -> Iterator[pa.Array]:
+    """The ids of a column, those of lists one by one, without nulls."""
     array = array.cast(without_views(array.type))
     while is_list(array.type):
         array = unnest(array).leaf
@@ -81,11 +82,13 @@ def _id_type(kind: pa.DataType) -> pa.DataType:
     return without_views(kind)
 
 
-def _counts(ids: pa.Array) -> pa.Table:
-    counts = ids.value_counts()
-    return pa.table({"id": counts.field("values"), "count": counts.field("counts")})
+def counts(ids: pa.Array) -> pa.Table:
+    """How often each comes: `id` and `count`."""
+    found = ids.value_counts()
+    return pa.table({"id": found.field("values"), "count": found.field("counts")})
 
 
-def _sum(table: pa.Table) -> pa.Table:
+def add_up(table: pa.Table) -> pa.Table:
+    """Each id once, with the sum of its counts."""
     summed = table.group_by("id").aggregate([("count", "sum")])
     return pa.table({"id": summed["id"], "count": summed["count_sum"]})

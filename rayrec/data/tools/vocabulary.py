@@ -1,0 +1,168 @@
+"""Counts the ids of one column of any number of files into a vocabulary, exactly, in bounded memory.
+
+Each file's counts are written in parts by a hash of the id; a part of all files is added up at a time. What is in
+memory is a part, or the ids of one count. Vocabularies are read by `mapping/vocabulary.py`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rayrec.data.errors import DataError
+from rayrec.data.mapping.arrow_types import is_text
+from rayrec.data.mapping.columns import column_missing
+from rayrec.data.mapping.hashing import mix64_array
+from rayrec.data.mapping.vocabulary import text_keys
+from rayrec.data.storage.files import find_files
+from rayrec.data.storage.opening import open_parquet
+from rayrec.data.tools.counting import add_up, counts, ids_of
+from rayrec.data.tools.on_ray import each
+
+_PARTS = 64
+_SPILL_IDS = 4 << 20
+_RANGE_IDS = 4 << 20
+_READ_ROWS = 262_144
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The ids that are in the vocabulary, and those that were seen."""
+
+    kept: int
+    seen: int
+
+
+def count_column(
+    paths: str | Sequence[str],
+    column: str,
+    out: Path,
+    *,
+    min_count: int = 1,
+    max_size: int | None = None,
+    on_ray: bool = False,
+) -> Counted:
+    """Writes the vocabulary of a column: `id` and `count`, the most frequent id first, equal counts by id.
+
+    Args:
+        paths: Parquet files, folders or globs.
+        column: of ids, or of lists of them.
+        out: the Parquet file to write; a folder beside it takes what does not fit in memory, so every node must see it.
+        min_count: rarer ids are left out.
+        max_size: at most so many ids, the most frequent ones.
+        on_ray: one Ray task a file.
+
+    Raises:
+        DataError: an unreadable file, a missing column, or one that holds texts here and numbers there.
+    """
+    out = out.expanduser().absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        uris = [file.uri for file in find_files(paths)]
+        work = partial(_count_file, column=column, folder=folder)
+        spills = [spill for some in each(work, [*enumerate(uris)], on_ray=on_ray) for spill in some]
+        _check_one_kind(spills, column)
+        parts = [_merge(part, spills, folder, min_count) for part in range(_PARTS)]
+        sizes = sum((sizes for _, sizes, _ in parts), Counter[int]())
+        kept = _write([path for path, _, _ in parts], sizes, folder / "out", max_size)
+        (folder / "out").rename(out)
+        return Counted(kept, sum(seen for _, _, seen in parts))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _count_file(numbered: tuple[int, str], column: str, folder: Path) -> list[Path]:
+    """Files of the counts of one file's ids, a row group for each part."""
+    number, uri = numbered
+    spills: list[Path] = []
+    waiting: list[pa.Table] = []
+    with open_parquet(uri) as parquet:
+        if column not in parquet.schema_arrow.names:
+            raise column_missing(column, parquet.schema_arrow, uri, "correct the column's name")
+        for batch in parquet.iter_batches(_READ_ROWS, columns=[column], use_threads=False):
+            waiting += [counts(_plain(ids, uri, column)) for ids in ids_of(batch.column(0))]
+            if sum(map(len, waiting)) > _SPILL_IDS:
+                waiting = [add_up(pa.concat_tables(waiting))]
+                if len(waiting[0]) > _SPILL_IDS // 2:
+                    spills.append(_spill(waiting.pop(), folder / f"{number}-{len(spills)}"))
+    if waiting:
+        spills.append(_spill(add_up(pa.concat_tables(waiting)), folder / f"{number}-{len(spills)}"))
+    return spills
+
+
+def _plain(ids: pa.Array, uri: str, column: str) -> pa.Array:
+    if is_text(ids.type):
+        return ids.cast(pa.large_string())
+    if not pa.types.is_integer(ids.type):
+        raise DataError(f"ids are integers or strings, not {ids.type}", file=uri, column=column)
+    return ids.cast(pa.int64(), safe=False)
+
+
+def _spill(table: pa.Table, path: Path) -> Path:
+    ids = table["id"].combine_chunks()
+    keys = text_keys(ids) if is_text(ids.type) else mix64_array(ids.to_numpy(), 0)
+    part = (keys % np.uint64(_PARTS)).astype(np.int64)
+    table = table.take(pa.array(np.argsort(part, kind="stable")))
+    ends = np.cumsum(np.bincount(part, minlength=_PARTS))
+    with pq.ParquetWriter(path, table.schema) as writer:
+        for first, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+            writer.write_table(table.slice(first, stop - first), row_group_size=max(1, stop - first))
+    return path
+
+
+def _check_one_kind(spills: Sequence[Path], column: str) -> None:
+    kinds = {pq.read_schema(spill).field("id").type for spill in spills}
+    if len(kinds) != 1:
+        problem = "texts in some files and numbers in others" if kinds else "no ids at all"
+        raise DataError(f"the column holds {problem}", column=column, fix="write ids of one type")
+
+
+def _merge(part: int, spills: Sequence[Path], folder: Path, min_count: int) -> tuple[Path, Counter[int], int]:
+    """A file of one part's ids that come often enough, how many have each count, and how many ids there are."""
+    table = add_up(pa.concat_tables(pq.ParquetFile(spill).read_row_group(part) for spill in spills))
+    kept = table.filter(pc.greater_equal(table["count"], min_count))
+    path = folder / f"part-{part}"
+    pq.write_table(kept, path)
+    values, times = np.unique(kept["count"].to_numpy(), return_counts=True)
+    return path, Counter(dict(zip(values.tolist(), times.tolist(), strict=True))), len(table)
+
+
+def _write(parts: Sequence[Path], sizes: Counter[int], out: Path, max_size: int | None) -> int:
+    """All ids by falling count; returns how many."""
+    schema = pq.read_schema(parts[0])
+    left = sum(sizes.values()) if max_size is None else min(max_size, sum(sizes.values()))
+    total = left
+    with pq.ParquetWriter(out, schema) as writer:
+        for low, high in _ranges(sizes):
+            if not left:
+                break
+            inside = (pc.field("count") >= low) & (pc.field("count") <= high)
+            some = pa.concat_tables(pq.read_table(part, filters=inside) for part in parts)
+            some = some.sort_by([("count", "descending"), ("id", "ascending")]).slice(0, left)
+            writer.write_table(some)
+            left -= len(some)
+    return total
+
+
+def _ranges(sizes: Counter[int]) -> Iterator[tuple[int, int]]:
+    """Ranges of counts, falling, each of about `_RANGE_IDS` ids or of a single count."""
+    high, low, held = 0, 0, 0
+    for count in sorted(sizes, reverse=True):
+        if held and held + sizes[count] > _RANGE_IDS:
+            yield low, high
+            held = 0
+        high = high if held else count
+        low, held = count, held + sizes[count]
+    if held:
+        yield low, high
