@@ -13,7 +13,6 @@ import ray.data
 from ray._private.state import available_resources_per_node
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayrec.data.errors import DataError
 from rayrec.data.options import ReadOptions
@@ -126,17 +125,16 @@ def _check_cpus(options: ReadOptions) -> None:
         )
 
 
-def _near(options: ReadOptions) -> dict[str, Any]:
-    """Where read tasks run: beside the rank that asks, so that rows do not cross the network once more.
+def _where(options: ReadOptions) -> dict[str, str] | None:
+    """Where read tasks run: where labels say so, else beside the rank that asks, lest rows cross the network once more.
 
-    Where labels name the nodes, or where this one has no CPU to spare, Ray chooses.
+    Ray chooses where this node has no CPU to spare.
     """
     if options.label_selector is not None:
-        return {}
+        return options.label_selector
     here = ray.get_runtime_context().get_node_id()
-    if available_resources_per_node().get(here, {}).get("CPU", 0.0) < options.cpus_per_read:
-        return {}
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
+    spare = available_resources_per_node().get(here, {}).get("CPU", 0.0)
+    return {"ray.io/node-id": here} if spare >= options.cpus_per_read else None
 
 
 def _dataset(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Dataset:
@@ -151,8 +149,7 @@ def _dataset(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> D
         return ray.data.read_datasource(
             WindowDatasource(tasks, recipe),
             num_cpus=options.cpus_per_read,
-            ray_remote_args=_near(options),
             concurrency=options.concurrent_reads,
             override_num_blocks=len(tasks),
-            label_selector=options.label_selector,
+            label_selector=_where(options),
         )
