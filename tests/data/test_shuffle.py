@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from rayrec.data import BadRows, BatchStream, Cursor, Manifest, ReadOptions
 from rayrec.data.source import slices
+from rayrec.data.stream import reading
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
@@ -145,3 +147,23 @@ def test_a_run_trains_in_the_order_of_time_and_goes_on_where_it_stopped(tmp_path
     raw["data"]["shuffle"] = "none"
     with pytest.raises(ValueError, match="a mix of several has none"):
         parse_config(raw)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_block_mapped_in_parts_is_the_block_mapped_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: bool
+) -> None:
+    write(tmp_path, [300, 250], row_group_size=60)
+    if bad:
+        pq.write_table(table(50, 550, label=pa.array([3] + [1] * 49)), tmp_path / "z.parquet")
+    manifest = Manifest.read(str(tmp_path), SCHEMA, window_rows=60)
+    found = []
+    for rows in (40, 1 << 20):
+        monkeypatch.setattr(reading, "_CHUNK_ROWS", rows)
+        with opened(manifest, Cursor.start(0), 1, 2, {"interleave": 4, "options": SKIP}) as batches:
+            found.append([batch for batch, _ in batches])
+            assert batches.skipped.count <= 1
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one.dense, other.dense) and torch.equal(one.label, other.label)
+        assert torch.equal(one.sparse.values(), other.sparse.values())
+        assert torch.equal(one.sparse.lengths(), other.sparse.lengths())

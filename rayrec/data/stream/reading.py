@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.problems import Problems
-from rayrec.data.mapping.rows import Rows, to_columns
+from rayrec.data.mapping.rows import Rows, joined, to_columns
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.options import BadRows
 from rayrec.data.order.epoch import EpochOrder, Interval, Place, count, row_order
@@ -38,6 +38,7 @@ from rayrec.data.stream.records import PROBLEM, no_problems, to_array
 I64 = npt.NDArray[np.int64]
 
 END = "end"
+_CHUNK_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,8 @@ def _mapped(piece: Piece, recipe: Recipe, streams: RowGroupStreams | None) -> tu
     if recipe.shuffle:
         total = sum(part.rows for part in slices)
         order = row_order(piece.window, total, seed=recipe.seed, epoch=recipe.epoch)[order]
+        if total > _CHUNK_ROWS and (rows := _good_rows(slices, recipe, streams)) is not None:
+            return rows.take(order), Problems(Origin(slices, None)), order, None
     else:
         first = piece.parts[0][0]
         slices, order = tuple(within(slices, first, piece.parts[-1][1])), order - first
@@ -174,6 +177,34 @@ def _mapped(piece: Piece, recipe: Recipe, streams: RowGroupStreams | None) -> tu
     problems = _problems(Origin(slices, kept), missing, kept, recipe.bad_rows.redact)
     rows = map_rows(table, recipe.schema, recipe.rows_of, problems, order if recipe.shuffle else None)
     return rows, problems, np.argsort(order) if problems and recipe.shuffle else order, ends
+
+
+def _good_rows(slices: Sequence[FileSlice], recipe: Recipe, streams: RowGroupStreams | None) -> Rows | None:
+    """The rows of a block of several windows as they lie in the files, mapped a window at a time, in the processor's
+    cache; None where some are bad or left out, which takes the block as one."""
+    chunks = [list(some) for some in _chunks(slices)]
+    if len(chunks) < 2 or recipe.leaves_out:
+        return None
+    parts = []
+    for some in chunks:
+        table, missing = read_slices(some, recipe.columns, recipe.patience, streams)
+        problems = Problems(Origin(tuple(some), None))
+        parts.append(map_rows(table, recipe.schema, recipe.rows_of, problems))
+        if missing or problems:
+            return None
+    return joined(parts)
+
+
+def _chunks(slices: Sequence[FileSlice]) -> Iterator[Sequence[FileSlice]]:
+    """The slices in runs of about a window's rows."""
+    rows, first = 0, 0
+    for number, part in enumerate(slices, 1):
+        rows += part.rows
+        if rows >= _CHUNK_ROWS:
+            yield slices[first:number]
+            rows, first = 0, number
+    if first < len(slices):
+        yield slices[first:]
 
 
 def _drawn(table: pa.Table, window: int, first: int, recipe: Recipe) -> Mask:
