@@ -22,6 +22,8 @@ CASES: list[dict[str, Any]] = [
     {"plan": "grid_shard", "hosts": 2},
     {"plan": "mixed_dp", "world": 1},
     {"plan": "data_parallel", "world": 2},
+    {"plan": "mixed_dp", "pipelined": True, "steps": 6},
+    {"plan": "mixed_dp", "pipelined": True, "steps": 6, "model": "sequence"},
 ]
 
 
@@ -37,7 +39,9 @@ def answers() -> dict[str, dict[str, Any]]:
 
 def name_of(case: dict[str, Any]) -> str:
     full = {"world": 8, "model": "sum", "kernel": "fused"} | case
-    return f"{full['plan']}-{full['model']}-{full['kernel']}-{full['world']}"
+    return f"{full['plan']}-{full['model']}-{full['kernel']}-{full['world']}" + "-pipelined" * full.get(
+        "pipelined", False
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
@@ -45,7 +49,8 @@ def test_a_steady_step_neither_mixes_devices_nor_waits(case: dict[str, Any], ans
     answer = answers[name_of(case)]
     assert "error" not in answer, answer["error"]
     assert not answer["mismatches"] and not answer["syncs"]
-    assert len(answer["copies"]) == 1 and "pinned, async" in answer["copies"][0]
+    assert all("pinned, async" in copy for copy in answer["copies"])
+    assert len(answer["copies"]) == 1 or case.get("pipelined")
     found, world = answer["collectives"], case.get("world", 8)
     kinds = {name: sum(times for key, times in found.items() if key.startswith(name)) for name in ("all", "allreduce")}
     replicated = case["plan"] in ("mixed_dp", "data_parallel")

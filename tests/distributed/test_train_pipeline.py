@@ -250,3 +250,31 @@ def test_one_process_needs_no_others() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_copies_to_a_gpu_run_ahead() -> None:
     check_alone(torch.device("cuda:0"))
+
+
+def progressed(group: dist.ProcessGroup, with_pipeline: bool) -> Any:
+    """Outputs of every step whose batch has rows on each rank, and all weights afterwards."""
+    model = shard(group, dlrm())
+    dense = torch.optim.Adam(list(model.dense_parameters().values()), lr=0.01)
+    batches = [b for b, sizes in zip(drawn(group.rank()), SIZES, strict=True) if all(sizes)]
+    outputs = []
+    if with_pipeline:
+        pipeline, source = TrainPipeline[Batch](model, dense, torch.device("cpu")), iter(batches)
+        with pytest.raises(StopIteration):
+            while True:
+                outputs.append(pipeline.progress(source).detach())
+        again = iter(batches[:1])
+        model.eval()
+        outputs.append(pipeline.progress(again).detach())  # no training
+    else:
+        outputs = [step(model, dense, batch) for batch in batches]
+        outputs.append(model(batches[0])[1].detach())
+    weights = [item.weight.clone() for table in model.tables().values() for item in table.local]
+    return outputs, [*weights, *(p.detach() for p in model.dense_parameters().values())]
+
+
+def test_progress_trains_as_the_plain_loop_does() -> None:
+    for got, wanted in zip(on_ranks(WORLD, progressed, True), on_ranks(WORLD, progressed, False), strict=True):
+        assert len(got[0]) == len(wanted[0]) == 4
+        for one, other in zip([*got[0], *got[1]], [*wanted[0], *wanted[1]], strict=True):
+            assert torch.equal(one, other)

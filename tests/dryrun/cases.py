@@ -37,6 +37,7 @@ class Case:
         model: "sum", "mean", "weighted", "dedup" (pooled, each distinct id sent once) or "sequence".
         kernel: of every table.
         hosts: of equally many ranks.
+        pipelined: batches come out of a TrainPipeline.
     """
 
     world: int = 8
@@ -49,11 +50,12 @@ class Case:
     dim: int = 32
     batch: int = 16
     longest: int = 3
+    pipelined: bool = False
     steps: int = 3  # DDP builds its buckets again in the second
 
     @property
     def name(self) -> str:
-        return f"{self.plan}-{self.model}-{self.kernel}-{self.world}"
+        return f"{self.plan}-{self.model}-{self.kernel}-{self.world}" + "-pipelined" * self.pipelined
 
 
 class Head(torch.nn.Module):

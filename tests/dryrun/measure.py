@@ -70,19 +70,22 @@ def watch_threads() -> None:
 
 
 def measure(case: Any) -> dict[str, Any]:
+    from rayrec.distributed import TrainPipeline
     from tests.dryrun.cases import make_batch, make_model
 
     generator = torch.Generator().manual_seed(0)
     model = make_model(case)
     dense = torch.optim.Adagrad(model.dense_parameters().values(), lr=0.01)
     state = model.state_dict(), model.fused_optimizer.state_dict()
-    batches = [make_batch(case, generator) for _ in range(case.steps)]
+    batches = [make_batch(case, generator) for _ in range(case.steps + 2)]  # a pipeline reads ahead
+    source = iter(TrainPipeline(model).ahead(batches)) if case.pipelined else iter(batches)
     host_s = []
-    for batch in batches:
+    for _ in range(case.steps):
         gc.collect()
         BOOK.clear()
         BOOK.on, BOOK.stage = True, "dense"
         start = time.perf_counter()
+        batch = next(source)
         loss = model(batch)
         BOOK.stage = "backward"
         dense.zero_grad()

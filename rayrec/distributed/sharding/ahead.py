@@ -9,10 +9,11 @@ from typing import Generic, TypeVar
 import torch
 
 from rayrec.distributed.awaitable import Awaitable
+from rayrec.distributed.sharding.input_dist import PendingInput
 from rayrec.sparse import KeyedJaggedTensor
 
 T = TypeVar("T")
-InputDist = Callable[[KeyedJaggedTensor], Awaitable[T]]
+Start = Callable[[KeyedJaggedTensor], PendingInput[T]]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -21,7 +22,7 @@ class Begun(Generic[T]):
 
     features: KeyedJaggedTensor
     trained: bool  # gradients were enabled
-    ids: Awaitable[T]
+    ids: PendingInput[T]
 
 
 class IdsAhead(Generic[T]):
@@ -33,12 +34,12 @@ class IdsAhead(Generic[T]):
     def __init__(self) -> None:
         self._begun: list[Begun[T]] = []
 
-    def begin(self, features: KeyedJaggedTensor, input_dist: InputDist[T]) -> Begun[T]:
+    def begin(self, features: KeyedJaggedTensor, input_dist: Start[T]) -> Begun[T]:
         begun = Begun(features, torch.is_grad_enabled(), input_dist(features))
         self._begun.append(begun)
         return begun
 
-    def take(self, features: KeyedJaggedTensor, input_dist: InputDist[T]) -> Awaitable[T]:
+    def take(self, features: KeyedJaggedTensor, input_dist: Start[T]) -> Awaitable[T]:
         """What was begun for these features, each time once and the oldest first, or else begun now."""
         for begun in self._begun:
             if begun.features is features and begun.trained == torch.is_grad_enabled():

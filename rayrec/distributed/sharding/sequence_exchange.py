@@ -69,13 +69,23 @@ class SequenceExchange:
 @dataclass(frozen=True)
 class _SequenceMessage:
     exchange: SequenceExchange
-    leave: list[int]
-    come: list[int]
+    to_ranks: list[int]  # numbers
+    from_ranks: list[int]
     part_shapes: list[torch.Size]
     sizes: torch.Tensor | None  # numbers of each rank's ids in each lookup, lookup after lookup; None: one run
     places: Places
 
-    def pack(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    @property
+    def num_pieces(self) -> int:
+        return 1
+
+    def leave(self, piece: int) -> list[int]:
+        return self.to_ranks
+
+    def come(self, piece: int) -> list[int]:
+        return self.from_ranks
+
+    def pack(self, parts: Sequence[torch.Tensor], dtype: torch.dtype, piece: int) -> torch.Tensor:
         flat = [part.to(dtype).reshape(-1) for part in parts]
         message = flat[0] if len(flat) == 1 else torch.cat(flat)
         if self.sizes is None:
@@ -83,13 +93,15 @@ class _SequenceMessage:
         exchange = self.exchange
         return ops.permute_chunks(exchange.by_rank, self.sizes, message, exchange.unit, message.numel())
 
-    def unpack(self, arrived: torch.Tensor) -> torch.Tensor:
+    def unpack(self, arrived: torch.Tensor, piece: int) -> torch.Tensor:
         return self.exchange.order.assemble(arrived, self.places)
 
-    def pack_gradients(self, grad: torch.Tensor) -> torch.Tensor:
-        return self.exchange.order.take_apart(grad, self.places, 1 / len(self.leave))
+    def pack_gradients(self, grad: torch.Tensor, piece: int) -> torch.Tensor:
+        return self.exchange.order.take_apart(grad, self.places, 1 / len(self.to_ranks))
 
-    def unpack_gradients(self, arrived: torch.Tensor) -> Sequence[torch.Tensor]:
+    def unpack_gradients(
+        self, arrived: torch.Tensor, piece: int, grads: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
         if self.sizes is not None:
             sizes = self.sizes[self.exchange.by_rank]
             exchange = self.exchange

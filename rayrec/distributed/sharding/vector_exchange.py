@@ -1,6 +1,7 @@
 """The second half of a step: pooled vectors back to the examples' ranks, and their gradients the same way in reverse.
 
-One collective forward and one backward. Row partials of one bag are added up where they arrive.
+One collective forward and one backward. Row partials of one bag are added up where they arrive; where that is much more
+than what becomes of it, it comes in pieces of some examples each: no rank holds the partials of all ranks at once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from rayrec.distributed.sharding.vector_transport import Codec, VectorTransport
 
 __all__ = ["Codec", "VectorExchange"]
 
+LEAST_PIECE_BYTES = 1 << 24  # what arrives at once; below, memory matters less than another collective
+
 
 class VectorExchange:
     """Sends each rank its examples' pooled vectors, and puts what arrives in the order of the outputs.
@@ -32,9 +35,9 @@ class VectorExchange:
     """
 
     def __init__(self, columns: ColumnMap, group: comm.Group, rank: int, codec: Codec, device: torch.device) -> None:
-        self._rank, self.widths = rank, columns.widths
+        self._rank, self.widths, self._width = rank, columns.widths, columns.width
         buffers = BufferPool(device)
-        self._order = ColumnOrder(columns, buffers, device)
+        self.order = ColumnOrder(columns, buffers, device)
         self._transport = VectorTransport(group, codec, buffers)
 
     def start(
@@ -47,31 +50,69 @@ class VectorExchange:
             batch_sizes: examples of each rank.
             factors_BE: a factor for each of this rank's own examples and outputs, or None.
         """
-        own_batch = batch_sizes[self._rank]
-        leave = [batch * self.widths[self._rank] for batch in batch_sizes]
-        come = [own_batch * width for width in self.widths]
-        return self._transport.start(
-            [pooled], _PooledMessage(leave, come, self._order, pooled.shape, own_batch, factors_BE)
-        )
+        num_pieces = self._num_pieces(max(batch_sizes))
+        edges = [[size * piece // num_pieces for piece in range(num_pieces + 1)] for size in batch_sizes]
+        message = _PooledMessage(self, edges, self._rank, pooled.shape, factors_BE)
+        return self._transport.start([pooled], message)
+
+    def _num_pieces(self, batch: int) -> int:
+        """One where at most twice the result arrives, else so many that each is at most as large as the result."""
+        if sum(self.widths) <= 2 * self._width:
+            return 1
+        least = max(4 * batch * self._width, LEAST_PIECE_BYTES)
+        return max(1, -(-4 * batch * sum(self.widths) // least))
 
 
 @dataclass(frozen=True)
 class _PooledMessage:
-    leave: list[int]
-    come: list[int]
-    order: ColumnOrder
+    exchange: VectorExchange
+    edges: list[list[int]]  # of each rank's batch, cut in pieces
+    rank: int
     shape: torch.Size  # of the sums looked up here
-    own_batch: int
     factors_BE: torch.Tensor | None
 
-    def pack(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-        return parts[0].to(dtype).reshape(-1)
+    @property
+    def num_pieces(self) -> int:
+        return len(self.edges[0]) - 1
 
-    def unpack(self, arrived: torch.Tensor) -> torch.Tensor:
-        return self.order.assemble(arrived, self.own_batch, self.factors_BE)
+    def _own(self, piece: int) -> slice:
+        return slice(*self.edges[self.rank][piece : piece + 2])
 
-    def pack_gradients(self, grad: torch.Tensor) -> torch.Tensor:
-        return self.order.take_apart(grad, self.factors_BE, 1 / len(self.leave))
+    def _examples(self, piece: int) -> list[int]:
+        return [edges[piece + 1] - edges[piece] for edges in self.edges]
 
-    def unpack_gradients(self, arrived: torch.Tensor) -> Sequence[torch.Tensor]:
-        return [arrived.view(self.shape)]
+    def leave(self, piece: int) -> list[int]:
+        return [examples * self.shape[1] for examples in self._examples(piece)]
+
+    def come(self, piece: int) -> list[int]:
+        own = self._own(piece)
+        return [(own.stop - own.start) * width for width in self.exchange.widths]
+
+    def pack(self, parts: Sequence[torch.Tensor], dtype: torch.dtype, piece: int) -> torch.Tensor:
+        if self.num_pieces == 1:
+            return parts[0].to(dtype).reshape(-1)
+        of_ranks = parts[0].split([edges[-1] for edges in self.edges])
+        rows = [rows[edges[piece] : edges[piece + 1]] for rows, edges in zip(of_ranks, self.edges, strict=True)]
+        return torch.cat(rows).to(dtype).view(-1)
+
+    def unpack(self, arrived: torch.Tensor, piece: int) -> torch.Tensor:
+        own = self._own(piece)
+        factors_BE = None if self.factors_BE is None else self.factors_BE[own]
+        return self.exchange.order.assemble(arrived, own.stop - own.start, factors_BE)
+
+    def pack_gradients(self, grad: torch.Tensor, piece: int) -> torch.Tensor:
+        own = self._own(piece)
+        factors_BE = None if self.factors_BE is None else self.factors_BE[own]
+        return self.exchange.order.take_apart(grad[own], factors_BE, 1 / len(self.edges))
+
+    def unpack_gradients(
+        self, arrived: torch.Tensor, piece: int, grads: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        if self.num_pieces == 1:
+            return [arrived.view(self.shape)]
+        grads = grads or [arrived.new_empty(self.shape)]
+        of_ranks = grads[0].split([edges[-1] for edges in self.edges])
+        rows = arrived.view(-1, self.shape[1]).split(self._examples(piece))
+        for target, edges, given in zip(of_ranks, self.edges, rows, strict=True):
+            target[edges[piece] : edges[piece + 1]] = given
+        return grads

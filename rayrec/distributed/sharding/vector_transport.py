@@ -1,13 +1,15 @@
-"""How vectors get from the ranks that look them up to those that want them, and gradients back: one exchange each way.
+"""How vectors get from the ranks that look them up to those that want them, and gradients back: one exchange each way,
+or a few where so much would arrive at once that memory matters; never more than two are then under way.
 
-Two autograd nodes make both exchanges overlap with other work: forward, the first one starts and the second one ends
-the exchange of vectors; backward, the second one starts and the first one ends the exchange of gradients.
+Two autograd nodes make exchanges overlap with other work: forward, the first one starts and the second one ends the
+exchange of vectors; backward, the second one starts and the first one ends the exchange of gradients.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -26,27 +28,35 @@ class Codec:
 
 
 class VectorMessage(Protocol):
-    """One batch's vectors: how many numbers travel, and how they lie before and after."""
+    """One batch's vectors: how many numbers travel, and how they lie before and after. It travels in pieces, equally
+    many on all ranks."""
 
     @property
-    def leave(self) -> list[int]:
+    def num_pieces(self) -> int: ...
+
+    def leave(self, piece: int) -> list[int]:
         """Numbers for each rank, on the way forward."""
 
-    @property
-    def come(self) -> list[int]:
+    def come(self, piece: int) -> list[int]:
         """Numbers from each rank, on the way forward."""
 
-    def pack(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    def pack(self, parts: Sequence[torch.Tensor], dtype: torch.dtype, piece: int) -> torch.Tensor:
         """The kernels' vectors as one flat message, rank after rank."""
 
-    def unpack(self, arrived: torch.Tensor) -> torch.Tensor:
-        """The result, from the flat float32 numbers of all ranks."""
+    def unpack(self, arrived: torch.Tensor, piece: int) -> torch.Tensor:
+        """The result's rows, from the flat float32 numbers of all ranks."""
 
-    def pack_gradients(self, grad: torch.Tensor) -> torch.Tensor:
+    def pack_gradients(self, grad: torch.Tensor, piece: int) -> torch.Tensor:
         """The gradient of what `unpack` got, averaged over ranks, from the gradient of the result."""
 
-    def unpack_gradients(self, arrived: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The gradient of each of the kernels' vectors, from what arrived for `pack`'s message."""
+    def unpack_gradients(
+        self, arrived: torch.Tensor, piece: int, grads: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        """The gradient of each of the kernels' vectors, with what arrived for a piece of `pack`'s message.
+
+        Args:
+            grads: what the call for the last piece gave; of the first piece nothing.
+        """
 
 
 class VectorTransport:
@@ -87,12 +97,29 @@ class _Exchange:
 
     transport: VectorTransport
     message: VectorMessage
-    under_way: LazyAwaitable[torch.Tensor] | None = None
+    parts: Sequence[torch.Tensor] = ()  # still to be sent, forward
+    grad: torch.Tensor | None = None  # still to be sent, backward
+    under_way: deque[LazyAwaitable[torch.Tensor]] = field(default_factory=deque)
+
+    def send(self, piece: int) -> None:
+        """Begins to send a piece forward, if there is one of that number."""
+        if piece < self.message.num_pieces:
+            numbers = self.message.pack(self.parts, self.transport.codec.forward, piece)
+            self.under_way.append(self.transport.exchange(numbers, self.message.leave(piece), self.message.come(piece)))
+        if piece >= self.message.num_pieces - 1:
+            self.parts = ()
+
+    def send_gradients(self, piece: int) -> None:
+        """Begins to send a piece backward, if there is one of that number."""
+        if piece < self.message.num_pieces:
+            assert self.grad is not None
+            numbers = self.message.pack_gradients(self.grad, piece).to(self.transport.codec.backward)
+            self.under_way.append(self.transport.exchange(numbers, self.message.come(piece), self.message.leave(piece)))
+        if piece >= self.message.num_pieces - 1:
+            self.grad = None
 
     def arrived(self) -> torch.Tensor:
-        assert self.under_way is not None
-        arrived, self.under_way = self.under_way.wait(), None  # its memory is used again
-        return arrived
+        return self.under_way.popleft().wait()  # nobody else holds it: its memory is used again
 
 
 class _Send(torch.autograd.Function):
@@ -100,14 +127,19 @@ class _Send(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, exchange: _Exchange, *parts: torch.Tensor) -> torch.Tensor:
-        ctx.exchange, transport, form = exchange, exchange.transport, exchange.message
-        numbers = form.pack(parts, transport.codec.forward)
-        exchange.under_way = transport.exchange(numbers, form.leave, form.come)
+        ctx.exchange, exchange.parts = exchange, parts
+        exchange.send(0)
+        exchange.send(1)
         return parts[0].new_zeros(0)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, *ctx.exchange.message.unpack_gradients(ctx.exchange.arrived())
+        exchange, grads = ctx.exchange, ()
+        for piece in range(exchange.message.num_pieces):
+            arrived = exchange.arrived()
+            exchange.send_gradients(piece + 2)
+            grads = exchange.message.unpack_gradients(arrived, piece, grads)
+        return None, *grads
 
 
 class _Receive(torch.autograd.Function):
@@ -116,12 +148,17 @@ class _Receive(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, exchange: _Exchange) -> torch.Tensor:
         ctx.exchange = exchange
-        return exchange.message.unpack(exchange.arrived())
+        rows = []
+        for piece in range(exchange.message.num_pieces):
+            arrived = exchange.arrived()
+            exchange.send(piece + 2)
+            rows.append(exchange.message.unpack(arrived, piece))
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         exchange = ctx.exchange
-        form, transport = exchange.message, exchange.transport
-        numbers = form.pack_gradients(grads[0]).to(transport.codec.backward)
-        exchange.under_way = transport.exchange(numbers, form.come, form.leave)
+        exchange.grad = grads[0]
+        exchange.send_gradients(0)
+        exchange.send_gradients(1)
         return grads[0].new_zeros(0), None

@@ -185,7 +185,9 @@ class StepInput:
 
     def on(self, device: torch.device) -> StepInput:
         """The same with the batch on `device`."""
-        return self if device.type == "cpu" else replace(self, batch=self.batch.to(device, non_blocking=True))
+        if device.type == "cpu":
+            return self
+        return replace(self, batch=self.batch.pin_memory().to(device, non_blocking=True))
 
 
 def in_step(

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.data import Cursor, RankCursor, data_sets, empty_batch
+from rayrec.distributed import TrainPipeline
 from rayrec.distributed.comm import broadcast_object
 from rayrec.train import build
 from rayrec.train.errors import TrainError, plain_errors
@@ -103,8 +104,7 @@ class Loop:
         stream = self.streams.take("train", position.cursor)
         first_step, whole_epoch = position.step, not position.cursor.done
         with stream, self._watched(stream, "training"):
-            for given in in_step(stream, self.empty, self.session.control, since=began):
-                given = given.on(self.session.device)
+            for given in self._ahead(in_step(stream, self.empty, self.session.control, since=began)):
                 self.learner.set_learning_rates(*self._learning_rates(position.step))
                 loss, logits = self.learner.step(given.batch, given.share)
                 seconds = time.perf_counter() - began
@@ -127,6 +127,15 @@ class Loop:
         if not self.window.empty:
             self._log(position)
         return position.merged(self.session.control)
+
+    def _ahead(self, steps: Iterator[StepInput]) -> Iterator[StepInput]:
+        """The steps' inputs on the device; on a GPU the next ones are on their way while one is trained on."""
+        device = self.session.device
+        if device.type == "cpu":
+            return steps
+        return TrainPipeline[StepInput](
+            self.learner.model, features=lambda given: given.batch.sparse, move=lambda given: given.on(device)
+        ).ahead(steps)
 
     def _steps_left(self, position: Position, stream: Stream) -> int:
         """To the end of the run, as far as it is known how many rows are left out."""

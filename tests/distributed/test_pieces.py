@@ -1,0 +1,87 @@
+"""Row partials arrive in pieces: the same numbers, and never more than twice a rank's own result under way."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.sharding import vector_exchange, vector_transport
+from rayrec.distributed.types import ShardingEnv, ShardingType
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+from tests.distributed.oracle import cut, draw_kjt
+from tests.ranks import on_ranks
+
+TABLES = [
+    EmbeddingBagConfig(name="a", num_embeddings=64, embedding_dim=16, feature_names=["f1", "f2"]),
+    EmbeddingBagConfig(name="b", num_embeddings=40, embedding_dim=8, feature_names=["f3"], pooling=PoolingType.MEAN),
+]
+
+
+class UnderWay:
+    """Bytes that are on their way to this rank, and the most there ever were."""
+
+    def __init__(self) -> None:
+        self.now, self.most, self.times = 0, 0, 0
+        self._real = vector_transport.comm.all_to_all
+
+    def all_to_all(self, output: torch.Tensor, *args: Any) -> Any:
+        wait = self._real(output, *args)
+        self.now, self.times = self.now + output.nbytes, self.times + 1
+        self.most = max(self.most, self.now)
+
+        def waited() -> None:
+            wait()
+            self.now -= output.nbytes
+
+        return waited
+
+
+def train(group: dist.ProcessGroup, batches: list[int], least: int) -> Any:
+    """Outputs and weights of three steps of a row-wise plan, and what was under way forward in the last one."""
+    world = group.size()
+    plan = {t.name: cut(t, ShardingType.ROW_WISE, list(range(world))) for t in TABLES}
+    params = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1}
+    env = ShardingEnv.from_process_group(group)
+    module = EmbeddingBagCollection(TABLES, seed=1)
+    sharded = EmbeddingBagCollectionSharder(params).shard(module, plan, env, torch.device("cpu"))
+    generator, outputs = torch.Generator().manual_seed(group.rank()), []
+    with mock.patch.object(vector_exchange, "LEAST_PIECE_BYTES", least):
+        for _ in range(3):
+            kjt = draw_kjt(generator, TABLES, batches[group.rank()], 3)
+            ids = sharded.input_dist(kjt).wait()
+            forward, backward = UnderWay(), UnderWay()
+            with mock.patch.object(vector_transport.comm, "all_to_all", forward.all_to_all):
+                out = sharded.output_dist(sharded.lookup(ids)).wait().values()
+            with mock.patch.object(vector_transport.comm, "all_to_all", backward.all_to_all):
+                out.square().sum().backward()
+            outputs.append(out.detach())
+    weights = [item.weight.clone() for table in sharded.tables().values() for item in table.local]
+    return outputs, weights, (forward.most, forward.times, backward.times), outputs[-1].nbytes
+
+
+@pytest.mark.parametrize("world", [2, 4, pytest.param(8, marks=pytest.mark.long)])
+def test_at_most_twice_the_own_result_is_under_way(world: int) -> None:
+    batches = [24] * world
+    whole = on_ranks(world, train, batches, 1 << 24)
+    pieces = on_ranks(world, train, batches, 1)
+    for one, other in zip(whole, pieces, strict=True):
+        for got, wanted in zip([*other[0], *other[1]], [*one[0], *one[1]], strict=True):
+            torch.testing.assert_close(got, wanted)
+        assert one[2] == (world * one[3], 1, 1)
+        assert other[2][0] <= 2 * other[3]
+        assert other[2][1:] == ((1, 1) if world == 2 else (world, world))
+
+
+def test_batches_of_unlike_size_are_cut_in_equally_many_pieces() -> None:
+    batches = [7, 0, 30, 2]
+    whole, pieces = (on_ranks(4, train, batches, least) for least in (1 << 24, 1))
+    for one, other in zip(whole, pieces, strict=True):
+        for got, wanted in zip([*other[0], *other[1]], [*one[0], *one[1]], strict=True):
+            torch.testing.assert_close(got, wanted)
+        assert other[2][1:] == (4, 4)
