@@ -19,7 +19,7 @@ PYTEST_ARGS ?=
 
 CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
-.PHONY: help setup data train test test-long mutants lint types unit format readme lock clean
+.PHONY: help setup data train test test-long gpu mutants lint types unit format readme lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 14
@@ -46,6 +46,11 @@ unit: data  ## all tests but the long ones
 
 test-long: data  ## the long tests: chaos, several hosts, soak
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+
+# make gpu RANKS="1 2 8"
+gpu: data  ## on a machine with GPUs: the tests that need one, then jobs/bench_gpu.py, which adds its table to jobs/RESULTS.md
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+	$(BIN)/python jobs/bench_gpu.py --ranks $(or $(RANKS),1 2) --write $(ARGS)
 
 # make mutants N=120 SEED=7 PATHS="rayrec/data rayrec/optim"
 mutants: data  ## put random faults into the code and see which ones the fast tests notice

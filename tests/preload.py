@@ -1,5 +1,10 @@
 """Imported once by the server that test processes are forked from."""
 
+import os
+
+if os.environ.get("RAYREC_PRETEND_GPUS"):
+    import tests.dryrun.guard  # noqa: F401  (before torch)
+
 import torch.distributed  # noqa: F401
 
 import rayrec.train.worker.loop  # noqa: F401

@@ -123,6 +123,7 @@ class ShardedEmbeddingCollection(nn.Module):
         self._sharded = SequencesExecutor(setup, dedup)
         self._way = InputDist(place.device, self._route, self._send)
         self.ids_ahead: IdsAhead[RoutedBatch] = IdsAhead()
+        self._updates = any(optimizer is not None for optimizer in optimizers.values())
         self._check = IdCheck(tables, weighted=False)
         self._outputs = self._make_outputs()
         self.embeddings = nn.ModuleDict(collection.make_tables(tables, self.kernels(), self._sharded.routes, place))
@@ -179,6 +180,8 @@ class ShardedEmbeddingCollection(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """For each feature the vectors of this rank's ids, `values [N, D]` with the feature's lengths, waited for."""
+        if self._updates and torch.is_grad_enabled():
+            collection.refuse_scaled_gradients()
         return self.output_dist(self.lookup(self.ids_ahead.take(features, self.input_dist).wait()))
 
     def _by_feature(self, features: Features, parts: Sequence[torch.Tensor]) -> dict[str, JaggedTensor]:

@@ -23,6 +23,7 @@ from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.replicated import ReplicatedExecutor, ReplicatedIds
 from rayrec.distributed.sharding.tiers import TiersExecutor, worthwhile_hosts
+from rayrec.distributed.sharding.variable_batch import Examples, same_size
 from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharding, ShardingEnv, Span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
@@ -33,10 +34,11 @@ from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
 
 @dataclass(frozen=True)
 class BagIds:
-    """A batch's ids: those of sharded tables, in the form of their executor and stage, and those of replicated ones."""
+    """A batch's ids: of sharded tables, in the form of their executor and stage, and of replicated ones."""
 
     sharded: Any
     replicated: ReplicatedIds | None
+    lists_BE: torch.Tensor | None  # of each example and output, where the batch size varies by key
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,12 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._sharded = _executor(setup, dedup)
         self._way = InputDist(place.device, self._route, self._send)
         self.ids_ahead: IdsAhead[BagIds] = IdsAhead()
+        self._updates = any(optimizer is not None for optimizer in optimizers.values())
         self._check = IdCheck(tables, weighted)
         self._names = [name for names in output_names(tables) for name in names]
         self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
+        features = [feature for table in tables for feature in table.feature_names]
+        self._examples = Examples(features, self._dims, device)
         self._merge = _merge_order(tables, params, self._replicated)
         shown = collection.make_tables(tables, self.kernels(), self._sharded.routes, place)
         self.embedding_bags = nn.ModuleDict(shown)
@@ -118,15 +123,23 @@ class ShardedEmbeddingBagCollection(nn.Module):
         return self._way.start(features)
 
     def _route(self, features: KeyedJaggedTensor) -> BagIds:
-        features, problem = _whole_batch(features)
-        problem = problem or self._check.problem(features)
+        given, lists_BE = features, None
+        if given.variable_stride_per_key():
+            features = same_size(given)
+        problem = self._check.problem(features)
+        if problem is None and given is not features:
+            try:
+                lists_BE = self._examples.lists_of(given)
+            except ValueError as error:
+                problem = error
         kjt = features if problem is None else self._check.nothing(features)
         replicated = self._replicated.route(kjt) if self._replicated else None
-        return BagIds(self._sharded.route(kjt, replicated.counts.item if replicated else None, problem), replicated)
+        sharded = self._sharded.route(kjt, replicated.counts.item if replicated else None, problem)
+        return BagIds(sharded, replicated, lists_BE)
 
     def _send(self, ids: BagIds) -> Awaitable[BagIds]:
         sharded = self._sharded.send(ids.sharded)
-        return Deferred(lambda: BagIds(sharded.wait(), ids.replicated))
+        return Deferred(lambda: BagIds(sharded.wait(), ids.replicated, ids.lists_BE))
 
     def lookup(self, ids: BagIds) -> Bags:
         """Looks up this rank's rows for the global batch, and replicated tables for its own."""
@@ -138,21 +151,23 @@ class ShardedEmbeddingBagCollection(nn.Module):
     def output_dist(self, bags: Bags) -> LazyAwaitable[KeyedTensor]:
         """Sends every example's vectors back to its rank."""
         if not self._sharded.routes.outputs:
-            return NoWait(self._keyed(torch.empty(0), bags.replicated))
+            return NoWait(self._keyed(torch.empty(0), bags))
         vectors = self._sharded.output_dist(bags.pooled, bags.ids.sharded)
-        return EmbeddingBagCollectionAwaitable(lambda: self._keyed(vectors.wait(), bags.replicated))
+        return EmbeddingBagCollectionAwaitable(lambda: self._keyed(vectors.wait(), bags))
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[KeyedTensor]:
         """Pooled vectors `[B, sum of dims]` of this rank's B examples, in the unsharded order, to be waited for."""
+        if self._updates and torch.is_grad_enabled():
+            collection.refuse_scaled_gradients()
         return self.output_dist(self.lookup(self.ids_ahead.take(features, self.input_dist).wait()))
 
-    def _keyed(self, flat: torch.Tensor, replicated: list[torch.Tensor]) -> KeyedTensor:
-        if not replicated:
-            return KeyedTensor(self._names, self._dims, flat)
-        pieces = [
-            flat[:, piece.start : piece.stop] if isinstance(piece, Span) else replicated[piece] for piece in self._merge
-        ]
-        return KeyedTensor(self._names, self._dims, torch.cat(pieces, dim=1))
+    def _keyed(self, values: torch.Tensor, bags: Bags) -> KeyedTensor:
+        if bags.replicated:
+            blocks = (values[:, p.start : p.stop] if isinstance(p, Span) else bags.replicated[p] for p in self._merge)
+            values = torch.cat(list(blocks), dim=1)
+        if bags.ids.lists_BE is not None:
+            values = self._examples.expand(values, bags.ids.lists_BE)
+        return KeyedTensor(self._names, self._dims, values)
 
     # -- what is trained
 
@@ -200,14 +215,6 @@ def _executor(setup: Setup[EmbeddingBagConfig], dedup: bool) -> Executor[Any, An
     if dedup and setup.tables:
         return DedupExecutor(setup)
     return TiersExecutor(setup, worthwhile_hosts(setup.tables, setup.plan, setup.place))
-
-
-def _whole_batch(features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, ValueError | None]:
-    """The batch with the lists of every example, where it came with a batch size that varies by key."""
-    try:
-        return features.expanded(), None
-    except ValueError as error:
-        return features, error
 
 
 class EmbeddingBagCollectionAwaitable(Deferred[KeyedTensor]):

@@ -18,6 +18,7 @@ from rayrec.distributed.types import ShardingType
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.optim import PartialRowWiseAdam
+from tests.device import DEVICE
 from tests.distributed.oracle import cut, draw_kjt
 from tests.ranks import on_ranks
 
@@ -52,7 +53,7 @@ def build(
     model = DistributedModelParallel(
         DLRM(tables(), 2, dense_arch=[16], over_arch=[8, 1], seed=seed),
         env=ShardingEnv.from_process_group(group) if group else ShardingEnv.from_local(1, 0),
-        device=torch.device("cpu"),
+        device=DEVICE,
         plan=plan,
         sharders=[EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})],
     )
@@ -227,7 +228,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> Non
     wide = DistributedModelParallel(
         DLRM(tables(), 2, dense_arch=[16], over_arch=[4, 1]),
         env=ShardingEnv.from_local(1, 0),
-        device=torch.device("cpu"),
+        device=DEVICE,
         plan=model.plan,
     )
     with pytest.raises(ValueError, match=r"parameter 'over_arch.*shape .* in the checkpoint"):

@@ -16,6 +16,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ModuleSharding, ShardingEnv
 from rayrec.modules import EmbeddingCollection
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+from tests.device import DEVICE
 from tests.distributed.oracle import MakeOptimizer, join, make_dense_optimizer, make_optimizer
 
 Outputs = dict[str, tuple[torch.Tensor, torch.Tensor]]  # vectors and lengths by name
@@ -26,7 +27,7 @@ def loss_sum(outputs: Any) -> torch.Tensor:
     total = torch.zeros(())
     for place, name in enumerate(outputs):
         values = outputs[name].values()
-        factors = torch.linspace(-1, 1, values.shape[1]) + 0.1 * place
+        factors = torch.linspace(-1, 1, values.shape[1], device=values.device) + 0.1 * place
         total = total + ((values * factors).sum(1) - 0.3).square().sum() + values.sum()
     return total
 
@@ -95,7 +96,7 @@ def train_sharded(
     Tables with a dense kernel are trained by `make`'s optimizer, by default the plain twin of the fused one.
     """
     sharder = EmbeddingCollectionSharder(fused_params, dedup=dedup)
-    sharded = sharder.shard(ec, plan, ShardingEnv.from_process_group(group), torch.device("cpu"))
+    sharded = sharder.shard(ec, plan, ShardingEnv.from_process_group(group), DEVICE)
     dense = make_dense_optimizer(sharded, make or partial(plain_twin, fused_params=fused_params))
     outputs, counts = [], []
     for batches in steps:

@@ -19,6 +19,7 @@ from rayrec.distributed.types import ModuleSharding, ParameterSharding, Sharding
 from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.optim import in_backward_optimizer_filter
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
+from tests.device import DEVICE
 
 
 def cut(table: BaseEmbeddingConfig, kind: ShardingType, ranks: Any, kernel: str = "fused") -> ParameterSharding:
@@ -71,7 +72,7 @@ def join(batches: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
 def targets(kt: KeyedTensor) -> torch.Tensor:
     """A loss for each example that gives every column another gradient."""
     values = kt.values()
-    factors = torch.linspace(-1, 1, values.shape[1])
+    factors = torch.linspace(-1, 1, values.shape[1], device=values.device)
     return ((values * factors).sum(1) - 0.3).square() + values.sum(1)
 
 
@@ -114,7 +115,7 @@ class PlainRowWiseAdagrad(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for param in group["params"]:
-                total = self.state[param].setdefault("sum", torch.zeros(param.shape[0]))
+                total = self.state[param].setdefault("sum", torch.zeros(param.shape[0], device=param.device))
                 total += param.grad.square().mean(1)
                 param -= group["lr"] * param.grad / (total.sqrt() + group["eps"])[:, None]
 
@@ -156,7 +157,7 @@ def train_sharded(
     """
     sharder = EmbeddingBagCollectionSharder(fused_params, codec, dedup=dedup)
     env = ShardingEnv.from_process_group(group, local_world_size)
-    sharded = sharder.shard(ebc, plan, env, torch.device("cpu"))
+    sharded = sharder.shard(ebc, plan, env, DEVICE)
     dense = make_dense_optimizer(sharded, make or partial(make_optimizer, fused_params=fused_params))
     outputs = []
     for batches in steps:

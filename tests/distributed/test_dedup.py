@@ -14,12 +14,11 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ModuleSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
+from tests.device import DEVICE
 from tests.distributed.oracle import cut, draw_kjt, targets, train_plain
 from tests.distributed.test_equality import ADAGRAD, MIXED, ROWWISE, SGD, check, uniform
 from tests.distributed.test_properties import assert_same, problems
 from tests.ranks import on_ranks
-
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -72,7 +71,7 @@ PLAN = {
 
 def shard(group: dist.ProcessGroup, ebc: EmbeddingBagCollection, plan: ModuleSharding, dedup: bool) -> Any:
     sharder = EmbeddingBagCollectionSharder(SGD, dedup=dedup)
-    return sharder.shard(ebc, plan, ShardingEnv.from_process_group(group), CPU)
+    return sharder.shard(ebc, plan, ShardingEnv.from_process_group(group), DEVICE)
 
 
 def weight_gradient(group: dist.ProcessGroup, batches: list[KeyedJaggedTensor], dedup: bool) -> tuple[Any, Any]:
@@ -120,7 +119,7 @@ def test_one_process_and_replicated_tables_alone_need_no_exchange() -> None:
     ebc = EmbeddingBagCollection(TABLES, seed=1)
     for kind in (ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL):
         plan = {table.name: cut(table, kind, [0]) for table in TABLES}
-        sharded = EmbeddingBagCollectionSharder(dedup=True).shard(ebc, plan, ShardingEnv.from_local(1, 0), CPU)
+        sharded = EmbeddingBagCollectionSharder(dedup=True).shard(ebc, plan, ShardingEnv.from_local(1, 0), DEVICE)
         torch.testing.assert_close(sharded(kjt).wait().values(), ebc(kjt).values())
 
 

@@ -39,6 +39,7 @@ from rayrec.optim import (
     in_backward_optimizer_filter,
 )
 from rayrec.sparse import KeyedJaggedTensor
+from tests.device import DEVICE
 from tests.distributed import embedding_oracle, oracle
 from tests.distributed.oracle import cut, draw_kjt, join, targets
 from tests.ranks import on_ranks
@@ -238,7 +239,7 @@ def shard_scores(group: dist.ProcessGroup | None, kernels: str = "ddf") -> Any:
     return DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(group) if group else ShardingEnv.from_local(1, 0),
-        device=torch.device("cpu"),
+        device=DEVICE,
         plan=ShardingPlan({"ebc": bags, "ec": ids}),
         sharders=[EmbeddingBagCollectionSharder(FUSED), EmbeddingCollectionSharder(FUSED)],
     )
@@ -318,7 +319,7 @@ def gradients(group: dist.ProcessGroup, plan: ModuleSharding) -> Any:
     """Two backward passes before anyone looks; hooks see the gradients."""
     ebc = EmbeddingBagCollection(tables(), seed=3)
     env = ShardingEnv.from_process_group(group)
-    sharded = EmbeddingBagCollectionSharder().shard(ebc, plan, env, torch.device("cpu"))
+    sharded = EmbeddingBagCollectionSharder().shard(ebc, plan, env, DEVICE)
     seen: list[str] = []
     for name, param in sharded.named_parameters():
         param.register_hook(lambda grad, name=name: seen.append(name))
@@ -357,7 +358,7 @@ def test_frozen_tables_take_part_and_get_no_gradient() -> None:
 def replicas(group: dist.ProcessGroup) -> Any:
     plan = plan_of([T.DATA_PARALLEL] * 3, 2)
     sharded = EmbeddingBagCollectionSharder().shard(
-        EmbeddingBagCollection(tables(), seed=0), plan, ShardingEnv.from_process_group(group), torch.device("cpu")
+        EmbeddingBagCollection(tables(), seed=0), plan, ShardingEnv.from_process_group(group), DEVICE
     )
     optimizer = OPTIMIZERS["adam"](sharded.parameters())
     generator = torch.Generator().manual_seed(group.rank())
@@ -380,7 +381,7 @@ def obeys(group: dist.ProcessGroup) -> Any:
     ebc = EmbeddingBagCollection(tables(), seed=3)
     apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 0.1})
     env, plan = ShardingEnv.from_process_group(group), plan_of([T.DATA_PARALLEL] * 3, 2)
-    sharded = EmbeddingBagCollectionSharder().shard(ebc, plan, env, torch.device("cpu"))
+    sharded = EmbeddingBagCollectionSharder().shard(ebc, plan, env, DEVICE)
     targets(sharded(batches(2)[0][group.rank()]).wait()).mean().backward()
     assert not dict(in_backward_optimizer_filter(sharded.named_parameters()))
     return {name: table.local[0].weight.clone() for name, table in sharded.tables().items()}
@@ -399,7 +400,7 @@ def test_a_replicated_table_keeps_the_optimizer_it_was_given_inside_backward() -
 
 def test_two_optimizers_for_a_table_and_unknown_kernels_are_refused_by_name() -> None:
     ebc = EmbeddingBagCollection(tables(), seed=3)
-    env, device = ShardingEnv.from_local(1, 0), torch.device("cpu")
+    env, device = ShardingEnv.from_local(1, 0), DEVICE
     plan = plan_of([T.TABLE_WISE] * 3, 1, "ffd")
     apply_optimizer_in_backward(torch.optim.SGD, [ebc.embedding_bags.get_parameter("c.weight")], {"lr": 0.1})
     with pytest.raises(ValueError, match=r"table 'c': its kernel is dense.*take back one of the two"):

@@ -23,6 +23,7 @@ from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import LazyAwaitable, ModuleSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+from tests.device import DEVICE
 from tests.distributed.oracle import cut, draw_kjt, join
 from tests.ranks import on_ranks
 
@@ -51,7 +52,7 @@ def plan_of(name: str) -> ModuleSharding:
 def shard(group: dist.ProcessGroup, name: str, ec: EmbeddingCollection | None = None, **settings: Any) -> Any:
     sharder = EmbeddingCollectionSharder({"optimizer": ADAGRAD, "learning_rate": 0.1}, **settings)
     env = ShardingEnv.from_process_group(group)
-    return sharder.shard(ec or EmbeddingCollection(tables(), seed=3), plan_of(name), env, torch.device("cpu"))
+    return sharder.shard(ec or EmbeddingCollection(tables(), seed=3), plan_of(name), env, DEVICE)
 
 
 class Histories(nn.Module):
@@ -93,7 +94,7 @@ def build(
     model = DistributedModelParallel(
         Histories(seed),
         env=env,
-        device=torch.device("cpu"),
+        device=DEVICE,
         plan=chosen,
         sharders=[EmbeddingCollectionSharder(settings), EmbeddingBagCollectionSharder(settings)],
     )
@@ -321,7 +322,7 @@ def test_a_bad_batch_on_one_rank_is_an_error_on_all(name: str, bad: Any, text: s
 
 
 def test_wrong_plans_and_settings_are_refused_by_name() -> None:
-    env, device = ShardingEnv.from_local(1, 0), torch.device("cpu")
+    env, device = ShardingEnv.from_local(1, 0), DEVICE
     ec = EmbeddingCollection(tables(), device="meta")
     with pytest.raises(ValueError, match=r"'lr' is not a setting; there are .*learning_rate"):
         EmbeddingCollectionSharder({"lr": 0.1})

@@ -25,6 +25,7 @@ from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
+from tests.device import DEVICE
 from tests.distributed import test_variable_batch as variable
 from tests.distributed.oracle import cut, draw_kjt, targets, train_plain, train_sharded
 from tests.distributed.test_equality import ADAGRAD, ROWWISE, SGD, check, uniform
@@ -32,7 +33,6 @@ from tests.distributed.test_properties import assert_same
 from tests.ranks import on_ranks
 
 T = ShardingType
-CPU = torch.device("cpu")
 LOCAL, HOSTS = 2, [[0, 1], [2, 3]]
 WORLD = LOCAL * len(HOSTS)
 MIXED = [
@@ -167,7 +167,7 @@ def test_vectors_may_travel_in_half_precision(forward: torch.dtype) -> None:
 def shard(group: dist.ProcessGroup, plan: ModuleSharding, local: int, weighted: bool = False) -> Any:
     ebc = EmbeddingBagCollection(TABLES, is_weighted=weighted, seed=1)
     env = ShardingEnv.from_process_group(group, local)
-    return EmbeddingBagCollectionSharder(SGD).shard(ebc, plan, env, CPU)
+    return EmbeddingBagCollectionSharder(SGD).shard(ebc, plan, env, DEVICE)
 
 
 def vector_bytes(group: dist.ProcessGroup, local: int, plan: ModuleSharding, batches: list[KeyedJaggedTensor]) -> Any:
@@ -203,7 +203,7 @@ def test_a_vector_leaves_its_host_once() -> None:
 
 def executor_of(group: dist.ProcessGroup, plan: ModuleSharding, local: int | None) -> str:
     env = ShardingEnv.from_process_group(group, local)
-    return str(EmbeddingBagCollectionSharder().shard(EmbeddingBagCollection(TABLES), plan, env, CPU)._input_dists[0])
+    return str(EmbeddingBagCollectionSharder().shard(EmbeddingBagCollection(TABLES), plan, env, DEVICE)._input_dists[0])
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def look_up(group: dist.ProcessGroup, plan: ModuleSharding) -> torch.Tensor:
     env = ShardingEnv.from_process_group(group, LOCAL)
     ebc = EmbeddingBagCollection(variable.TABLES, seed=1)
     with however_few():
-        vectors = EmbeddingBagCollectionSharder().shard(ebc, plan, env, CPU)(variable.batch()).wait().values()
+        vectors = EmbeddingBagCollectionSharder().shard(ebc, plan, env, DEVICE)(variable.batch()).wait().values()
     return vectors.detach()
 
 

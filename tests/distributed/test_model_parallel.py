@@ -14,6 +14,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ModuleSharding, ShardingType
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+from tests.device import DEVICE
 from tests.distributed.oracle import cut, draw_kjt, join
 from tests.ranks import on_ranks
 
@@ -97,7 +98,7 @@ def train_on_rank(group: dist.ProcessGroup, plan: ModuleSharding) -> Any:
     dmp = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(group),
-        device=torch.device("cpu"),
+        device=DEVICE,
         plan=ShardingPlan({"embedding_bags": plan}),
         sharders=[EmbeddingBagCollectionSharder(FUSED)],
     )
@@ -156,9 +157,7 @@ def test_a_step_costs_a_constant_number_of_collectives_whatever_the_plan() -> No
 
 def init_weights(group: dist.ProcessGroup, plan: ModuleSharding, device: str) -> Any:
     ebc = EmbeddingBagCollection(tables(), device=device, seed=11)
-    sharded = EmbeddingBagCollectionSharder().shard(
-        ebc, plan, ShardingEnv.from_process_group(group), torch.device("cpu")
-    )
+    sharded = EmbeddingBagCollectionSharder().shard(ebc, plan, ShardingEnv.from_process_group(group), DEVICE)
     return [(i.shard, i.weight.clone()) for t in sharded.tables().values() for i in t.local]
 
 
@@ -175,10 +174,10 @@ def test_first_weights_do_not_depend_on_the_plan(name: str, device: str) -> None
 def round_trip(group: dist.ProcessGroup, plan: ModuleSharding, whole_tensors: dict[str, torch.Tensor]) -> Any:
     env = ShardingEnv.from_process_group(group)
     ebc = EmbeddingBagCollection(tables(), device="meta", seed=1)
-    sharded = EmbeddingBagCollectionSharder().shard(ebc, plan, env, torch.device("cpu"))
+    sharded = EmbeddingBagCollectionSharder().shard(ebc, plan, env, DEVICE)
     sharded.load_state_dict(whole_tensors)
     again = EmbeddingBagCollectionSharder().shard(
-        EmbeddingBagCollection(tables(), device="meta", seed=2), plan, env, torch.device("cpu")
+        EmbeddingBagCollection(tables(), device="meta", seed=2), plan, env, DEVICE
     )
     again.load_state_dict(sharded.state_dict())
     return [(i.shard, i.weight.clone()) for t in again.tables().values() for i in t.local]
@@ -198,9 +197,7 @@ def replicas(group: dist.ProcessGroup) -> Any:
     plan = {t.name: cut(t, T.DATA_PARALLEL, [0, 1]) for t in tables()}
     ebc = EmbeddingBagCollection(tables(), seed=0)
     params = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1}
-    sharded = EmbeddingBagCollectionSharder(params).shard(
-        ebc, plan, ShardingEnv.from_process_group(group), torch.device("cpu")
-    )
+    sharded = EmbeddingBagCollectionSharder(params).shard(ebc, plan, ShardingEnv.from_process_group(group), DEVICE)
     generator = torch.Generator().manual_seed(group.rank())
     for _ in range(5):
         out = sharded(draw_kjt(generator, tables(), 500, 4)).wait().values()

@@ -14,6 +14,7 @@ from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionS
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ModuleSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from tests.device import DEVICE
 from tests.distributed.oracle import cut, draw_kjt
 from tests.ranks import on_ranks
 
@@ -35,7 +36,7 @@ def make(group: dist.ProcessGroup, optimizer: EmbOptimType, seed: int) -> Distri
     return DistributedModelParallel(
         EmbeddingBagCollection(TABLES, seed=seed),
         env=ShardingEnv.from_process_group(group),
-        device=torch.device("cpu"),
+        device=DEVICE,
         plan=ShardingPlan({"": PLAN}),
         sharders=[EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})],
     )

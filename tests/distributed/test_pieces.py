@@ -14,6 +14,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.sharding import vector_exchange, vector_transport
 from rayrec.distributed.types import ShardingEnv, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+from tests.device import DEVICE
 from tests.distributed.oracle import cut, draw_kjt
 from tests.ranks import on_ranks
 
@@ -49,7 +50,7 @@ def train(group: dist.ProcessGroup, batches: list[int], least: int) -> Any:
     params = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1}
     env = ShardingEnv.from_process_group(group)
     module = EmbeddingBagCollection(TABLES, seed=1)
-    sharded = EmbeddingBagCollectionSharder(params).shard(module, plan, env, torch.device("cpu"))
+    sharded = EmbeddingBagCollectionSharder(params).shard(module, plan, env, DEVICE)
     generator, outputs = torch.Generator().manual_seed(group.rank()), []
     with mock.patch.object(vector_exchange, "LEAST_PIECE_BYTES", least):
         for _ in range(3):

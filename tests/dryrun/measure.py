@@ -26,6 +26,7 @@ def main() -> None:
     """A JSON line for each case."""
     from tests.dryrun.cuda import pretend_gpu
     from tests.dryrun.lookups import stub_ddp_collective, stub_tbe
+    from tests.dryrun.ranks import watch_threads
     from tests.dryrun.tensors import Watch
 
     pretend_gpu()
@@ -49,24 +50,6 @@ def main() -> None:
             except Exception:
                 answer = {"error": traceback.format_exc()}
         print(json.dumps({"name": case.name, **answer}), flush=True)
-
-
-def watch_threads() -> None:
-    """Operators of threads are seen, too."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from tests.dryrun.tensors import Watch
-
-    submit = ThreadPoolExecutor.submit
-
-    def watched(self: ThreadPoolExecutor, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        def run() -> Any:
-            with Watch():
-                return fn(*args, **kwargs)
-
-        return submit(self, run)
-
-    ThreadPoolExecutor.submit = watched  # type: ignore[method-assign]
 
 
 def measure(case: Any) -> dict[str, Any]:

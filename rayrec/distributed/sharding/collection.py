@@ -123,6 +123,17 @@ def check_plan(configs: Sequence[BaseEmbeddingConfig], params: ModuleSharding) -
             ) from None
 
 
+def refuse_scaled_gradients() -> None:
+    """Raises ValueError under an autocast whose gradients must be scaled: the optimizer inside backward would take the
+    scale for a part of the gradient."""
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.float16:
+            raise ValueError(
+                "float16 autocast needs a GradScaler, whose factor the tables' optimizer inside backward would take "
+                "for a part of the gradient; use bfloat16, or kernel 'dense', which leaves gradients to your optimizer"
+            )
+
+
 def default_device() -> torch.device:
     """This process's GPU, or the CPU where there is none."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

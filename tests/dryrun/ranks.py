@@ -1,0 +1,85 @@
+"""Pretended GPUs for the package's own tests: real gloo ranks, numbers exact, what CUDA refuses is an error.
+
+`RAYREC_PRETEND_GPUS=1 python -m pytest tests/distributed/test_equality.py`
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch.testing
+from torch.utils import _pytree as pytree
+
+from tests.dryrun.book import BOOK
+from tests.dryrun.cuda import pretend_gpu
+from tests.dryrun.lookups import stub_ddp_collective, stub_tbe
+from tests.dryrun.tensors import DEVICE, PretendCuda, Watch, unwrap
+
+_modes: list[Watch] = []
+
+
+def pretend() -> None:
+    """From here on this process's "cuda" is a pretended one; `torch.testing.assert_close` and `torch.equal` compare
+    across devices, as tests do with what they computed on the CPU."""
+    if _modes:
+        return
+    BOOK.strict, BOOK.stage = True, "step"
+    pretend_gpu()
+    fbgemm = stub_tbe()
+    stub_ddp_collective()
+    import rayrec
+    from rayrec.distributed import comm, embedding, embeddingbag, model_parallel
+
+    made = comm.host_group
+
+    def host_group(group: Any, device: torch.device) -> Any:
+        found = made(group, device)
+        BOOK.host_groups.add("" if found is None else found.group_name)
+        return found
+
+    comm.host_group = host_group  # type: ignore[assignment]
+
+    BOOK.roots = [os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (rayrec, fbgemm)]
+    for cls in (
+        embeddingbag.ShardedEmbeddingBagCollection,
+        embedding.ShardedEmbeddingCollection,
+        model_parallel.DistributedModelParallel,
+    ):
+        _move_inputs(cls)
+    close, equal = torch.testing.assert_close, torch.equal
+    torch.testing.assert_close = lambda a, b, **settings: close(_on_host(a), _on_host(b), **settings)
+    torch.equal = lambda a, b: equal(unwrap(a), unwrap(b)) if a.device != b.device else equal(a, b)
+    watch_threads()
+    _modes.append(Watch())
+    _modes[0].__enter__()
+
+
+def watch_threads() -> None:
+    """Operators of threads are seen, too."""
+    submit = ThreadPoolExecutor.submit
+
+    def watched(self: ThreadPoolExecutor, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        def run() -> Any:
+            with Watch():
+                return fn(*args, **kwargs)
+
+        return submit(self, run)
+
+    ThreadPoolExecutor.submit = watched  # type: ignore[method-assign]
+
+
+def _move_inputs(cls: Any) -> None:
+    forward = cls.forward
+
+    def moved(self: Any, *args: Any) -> Any:
+        return forward(self, *(a.to(DEVICE) if hasattr(a, "to") else a for a in args))
+
+    cls.forward = moved
+
+
+def _on_host(item: Any) -> Any:
+    return pytree.tree_map_only(PretendCuda, unwrap, item)
