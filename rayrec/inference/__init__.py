@@ -5,5 +5,16 @@ from rayrec.inference.export import Export, Trained, Wanted, export
 from rayrec.inference.model import Model
 from rayrec.inference.parity import Parity
 from rayrec.inference.quantize import quantize_inference_model
+from rayrec.inference.sharded import shard_quant_model
 
-__all__ = ["Export", "ExportError", "Model", "Parity", "Trained", "Wanted", "export", "quantize_inference_model"]
+__all__ = [
+    "Export",
+    "ExportError",
+    "Model",
+    "Parity",
+    "Trained",
+    "Wanted",
+    "export",
+    "quantize_inference_model",
+    "shard_quant_model",
+]

@@ -20,7 +20,7 @@ from rayrec.quant import TableFormat
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.errors import TrainError
 from rayrec.train.export_run import export_run
-from tests.inference.runs import TWO_LABELS, TwoTowers, train, trainer_scores
+from tests.inference.runs import TWO_LABELS, WEIGHTED, TwoTowers, train, trainer_scores
 from tests.ranks import Ranks
 from tests.train import small
 
@@ -150,6 +150,18 @@ def test_several_labels_and_tables_chosen_by_measured_loss(tmp_path: Path) -> No
     assert model.labels == ("click", "like")
     assert set(made.parity.exported["tasks"]) == {"click", "like"}
     assert_scores_equal(model, run, atol=0.2)
+
+
+def test_weighted_lists_are_exported_with_their_weights(tmp_path: Path) -> None:
+    small.write_all(tmp_path, rows=300)
+    for path in [*(tmp_path / "train").iterdir(), *(tmp_path / "eval").iterdir()]:
+        table = pq.read_table(path)
+        weights = [[0.5 + tag for tag in tags] for tags in table["tags"].to_pylist()]
+        pq.write_table(table.append_column("tag_weights", pa.array(weights, pa.list_(pa.float32()))), path)
+    run = train(tmp_path, **WEIGHTED)
+    model = Model(export_run(run, tmp_path / "model").folder)
+    assert model.index.inputs.weighted
+    assert_scores_equal(model, run, atol=1e-6)
 
 
 def test_a_run_of_two_ranks_is_exported_table_by_table(tmp_path: Path) -> None:
