@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
-MANIFESTS = sorted(DEPLOY.glob("*.yaml"))
+OVERLAYS = sorted((DEPLOY / "k8s" / "overlays").iterdir())
+MANIFESTS = [DEPLOY / "rayjob-movielens-cpu.yaml", *sorted((DEPLOY / "k8s" / "base").glob("*.yaml"))]
+MANIFESTS.remove(DEPLOY / "k8s" / "base" / "kustomization.yaml")
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -36,6 +40,16 @@ def cluster_specs() -> list[Any]:
                 cluster = spec["rayClusterSpec"] if document["kind"] == "RayJob" else spec
                 found.append(pytest.param(cluster, id=f"{path.name}:{document['kind']}"))
     return found
+
+
+@cache
+def built(overlay: Path) -> tuple[dict[str, Any], ...]:
+    """An overlay's documents."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("overlays are built with `kubectl kustomize`")
+    done = subprocess.run(["kubectl", "kustomize", str(overlay)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return tuple(yaml.safe_load_all(done.stdout))
 
 
 def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
@@ -70,6 +84,65 @@ def test_clusters_are_complete(cluster: dict[str, Any]) -> None:
     assert all(isinstance(value, str) for param in params for value in param.values()), "ray start takes strings"
     images = {container["image"] for pod in pods(cluster) for container in pod["containers"]}
     assert len(images) == 1, "head and workers must run the same image"
+
+
+@pytest.mark.parametrize("cluster", cluster_specs())
+def test_who_has_no_token_is_refused_and_nobody_is_root(cluster: dict[str, Any]) -> None:
+    """KubeRay 1.5.1 and later make the token; Ray 2.52 and later ask for it."""
+    assert cluster["authOptions"] == {"mode": "token"}
+    for pod in pods(cluster):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        assert group["template"]["metadata"]["labels"] == {"app.kubernetes.io/part-of": "rayrec"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_overlays_are_whole_clusters_behind_their_network_policy(overlay: Path) -> None:
+    kinds = {document["kind"]: document for document in built(overlay)}
+    assert set(kinds) == {"RayCluster", "PersistentVolumeClaim", "NetworkPolicy"}
+    cluster = kinds["RayCluster"]["spec"]
+    test_clusters_are_complete(cluster)
+    test_who_has_no_token_is_refused_and_nobody_is_root(cluster)
+    chosen = kinds["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        assert chosen.items() <= group["template"]["metadata"]["labels"].items()
+    (container,) = cluster["workerGroupSpecs"][0]["template"]["spec"]["containers"]
+    gpus = container["resources"]["limits"].get("nvidia.com/gpu")
+    assert (container["image"], gpus) == (("rayrec:cpu", None) if overlay.name == "cpu" else ("rayrec:cuda", "8"))
+    assert cluster.get("enableInTreeAutoscaling", False) == (overlay.name == "spot")
+
+
+def test_the_cluster_launcher_file_is_what_ray_takes() -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config = yaml.safe_load((DEPLOY / "cluster-launcher.yaml").read_text())
+    validate_config(prepare_config(config))
+    starts = [config["head_start_ray_commands"], config["worker_start_ray_commands"]]
+    for commands in starts:
+        (start,) = [command for command in commands if "ray start" in command]
+        assert start.startswith("RAY_AUTH_MODE=token ") and "dashboard-host" not in start
+
+
+def test_the_compose_file_asks_for_a_token_and_opens_loopback_alone() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    for name in ("head", "worker"):
+        environment = compose["services"][name]["environment"]
+        assert environment["RAY_AUTH_MODE"] == "token" and environment["RAY_AUTH_TOKEN"].startswith(
+            "${RAY_AUTH_TOKEN:?"
+        )
+    for service in compose["services"].values():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+        used = {volume.split(":")[0] for volume in service["volumes"]}
+        assert used <= set(compose["volumes"])
+        assert ":latest" not in service["image"]
+    assert compose["services"]["worker"]["deploy"]["replicas"] == 2
+
+
+def test_a_retried_job_goes_on_where_it_stopped() -> None:
+    """Every retry runs the same command: one name, one storage path, and nothing that starts over."""
+    (job,) = [d for path in MANIFESTS for d in documents(path) if d["kind"] == "RayJob"]
+    assert job["spec"]["backoffLimit"] > 0
+    assert "--fresh" not in job["spec"]["entrypoint"] and "storage.path=/shared" in job["spec"]["entrypoint"]
 
 
 @pytest.mark.parametrize("cluster", cluster_specs())

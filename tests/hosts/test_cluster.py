@@ -1,0 +1,119 @@
+"""The training job on a Ray cluster of several hosts, each a network namespace with an address of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.hosts.ray_hosts import DASHBOARD, RAY, ROOT, RayHosts, ray_hosts
+from tests.ranks import on_ranks
+from tests.train.small import fit_on_rank, raw_config, write_all
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+CUTS = {
+    "user": {"sharding_types": ["row_wise"]},
+    "item": {"sharding_types": ["table_row_wise"]},
+    "tag": {"sharding_types": ["grid_shard"], "min_partition": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayHosts]:
+    """A head and three hosts of two CPUs; four ranks need two of them."""
+    with ray_hosts(3) as hosts:
+        yield hosts
+
+
+def config_file(folder: Path, **changes: Any) -> tuple[Path, dict[str, Any]]:
+    raw = raw_config(folder, trainer__num_workers=4, trainer__cpus_per_worker=1.0, **changes)
+    raw["sharding"] = {"constraints": CUTS}
+    # under column cuts row-wise state is another, by design: hosts cut the grid otherwise than one host
+    raw["optimizers"]["sparse"]["kind"] = "adagrad"
+    path = folder / f"{raw['name']}.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return path, raw
+
+
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def test_who_has_no_token_is_refused(cluster: RayHosts, tmp_path: Path) -> None:
+    stranger = {"HOME": str(tmp_path), "RAY_AUTH_TOKEN": ""}
+    for mode in ("token", "disabled"):
+        done = cluster.on_head(
+            RAY, "job", "submit", "--address", DASHBOARD, "--", "echo", "let in", **stranger, RAY_AUTH_MODE=mode
+        )
+        assert done.returncode != 0 and "uthentication" in done.stdout + done.stderr, done.stdout + done.stderr
+    wrong = cluster.on_head(RAY, "job", "list", "--address", DASHBOARD, RAY_AUTH_TOKEN="0" * 64)
+    assert wrong.returncode != 0
+
+
+def test_a_run_on_two_hosts_is_the_run_on_one(cluster: RayHosts, tmp_path: Path) -> None:
+    """Tables cut row-wise, row-wise on a host, and as a grid, under the hierarchical exchange."""
+    write_all(tmp_path)
+    path, raw = config_file(tmp_path)
+    done = cluster.on_head(*cluster.submission("jobs/train.py", "--config", str(path)), timeout_s=300)
+    assert done.returncode == 0, done.stdout + done.stderr + cluster.lab.logs()
+    run = tmp_path / "runs" / "small"
+    plan = json.loads((run / "plan.json").read_text())
+    kinds = {name: sharding["sharding_type"] for name, sharding in next(iter(plan["plan"].values())).items()}
+    assert kinds == {"user": "row_wise", "item": "table_row_wise", "tag": "grid_shard"}
+    assert [host["ranks"] for host in plan["planned_for"]["hosts"]] == [2, 2]
+    addresses = {host.address for host in cluster.lab.hosts[1:]}
+    assert {host["name"] for host in plan["planned_for"]["hosts"]} < addresses
+    assert "added inside each host" in plan["planned_for"]["exchange"]
+    result = json.loads((run / "result.json").read_text())
+    raw["name"] = "one-host"
+    alone = on_ranks(4, fit_on_rank, raw, timeout_s=200)[0]
+    for figure in ("auc", "logloss", "ne"):
+        assert result["eval"][figure] == pytest.approx(alone["eval"][figure], abs=1e-5), figure
+    assert result["train"]["loss"] == pytest.approx(alone["train"]["loss"], abs=1e-5)
+    assert (result["steps"], result["train"]["samples"]) == (alone["steps"], 2000)
+
+
+def test_a_host_is_cut_off_and_the_run_goes_on_then_grows(cluster: RayHosts, tmp_path: Path) -> None:
+    write_all(tmp_path)
+    path, _ = config_file(tmp_path, name="cut", trainer__epochs=40, trainer__timeout_s=60)
+    run = tmp_path / "runs" / "cut"
+    job = cluster.lab.start(
+        cluster.head, ["env", "-C", str(ROOT), *cluster.submission("jobs/train.py", "--config", str(path))],
+        cluster.environment, "job.log",
+    )  # fmt: skip
+    lost = None
+    try:
+        until = time.monotonic() + 120
+        while not any(event["event"] == "checkpoint" for event in records(run, "event")):
+            assert job.poll() is None and time.monotonic() < until, cluster.lab.logs()
+            time.sleep(0.1)
+        used = {host["name"] for host in json.loads((run / "plan.json").read_text())["planned_for"]["hosts"]}
+        lost = next(host for host in cluster.lab.hosts[1:] if host.address in used)
+        lost.link("down")
+        job.wait(240)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"the job does not end\n{cluster.lab.logs()}")
+    finally:
+        if lost is not None:
+            lost.link("up")
+    assert job.returncode == 0, cluster.lab.logs()
+    result = json.loads((run / "result.json").read_text())
+    assert (result["recoveries"], result["epochs"], result["train"]["samples"]) == (1, 40, 40_000)
+    assert lost.address not in {h["name"] for h in json.loads((run / "plan.json").read_text())["planned_for"]["hosts"]}
+
+    cluster.join(lost, 2)  # the host comes back, and the job is submitted again for more ranks
+    cluster.await_nodes(4)
+    more = ["--set", "trainer.num_workers=6", "--set", "trainer.epochs=41"]
+    done = cluster.on_head(*cluster.submission("jobs/train.py", "--config", str(path), *more), timeout_s=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((run / "result.json").read_text())
+    assert (result["world_size"], result["epochs"], result["train"]["samples"]) == (6, 41, 41_000)
+    assert any(event["event"] == "resumed" for event in records(run, "event"))
