@@ -64,11 +64,14 @@ def evaluate(
         str | None, typer.Option(help="Parquet file, folder or glob; default: the run's data.eval.")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Workers to use; 0: this process alone.")] = 0,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
+    ] = False,
 ) -> None:
     """Score the last checkpoint of a run; writes evaluation.json there."""
     from rayrec.train.evaluate_run import evaluate_run
 
-    evaluate_run(run_dir, data, workers)
+    evaluate_run(run_dir, data, workers, allow_code=allow_code)
 
 
 @app.command()

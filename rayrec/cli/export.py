@@ -23,13 +23,16 @@ def export(
     ] = None,
     data: Annotated[str | None, typer.Option(help="Rows to compare scores on; default: the run's data.eval.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Keep an export whose scores are outside its limits.")] = False,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
+    ] = False,
 ) -> None:
     """Export a trained model with the proof that it scores as the trainer does: parity.html in the folder."""
     from rayrec.inference import Wanted
     from rayrec.train.export_run import export_run
 
     wanted = Wanted(tables=tables, dense=dense, target=target, budget=budget, force=force)
-    made = export_run(source, out, wanted, data)
+    made = export_run(source, out, wanted, data, allow_code=allow_code)
     parity = made.parity
     typer.echo(
         f"{made.folder}: {made.index.version}, {parity.bytes['tables']:,} bytes of tables "

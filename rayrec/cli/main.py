@@ -12,7 +12,6 @@ from types import FrameType
 from typing import NoReturn
 
 from rich.console import Console
-from rich.markup import escape
 
 from rayrec.cli.app import app
 
@@ -58,15 +57,16 @@ def _end(number: int, _: FrameType | None) -> NoReturn:
 
 def _report(error: Exception) -> int:
     from rayrec.train.driver.console import debugging
+    from rayrec.train.driver.terminal import plain
     from rayrec.train.errors import Interrupted
 
     console = Console(stderr=True)
     if debugging():
         console.print_exception()
     if isinstance(error, Interrupted):
-        console.print(escape(str(error)), style="yellow", highlight=False, soft_wrap=True)
+        console.print(plain(str(error)), style="yellow", highlight=False, soft_wrap=True)
         return 128 + error.signal
     own = isinstance(error, ValueError) and str(error)
     text = str(error) if own else f"{type(error).__name__}: {error} (--debug shows where)"
-    console.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)
+    console.print(f"[bold red]error:[/] {plain(text)}", highlight=False, soft_wrap=True)
     return 1

@@ -16,6 +16,9 @@ def predict(
     columns: Annotated[str | None, typer.Option(help="Columns to keep, as user,item; default: all.")] = None,
     bad_rows: Annotated[str, typer.Option(help="error: end with the first; skip: null as its prediction.")] = "error",
     bad_rows_limit: Annotated[int, typer.Option(min=0, help="With skip: more bad rows than this end the job.")] = 1000,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
+    ] = False,
 ) -> None:
     """Score Parquet files: every row once, its columns kept; the same command again goes on where it stopped."""
     from rayrec.inference.predict import predict as run_predict
@@ -26,7 +29,7 @@ def predict(
     if (model / "config.yaml").exists():
         exported = out / "_model"
         if not exported.exists():
-            export_run(model, exported)
+            export_run(model, exported, allow_code=allow_code)
         model = exported
     done = run_predict(
         model,

@@ -198,7 +198,7 @@ class ShardingPlan:
     def from_json(cls, text: str) -> ShardingPlan:
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"plan is not JSON: {error}") from error
         return cls.from_dict(data)
 

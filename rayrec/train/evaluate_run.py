@@ -13,6 +13,7 @@ from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display, evaluation_lines
 from rayrec.train.driver.launch import run_job
 from rayrec.train.errors import TrainError
+from rayrec.train.run_config import config_of_run
 from rayrec.train.run_folder import RunFolder, write_json
 from rayrec.train.run_log import Record
 from rayrec.train.worker.session import Job
@@ -42,6 +43,7 @@ def evaluate_run(
     num_workers: int = 0,
     factory: build.Factory | None = None,
     display: Display | None = None,
+    allow_code: bool = False,
 ) -> dict[str, Any]:
     """Load a run's last committed checkpoint, score it, print the figures and write them to `evaluation.json`.
 
@@ -50,6 +52,7 @@ def evaluate_run(
         data: Parquet file, folder or glob; default the run's `data.eval`.
         num_workers: workers to spread the tables over, however many the run had; 0 scores in this process.
         factory: makes the model, for a run that was given one in Python.
+        allow_code: whether a `model.factory` that the run folder names may be imported.
 
     Returns:
         `auc`, `ne`, `logloss`, `calibration`, `samples` (also for each of several labels in `tasks`), `skipped`, with
@@ -60,7 +63,7 @@ def evaluate_run(
     """
     display = display or Display()
     folder = RunFolder(Path(run_dir).absolute())
-    job = _job(folder, data, num_workers, factory)
+    job = _job(config_of_run(folder, allow_code=allow_code or factory is not None), folder, data, num_workers, factory)
     outcome = run_job(job, _Ending(), display, attempts_before=0)
     write_json(folder.path / "evaluation.json", outcome)
     for line in evaluation_lines(f"{outcome['data']} (step {outcome['step']})", outcome):
@@ -68,10 +71,9 @@ def evaluate_run(
     return outcome
 
 
-def _job(folder: RunFolder, data: str | None, num_workers: int, factory: build.Factory | None) -> Job:
-    raw = folder.read_config()
-    if raw is None:
-        raise TrainError(f"{folder.path} is not a run folder: it has no config.yaml")
+def _job(
+    raw: dict[str, Any], folder: RunFolder, data: str | None, num_workers: int, factory: build.Factory | None
+) -> Job:
     raw["trainer"]["num_workers"] = num_workers
     raw["trainer"]["batch_size"] = max(raw["trainer"]["batch_size"], num_workers)
     # a plan belongs to the number of workers it was made for, a calibration to the cluster

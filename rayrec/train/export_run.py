@@ -18,6 +18,7 @@ from rayrec.train import build
 from rayrec.train.config import TrainConfig
 from rayrec.train.config.file import parse_config
 from rayrec.train.errors import TrainError
+from rayrec.train.run_config import config_of_run
 from rayrec.train.run_folder import RunFolder
 from rayrec.train.worker.loop import EVAL_ROWS
 
@@ -28,6 +29,7 @@ def export_run(
     wanted: Wanted | None = None,
     data: str | None = None,
     factory: build.Factory | None = None,
+    allow_code: bool = False,
 ) -> Export:
     """Export a run's last checkpoint, or the one given, whatever plan and world it was saved under.
 
@@ -35,12 +37,13 @@ def export_run(
         source: a run folder, or a checkpoint inside it.
         data: rows to compare scores on; default the run's `data.eval`.
         factory: makes the model, for a run that was given one in Python.
+        allow_code: whether a `model.factory` that the run folder names may be imported.
 
     Raises:
         ValueError: not a run, no checkpoint, no evaluation rows, or what `rayrec.inference.export` raises.
     """
     folder, checkpoint = find_checkpoint(Path(source).absolute())
-    return export(trained_of(folder, checkpoint, data, factory), out, wanted)
+    return export(trained_of(folder, checkpoint, data, factory, allow_code), out, wanted)
 
 
 def find_checkpoint(source: Path) -> tuple[RunFolder, Checkpoint]:
@@ -66,16 +69,18 @@ def find_checkpoint(source: Path) -> tuple[RunFolder, Checkpoint]:
 
 
 def trained_of(
-    folder: RunFolder, checkpoint: Checkpoint, data: str | None = None, factory: build.Factory | None = None
+    folder: RunFolder,
+    checkpoint: Checkpoint,
+    data: str | None = None,
+    factory: build.Factory | None = None,
+    allow_code: bool = False,
 ) -> Trained:
     """All that an export needs to know of a run.
 
     Raises:
         TrainError: there are no evaluation rows.
     """
-    raw = folder.read_config()
-    if raw is None:
-        raise TrainError(f"{folder.path} is not a run folder: it has no config.yaml")
+    raw = config_of_run(folder, allow_code=allow_code or factory is not None)
     if data is not None:
         raw["data"]["eval"] = data
     config = parse_config(raw)

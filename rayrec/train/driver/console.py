@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rayrec.train.driver.plan_table import host_lines, memory_lines, plan_table
+from rayrec.train.driver.terminal import plain
 
 MIN_S_BETWEEN_LINES = 1.0
 WIDTH_OF_FILES = 120
@@ -40,7 +40,7 @@ class Display:
 
     def say(self, text: str, style: str | None = None) -> None:
         """One line of plain text; no markup is read from it."""
-        self.console.print(escape(text), style=style, highlight=False, soft_wrap=True)
+        self.console.print(plain(text), style=style, highlight=False, soft_wrap=True)
 
     def debug(self, text: str) -> None:
         if text and debugging():

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
+
+from rayrec.train.driver.terminal import plain
 
 
 def plan_table(plan: Mapping[str, Any], most: int = 60) -> Table:
@@ -20,7 +21,7 @@ def plan_table(plan: Mapping[str, Any], most: int = 60) -> Table:
         shards = sharding["shards"]
         rows, dim = (max(s["shard_offsets"][i] + s["shard_sizes"][i] for s in shards) for i in (0, 1))
         kind, kernel = sharding["sharding_type"], sharding["compute_kernel"]
-        shown.add_row(escape(name), f"{rows:,} × {dim}", kind, kernel, _sizes(shards), _ranks(sharding["ranks"]))
+        shown.add_row(plain(name), f"{rows:,} × {dim}", kind, kernel, _sizes(shards), _ranks(sharding["ranks"]))
     if len(tables) > most:
         shown.caption = f"and {len(tables) - most} more tables"
     return shown

@@ -1,0 +1,21 @@
+"""Text from files and configs on a terminal: shown, never obeyed."""
+
+from __future__ import annotations
+
+import re
+
+from rich.markup import escape
+
+# Control characters but tab and newline, and those that turn the direction of writing: a name or a value with them
+# could clear the screen, colour it, or show another text than it is.
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """`text` with its control characters written out, as `\\x1b`."""
+    return _UNSEEN.sub(lambda found: ascii(found.group())[1:-1], text)
+
+
+def plain(text: str) -> str:
+    """`text` for a rich console: no control characters, no markup read from it."""
+    return escape(visible(text))
