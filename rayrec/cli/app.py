@@ -79,7 +79,8 @@ def plan(
     config: Config,
     overrides: Overrides = None,
     world: Annotated[
-        str | None, typer.Option(help="Workers, or HOSTSxWORKERS as 16x8; default: trainer.num_workers.")
+        str | None,
+        typer.Option(help="Workers, or HOSTSxWORKERS as 16x8; several, as 1x8,4x8, are compared."),
     ] = None,
     gpu: Annotated[str, typer.Option(help="What a worker has: cpu, a100_80, h100, …")] = "cpu",
     load: Annotated[Path | None, typer.Option(help="Judge this plan instead of searching for one.")] = None,
@@ -91,6 +92,13 @@ def plan(
     from rayrec.train import load_config
     from rayrec.train.plan_only import PlanFiles, show_plan
 
+    if world is not None and "," in world:
+        from rayrec.train.shapes import show_shapes
+
+        if load or against or save or html:
+            raise ValueError("--load, --diff, --save and --html are for one cluster: give --world only one")
+        show_shapes(load_config(config, overrides or []), world.split(","), gpu)
+        return
     files = PlanFiles(load=load, against=against, save=save, html=html)
     show_plan(load_config(config, overrides or []), world, gpu, files)
 

@@ -1,0 +1,74 @@
+"""Scale on paper: `python jobs/simulate.py --config data/criteo/train.yaml --gpu h100 --json out.json --html out.html`.
+
+Plans one config for clusters of 1 to 4096 ranks (`--worlds` names others) and tells for each, under strong and weak
+scaling, the predicted time of a step's embedding part, rows a second, the fullest rank's memory, and what binds. The
+dense part, reading and stragglers are not in it: the speed is an upper bound. Devices' speeds are those of the preset,
+or of `sharding.calibration` where that is of the same kind of device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from rayrec.train import load_config
+from rayrec.train.shapes import Shape, compare, shapes_table
+
+WORLDS = "1x1,1x2,1x4,1x8,2x8,4x8,8x8,16x8,32x8,64x8,128x8,256x8,512x8"
+
+
+def page(title: str, tables: dict[str, list[Shape]]) -> str:
+    """A page without links to anywhere: a bar for each cluster, its parts side by side."""
+    out = [f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title>"]
+    out.append(
+        "<style>body{font:15px sans-serif;margin:2em}td{padding:2px 8px}i{display:inline-block;height:12px}</style>"
+    )
+    out.append(f"<h1>{html.escape(title)}</h1><p>The embedding part of a step, as planned; not measured.</p>")
+    colours = ("#4477aa", "#66ccee", "#ee6677", "#228833", "#bbbbbb")
+    for scaling, shapes in tables.items():
+        longest = max((shape.step_s or 0.0 for shape in shapes), default=0.0) or 1.0
+        out.append(f"<h2>{html.escape(scaling)} scaling</h2><table>")
+        for shape in shapes:
+            if shape.parts_s is None or shape.step_s is None:
+                out.append(f"<tr><td>{html.escape(shape.world)}<td colspan=3>{html.escape(shape.problem or '')}")
+                continue
+            bars = "".join(
+                f"<i title='{html.escape(part)}: {seconds * 1e3:.3f} ms' "
+                f"style='width:{400 * seconds / longest:.1f}px;background:{colour}'></i>"
+                for (part, seconds), colour in zip(shape.parts_s.items(), colours, strict=True)
+            )
+            speed = f"{shape.batch_size / shape.step_s:,.0f} rows/s"
+            out.append(f"<tr><td>{html.escape(shape.world)}<td>{shape.step_s * 1e3:.2f} ms<td>{speed}<td>{bars}")
+        out.append("</table>")
+    parts = next((shape.parts_s for shapes in tables.values() for shape in shapes if shape.parts_s), {})
+    keys = (f"<i style='width:12px;background:{c}'></i> {html.escape(p)}" for p, c in zip(parts, colours, strict=False))
+    return "\n".join([*out, f"<p>{' · '.join(keys)}</p>"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="FIELD=VALUE")
+    parser.add_argument("--gpu", default="h100")
+    parser.add_argument("--worlds", default=WORLDS, help="clusters as HOSTSxRANKS, with commas between")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--html", type=Path)
+    args = parser.parse_args()
+    config = load_config(args.config, args.settings)
+    tables = {scaling: compare(config, args.worlds.split(","), args.gpu, scaling) for scaling in ("strong", "weak")}
+    for scaling, shapes in tables.items():
+        Console().print(f"\n{scaling} scaling")
+        Console().print(shapes_table(shapes, args.gpu))
+    if args.json is not None:
+        told = {scaling: [shape.to_dict() for shape in shapes] for scaling, shapes in tables.items()}
+        args.json.write_text(json.dumps({"config": config.name, "gpu": args.gpu, **told}, indent=1) + "\n")
+    if args.html is not None:
+        args.html.write_text(page(f"{config.name} on {args.gpu}", tables), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
