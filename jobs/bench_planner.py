@@ -33,8 +33,8 @@ from rich.table import Table as RichTable
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.planner import ParameterConstraints, PlanResult, Topology, explain, plan_tables, write_html
-from rayrec.distributed.planner.evaluate import evaluate
-from rayrec.distributed.planner.text import columns, human_bytes
+from rayrec.distributed.planner.estimate import evaluate
+from rayrec.distributed.planner.formatting import columns, human_bytes
 from rayrec.distributed.types import ShardingPlan
 from rayrec.modules import EmbeddingBagConfig
 

@@ -24,7 +24,7 @@ from rayrec.distributed import comm
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.planner import ParameterConstraints, PlanResult, Topology, plan_tables
-from rayrec.distributed.planner.evaluate import evaluate
+from rayrec.distributed.planner.estimate import evaluate
 from rayrec.distributed.planner.storage import reserve_bytes
 from rayrec.distributed.sharding.cuts import CUTS
 from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan, ShardingType

@@ -43,7 +43,7 @@ from rayrec.distributed import comm
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.planner import ParameterConstraints, Topology, plan_tables
 from rayrec.distributed.planner.cost import COLLECTIVES, ID_COLLECTIVES, distinct
-from rayrec.distributed.planner.evaluate import LOOKUP, UPDATE, Estimate, evaluate
+from rayrec.distributed.planner.estimate import LOOKUP, UPDATE, Estimate, evaluate
 from rayrec.distributed.planner.topology import CALIBRATION_VERSION
 from rayrec.distributed.types import ShardingPlan, ShardingType
 

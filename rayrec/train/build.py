@@ -18,7 +18,7 @@ from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import RULES
 from rayrec.distributed.planner.calibration import Calibration
-from rayrec.distributed.planner.evaluate import Estimate
+from rayrec.distributed.planner.estimate import Estimate
 from rayrec.distributed.planner.types import Cost, ParameterConstraints
 from rayrec.distributed.types import CacheParams, ModuleSharder, ShardingPlan
 from rayrec.models import MODELS

@@ -24,6 +24,7 @@ from tests.ranks import on_ranks
 
 WORLD = 2
 KINDS = list(ShardingType)
+CUT_BY_COLUMNS = (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID_SHARD)
 
 
 @st.composite
@@ -32,14 +33,14 @@ def problems(draw: st.DrawFn) -> Any:
     features = [f"f{n}" for n in range(4)]
     tables, plan = [], {}
     for number in range(draw(st.integers(1, 4))):
+        kind = draw(st.sampled_from(KINDS))
         table = EmbeddingBagConfig(
             name=f"t{number}",
             num_embeddings=draw(st.integers(1, 12)),
-            embedding_dim=draw(st.sampled_from([8, 16, 24])),
+            embedding_dim=draw(st.sampled_from([5, 10, 16, 24] if kind in CUT_BY_COLUMNS else [1, 3, 5, 8, 10, 24])),
             feature_names=draw(st.lists(st.sampled_from(features), min_size=1, max_size=2, unique=True)),
             pooling=draw(st.sampled_from([PoolingType.SUM, PoolingType.MEAN])),
         )
-        kind = draw(st.sampled_from(KINDS))
         ranks: Any = draw(st.permutations(range(WORLD)))
         if kind is ShardingType.TABLE_WISE:
             ranks = ranks[:1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rayrec.distributed.planner import Topology, plan_tables
-from rayrec.distributed.planner.evaluate import Estimate, slowdown
+from rayrec.distributed.planner.estimate import Estimate, slowdown
 from rayrec.distributed.planner.storage import shard_storage
 from rayrec.distributed.planner.types import Cost, ParameterConstraints, Storage
 from tests.planner.problems import SHARDER, table

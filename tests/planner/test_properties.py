@@ -10,9 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.planner import EmbeddingShardingPlanner, NoPlanError, PlanResult, check_plan, plan_tables
+from rayrec.distributed.planner import (
+    EmbeddingShardingPlanner,
+    NoPlanError,
+    ParameterConstraints,
+    PlanResult,
+    Topology,
+    check_plan,
+    plan_tables,
+)
 from rayrec.distributed.types import ShardingPlan
-from tests.planner.problems import SHARDER, collection, constraints, tables, topologies
+from tests.planner.problems import SHARDER, collection, constraints, table, tables, topologies
 
 CAREFUL = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -35,7 +43,8 @@ def solve(listed, topology, told) -> PlanResult | None:
 def test_every_plan_is_sound(problem):
     listed, topology, told = problem
     result = solve(listed, topology, told)
-    if result is None:
+    if result is None:  # refused: then not even all memory together, or one rank with the smallest piece, is enough
+        assert_nothing_fits(listed, topology, told)
         return
     estimate = check_plan(result.plan, result.tables, topology)  # covers exactly once, ranks and kernels exist, fits
     np.testing.assert_allclose(estimate.seconds_R, result.estimate.seconds_R)
@@ -45,6 +54,28 @@ def test_every_plan_is_sound(problem):
             assert result.plan.plan[""][name].sharding_type in constraint.sharding_types
     assert result.bound_s <= result.estimate.worst_s * (1 + 1e-9)
     assert ShardingPlan.from_json(result.plan.to_json()) == result.plan
+
+
+def assert_nothing_fits(listed, topology: Topology, told) -> None:
+    """With much more memory there is a plan, and it takes more than ranks have: it was refused for that."""
+    memory = "ddr_cap" if topology.compute_device == "cpu" else "hbm_cap"
+    sizes = [host.num_ranks for host in topology.hosts]
+    roomy = Topology(sum(sizes), topology.compute_device, hosts=sizes, **{memory: 1 << 45, "ddr_cap": 1 << 45})
+    result = solve(listed, roomy, told)
+    assert result is not None
+    with pytest.raises(NoPlanError):
+        check_plan(result.plan, result.tables, topology)
+
+
+def test_the_bound_holds_where_a_host_with_one_rank_spares_partial_sums() -> None:
+    """A table cut by rows in a host has one block on the host with one rank: no rank adds partial sums of it there."""
+    topology = Topology(3, "cpu", hosts=[1, 2], ddr_cap=[1 << 29, 1 << 29])
+    told = {
+        "t0": ParameterConstraints(sharding_types=["table_row_wise"]),
+        "t1": ParameterConstraints(pooling_factors=[6.0]),
+    }
+    result = plan_tables([table("t0", 130, 4), table("t1", 105, 8)], topology, told, batch_size=64, sharder=SHARDER)
+    assert result.bound_s <= result.estimate.worst_s
 
 
 @CAREFUL
@@ -77,9 +108,6 @@ def test_planning_mutates_nothing(problem):
 
 @pytest.mark.parametrize(("count", "world"), [(60, "2x4"), (100, "2x8")])
 def test_drawn_problems_are_near_the_bound(count: int, world: str):
-    from rayrec.distributed.planner import ParameterConstraints, Topology
-    from tests.planner.problems import table
-
     rng = np.random.default_rng(0)
     listed = [table(f"t{n}", int(10 ** rng.uniform(2, 7.5)), int(4 * rng.integers(4, 33))) for n in range(count)]
     told = {t.name: ParameterConstraints(pooling_factors=[float(30 ** rng.uniform())]) for t in listed}

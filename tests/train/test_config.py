@@ -39,7 +39,7 @@ def problem(*overrides: str) -> str:
         ("optimizers.sparse.kind=adamm", ["optimizers.sparse.kind: got 'adamm'", "'rowwise_adagrad'"]),
         ("optimizers.dense.lr=-1", ["optimizers.dense.lr: got -1", "greater than 0"]),
         ("optimizers.dense.lr=.nan", ["optimizers.dense.lr", "finite number"]),
-        ("tables.user.dim=30", ["tables.user.dim: 30 is not a multiple of 4; try 32"]),
+        ("tables.user.dim=0", ["tables.user.dim"]),
         ("tables.user.dim=16", ["tables: model dlrm needs one dim for all tables"]),
         ("tables.user.rows=0", ["tables.user.rows: got 0"]),
         ("tables.user.pooling=max", ["tables.user.pooling: got 'max'; allowed: 'sum' or 'mean'"]),

@@ -11,6 +11,7 @@ from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel.dense import DenseKernel
 from rayrec.distributed.kernel.fused import FusedKernel, rounds_apart
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
+from rayrec.distributed.kernel.padding import padded
 from rayrec.distributed.kernel.rows import RowKernel
 from rayrec.distributed.kernel.tables import Kernel, LocalTable, PoolingKernel, UpdatingKernel, VectorKernel
 from rayrec.distributed.kernel.vectors import FusedVectorKernel
@@ -22,17 +23,20 @@ def pooling_group(table: LocalTable, device: torch.device) -> Hashable:
 
     On a CPU tables whose rows fbgemm would train by another kernel are apart too.
     """
-    fused = _fbgemm_trains(table.optimizer, table.config, device)
+    fused = _fbgemm_trains(table.optimizer, table.config, table.cols.size, device)
     key = (fused, table.optimizer, table.config.data_type, table.load_factor)
     if not fused:
         return (*key, table.cols.size)
-    several = device.type == "cpu" and len(table.config.feature_names) > 1
+    if device.type == "cuda":  # see `Padding`: where state has one number a row, padded tables have one width
+        alone = padded(table.cols.size) > table.cols.size and any(table.update.rule.rowwise.values())
+        return (*key, table.cols.size if alone else None)
+    several = len(table.config.feature_names) > 1
     return (*key, several and rounds_apart(table.update.optimizer))
 
 
 def vector_group(table: LocalTable, device: torch.device) -> Hashable:
     """Tables of one key share a kernel for ids, which has one width and one place in memory."""
-    fused = _fbgemm_trains(table.optimizer, table.config, device)
+    fused = _fbgemm_trains(table.optimizer, table.config, table.cols.size, device)
     return (fused, table.optimizer, table.config.data_type, table.load_factor, table.cols.size, table.kernel)
 
 
@@ -40,7 +44,7 @@ def make_pooling_kernel(
     tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
 ) -> PoolingKernel:
     """The kernel of the tables of one `pooling_group`."""
-    if _fbgemm_trains(tables[0].optimizer, tables[0].config, device):
+    if _fbgemm_trains(tables[0].optimizer, tables[0].config, tables[0].cols.size, device):
         return FusedKernel(tables, table_of_lookup, device)
     return make_matrix_kernel(tables, table_of_lookup, device)
 
@@ -49,7 +53,7 @@ def make_vector_kernel(
     tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
 ) -> VectorKernel:
     """The kernel of the tables of one `vector_group`."""
-    if _fbgemm_trains(tables[0].optimizer, tables[0].config, device):
+    if _fbgemm_trains(tables[0].optimizer, tables[0].config, tables[0].cols.size, device):
         return FusedVectorKernel(tables, table_of_lookup, device)
     return make_matrix_kernel(tables, table_of_lookup, device)
 
@@ -76,19 +80,27 @@ def check_trainable(
 ) -> None:
     """Raises ValueError for a table in host memory, read by the GPU, whose update only tensor operations know."""
     in_host_memory = kernel in (EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING)
-    if in_host_memory and spec is not None and device.type == "cuda" and not _fbgemm_trains(spec, config, device):
+    if (
+        in_host_memory
+        and spec is not None
+        and device.type == "cuda"
+        and not _fbgemm_trains(spec, config, config.embedding_dim, device)
+    ):
         raise ValueError(
             f"table {config.name!r}: kernel {kernel.value!r} trains by fbgemm only, whose {spec.optimizer.value!r} "
-            f"does not have weight decay by {spec.decay_mode!r}; take kernel 'fused', another optimizer or no decay"
+            f"does not have weight decay by {spec.decay_mode!r}, or width {config.embedding_dim}; take kernel 'fused', "
+            "another optimizer, no weight decay or a width that is a multiple of 4"
         )
 
 
-def _fbgemm_trains(spec: OptimizerSpec | None, config: BaseEmbeddingConfig, device: torch.device) -> bool:
+def _fbgemm_trains(spec: OptimizerSpec | None, config: BaseEmbeddingConfig, dim: int, device: torch.device) -> bool:
     """Whether fbgemm's kernels can update a table on this device, as `optimizer_rules` says it must be."""
     if spec is None:
         return False
     if device.type == "cuda":
-        return not spec.weight_decay or spec.decay_mode in spec.rule.fbgemm_decay
+        one_kind_of_state = len(set(spec.rule.rowwise.values())) < 2
+        decays = not spec.weight_decay or spec.decay_mode in spec.rule.fbgemm_decay
+        return decays and (padded(dim) == dim or one_kind_of_state)  # see `Padding.scale`
     # its CPU kernels leave out weight decay in places, and never round at random
     data_type = config.data_type.dtype
     rounds = spec.stochastic_rounding and data_type != torch.float32

@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    ComputeDevice,
-    SplitTableBatchedEmbeddingBagsCodegen,
-    WeightDecayMode,
-)
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+from rayrec.distributed.kernel.host_memory import HostMemory
 from rayrec.distributed.kernel.layout_choice import LayoutChoice
-from rayrec.distributed.kernel.optimizer_rules import DecayMode, rule_of
+from rayrec.distributed.kernel.padding import Padding
 from rayrec.distributed.kernel.stacking import Stack, parts_of, stacks_of
 from rayrec.distributed.kernel.tables import LocalTable, Lookups
+from rayrec.distributed.kernel.tbe import TBE, cuda_tbe, host_tbe, set_count
 from rayrec.distributed.kernel.update_count import UpdateCount
-from rayrec.distributed.types import DEFAULT_LOAD_FACTOR
 
-logging.getLogger("fbgemm_gpu").setLevel(logging.WARNING)
-
-_LOCATIONS = {
-    EmbeddingComputeKernel.FUSED: EmbeddingLocation.DEVICE,
-    EmbeddingComputeKernel.FUSED_UVM: EmbeddingLocation.MANAGED,
-    EmbeddingComputeKernel.FUSED_UVM_CACHING: EmbeddingLocation.MANAGED_CACHING,
-}
-_PRECISION = {torch.float32: SparseType.FP32, torch.float16: SparseType.FP16, torch.bfloat16: SparseType.BF16}
-_DECAY = {
-    None: WeightDecayMode.NONE,  # part of the formula, or none
-    DecayMode.L2: WeightDecayMode.L2,
-    DecayMode.DECOUPLE: WeightDecayMode.DECOUPLE,
-}
-_STATES = ("momentum1", "momentum2")  # fbgemm's names for what a rule names as it likes
 Result = tuple[torch.Tensor, torch.autograd.graph.Node | None]  # bags, and the last node that trains in backward
-# whether a TBE can use the memory of another one, as fbgemm does since 1.8
-_SHARES_MEMORY = "preallocated_host_buffers" in inspect.signature(SplitTableBatchedEmbeddingBagsCodegen).parameters
 
 
 def rounds_apart(optimizer: EmbOptimType) -> bool:
@@ -62,13 +40,25 @@ class FusedKernel:
 
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
         self.tables = list(tables)
-        self._tbe = _make_tbe(self.tables, table_of_lookup, device)
-        stacked = device.type == "cpu" and _SHARES_MEMORY
-        self._stacks = stacks_of(self.tables, table_of_lookup, device) if stacked else []
-        memory = _memory(self._tbe, self._stacks)
-        self._stacked_tbes = [
-            _make_tbe([stack.table], [0], device, held) for stack, held in zip(self._stacks, memory, strict=True)
-        ]
+        self._stacks: list[Stack] = []
+        self._stacked_tbes: list[TBE] = []
+        dims = [tables[place].cols.size for place in table_of_lookup]
+        self._padding: Padding | None = None
+        self._scale = 1.0  # of gradients, see `Padding`
+        self._memory: HostMemory | None = None
+        if device.type == "cuda":
+            padding = Padding(dims, device, per_row=any(tables[0].update.rule.rowwise.values()))
+            self._padding, self._scale = padding if padding.needed else None, padding.scale
+            self._tbe = cuda_tbe(self.tables, table_of_lookup, device, self._scale)
+        else:
+            self._memory = HostMemory(self.tables)
+            self._tbe = host_tbe(self.tables, table_of_lookup, self._memory)
+            self._stacks = stacks_of(self.tables, table_of_lookup, device)
+            firsts = accumulate((stack.num_tables for stack in self._stacks), initial=0)
+            self._stacked_tbes = [
+                host_tbe([stack.table], [0], self._memory, first)
+                for stack, first in zip(self._stacks, firsts, strict=False)
+            ]
         self._ways = self._make_ways(several_lookups=len(table_of_lookup) > len(tables))
         self._choice = LayoutChoice(len(self._ways))
         self._updates = UpdateCount()
@@ -105,7 +95,7 @@ class FusedKernel:
 
     def _pooled_apart(self, lookups: Lookups) -> Result:
         bags = self._run(self._tbe, lookups.ids, lookups)
-        return bags, bags.grad_fn
+        return bags if self._padding is None else self._padding.cut(bags), bags.grad_fn
 
     def _pooled_stacked(self, lookups: Lookups) -> Result:
         parts = zip(self._stacks, self._stacked_tbes, parts_of(self._stacks, lookups), strict=True)
@@ -113,8 +103,8 @@ class FusedKernel:
         columns = [stack.by_example(of_stack).flatten(1) for stack, of_stack in bags]
         return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1), bags[0][1].grad_fn
 
-    def _run(self, tbe: SplitTableBatchedEmbeddingBagsCodegen, ids: torch.Tensor, lookups: Lookups) -> torch.Tensor:
-        _set_count(tbe, self._updates.before_next)
+    def _run(self, tbe: TBE, ids: torch.Tensor, lookups: Lookups) -> torch.Tensor:
+        set_count(tbe, self._updates.before_next)
         bags: torch.Tensor = tbe(ids, lookups.offsets, lookups.weights)
         return bags
 
@@ -125,16 +115,20 @@ class FusedKernel:
 
     def weights(self) -> list[torch.Tensor]:
         self.write_back()
-        return [weight.detach() for weight in self._tbe.split_embedding_weights()]
+        if self._memory is not None:
+            return self._memory.tables_weights()
+        held = self._tbe.split_embedding_weights()
+        return [weight.detach()[:, : table.cols.size] for table, weight in zip(self.tables, held, strict=True)]
 
     def states(self) -> list[dict[str, torch.Tensor]]:
+        if self._memory is not None:
+            return self._memory.tables_states()
         rule = self.tables[0].update.rule
         if not rule.rowwise:
             return [{} for _ in self.tables]
-        self._tbe.flush()
         return [
             {
-                name: state.detach() if per_row else state.detach().view(table.rows.size, -1)
+                name: state.detach() if per_row else state.detach().view(table.rows.size, -1)[:, : table.cols.size]
                 for (name, per_row), state in zip(rule.rowwise.items(), of_table, strict=True)
             }
             for table, of_table in zip(self.tables, self._tbe.split_optimizer_states(), strict=True)
@@ -142,12 +136,12 @@ class FusedKernel:
 
     @property
     def learning_rate(self) -> float:
-        return float(self._tbe.get_learning_rate())
+        return float(self._tbe.get_learning_rate()) * self._scale
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         for tbe in (self._tbe, *self._stacked_tbes):
-            tbe.set_learning_rate(value)
+            tbe.set_learning_rate(value / self._scale)
 
     @property
     def iteration(self) -> int:
@@ -156,62 +150,3 @@ class FusedKernel:
     @iteration.setter
     def iteration(self, value: int) -> None:
         self._updates.done = value
-
-
-def _make_tbe(
-    tables: Sequence[LocalTable],
-    table_of_lookup: Sequence[int],
-    device: torch.device,
-    memory: Mapping[str, torch.Tensor] | None = None,
-) -> SplitTableBatchedEmbeddingBagsCodegen:
-    """The TBE of some tables, over memory of its own, or over a CPU TBE's of the same rows."""
-    first, on_cpu = tables[0], device.type == "cpu"
-    spec = first.update
-    return SplitTableBatchedEmbeddingBagsCodegen(
-        embedding_specs=[
-            (
-                table.rows.size,
-                table.cols.size,
-                EmbeddingLocation.HOST if on_cpu else _LOCATIONS[table.kernel],
-                ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA,
-            )
-            for table in tables
-        ],
-        feature_table_map=list(table_of_lookup),
-        weights_precision=_PRECISION[first.config.data_type.dtype],
-        output_dtype=SparseType.FP32,
-        optimizer=spec.optimizer,
-        learning_rate=spec.learning_rate,
-        eps=spec.eps,
-        beta1=spec.beta1,
-        beta2=spec.beta2,
-        momentum=spec.momentum,
-        eta=spec.eta,
-        weight_decay=spec.weight_decay,
-        weight_decay_mode=_DECAY[spec.decay_mode if spec.weight_decay else None],
-        stochastic_rounding=spec.stochastic_rounding,
-        pooling_mode=PoolingMode.SUM,
-        cache_load_factor=first.load_factor or DEFAULT_LOAD_FACTOR,
-        bounds_check_mode=BoundsCheckMode.NONE,  # ids were checked where they came in, with their names
-        device=device,
-        **({} if memory is None else {"preallocated_host_buffers": dict(memory)}),
-    )
-
-
-def _memory(tbe: SplitTableBatchedEmbeddingBagsCodegen, stacks: Sequence[Stack]) -> list[dict[str, torch.Tensor]]:
-    """The memory of each stack, by fbgemm's names: a CPU TBE has its tables one below the other."""
-    parts: list[dict[str, torch.Tensor]] = [{} for _ in stacks]
-    per_row = [False, *rule_of(tbe.optimizer).rowwise.values()]
-    for name, one_number in zip(("weights", *_STATES), per_row, strict=False):
-        whole, end = getattr(tbe, f"{name}_host").detach(), 0
-        for stack, part in zip(stacks, parts, strict=True):
-            start, end = end, end + stack.num_rows * (1 if one_number else stack.table.cols.size)
-            part[name] = whole[start:end]
-    return parts
-
-
-def _set_count(tbe: SplitTableBatchedEmbeddingBagsCodegen, updates: int) -> None:
-    """Tells fbgemm how many updates came before the one of the next lookup, which it counts by itself."""
-    tbe.iter_cpu.fill_(updates)
-    if not updates:
-        tbe.iter.zero_()  # fbgemm takes a count of 0 on the host for one that was not loaded, and reads this one

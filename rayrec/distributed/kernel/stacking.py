@@ -27,12 +27,12 @@ class Stack:
 
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
         self._rows = [table.rows.size for table in tables]
-        *first_row, self.num_rows = accumulate(self._rows, initial=0)
-        one = replace(tables[0].config, num_embeddings=self.num_rows)
-        self.table = tables[0] if len(tables) == 1 else replace(tables[0], config=one, rows=Span(0, self.num_rows))
+        *first_row, total = accumulate(self._rows, initial=0)
+        one = replace(tables[0].config, num_embeddings=total)
+        self.table = tables[0] if len(tables) == 1 else replace(tables[0], config=one, rows=Span(0, total))
         shifts = [first_row[table] for table in table_of_lookup]
         self._shift_L = torch.tensor(shifts, dtype=torch.int64, device=device) if any(shifts) else None
-        self.num_lookups = len(shifts)
+        self.num_tables, self.num_lookups = len(tables), len(shifts)
 
     def ids(self, lookups: Lookups) -> torch.Tensor:
         """The ids of `lookups`, counted from the first row of the stack."""

@@ -24,8 +24,8 @@ class Choices:
     piece_lookup_O: Floats
     bytes_O: Floats
     piece_bytes_O: Floats
-    extra_O: Floats  # seconds on every rank above those of the table's cheapest option in that respect
-    shared_s: float  # the sum of those cheapest ones, on every rank under any plan
+    extra_O: Floats  # seconds on every rank above the least that any option of the table may cost every rank
+    shared_s: float  # the sum of those least ones, on every rank under any plan
     executor_O: np.ndarray[tuple[int], np.dtype[np.str_]]
 
     def least(self, score_O: Floats) -> Floats:
@@ -46,8 +46,9 @@ def make_choices(problem: Problem) -> Choices:
     first_T = np.cumsum([0, *counts[:-1]])
     table_O = np.repeat(np.arange(len(counts)), counts)
     shared_O = np.array([option.shared_s for option in flat])
-    least_T = np.minimum.reduceat(shared_O, first_T)
-    extra_O = shared_O - least_T[table_O]
+    least_shared_O = np.array([option.least_shared_s for option in flat])
+    least_T = np.minimum.reduceat(least_shared_O, first_T)
+    extra_O, least_extra_O = shared_O - least_T[table_O], least_shared_O - least_T[table_O]
     return Choices(
         table_O=table_O,
         first_T=first_T,
@@ -55,7 +56,7 @@ def make_choices(problem: Problem) -> Choices:
         extra_O=extra_O,
         shared_s=float(least_T.sum()),
         piece_O=np.array([option.piece_s for option in flat]),
-        least_work_O=np.array([option.least_work for option in flat]) + extra_O * problem.world_size,
+        least_work_O=np.array([option.least_work for option in flat]) + least_extra_O * problem.world_size,
         least_piece_O=np.array([option.least_piece_s for option in flat]),
         piece_lookup_O=np.array([option.piece_lookup_s for option in flat]),
         bytes_O=np.array([option.device_bytes for option in flat]),

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
-from rayrec.distributed.planner.evaluate import Estimate, evaluate
+from rayrec.distributed.planner.estimate import Estimate, evaluate
+from rayrec.distributed.planner.formatting import human_bytes
 from rayrec.distributed.planner.storage import reserves
-from rayrec.distributed.planner.text import human_bytes
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import NoPlanError, Table
-from rayrec.distributed.sharding.cuts import COLUMN_UNIT
 from rayrec.distributed.types import ParameterSharding, ShardingPlan
 
 
@@ -26,7 +25,7 @@ def check_plan(
 
     Raises:
         ValueError: a table that is missing, unknown, or not covered exactly once; a rank, sharding type or kernel that
-            is not there; a column cut that is not a multiple of 4.
+            is not there.
         NoPlanError: a rank whose memory is too small.
     """
     for table in tables:
@@ -72,8 +71,6 @@ def _check_cover(table: Table, sharding: ParameterSharding, topology: Topology) 
             raise ValueError(
                 f"{where}: shard rows {shard.rows}, columns {shard.cols} is outside its {table.rows} x {table.dim}"
             )
-        if shard.cols.start % COLUMN_UNIT or shard.cols.stop % COLUMN_UNIT:
-            raise ValueError(f"{where}: columns {shard.cols} must begin and end at a multiple of {COLUMN_UNIT}")
     if sharding.replicated:
         _check_replicas(table, edges, topology)
         return

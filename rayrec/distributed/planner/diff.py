@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rayrec.distributed.planner.text import columns
+from rayrec.distributed.planner.formatting import columns
 from rayrec.distributed.types import ParameterSharding, ShardingPlan
 
 SHOWN_RANKS = 8

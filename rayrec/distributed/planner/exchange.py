@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayrec.distributed.planner.evaluate import Estimate
+from rayrec.distributed.planner.estimate import Estimate
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import Cost
 from rayrec.distributed.types import ShardingPlan, ShardingType

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rayrec.distributed.planner.evaluate import Estimate
+from rayrec.distributed.planner.estimate import Estimate
+from rayrec.distributed.planner.formatting import LIGHT, bar, columns, human_bytes, human_seconds
 from rayrec.distributed.planner.pieces import Piece, pieces_on
 from rayrec.distributed.planner.storage import RESERVE_SHARE
-from rayrec.distributed.planner.text import LIGHT, bar, columns, human_bytes, human_seconds
 from rayrec.distributed.planner.types import Cost, PlanResult, Table
 from rayrec.distributed.planner.whatif import Change, attempt, halved, unconstrained
 

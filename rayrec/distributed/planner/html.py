@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 
 from rayrec.distributed.planner.explain import TERM_NAMES, binding, headline
+from rayrec.distributed.planner.formatting import human_bytes, human_seconds
 from rayrec.distributed.planner.pieces import Piece, pieces
-from rayrec.distributed.planner.text import human_bytes, human_seconds
 from rayrec.distributed.planner.types import Cost, PlanResult, Storage
 from rayrec.distributed.types import ShardingType
 

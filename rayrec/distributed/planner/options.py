@@ -56,8 +56,9 @@ class Unit:
 class Option:
     """One way to shard table number `table`; a plan takes one option of each table and places its units.
 
-    `shared_s` are seconds that it costs every rank, wherever its units are. `best_units` are its units with the largest
-    cache that they could grow into: nothing in between costs less, which the lower bound needs.
+    `shared_s` are seconds that it costs every rank, wherever its units are; `least_shared_s` if they come to lie on the
+    smallest hosts, whose fewer row blocks leave fewer partial sums. `best_units` are its units with the largest cache
+    that they could grow into. Nothing in between costs less, which the lower bound needs.
     """
 
     table: int
@@ -67,6 +68,7 @@ class Option:
     units: tuple[Unit, ...]
     best_units: tuple[Unit, ...]
     shared_s: float
+    least_shared_s: float
 
     @property
     def executor(self) -> str:
@@ -121,6 +123,8 @@ def options(number: int, table: Table, topology: Topology, off_device: bool) -> 
             cuts = list(_cuts(table, kind, kernel, factor, topology))
             at_best = cuts if ceiling == factor else list(_cuts(table, kind, kernel, ceiling, topology))
             for units, best in zip(cuts, at_best, strict=True):
+                row_cuts = _row_cuts(table, kind, topology)
+                shared = [shared_seconds(table, kind, len(units), count, topology) for count in row_cuts]
                 option = Option(
                     table=number,
                     sharding_type=kind,
@@ -128,17 +132,21 @@ def options(number: int, table: Table, topology: Topology, off_device: bool) -> 
                     cache_load_factor=factor,
                     units=units,
                     best_units=best,
-                    shared_s=shared_seconds(table, kind, len(units), _row_cuts(table, kind, topology), topology),
+                    shared_s=max(shared),
+                    least_shared_s=min(shared),
                 )
                 found.append(option)
     return found
 
 
-def _row_cuts(table: Table, kind: str, topology: Topology) -> int:
-    """Into how many row blocks a table is cut; inside a host, at most as many as the largest one has ranks."""
+def _row_cuts(table: Table, kind: str, topology: Topology) -> tuple[int, int]:
+    """Into how many row blocks a table is cut, at least and at most; inside a host, as many as that has ranks."""
     if kind == ShardingType.ROW_WISE.value:
-        return min(len(table.ranks), table.rows)
-    return min(topology.local_world_size, table.rows) if kind in HOST_CUTS else 1
+        return (min(len(table.ranks), table.rows),) * 2
+    hosts = [topology.hosts[number].num_ranks for number in usable_hosts(table, topology)]
+    if kind not in HOST_CUTS or not hosts:
+        return 1, 1
+    return min(*hosts, table.rows), min(max(hosts), table.rows)
 
 
 def _kernels(table: Table, kernels: tuple[str, ...], off_device: bool) -> Iterator[tuple[str, float, float]]:

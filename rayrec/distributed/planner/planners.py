@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayrec.distributed.planner.build import build_plan
 from rayrec.distributed.planner.check import check_plan
-from rayrec.distributed.planner.evaluate import Estimate, evaluate
+from rayrec.distributed.planner.estimate import Estimate, evaluate
 from rayrec.distributed.planner.refusal import refuse
 from rayrec.distributed.planner.search import Solution, best_solution
 from rayrec.distributed.planner.storage import reserves

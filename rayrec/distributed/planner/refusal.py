@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+from rayrec.distributed.planner.formatting import human_bytes
 from rayrec.distributed.planner.options import Option
 from rayrec.distributed.planner.packing import Stuck
 from rayrec.distributed.planner.problem import Problem
-from rayrec.distributed.planner.text import human_bytes
 from rayrec.distributed.planner.types import NoPlanError, Table
 from rayrec.distributed.planner.whatif import changes_that_fit
 

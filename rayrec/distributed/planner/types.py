@@ -13,7 +13,7 @@ from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.types import CacheParams, ShardingPlan
 
 if TYPE_CHECKING:
-    from rayrec.distributed.planner.evaluate import Estimate
+    from rayrec.distributed.planner.estimate import Estimate
 
 __all__ = [
     "CacheParams",

@@ -102,14 +102,7 @@ def optimizer_of(weight: torch.Tensor, default: OptimizerSpec) -> OptimizerSpec:
 
 
 def check_plan(configs: Sequence[BaseEmbeddingConfig], params: ModuleSharding) -> None:
-    """Raises ValueError for a table that the plan does not have, or the other way round, for an unknown kernel, and for
-    a width that fbgemm's kernels do not take."""
-    for config in configs:
-        if config.embedding_dim % 4:
-            up = -(-config.embedding_dim // 4) * 4
-            raise ValueError(
-                f"table {config.name!r}: embedding_dim={config.embedding_dim} must be a multiple of 4; try {up}"
-            )
+    """Raises ValueError for a table that the plan does not have, or the other way round, and for an unknown kernel."""
     unlike = {config.name for config in configs} ^ set(params)
     if unlike:
         raise ValueError(f"plan and collection differ in table {min(unlike)!r}; plan again for this model")

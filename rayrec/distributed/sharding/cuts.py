@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from rayrec.distributed.types import Shard, ShardingType, Span
 
-COLUMN_UNIT = 4  # fbgemm's kernels want widths that are a multiple of 4
+COLUMN_UNIT = 4  # fbgemm's CUDA kernels hold widths that are a multiple of 4, so others cost memory there
 
 
 def blocks(size: int, parts: int) -> list[Span]:
@@ -19,18 +19,18 @@ def blocks(size: int, parts: int) -> list[Span]:
 
 
 def even_widths(dim: int, parts: int) -> list[Span]:
-    """`dim` columns in `parts` spans whose widths are multiples of 4 and differ by at most 4.
+    """`dim` columns in `parts` spans that begin at multiples of 4 and whose widths differ by at most 7.
 
     Raises:
-        ValueError: `dim` has fewer than `parts` units of 4 columns.
+        ValueError: `dim` has fewer than `parts` units of 4 columns, of which the last may have less.
     """
-    units = dim // COLUMN_UNIT
-    if dim % COLUMN_UNIT or units < parts:
+    units = -(-dim // COLUMN_UNIT)
+    if units < parts:
         raise ValueError(
-            f"embedding_dim={dim} cannot be cut into {parts} columns of a multiple of {COLUMN_UNIT}; "
-            f"cut it into at most {max(1, units)}"
+            f"embedding_dim={dim} cannot be cut into {parts} columns of {COLUMN_UNIT} or more; "
+            f"cut it into at most {units}"
         )
-    edges = [units * i // parts * COLUMN_UNIT for i in range(parts + 1)]
+    edges = [min(units * i // parts * COLUMN_UNIT, dim) for i in range(parts + 1)]
     return [Span(a, b) for a, b in zip(edges, edges[1:], strict=False)]
 
 

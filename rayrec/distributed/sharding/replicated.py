@@ -191,20 +191,29 @@ def _meet(
     """For each kernel the rows and gradients of all ranks, in rank order, by one gather of equal messages."""
     if place.world_size == 1:
         return list(zip(rows, grads, strict=True))
-    sizes = [sum(count * (8 + 4 * dim) for count, dim in zip(counts, dims, strict=True)) for counts in row_counts]
+    sizes = [sum(_bytes(count, dim) for count, dim in zip(counts, dims, strict=True)) for counts in row_counts]
     message = torch.empty(max(8, *sizes), dtype=torch.uint8, device=place.device)  # without any row, still aligned
-    mine = [part.contiguous().view(-1).view(torch.uint8) for pair in zip(rows, grads, strict=True) for part in pair]
+    mine = []
+    for of_kernel, dim in zip(zip(rows, grads, strict=True), dims, strict=True):
+        mine += [part.contiguous().view(-1).view(torch.uint8) for part in of_kernel]
+        count = of_kernel[0].numel()
+        mine.append(message.new_empty(_bytes(count, dim) - (8 + 4 * dim) * count))
     torch.cat(mine, out=message[: sizes[place.rank]])
     arrived = comm.all_gather(message, place.group)
     out: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = [([], []) for _ in dims]
     for sent, counts in zip(arrived, row_counts, strict=True):
-        at = 0  # a multiple of 8, as widths are of 4
+        at = 0
         for (kernel_rows, kernel_grads), count, dim in zip(out, counts, dims, strict=True):
-            middle, end = at + 8 * count, at + (8 + 4 * dim) * count
+            middle, end = at + 8 * count, at + _bytes(count, dim)
             kernel_rows.append(sent[at:middle].view(torch.int64))
-            kernel_grads.append(sent[middle:end].view(torch.float32).view(count, dim))
+            kernel_grads.append(sent[middle : middle + 4 * dim * count].view(torch.float32).view(count, dim))
             at = end
     return [(torch.cat(kernel_rows), torch.cat(kernel_grads)) for kernel_rows, kernel_grads in out]
+
+
+def _bytes(count: int, dim: int) -> int:
+    """Of a kernel's row numbers and gradients in a message; a multiple of 8, so that the next ones are aligned."""
+    return -(-(8 + 4 * dim) * count // 8) * 8
 
 
 def kernel_members(tables: Sequence[Config], optimizers: Mapping[str, OptimizerSpec | None]) -> list[list[Config]]:

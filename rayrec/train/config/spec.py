@@ -53,17 +53,10 @@ class TableConfig(Section):
 
     name: str = Field(min_length=1, description="unique name of the table")
     rows: int = Field(ge=1, description="rows of the table; ids map to `[0, rows)`")
-    dim: int = Field(ge=4, description="width of a row, a multiple of 4")
+    dim: int = Field(ge=1, description="width of a row")
     features: list[str] = Field(min_length=1, description="sparse features of the schema that read this table")
     pooling: Literal["sum", "mean"] = Field(default="sum", description="how the vectors of a list of ids become one")
     data_type: Literal["fp32", "fp16", "bf16"] = Field(default="fp32", description="number format of the weights")
-
-    @field_validator("dim")
-    @classmethod
-    def _dim_is_aligned(cls, dim: int) -> int:
-        if dim % 4:
-            raise ValueError(f"{dim} is not a multiple of 4; try {-(-dim // 4) * 4}")
-        return dim
 
 
 class ModelConfig(Section):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from rayrec.distributed.planner.text import human_bytes, human_seconds
+from rayrec.distributed.planner.formatting import human_bytes, human_seconds
 from rayrec.distributed.types import ParameterSharding, Shard, ShardingPlan
 
 MOST_TABLES = 60  # in picture and table; the smaller ones are only counted

@@ -11,7 +11,7 @@ import torch
 from rayrec.data.order.epoch import dealt
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.planner import EmbeddingShardingPlanner
-from rayrec.distributed.planner.evaluate import Estimate
+from rayrec.distributed.planner.estimate import Estimate
 from rayrec.distributed.types import ShardingPlan
 from rayrec.models import Batch
 from rayrec.train import build
