@@ -15,11 +15,8 @@ from rayrec.distributed.planner.presets import Device
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import Cost, Table
 from rayrec.distributed.types import DEFAULT_LOAD_FACTOR, ShardingType
+from rayrec.distributed.wire import ID_BYTES, LENGTH_BYTES, VECTOR_ELEMENT_BYTES, WEIGHT_BYTES
 
-ID_BYTES = 8
-WEIGHT_BYTES = 4
-LENGTH_BYTES = 8
-VECTOR_ELEMENT_BYTES = 4  # pooled vectors and their gradients travel as fp32
 ZIPF_EXPONENT = 0.75  # skew of ids seen by a cache; Criteo's large tables lie around it
 DENSE_MOMENTS = 2  # the user's optimizer of a dense kernel is not known to the planner; Adam's, in the table's format
 # collectives of a step: vectors and their gradients of sharded tables; rows that replicas touched; ids, on a GPU after
@@ -99,7 +96,7 @@ def shard_cost(
     With share = rows / table rows, ids = table ids * share, out = vectors * columns * 4 bytes:
 
     - lookup: ids * (id_s + max(row bytes, sector) / row bandwidth) + out / memory bandwidth
-    - input: (ids * (8 [+ 4 weighted]) + bags * 8) over the links, in the shares that come from this and other hosts
+    - input: (ids * (8 [+ 4 weighted]) + bags * 4) over the links, in the shares that come from this and other hosts
     - output and gradient: `out` over the links likewise; every row block sends a partial sum for every bag. Where the
       hierarchical executor runs (hosts of equally many ranks), row blocks of one host meet there first: `out` *
       (local - 1) / local inside the host, and between hosts 1 / (row blocks of the host) of what the link would carry

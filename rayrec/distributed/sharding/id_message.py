@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
+from rayrec.distributed.wire import ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES
+
 # columns of a header, before one count for each kernel group and one for each group of replicated tables
 VALUES, BATCH, BAD, OVER, GROUPS = 0, 1, 2, 3, 4
-ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES, ALIGNMENT = 8, 4, 4, 8
+ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
