@@ -116,6 +116,11 @@ class DistributedModelParallel(nn.Module):
         return self._wrapped.module if isinstance(self._wrapped, DistributedDataParallel) else self._wrapped
 
     @property
+    def data_parallel(self) -> nn.Module:
+        """The sharded model in its data-parallel wrapper; without one where there is nothing to exchange."""
+        return self._wrapped
+
+    @property
     def plan(self) -> ShardingPlan:
         return self._plan
 

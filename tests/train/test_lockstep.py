@@ -19,7 +19,8 @@ from rayrec.distributed.comm import all_to_all, count_collectives
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.errors import is_lost_peer, is_retryable
-from rayrec.train.worker.lockstep import Control, RankError, in_step
+from rayrec.train.worker.lockstep import Control, RankError, StepInput, in_step
+from rayrec.train.worker.window import Window
 from tests.ranks import on_ranks
 
 
@@ -217,3 +218,21 @@ def stopped(group: dist.ProcessGroup) -> list[bool]:
 
 def test_a_stop_that_one_rank_has_heard_of_reaches_all_at_the_same_step() -> None:
     assert on_ranks(2, stopped) == [[False, True]] * 2
+
+
+def speeds(group: dist.ProcessGroup) -> dict[str, Any]:
+    """Two steps of 8 rows in all: rank 0 brings 6 of them in 1 s, rank 1 the others in 3 s."""
+    ranks = control(group)
+    window = Window(torch.device("cpu"), ranks, group)
+    mine, seconds = ((6, 1.0), (2, 3.0))[group.rank()]
+    for _ in range(2):
+        given = StepInput(batch(mine), 8, float(mine), mine / 8, 0, wait_s=0.5)
+        window.add(given, torch.tensor(float(group.rank())), torch.zeros(mine), seconds)
+    return window.close(2)
+
+
+def test_a_window_tells_the_speed_and_loss_of_all_ranks() -> None:
+    for figures in on_ranks(2, speeds):
+        assert figures["samples_per_second"] == pytest.approx(16 / 4)  # 16 rows in a mean of (2 + 6) / 2 seconds
+        assert figures["loss"] == pytest.approx((12 * 0.0 + 4 * 1.0) / 16)
+        assert figures["data_wait_fraction"] == pytest.approx(2 * 2 * 0.5 / 8)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from rayrec.checkpoint import CheckpointStore
 from rayrec.data import empty_batch
 from rayrec.distributed.comm import count_collectives
-from rayrec.models import Batch
+from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.errors import TrainError
@@ -264,6 +264,47 @@ def test_a_bad_row_is_told_on_every_rank_and_not_worth_another_attempt(tmp_path:
         assert part in message
 
 
+def replicas(group: dist.ProcessGroup, raw: dict[str, Any], steps: list[Batch], probe: Batch) -> Any:
+    return (*trained(group, raw, steps, probe)[:2],)
+
+
+@pytest.mark.parametrize("plan", ["row_wise", "mixed", "dense"])
+def test_a_step_in_parts_is_the_step_on_the_whole_batch(folder: Path, plan: str) -> None:
+    """For tables too, with a ragged tail, a rank without rows, and replicas that are equal to the bit."""
+    raw = raw_config(folder, sharding={"constraints": PLANS[plan]}, optimizers__sparse={"kind": "adagrad", "lr": 0.1})
+    steps = [batches(size, seed, weighted=True) for seed, size in enumerate([[7, 8], [2, 5], [0, 3], [1, 9]])]
+    probe = batches([9], 77)[0]
+    dealt_out = PerRank([[step[rank] for step in steps] for rank in range(2)])
+    whole = on_ranks(2, replicas, raw, dealt_out, probe)
+    raw["trainer"]["micro_batches"] = 3
+    parts = on_ranks(2, replicas, raw, dealt_out, probe)
+    for (dense, logits), (other_dense, other_logits) in zip(parts, whole, strict=True):
+        torch.testing.assert_close(logits, other_logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(dense, other_dense, atol=1e-5, rtol=1e-5)
+    for name, value in parts[0][0].items():
+        assert torch.equal(value, parts[1][0][name]), name
+
+
+class Hashed(torch.nn.Module):
+    """A model that looks up other ids than those of the batch."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+        self.inner = DLRM(**arguments)
+
+    def forward(self, batch: Batch) -> Any:
+        sparse = batch.sparse
+        ids = KeyedJaggedTensor(sparse.keys(), torch.zeros_like(sparse.values()), lengths=sparse.lengths())
+        return self.inner(replace(batch, sparse=ids))
+
+
+def test_a_model_that_cannot_be_worked_through_in_parts_is_told_so(folder: Path) -> None:
+    raw = raw_config(folder, trainer__micro_batches=2)
+    learner = make_learner(replace(make_job(raw), factory=Hashed), session_alone(Silent()))
+    with pytest.raises(TrainError, match=r"micro_batches: the model must give batch\.sparse as it is"):
+        learner.step(batches([8], 1)[0], 1.0)
+
+
 class Sequences(torch.nn.Module):
     """A model with an `EmbeddingCollection`: the mean of its vectors, weighed by a dense layer."""
 
@@ -303,6 +344,8 @@ def test_embedding_collections_are_sharded_by_the_trainer_too(folder: Path) -> N
     probe = batches([9], 77)[0]
     alone, _ = trained_sequences(None, raw, [joined(step) for step in steps], probe)
     dealt_out = PerRank([[step[rank] for step in steps] for rank in range(2)])
-    for logits, modules in on_ranks(2, trained_sequences, raw, dealt_out, probe):
-        assert modules == {"sequences"}
-        torch.testing.assert_close(logits, alone, atol=1e-5, rtol=1e-5)
+    for parts in (1, 2):
+        raw["trainer"]["micro_batches"] = parts
+        for logits, modules in on_ranks(2, trained_sequences, raw, dealt_out, probe):
+            assert modules == {"sequences"}
+            torch.testing.assert_close(logits, alone, atol=1e-5, rtol=1e-5)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.train import ResourceError
+from rayrec.train.build import rows_of
 from rayrec.train.config import TrainerConfig
+from rayrec.train.config.file import parse_config
 from rayrec.train.driver.resources import Supply, demand, refuse_if_short
+from tests.train.small import raw_config
 
 
 def need_of(supply: Supply, reads_on_ray: bool = True, **trainer: object):
@@ -64,3 +69,9 @@ def test_what_auto_asks_for_fits_or_is_refused_by_name(cpus: int, workers: int) 
     else:
         with pytest.raises(ResourceError, match=r"trainer\.num_workers"):
             refuse_if_short(need, supply, "x has")
+
+
+def test_ids_of_a_feature_map_to_the_rows_of_the_smallest_table_that_reads_it() -> None:
+    raw = raw_config(Path("/nowhere"))
+    raw["tables"].append({"name": "user2", "rows": 30, "dim": 8, "features": ["user", "item"]})
+    assert rows_of(parse_config(raw)) == {"user": 30, "item": 30, "tags": 7}

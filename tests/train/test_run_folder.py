@@ -70,6 +70,8 @@ def test_what_a_relaunch_may_change(tmp_path: Path, override: str) -> None:
         ("optimizers.sparse.kind=sgd", 'optimizers.sparse.kind: "rowwise_adagrad" → "sgd"'),
         ("model.args.over_arch=[8, 1]", "model:"),
         ("schema.label.column=click", "schema:"),
+        ("optimizers.dense.kind=sgd", 'optimizers.dense.kind: "adam" → "sgd"'),
+        ("data.negative_rate=0.5", "data.negative_rate: 1.0 → 0.5"),
     ],
 )
 def test_what_a_relaunch_may_not_change(tmp_path: Path, override: str, part: str) -> None:

@@ -45,6 +45,12 @@ class TrainerConfig(Section):
         default=2, ge=0, description="workers, one a GPU; 0 trains in this process, without Ray Train"
     )
     batch_size: int = Field(default=1024, ge=1, description="rows of a step, over all workers together")
+    micro_batches: int = Field(
+        default=1,
+        ge=1,
+        description="parts that a worker works through a batch in, one after the other, for less memory; the step is "
+        "the same, for tables too",
+    )
     epochs: int = Field(default=1, ge=1, description="passes over the training rows")
     seed: int = Field(default=0, ge=0, description="seed of weights and of the order of rows")
     log_every: int = Field(default=20, ge=1, description="steps between two lines of `metrics.jsonl`")

@@ -15,6 +15,7 @@ from rayrec.distributed.planner.estimate import Estimate
 from rayrec.distributed.types import ShardingPlan
 from rayrec.models import Batch
 from rayrec.train import build
+from rayrec.train.worker.accumulate import step_in_parts
 from rayrec.train.worker.machine import topology_of
 from rayrec.train.worker.session import Job, Session
 
@@ -28,6 +29,7 @@ class Learner:
         logit_shift: added to logits when scoring. Trained on all positives and a part w of the negatives, the model's
             probability p stands for p / (p + (1 - p) / w), which is the logit plus log(w) (He et al., "Practical
             lessons from predicting clicks on ads at Facebook", 2014, section 6.3).
+        micro_batches: parts that a batch is worked through in.
         estimate: what the planner expects the plan to cost each rank; rank 0 has it.
     """
 
@@ -37,6 +39,7 @@ class Learner:
     world_size: int
     logit_shift: float = 0.0
     estimate: Estimate | None = None
+    micro_batches: int = 1
 
     def set_learning_rates(self, dense: float, sparse: float) -> None:
         """Those of the next step."""
@@ -69,6 +72,10 @@ class Learner:
             (this rank's mean loss, logits `[B]`), both detached; the loss of an empty batch is 0.
         """
         self.optimizer.zero_grad(set_to_none=True)
+        if self.micro_batches > 1:
+            found = step_in_parts(self.model, batch, share * self.world_size, self.micro_batches)
+            self.optimizer.step()
+            return found
         loss, logits = self.model(batch)
         # Gradients are averaged over ranks, whatever their rows: weigh each rank's mean by its share.
         # An empty batch takes part with a gradient of zero, so that the exchanges of backward line up.
@@ -103,7 +110,15 @@ def make_learner(job: Job, session: Session) -> Learner:
     # Dropout differs between ranks; weights, drawn before, do not.
     torch.manual_seed(config.trainer.seed * 10_007 + session.rank)
     optimizer = build.dense_optimizer(config, model.dense_parameters())
-    return Learner(model, optimizer, plan, session.world_size, math.log(config.data.negative_rate), estimate)
+    return Learner(
+        model,
+        optimizer,
+        plan,
+        session.world_size,
+        math.log(config.data.negative_rate),
+        estimate,
+        config.trainer.micro_batches,
+    )
 
 
 def _planner(job: Job, session: Session) -> EmbeddingShardingPlanner:
