@@ -1,5 +1,31 @@
-"""Checkpoints that belong to no plan and no world size, on torch.distributed.checkpoint."""
+"""Checkpoints that belong to no plan and no world size, in a storage format of our own; nothing in them is ever run.
 
-from rayrec.checkpoint.store import Checkpoint, CheckpointStore
+| file | holds |
+|---|---|
+| `store` | what users call: save, find, load, thin out |
+| `contents`, `table_state`, `row_state`, `random_state` | what of a model is saved, and how it is put back |
+| `rectangles` | tensors in pieces, for torch.distributed.checkpoint's planners: where saved and wanted meet |
+| `saving`, `background`, `polling`, `memory` | a save in a thread, beside training, without slow collectives |
+| `writer`, `reader`, `container`, `index`, `manifest` | the files: safetensors, a JSON index with checksums |
+| `convert`, `warm_start` | a checkpoint for other programs; tables and layers for another model |
+| `folder` | any file system |
+| `attempt`, `scores`, `mapping`, `errors` | who owns the folder, which is best, what ids mean, what can be wrong |
+"""
 
-__all__ = ["Checkpoint", "CheckpointStore"]
+from rayrec.checkpoint.background import Outcome
+from rayrec.checkpoint.errors import CheckpointError, DamagedCheckpointError, FencedError, NoWholeCheckpointError
+from rayrec.checkpoint.scores import Best
+from rayrec.checkpoint.store import Checkpoint, CheckpointStore, Saving, no_whole
+
+__all__ = [
+    "Best",
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointStore",
+    "DamagedCheckpointError",
+    "FencedError",
+    "NoWholeCheckpointError",
+    "Outcome",
+    "Saving",
+    "no_whole",
+]

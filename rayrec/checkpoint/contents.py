@@ -1,6 +1,6 @@
-"""What a checkpoint holds: tables, their optimizer state, the dense part and its optimizer, all by unsharded names.
+"""What a checkpoint holds of a model: tables, their optimizer state, the dense part, its optimizer. Unsharded names.
 
-Nothing here knows files. `to_save` gives DCP's state dict; `Loading` gives one to fill and puts the numbers in place.
+Nothing here knows files. `to_save` gives the state to write; `Loading` gives one to fill and puts the numbers in place.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rayrec.checkpoint import table_state
+from rayrec.checkpoint.rectangles import Rectangles
 from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.sharding.parameters import ShardedTable
 
 TABLE, TABLE_STATE, DENSE, DENSE_STATE = "table", "table_state", "dense", "dense_state"
 
 
-def to_save(model: DistributedModelParallel, dense_optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+def to_save(model: DistributedModelParallel, dense_optimizer: torch.optim.Optimizer | None) -> dict[str, Rectangles]:
     """This rank's part of the state, by key.
 
     Raises:
@@ -27,7 +28,7 @@ def to_save(model: DistributedModelParallel, dense_optimizer: torch.optim.Optimi
     """
     for kernel in model.kernels():
         kernel.weights()  # rows in a device cache are written back to where the shards point
-    state: dict[str, Any] = {}
+    state: dict[str, Rectangles] = {}
     for name, table in model.tables().items():
         state[f"{TABLE}/{name}"] = table_state.whole_rows(table, [item.weight for item in table.local])
         for key, value in table_state.to_save(name, table, [item.state for item in table.local]).items():
@@ -37,11 +38,11 @@ def to_save(model: DistributedModelParallel, dense_optimizer: torch.optim.Optimi
             for key, value in table_state.to_save(name, table, held).items():
                 state[f"{DENSE_STATE}/{name}/{key}"] = value
     for name, tensor in dense_tensors(model).items():
-        state[f"{DENSE}/{name}"] = tensor.detach()
+        state[f"{DENSE}/{name}"] = Rectangles.whole(tensor.detach())
     if dense_optimizer is not None:
         for name, param in model.other_parameters().items():
-            for key, value in _state_of(dense_optimizer, param).items():
-                state[f"{DENSE_STATE}/{name}/{key}"] = value
+            for key, number in _state_of(dense_optimizer, param).items():
+                state[f"{DENSE_STATE}/{name}/{key}"] = Rectangles.whole(number)
     return state
 
 
@@ -74,16 +75,18 @@ class Loading:
         dense_optimizer: torch.optim.Optimizer | None,
         metadata: Mapping[str, Any],
     ) -> None:
-        self.state: dict[str, Any] = {}
+        self.state: dict[str, Rectangles] = {}
         self._metadata = metadata
         self._finish: list[Callable[[], object]] = []
+        if dense_optimizer is not None:
+            dense_optimizer.state.clear()  # nothing of a checkpoint that turned out to be damaged may stay
         for name, table in model.tables().items():
             self._table(name, table)
             if table.dense and dense_optimizer is not None:
                 self._dense_table_state(name, table, dense_optimizer)
         for name, tensor in dense_tensors(model).items():
             self._require(f"{DENSE}/{name}", tensor.shape)
-            self.state[f"{DENSE}/{name}"] = tensor.detach()
+            self.state[f"{DENSE}/{name}"] = Rectangles.whole(tensor.detach())
         if dense_optimizer is not None:
             self._dense_states(model.other_parameters(), dense_optimizer)
 
@@ -144,5 +147,5 @@ class Loading:
             for key, saved in self._saved_states(name):
                 device = table_state.state_device(key, param, optimizer)
                 value = torch.empty(saved.size, dtype=saved.properties.dtype, device=device)
-                self.state[f"{DENSE_STATE}/{name}/{key}"] = value
+                self.state[f"{DENSE_STATE}/{name}/{key}"] = Rectangles.whole(value)
                 optimizer.state[param][key] = value

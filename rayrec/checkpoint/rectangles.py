@@ -1,11 +1,12 @@
-"""Tensors of which each rank holds rectangles, in the form that torch.distributed.checkpoint saves and loads.
+"""Tensors of which each rank holds rectangles, in the form that torch.distributed.checkpoint's planners know.
 
-Loading asks for rectangles of its own; DCP finds where they meet the saved ones. That is all of resharding.
+Loading asks for rectangles of its own; the planner finds where they meet the saved ones. That is all of resharding. A
+tensor that every rank holds is one rectangle, and the planner picks who saves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,61 +15,86 @@ from torch.distributed.checkpoint import ChunkStorageMetadata, DefaultLoadPlanne
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItemType
 
+PIECE_BYTES = 64 << 20
+
 
 @dataclass(frozen=True)
 class Rectangle:
-    """A part of a two-dimensional tensor, from row `row` and column `col`."""
+    """A part of a tensor, which begins at `offsets`, one number a dimension."""
 
-    row: int
-    col: int
+    offsets: tuple[int, ...]
     tensor: torch.Tensor
 
     @property
     def chunk(self) -> ChunkStorageMetadata:
-        return ChunkStorageMetadata(torch.Size([self.row, self.col]), self.tensor.shape)
+        return ChunkStorageMetadata(torch.Size(self.offsets), self.tensor.shape)
+
+    def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[Rectangle]:
+        """The same in parts of at most `max_bytes`, views: runs of rows, or of a row's parts where a row is larger."""
+        shape = self.tensor.shape
+        dim = next((d for d, size in enumerate(shape) if size > 1), None)
+        if dim is None or self.tensor.nbytes <= max_bytes:
+            yield self
+            return
+        each = max(1, max_bytes * shape[dim] // self.tensor.nbytes)
+        for start in range(0, shape[dim], each):
+            offsets = (*self.offsets[:dim], self.offsets[dim] + start, *self.offsets[dim + 1 :])
+            part = Rectangle(offsets, self.tensor.narrow(dim, start, min(each, shape[dim] - start)))
+            yield from part.pieces(max_bytes)
 
 
 class Rectangles:
     """This rank's rectangles of one tensor of size `shape`."""
 
-    def __init__(self, shape: Sequence[int], pieces: Sequence[Rectangle]) -> None:
+    def __init__(self, shape: Sequence[int], parts: Sequence[Rectangle]) -> None:
         self.shape = torch.Size(shape)
-        self.pieces = list(pieces)
+        self.parts = list(parts)
+        self._at = {part.chunk.offsets: part.tensor for part in self.parts}
+
+    @classmethod
+    def whole(cls, tensor: torch.Tensor) -> Rectangles:
+        """All of a tensor."""
+        return cls(tensor.shape, [Rectangle((0,) * tensor.dim(), tensor)])
+
+    def to_save(self, max_bytes: int = PIECE_BYTES) -> Rectangles:
+        """The same in bounded pieces."""
+        return Rectangles(self.shape, [piece for part in self.parts for piece in part.pieces(max_bytes)])
 
     def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:
         return [
             WriteItem(
-                index=MetadataIndex(fqn, piece.chunk.offsets),
+                index=MetadataIndex(fqn, part.chunk.offsets),
                 type=WriteItemType.SHARD,
                 tensor_data=TensorWriteData(
-                    chunk=piece.chunk,
-                    properties=TensorProperties.create_from_tensor(piece.tensor),
+                    chunk=part.chunk,
+                    properties=TensorProperties(dtype=part.tensor.dtype),
                     size=self.shape,
                 ),
             )
-            for piece in self.pieces
+            for part in self.parts
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [piece.chunk for piece in self.pieces]
+        return [part.chunk for part in self.parts]
 
-    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        return next(piece.tensor for piece in self.pieces if piece.chunk.offsets == index.offset)
+    def at(self, offsets: torch.Size | None) -> torch.Tensor:
+        """The rectangle that begins there."""
+        assert offsets is not None
+        return self._at[offsets]
 
 
 class SavePlanner(DefaultSavePlanner):
-    """DCP's planner, which also knows `Rectangles`."""
+    """DCP's planner, for a state of `Rectangles` only."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
-    def lookup_object(self, index: MetadataIndex) -> Any:
-        held = self.state_dict[index.fqn]
-        return held.__get_tensor_shard__(index) if isinstance(held, Rectangles) else super().lookup_object(index)
+    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
+        return self.state_dict[index.fqn].at(index.offset)
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """DCP's planner, which also knows `Rectangles`."""
+    """DCP's planner, for a state of `Rectangles` only."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -81,5 +107,4 @@ class LoadPlanner(DefaultLoadPlanner):
         self.metadata, self.is_coordinator = metadata, is_coordinator
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        held = self.state_dict[index.fqn]
-        return held.__get_tensor_shard__(index) if isinstance(held, Rectangles) else super().lookup_tensor(index)
+        return self.state_dict[index.fqn].at(index.offset)

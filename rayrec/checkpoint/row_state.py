@@ -29,9 +29,8 @@ def to_save(table: ShardedTable, tensors: Sequence[torch.Tensor]) -> Rectangles:
     unit = unit_width(config.embedding_dim, table.shards)
     pieces = [
         Rectangle(
-            item.shard.rows.start,
-            item.shard.cols.start // unit,
-            tensor[:, None].repeat(1, item.shard.cols.size // unit),
+            (item.shard.rows.start, item.shard.cols.start // unit),
+            tensor[:, None].expand(-1, item.shard.cols.size // unit),
         )
         for item, tensor in zip(table.local, tensors, strict=True)
     ]
@@ -63,7 +62,7 @@ def to_load(
         read = target.new_empty(target.shape[0], last - first)
         widths = _covered(item.shard.cols, unit, range(first, last))
         loads.append(RowStateLoad(target, read, torch.tensor(widths, dtype=target.dtype, device=target.device)))
-        pieces.append(Rectangle(item.shard.rows.start, first, read))
+        pieces.append(Rectangle((item.shard.rows.start, first), read))
     return Rectangles((config.num_embeddings, num_units), pieces), loads
 
 

@@ -1,29 +1,33 @@
-"""Checkpoints in a folder: one folder a step, committed by a manifest that is written last."""
+"""The checkpoints of a run: saved now or beside training, found, loaded, thinned out."""
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from rayrec.checkpoint import contents
-from rayrec.checkpoint.rectangles import LoadPlanner, SavePlanner
+from rayrec.checkpoint.attempt import Attempt, folder_name, order_of
+from rayrec.checkpoint.background import Outcome, Underway
+from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, NoWholeCheckpointError
+from rayrec.checkpoint.folder import Folder, open_folder
+from rayrec.checkpoint.manifest import MANIFEST, Manifest
+from rayrec.checkpoint.mapping import MAPPING, check_mapping
+from rayrec.checkpoint.memory import fits_in_memory
+from rayrec.checkpoint.polling import on_every_rank
+from rayrec.checkpoint.random_state import random_states, room_for, set_random_states
+from rayrec.checkpoint.reader import Reader
+from rayrec.checkpoint.rectangles import Rectangles
+from rayrec.checkpoint.saving import Save, plan_save
+from rayrec.checkpoint.scores import Best, best_of, note_scores
 from rayrec.distributed import DistributedModelParallel, comm
 from rayrec.distributed.kernel import updating
 
-MANIFEST = "manifest.json"
-VERSION = 1
-_FOLDER = re.compile(r"step_(\d{8,})")
+TENSOR = "tensor"
 
 
 @dataclass(frozen=True)
@@ -31,27 +35,53 @@ class Checkpoint:
     """A committed checkpoint.
 
     Args:
-        path: its folder.
+        path: its folder, a path or URI; `name`: the folder's.
         step: training steps behind it.
         extra: what the caller saved with it (JSON).
-        manifest: everything the manifest says.
+        manifest: all that is known of it without reading tensors.
     """
 
-    path: Path
+    path: str
+    name: str
     step: int
     extra: dict[str, Any]
-    manifest: dict[str, Any]
+    manifest: Manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """What is saved beside model and optimizer.
+
+    Args:
+        extra: JSON; rank 0's is stored.
+        tensors: further ones by name; rank 0's are stored.
+        mapping: what maps an id to a row, by feature; `load` refuses others.
+    """
+
+    extra: Mapping[str, Any] | None = None
+    tensors: Mapping[str, torch.Tensor] | None = None
+    mapping: MAPPING | None = None
 
 
 class CheckpointStore:
-    """The checkpoints of a run: `root/step_00000100/`, on a file system that every rank sees.
+    """The checkpoints below a folder: `root/step_00000100-0001/`, on a file system that every rank sees.
 
     A checkpoint belongs to no plan and no world size: tables and optimizer state are stored as whole tensors in
-    pieces, and each rank reads the rectangles that it needs.
+    pieces, and each rank reads the bytes that it needs. The store that saves owns the folder, as a new attempt, until
+    another store saves there.
+
+    Args:
+        root: a path, or a URI that pyarrow has a file system for.
+        keep: newest checkpoints that stay when one is committed; None: all.
+        best: the best by a metric stays too.
     """
 
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
+    def __init__(self, root: str | Path | Folder, keep: int | None = None, best: Best | None = None) -> None:
+        self.root = open_folder(root)
+        self._keep, self._best = keep, best
+        self._attempt: Attempt | None = None
+        self._steps: set[int] = set()  # that this attempt has saved
+        self._underway = Underway()
 
     def save(
         self,
@@ -60,57 +90,183 @@ class CheckpointStore:
         dense_optimizer: torch.optim.Optimizer | None = None,
         extra: Mapping[str, Any] | None = None,
         group: comm.Group = None,
+        saving: Saving | None = None,
     ) -> Checkpoint:
-        """Writes and commits a checkpoint; every rank calls it. What was there of the same step is replaced.
+        """Writes and commits a checkpoint, and waits for it; every rank calls it. Needs memory for one piece.
 
         Args:
             step: training steps so far.
-            extra: JSON; rank 0's is stored.
+            extra: JSON; rank 0's is stored. Short for `saving=Saving(extra=...)`.
             group: a CPU (gloo) group of all ranks; None for one process.
 
         Raises:
-            OSError or dcp.CheckpointException, on every rank: the folder cannot be written. Earlier ones are intact.
+            OSError or ValueError, on every rank: it could not be written. Earlier ones are intact.
         """
-        folder = self.root / f"step_{step:08d}"
-        first = group is None or group.rank() == 0
-        _on_first_rank(lambda: _fresh(folder), first, group)
-        state = contents.to_save(model, dense_optimizer)
-        alone = group is None or group.size() == 1
-        dcp.save(
-            state,
-            storage_writer=FileSystemWriter(folder, single_file_per_rank=True),
-            planner=SavePlanner(),
-            process_group=None if alone else group,
-            no_dist=alone,
+        self._underway.settle(group)
+        self._underway.ended()
+        saving = saving or Saving(extra=extra)
+        save = self._prepare(step, model, dense_optimizer, saving, group)
+        self._underway.start(save, beside_training=False)
+        self._underway.settle(group)
+        (outcome,) = self._underway.ended()
+        if outcome.error is not None:
+            raise outcome.error
+        name = folder_name(step, save.manifest.attempt)
+        checkpoint = comm.broadcast_object(self._read(name) if _is_first(group) else None, group)
+        assert checkpoint is not None
+        return checkpoint
+
+    def save_beside(
+        self,
+        step: int,
+        model: DistributedModelParallel,
+        dense_optimizer: torch.optim.Optimizer | None,
+        saving: Saving,
+        group: comm.Group,
+        patience_s: float = 30.0,
+    ) -> bool:
+        """As `save`, but returns when what this rank saves is copied to host memory; a thread writes it.
+
+        The copy is as large as this rank's share of the state, and is held until it is written. Where a host has no
+        room for its ranks' copies, training waits for the write instead. `ended` tells how it went; a failure costs
+        this checkpoint only.
+
+        Args:
+            patience_s: seconds to wait for the one before to be written.
+
+        Returns:
+            Whether it was begun: not if the one before is still being written.
+
+        Raises:
+            FencedError: on every rank, where another attempt has taken the folder over.
+        """
+        if not self._underway.settle(group, patience_s):
+            return False
+        save = self._prepare(step, model, dense_optimizer, saving, group)
+        copied = fits_in_memory(save.nbytes, group)
+        self._underway.start(save.copied() if copied else save, beside_training=copied)
+        if not copied:
+            self._underway.settle(group)
+        return True
+
+    def finish(self, group: comm.Group = None) -> None:
+        """Wait for a save beside training; every rank calls it. `ended` tells how it went."""
+        self._underway.settle(group)
+
+    def ended(self) -> list[Outcome]:
+        """Saves beside training that are over and were not told yet; rank 0 knows when one is complete."""
+        return self._underway.ended()
+
+    def close(self, seconds: float) -> None:
+        """Give a save beside training some time to end; exchanges nothing."""
+        self._underway.close(seconds)
+
+    def _prepare(
+        self,
+        step: int,
+        model: DistributedModelParallel,
+        dense_optimizer: torch.optim.Optimizer | None,
+        saving: Saving,
+        group: comm.Group,
+    ) -> Save:
+        """What this rank has to write, its tensors as they stand in the model; a collective."""
+        attempt = self._claim(step, group)
+        rank, error, state = 0 if group is None else group.rank(), None, {}
+        try:
+            state = contents.to_save(model, dense_optimizer)
+        except ValueError as caught:
+            error = caught
+        further = {f"{TENSOR}/{name}": tensor for name, tensor in (saving.tensors or {}).items()} if rank == 0 else {}
+        for key, tensor in {**random_states(rank, model.device), **further}.items():
+            state[key] = Rectangles.whole(tensor)
+        iteration = max((kernel.iteration for kernel in updating(model.kernels())), default=0)
+        facts = comm.all_gather_object((iteration, error), group)
+        for _, error in facts:
+            if error is not None:
+                raise error
+        manifest = Manifest(
+            step=step,
+            attempt=attempt.number,
+            time=time.time(),
+            world_size=len(facts),
+            iteration=max(count for count, _ in facts),
+            plan=model.plan.to_dict(),
+            mapping=None if saving.mapping is None else {name: dict(of) for name, of in saving.mapping.items()},
+            extra=dict(saving.extra or {}),
         )
-        manifest: dict[str, Any] = {
-            "version": VERSION,
-            "step": step,
-            "time": time.time(),
-            "world_size": 1 if group is None else group.size(),
-            "iteration": max((kernel.iteration for kernel in updating(model.kernels())), default=0),
-            "plan": model.plan.to_dict(),
-            "extra": dict(extra or {}),
-        }
-        manifest["iteration"] = max(comm.all_gather_object(manifest["iteration"], group))
-        _on_first_rank(lambda: _write_manifest(folder, manifest), first, group)
-        return Checkpoint(folder, step, manifest["extra"], manifest)
+        return Save(
+            folder=self.root.sub(folder_name(step, attempt.number)),
+            rank=rank,
+            work=plan_save(state, group),
+            manifest=manifest,
+            may_commit=lambda: attempt.check(self.root),
+            committed=lambda: None if self._keep is None else self.prune(self._keep),
+        )
+
+    def _claim(self, step: int, group: comm.Group) -> Attempt:
+        """Own the folder; anew where this step was saved before, so that its bytes are never written over."""
+        if self._attempt is None or step in self._steps:
+            claimed = on_every_rank(lambda: self._take_over() if _is_first(group) else None, group)
+            self._attempt = comm.broadcast_object(claimed, group)
+            self._steps = set()
+        assert self._attempt is not None
+        self._steps.add(step)
+        return self._attempt
+
+    def _take_over(self) -> Attempt:
+        """Claim the folder, and remove what earlier attempts left unfinished: it may be what fills the disk."""
+        attempt = Attempt.claim(self.root)
+        for name in self._names():
+            if MANIFEST not in self.root.sub(name).names():
+                self.root.sub(name).remove_all()
+        return attempt
+
+    def listing(self) -> tuple[list[Checkpoint], list[DamagedCheckpointError]]:
+        """Committed checkpoints, the oldest first, and those whose manifest is damaged.
+
+        A folder without a manifest is no checkpoint; any other error is one.
+
+        Raises:
+            OSError: the folder or a manifest cannot be read.
+        """
+        whole, damaged = [], []
+        for name in self._names():
+            try:
+                checkpoint = self._read(name)
+            except DamagedCheckpointError as error:
+                damaged.append(error)
+                continue
+            if checkpoint is not None:
+                whole.append(checkpoint)
+        return whole, damaged
 
     def all(self) -> list[Checkpoint]:
-        """Committed checkpoints, the oldest first. Folders without a readable manifest are not checkpoints."""
-        found = []
-        if not self.root.is_dir():
-            return []
-        for folder in sorted(self.root.iterdir()):
-            match = _FOLDER.fullmatch(folder.name)
-            manifest = _read_manifest(folder) if match else None
-            if match and manifest:
-                found.append(Checkpoint(folder, int(match[1]), manifest["extra"], manifest))
-        return sorted(found, key=lambda checkpoint: checkpoint.step)
+        """Committed checkpoints with a readable manifest, the oldest first.
+
+        Raises:
+            OSError: as `listing`.
+        """
+        return self.listing()[0]
+
+    def candidates(self) -> tuple[list[Checkpoint], list[DamagedCheckpointError]]:
+        """Checkpoints to go on from, the newest first, and those whose manifest is damaged.
+
+        Raises:
+            NoWholeCheckpointError: there are some, but all manifests are damaged.
+            OSError: as `listing`.
+        """
+        whole, damaged = self.listing()
+        if damaged and not whole:
+            raise no_whole(self.root.path, damaged)
+        return whole[::-1], damaged
 
     def latest(self) -> Checkpoint | None:
-        """The committed checkpoint of the highest step."""
-        return next(reversed(self.all()), None)
+        """The newest committed checkpoint; None where nothing was ever committed.
+
+        Raises:
+            NoWholeCheckpointError, OSError: as `candidates`.
+        """
+        return next(iter(self.candidates()[0]), None)
 
     def load(
         self,
@@ -118,73 +274,125 @@ class CheckpointStore:
         model: DistributedModelParallel,
         dense_optimizer: torch.optim.Optimizer | None = None,
         group: comm.Group = None,
-    ) -> None:
+        mapping: MAPPING | None = None,
+    ) -> dict[str, torch.Tensor]:
         """Fills model and optimizer, whatever their plan and world size; every rank calls it.
 
+        In a world as large as the writers', random numbers go on where they were.
+
+        Returns:
+            The further tensors that were saved, on every rank.
+
         Raises:
-            ValueError: the checkpoint does not fit the model; names the table or parameter.
+            ValueError: the checkpoint does not fit the model or its mapping of ids; names the table or parameter.
+            DamagedCheckpointError: file, tensor and rows that are not what was written. Another may be loaded then.
+            OSError: it cannot be read.
         """
-        reader = FileSystemReader(checkpoint.path)
-        loading = contents.Loading(model, dense_optimizer, reader.read_metadata().state_dict_metadata)
-        alone = group is None or group.size() == 1
-        dcp.load(
-            loading.state,
-            storage_reader=reader,
-            planner=LoadPlanner(),
-            process_group=None if alone else group,
-            no_dist=alone,
-        )
-        loading.finish()
+        check_mapping(checkpoint.path, checkpoint.manifest.mapping, mapping)
+        rank, world = (0, 1) if group is None else (group.rank(), group.size())
+        further: dict[str, torch.Tensor] = {}
+        random: dict[str, torch.Tensor] = {}
+
+        def read() -> None:
+            with self.reader(checkpoint) as reader:
+                saved = reader.index.metadata().state_dict_metadata
+                loading = contents.Loading(model, dense_optimizer, saved)
+                random.update(room_for(rank, saved) if checkpoint.manifest.world_size == world else {})
+                for key in saved:
+                    if key.startswith(f"{TENSOR}/"):
+                        further[key.removeprefix(f"{TENSOR}/")] = reader.tensor(key)
+                reader.fill({**loading.state, **{key: Rectangles.whole(room) for key, room in random.items()}})
+                loading.finish()
+
+        on_every_rank(read, group)
         for kernel in updating(model.kernels()):
-            kernel.iteration = checkpoint.manifest["iteration"]
+            kernel.iteration = checkpoint.manifest.iteration
+        set_random_states(random, model.device)
+        return further
+
+    def reader(self, checkpoint: Checkpoint) -> Reader:
+        """To read a checkpoint's tensors one by one, or to verify them."""
+        return Reader(self.root.sub(checkpoint.name), checkpoint.manifest)
+
+    def damages(self, checkpoint: Checkpoint) -> list[Damage]:
+        """Every place of a checkpoint that is not what was written; reads all of it.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        try:
+            with self.reader(checkpoint) as reader:
+                return list(reader.damages())
+        except DamagedCheckpointError as error:
+            return list(error.damages)
+
+    def note_scores(self, checkpoint_step: int, scores: Mapping[str, Any]) -> None:
+        """How good this attempt's checkpoint of a step is; rank 0 calls it, and it may be what makes another go."""
+        if self._attempt is not None:
+            note_scores(self.root, folder_name(checkpoint_step, self._attempt.number), scores)
+            if self._keep is not None and not self._underway.running:
+                self.prune(self._keep)
+
+    def best(self, best: Best) -> Checkpoint | None:
+        """The best committed checkpoint by a metric; None where none was scored."""
+        whole = {checkpoint.name: checkpoint for checkpoint in self.all()}
+        name = best_of(self.root, whole, best)
+        return None if name is None else whole[name]
 
     def prune(self, keep: int) -> None:
-        """Removes all but the `keep` newest committed checkpoints, and what earlier crashes left behind them.
+        """Removes all but the `keep` newest committed checkpoints and the best, and older folders that are none.
 
         Only one process of a run may call this, and not while another saves.
+
+        Raises:
+            FencedError: another attempt has taken the folder over.
         """
-        committed = self.all()
-        kept = {checkpoint.path for checkpoint in committed[-max(keep, 1) :]}
-        newest = committed[-1].step if committed else -1
-        for folder in list(self.root.iterdir()) if self.root.is_dir() else []:
-            match = _FOLDER.fullmatch(folder.name)
-            if match and folder not in kept and int(match[1]) <= newest:
-                (folder / MANIFEST).unlink(missing_ok=True)  # no longer a checkpoint, even if removal is cut short
-                shutil.rmtree(folder, ignore_errors=True)
+        if self._attempt is not None:
+            self._attempt.check(self.root)
+        names = self._names()
+        committed = [name for name in names if MANIFEST in self.root.sub(name).names()]
+        kept = set(committed[-max(keep, 1) :])
+        if self._best is not None:
+            kept.add(best_of(self.root, committed, self._best) or "")
+        newest = order_of(committed[-1]) if committed else None
+        for name in names:
+            order = order_of(name)
+            if name not in kept and newest is not None and order is not None and order <= newest:
+                self.root.sub(name).remove(MANIFEST)  # no longer a checkpoint, even if removal is cut short
+                self.root.sub(name).remove_all()
+
+    def _names(self) -> list[str]:
+        """Folders of checkpoints, complete or not, the oldest first."""
+        found = [(order, name) for name in self.root.names() if (order := order_of(name))]
+        return [name for _, name in sorted(found)]
+
+    def _read(self, name: str) -> Checkpoint | None:
+        return read_checkpoint(self.root.sub(name))
 
 
-def _on_first_rank(action: Any, first: bool, group: comm.Group) -> None:
-    """Runs `action` on rank 0; its OSError is raised on every rank."""
-    error: OSError | None = None
-    if first:
-        try:
-            action()
-        except OSError as caught:
-            error = caught
-    error = comm.broadcast_object(error, group)
-    if error is not None:
-        raise error
+def read_checkpoint(folder: Folder) -> Checkpoint | None:
+    """The checkpoint in a folder of its own; None where there is no manifest.
 
-
-def _fresh(folder: Path) -> None:
-    (folder / MANIFEST).unlink(missing_ok=True)
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-
-
-def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    temporary = folder / f".{MANIFEST}"
-    with temporary.open("w") as file:
-        json.dump(manifest, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / MANIFEST)
-
-
-def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    Raises:
+        DamagedCheckpointError: its manifest is not what was written.
+        OSError: it cannot be read.
+    """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, json.JSONDecodeError):
+        manifest = Manifest.from_json(folder.read(MANIFEST))
+    except FileNotFoundError:
         return None
-    return manifest if manifest.get("version") == VERSION else None
+    except ValueError as error:
+        raise DamagedCheckpointError(folder.path, [Damage(MANIFEST, str(error))]) from error
+    return Checkpoint(folder.path, folder.name, manifest.step, manifest.extra, manifest)
+
+
+def no_whole(path: str, damaged: Sequence[object]) -> NoWholeCheckpointError:
+    """That nothing is left to go on from."""
+    told = "; ".join(map(str, damaged))
+    return NoWholeCheckpointError(
+        f"{path} has no whole checkpoint: {told}; restore one from a copy, or start over with --fresh"
+    )
+
+
+def _is_first(group: comm.Group) -> bool:
+    return group is None or group.rank() == 0

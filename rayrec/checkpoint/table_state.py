@@ -23,7 +23,7 @@ Finish = Callable[[], object]
 def whole_rows(table: ShardedTable, tensors: Sequence[torch.Tensor]) -> Rectangles:
     """Tensors of the shapes of this rank's shards, in their places."""
     pieces = [
-        Rectangle(item.shard.rows.start, item.shard.cols.start, tensor)
+        Rectangle((item.shard.rows.start, item.shard.cols.start), tensor)
         for item, tensor in zip(table.local, tensors, strict=True)
     ]
     return Rectangles((table.config.num_embeddings, table.config.embedding_dim), pieces)
@@ -37,13 +37,13 @@ def as_tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)} | numbers
 
 
-def to_save(name: str, table: ShardedTable, states: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Any]:
+def to_save(name: str, table: ShardedTable, states: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Rectangles]:
     """The states of this rank's shards, by key.
 
     Raises:
         ValueError: a state that is neither of the shard's shape, nor a number a row, nor a single number.
     """
-    out: dict[str, Any] = {}
+    out: dict[str, Rectangles] = {}
     for key in sorted({key for state in states for key in state}):
         tensors = [state[key] for state in states]
         shape, (rows, dim) = tensors[0].shape, table.local[0].shard.shape
@@ -52,7 +52,7 @@ def to_save(name: str, table: ShardedTable, states: Sequence[Mapping[str, torch.
         elif shape == (rows,):
             out[key] = row_state.to_save(table, tensors)
         elif shape == ():
-            out[key] = tensors[0]
+            out[key] = Rectangles.whole(tensors[0])
         else:
             raise ValueError(
                 f"table {name!r}: the optimizer keeps a state {key!r} of shape {tuple(shape)} for a shard of "
@@ -86,7 +86,7 @@ def make_targets(
     ]
 
 
-def to_load(table: ShardedTable, size: torch.Size, targets: Sequence[torch.Tensor]) -> tuple[Any, list[Finish]]:
+def to_load(table: ShardedTable, size: torch.Size, targets: Sequence[torch.Tensor]) -> tuple[Rectangles, list[Finish]]:
     """What to read to fill `targets`, the states of this rank's shards, and the steps that finish it.
 
     Args:
@@ -94,7 +94,7 @@ def to_load(table: ShardedTable, size: torch.Size, targets: Sequence[torch.Tenso
     """
     if len(size) == 0:
         number = torch.empty((), dtype=targets[0].dtype, device=targets[0].device)
-        return number, [partial(target.copy_, number) for target in targets]
+        return Rectangles.whole(number), [partial(target.copy_, number) for target in targets]
     if size == (table.config.num_embeddings, table.config.embedding_dim):
         return whole_rows(table, targets), []
     read, loads = row_state.to_load(table, targets, size[1])

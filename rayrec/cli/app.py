@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rayrec.cli.checkpoint import app as checkpoint
 from rayrec.cli.data import app as data
 from rayrec.cli.export import export
 from rayrec.cli.predict import predict
@@ -24,6 +25,7 @@ app = typer.Typer(
 
 app.add_typer(data, name="data")
 app.add_typer(runs, name="runs")
+app.add_typer(checkpoint, name="checkpoint")
 app.command()(export)
 app.command()(predict)
 app.command()(serve)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from rayrec.data.errors import DataUnavailable
 
@@ -60,9 +57,17 @@ def is_retryable(error: BaseException) -> bool:
     """Whether a new attempt may end otherwise: lost workers and faults of storage or network, never a wrong input."""
     if is_lost_peer(error) or _is_lost_by_ray(error) or isinstance(error, DataUnavailable):
         return True
+    if _is_fenced(error):  # this attempt is over; the one that has replaced it goes on
+        return True
     if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)):
         return False
     return isinstance(error, (OSError, EOFError))
+
+
+def _is_fenced(error: BaseException) -> bool:
+    """Without the import of checkpoints, and so of torch, where none were ever used."""
+    checkpoints = sys.modules.get("rayrec.checkpoint.errors")
+    return checkpoints is not None and isinstance(error, checkpoints.FencedError)
 
 
 def _is_lost_by_ray(error: BaseException) -> bool:
@@ -79,28 +84,6 @@ def _is_lost_by_ray(error: BaseException) -> bool:
         exceptions.LocalRayletDiedError,
     )
     return isinstance(error, lost) or isinstance(error.__cause__, lost)
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """For saving and loading: no warnings about a world of one, and errors as they are.
-
-    torch wraps what went wrong in an exception that is no `Exception`, with the stack traces of all ranks in its text.
-
-    Raises:
-        Exception: the failure of the lowest rank.
-    """
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            yield
-    except CheckpointException as error:
-        _, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
-        if isinstance(cause, Exception):
-            raise cause from error
-        raise RuntimeError(f"{type(cause).__name__}: {cause}") from error
 
 
 def describe(error: BaseException) -> str:

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayrec.checkpoint import CheckpointStore
 from rayrec.data import Manifest
+from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.train import build
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display, evaluation_lines
 from rayrec.train.driver.launch import run_job
 from rayrec.train.errors import TrainError
 from rayrec.train.run_config import config_of_run
-from rayrec.train.run_folder import RunFolder, write_json
+from rayrec.train.run_folder import RunFolder, newest_checkpoint, write_json
 from rayrec.train.run_log import Record
 from rayrec.train.worker.session import Job
 
@@ -83,7 +83,17 @@ def _job(
     config = parse_config(raw)
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; give the rows to score with --data")
-    if CheckpointStore(folder.checkpoints).latest() is None:
+    if newest_checkpoint(folder) is None:
         raise TrainError(f"{folder.path} has no complete checkpoint yet; train it first")
     manifest = Manifest.of(config.data.eval, config.data_schema)
-    return Job(config=config, train=manifest, eval=manifest, folder=folder.path, factory=factory, task="evaluate")
+    mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))
+    return Job(
+        config=config,
+        train=manifest,
+        eval=manifest,
+        folder=folder.path,
+        checkpoints=folder.checkpoints,
+        factory=factory,
+        mapping=mapping,
+        task="evaluate",
+    )

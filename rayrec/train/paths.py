@@ -32,6 +32,8 @@ def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
     for field in ("plan", "calibration"):
         raw["sharding"][field] = _absolute(raw["sharding"][field], here)
     raw["storage"]["path"] = _absolute(raw["storage"]["path"], home)
+    if raw["init_from"] is not None:
+        raw["init_from"]["path"] = _absolute(raw["init_from"]["path"], home)
     found = TrainConfig(**raw)
     return found.model_copy(update={"data_schema": found.data_schema.with_paths_from(here)})
 

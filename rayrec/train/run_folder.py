@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from rayrec.checkpoint import Checkpoint, CheckpointStore
 from rayrec.train.errors import StorageError
 
 # Changing one of these makes another model or another order of rows: a checkpoint cannot be continued with it.
@@ -28,11 +30,39 @@ FIXED_FIELDS = (
 )
 
 
+REMOTE = ".storage"
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """`<storage path>/<run name>/` and what lies in it."""
+    """`<storage path>/<run name>/` and what lies in it.
+
+    Where the storage path is a URI, this is a folder in the user's cache that stands for it: it names the URI, where
+    checkpoints lie and small files are copied to (`mirror.py`).
+    """
 
     path: Path
+
+    @classmethod
+    def at(cls, storage: str, name: str) -> RunFolder:
+        """The folder of a run below a path or URI."""
+        if "://" not in storage:
+            return cls(Path(storage) / name)
+        place, mark, options = storage.partition("?")
+        uri = f"{place.rstrip('/')}/{name}{mark}{options}"
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = cls(cache / "rayrec" / "runs" / hashlib.sha256(uri.encode()).hexdigest()[:12] / name)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        (folder.path / REMOTE).write_text(uri, encoding="utf-8")
+        return folder
+
+    @property
+    def remote(self) -> str | None:
+        """URI of the run's storage; None where that is this folder."""
+        try:
+            return (self.path / REMOTE).read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     @property
     def config(self) -> Path:
@@ -60,8 +90,13 @@ class RunFolder:
         return self.path / "report.html"
 
     @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+    def checkpoints(self) -> str:
+        """Path or URI of the folder of checkpoints."""
+        remote = self.remote
+        if remote is None:
+            return str(self.path / "checkpoints")
+        place, mark, options = remote.partition("?")
+        return f"{place}/checkpoints{mark}{options}"
 
     @property
     def tensorboard(self) -> Path:
@@ -146,6 +181,8 @@ class RunFolder:
         """
         if not self.path.exists():
             return None
+        if self.remote is not None:
+            raise StorageError(f"--fresh: {self.remote} is no folder that could be set aside; take another --name")
         aside = self.path.with_name(f"{self.path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
         number = 1
         while aside.exists():
@@ -158,10 +195,26 @@ class RunFolder:
         return aside
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file so that a reader sees the old or the new text, never a part."""
+def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
+    """The newest checkpoint of a run; None where it never made one.
+
+    Raises:
+        StorageError: checkpoints cannot be read. That is not the same as there being none.
+        CheckpointError: there are some, but none is whole.
+    """
+    try:
+        return CheckpointStore(folder.checkpoints).latest()
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or folder.checkpoints} cannot be read ({error.strerror or error}); nothing was started, "
+            f"so that no checkpoint is lost: make it readable, and run the same command again"
+        ) from error
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file so that a reader sees the old or the new content, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     temporary.replace(path)
 
 

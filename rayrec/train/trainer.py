@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayrec.checkpoint import CheckpointStore
 from rayrec.data import FooterCache, Manifest, Mix, Shuffle, manifest_of
+from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.launch import run_job
 from rayrec.train.driver.recorder import Lines, Recorder, told
 from rayrec.train.errors import Interrupted, StorageError, TrainError
+from rayrec.train.init_from import warm_start
+from rayrec.train.mirror import Mirror
 from rayrec.train.paths import resolved
 from rayrec.train.report import write_report
-from rayrec.train.run_folder import RunFolder, refuse_other_config, write_json, write_yaml
+from rayrec.train.run_folder import RunFolder, newest_checkpoint, refuse_other_config, write_json, write_yaml
 from rayrec.train.worker.session import Job
 
 
@@ -85,7 +87,8 @@ class Trainer:
         self.config = resolved(config, root)
         self.factory, self.fresh = factory, fresh
         self.display = display or Display()
-        self.folder = RunFolder(Path(self.config.storage.path) / self.config.name)
+        self.folder = RunFolder.at(self.config.storage.path, self.config.name)
+        self.mirror = Mirror(self.folder)
 
     def fit(self) -> Result:
         """Train to the last epoch, evaluate, report.
@@ -99,6 +102,7 @@ class Trainer:
             self._set_aside()
         self.folder.create()
         with self.folder.locked():
+            self.mirror.pull()
             finished = self._finished()
             if finished is not None:
                 self._show(finished)
@@ -110,7 +114,7 @@ class Trainer:
             return self._run(job)
 
     def _run(self, job: Job) -> Result:
-        recorder = Recorder(self.folder, self.display)
+        recorder = Recorder(self.folder, self.display, on_checkpoint=self._push)
         try:
             outcome = run_job(job, recorder, self.display, self.folder.last_attempt())
         except TrainError as error:
@@ -122,8 +126,12 @@ class Trainer:
         write_json(self.folder.result, result.to_dict())
         with told(self.display, self.folder.report):
             write_report(self.folder.path)
+        self._push()
         self._show(result)
         return result
+
+    def _push(self) -> None:
+        self.mirror.push(lambda text: self.display.say(text, style="yellow"))
 
     def _job(self) -> Job:
         """Everything that can be wrong with data and model is found here, before any worker starts."""
@@ -141,14 +149,18 @@ class Trainer:
         build.given_plan(config, config.trainer.num_workers)
         self._tell_data(train, evaluation)
         evaluated = frozenset(int(record["step"]) for record in self.folder.read_metrics() if record["kind"] == "eval")
+        mapping = mapping_fingerprint(schema, build.rows_of(config))
         return Job(
             config=config,
             train=train,
             eval=evaluation,
             folder=self.folder.path,
+            checkpoints=self.folder.checkpoints,
             factory=self.factory,
             evaluated_steps=evaluated,
             calibration=build.calibration(config),
+            mapping=mapping,
+            warm_start=warm_start(config, mapping),
         )
 
     def _tell_data(self, train: Manifest | Mix, evaluation: Manifest | None) -> None:
@@ -177,7 +189,7 @@ class Trainer:
     def _check_earlier(self) -> None:
         """A committed checkpoint binds the run to the config it was made with."""
         earlier = self.folder.read_config()
-        if earlier is not None and CheckpointStore(self.folder.checkpoints).latest() is not None:
+        if earlier is not None and newest_checkpoint(self.folder) is not None:
             refuse_other_config(self.folder, earlier, self.config.to_dict())
 
     def _set_aside(self) -> None:
@@ -195,10 +207,14 @@ class Trainer:
         lines.close()
         with told(self.display, self.folder.report):
             write_report(self.folder.path)
+        self._push()
 
     def _with_advice(self, error: TrainError) -> TrainError:
         """The error, and where the run can be taken up again."""
-        latest = CheckpointStore(self.folder.checkpoints).latest()
+        try:
+            latest = newest_checkpoint(self.folder)
+        except ValueError:  # it is, or hides, what the error tells
+            return error
         if latest is None:
             return error
         advice = f"the checkpoint of step {latest.step} is intact; the same command goes on from it"

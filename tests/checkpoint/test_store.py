@@ -44,9 +44,10 @@ def build(
     seed: int,
     kernels: tuple[str, str] = ("fused", "fused"),
     make: Callable[[Any], torch.optim.Optimizer] = adam,
+    tw_rank: int = 0,
 ) -> Any:
     world = group.size() if group else 1
-    ranks = [0] if kind == "tw" else list(range(world))
+    ranks = [tw_rank] if kind == "tw" else list(range(world))
     cuts = {t.name: cut(t, KINDS[kind], ranks, kernel) for t, kernel in zip(tables(), kernels, strict=True)}
     plan = ShardingPlan({"embedding_bags": cuts})
     torch.manual_seed(seed)
@@ -205,17 +206,17 @@ def test_only_folders_with_a_manifest_are_checkpoints(tmp_path: Path) -> None:
     model, dense = build(None, "tw", EmbOptimType.EXACT_SGD, 0)
     store = CheckpointStore(tmp_path / "checkpoints")
     assert store.latest() is None
-    for step in (1, 2, 3):
-        store.save(step, model, dense, {"step": step})
-    (store.root / "step_00000003" / "manifest.json").unlink()
-    (store.root / "step_00000002" / "manifest.json").write_text("{half a mani")
+    paths = [Path(store.save(step, model, dense, {"step": step}).path) for step in (1, 2, 3)]
+    (paths[2] / "manifest.json").unlink()
+    (paths[1] / "manifest.json").write_text("{half a mani")
     latest = store.latest()
     assert latest is not None and latest.step == 1
-    store.save(4, model, dense)
+    assert [damaged.path for damaged in store.listing()[1]] == [str(paths[1])]
+    last = store.save(4, model, dense)
     store.prune(1)
     assert [c.step for c in store.all()] == [4]
-    assert [folder.name for folder in store.root.iterdir()] == ["step_00000004"]
-    assert json.loads((store.root / "step_00000004" / "manifest.json").read_text())["step"] == 4
+    assert sorted(entry.name for entry in (tmp_path / "checkpoints").iterdir()) == ["attempt.json", last.name]
+    assert json.loads(Path(last.path, "manifest.json").read_text())["step"] == 4
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: Path) -> None:

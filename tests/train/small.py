@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from rayrec.data import Manifest, manifest_of
 from rayrec.train.config.file import parse_config
+from rayrec.train.run_folder import RunFolder
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.loop import fit
 from rayrec.train.worker.session import Job, Session, session_of
@@ -131,7 +132,8 @@ def make_job(raw: dict[str, Any]) -> Job:
         manifest_of(config.data.train, config.data_schema),
         Manifest.of(config.data.eval, config.data_schema),
     )
-    return Job(config=config, train=train, eval=evaluation, folder=Path(config.storage.path) / config.name)
+    folder = RunFolder.at(config.storage.path, config.name)
+    return Job(config=config, train=train, eval=evaluation, folder=folder.path, checkpoints=folder.checkpoints)
 
 
 def fit_on_rank(group: dist.ProcessGroup, raw: dict[str, Any]) -> dict[str, Any]:

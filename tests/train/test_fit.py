@@ -63,7 +63,7 @@ def test_a_run_leaves_everything_that_was_promised(finished: tuple[Path, Result]
     assert (raw["epochs"], raw["steps"], raw["world_size"], raw["train"]["samples"]) == (2, 32, 1, 2000)
     assert raw["eval"]["samples"] == 301
     assert raw["eval"]["auc"] > 0.8
-    assert raw["checkpoint"] == str(run / "checkpoints" / "step_00000032")
+    assert raw["checkpoint"] == str(run / "checkpoints" / "step_00000032-0001")
     plan = json.loads((run / "plan.json").read_text())
     assert set(plan["plan"]["embedding_bags"]) == {"user", "item", "tag"}
     assert plan["memory"][0]["weights_bytes"] == 4 * 8 * (40 + 80 + 7)

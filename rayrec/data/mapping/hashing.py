@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 from rayrec.data.mapping.buffers import empty
 
+# A version of the law by which everything here maps; a checkpoint keeps it. Another number for any id: raise it.
+HASH_LAW = 1
+
 U64 = npt.NDArray[np.uint64]
 TableRows = npt.NDArray[np.signedinteger[Any]]  # int32 or int64
 

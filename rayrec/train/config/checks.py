@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic_core import PydanticCustomError
 
 from rayrec.data import DataSet
+from rayrec.data.storage.locations import secret_in
 from rayrec.models import MODELS
 
 if TYPE_CHECKING:
@@ -123,11 +124,8 @@ def _check_dlrm(config: TrainConfig) -> None:
 
 def _check_trainer(config: TrainConfig) -> None:
     trainer = config.trainer
-    if "://" in config.storage.path:
-        raise _refuse(
-            "storage.path",
-            f"{config.storage.path} is a URI; runs are kept in a folder, on a cluster one that every node mounts",
-        )
+    if (problem := secret_in(config.storage.path)) is not None:
+        raise _refuse("storage.path", problem)
     if trainer.batch_size < trainer.num_workers:
         raise _refuse(
             "trainer.batch_size",

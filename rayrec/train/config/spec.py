@@ -16,7 +16,7 @@ from rayrec.distributed.types import ShardingType
 from rayrec.train.config.checks import check_config
 from rayrec.train.config.optimizers import OptimizersConfig
 from rayrec.train.config.section import Section
-from rayrec.train.config.trainer import TrainerConfig
+from rayrec.train.config.trainer import Metric, TrainerConfig
 
 SHARDING_TYPES = [kind.value for kind in ShardingType]
 KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
@@ -128,13 +128,34 @@ class ShardingConfig(Section):
     )
 
 
+class InitFromConfig(Section):
+    """Weights that a new run begins with, tables and layers by name; what optimizers keep begins anew."""
+
+    path: str = Field(min_length=1, description="a run folder (its newest checkpoint) or a checkpoint; a path or URI")
+    renames: dict[str, str] = Field(
+        default={}, description="name there → name here, of a table, a layer, or a module with all that is in it"
+    )
+    fresh: list[str] = Field(default=[], description="tables, layers and modules here that are not taken")
+
+
 class StorageConfig(Section):
     """Where a run is kept."""
 
     path: str = Field(
-        default="runs", min_length=1, description="folder of runs; on a cluster, one that every node sees"
+        default="runs",
+        min_length=1,
+        description="folder of runs, on a cluster one that every node sees; or a URI, e.g. `s3://bucket/runs`",
     )
     keep: int = Field(default=3, ge=1, description="newest checkpoints that are kept")
+    keep_best: Metric | None = Field(
+        default=None,
+        description="figure of the evaluation by which the best checkpoint stays too; one is made for each evaluation",
+    )
+    background: bool = Field(
+        default=True,
+        description="checkpoints are copied to host memory, where there is room, and written while training goes on; "
+        "`false`: training waits until they are written",
+    )
 
 
 class TrainConfig(Section):
@@ -155,7 +176,15 @@ class TrainConfig(Section):
     optimizers: OptimizersConfig = Field(default=OptimizersConfig(), description="how parameters change")
     sharding: ShardingConfig = Field(default=ShardingConfig(), description="how tables are spread over the workers")
     trainer: TrainerConfig = Field(default=TrainerConfig(), description="how the run goes")
+    init_from: InitFromConfig | None = Field(
+        default=None, description="weights to begin with; a path alone is short for `{path: …}`"
+    )
     storage: StorageConfig = Field(default=StorageConfig(), description="where the run is kept")
+
+    @field_validator("init_from", mode="before")
+    @classmethod
+    def _path_alone(cls, given: Any) -> Any:
+        return {"path": given} if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _sections_agree(self) -> TrainConfig:

@@ -54,8 +54,11 @@ class TrainerConfig(Section):
     epochs: int = Field(default=1, ge=1, description="passes over the training rows")
     seed: int = Field(default=0, ge=0, description="seed of weights and of the order of rows")
     log_every: int = Field(default=20, ge=1, description="steps between two lines of `metrics.jsonl`")
-    checkpoint_every: int = Field(
-        default=100, ge=1, description="steps between two checkpoints; one more is made at the end"
+    checkpoint_every: Annotated[int, Field(ge=1)] | None = Field(
+        default=100, description="steps between two checkpoints, `null`: not by steps; one more is made at the end"
+    )
+    checkpoint_every_minutes: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="the same in minutes; both may be given"
     )
     eval_every: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="steps between two evaluations within an epoch; one more is made at its end"

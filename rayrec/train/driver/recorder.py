@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,10 +73,11 @@ class Recorder:
     Args:
         folder: where `metrics.jsonl`, `plan.json` and TensorBoard events go.
         display: what the user sees.
+        on_checkpoint: called when a checkpoint is complete.
     """
 
-    def __init__(self, folder: RunFolder, display: Display) -> None:
-        self._folder, self._display = folder, display
+    def __init__(self, folder: RunFolder, display: Display, on_checkpoint: Callable[[], object] = lambda: None) -> None:
+        self._folder, self._display, self._on_checkpoint = folder, display, on_checkpoint
         self._metrics = Lines(folder.metrics, display)
         self._board: Any = None
         self._step = 0
@@ -107,6 +108,8 @@ class Recorder:
                 (self._display.train if kind == "train" else self._display.evaluation)(record)
             case "event":
                 self._display.event(record)
+                if record["event"] == "checkpoint":
+                    self._on_checkpoint()
             case "failure":
                 self._reasons.append(record["reason"])
             case "fatal":

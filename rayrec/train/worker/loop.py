@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from rayrec.checkpoint import CheckpointStore
+from rayrec.checkpoint import Checkpoint
 from rayrec.data import Cursor, RankCursor, data_sets, empty_batch
 from rayrec.distributed import TrainPipeline
-from rayrec.distributed.comm import broadcast_object
 from rayrec.train import build
-from rayrec.train.errors import TrainError, plain_errors
+from rayrec.train.errors import TrainError
 from rayrec.train.schedule import factor
 from rayrec.train.worker.evaluation import evaluate
 from rayrec.train.worker.guards import Guards
@@ -22,6 +21,7 @@ from rayrec.train.worker.learner import Learner, make_learner
 from rayrec.train.worker.lockstep import RankError, StepInput, StopRequested, due, in_step
 from rayrec.train.worker.machine import planned_for
 from rayrec.train.worker.position import START, Position
+from rayrec.train.worker.saver import Saver
 from rayrec.train.worker.session import Job, Session
 from rayrec.train.worker.skipped import SkippedRows
 from rayrec.train.worker.streams import Stream, Streams
@@ -37,11 +37,9 @@ class Loop:
 
     def __init__(self, job: Job, session: Session, streams: Streams) -> None:
         self.job, self.session, self.streams, self.config = job, session, streams, job.config
-        self.store = CheckpointStore(job.files.checkpoints)
-        latest = self.store.latest() if session.rank == 0 else None
-        self.resumed = broadcast_object(latest, session.control.group)
-        self.position = START if self.resumed is None else Position.from_dict(self.resumed.extra["position"])
-        self.saved = self.resumed
+        self.saver = Saver(job, session, self._tell_of_checkpoint)
+        self.position = self._resumed_position()
+        self.saved: Checkpoint | None = None  # the last one that is known to be complete
         self.window = Window(session.device, session.control, session.group, self.config.data_schema.task_names)
         self.empty = empty_batch(self.config.data_schema.for_training)
         self.last_epoch = self.config.trainer.epochs - 1
@@ -55,41 +53,50 @@ class Loop:
         self._evaluated_at_s: float | None = None
         self._told_at = 0.0
 
+    def _resumed_position(self) -> Position:
+        resumed = self.saver.resumed
+        return START if resumed is None else Position.from_dict(resumed.extra["position"])
+
     def load(self) -> Learner:
-        """The sharded model, as the last committed checkpoint has it; a collective."""
-        learner = make_learner(self.job, self.session)
-        if self.resumed is not None:
-            with plain_errors():
-                self.store.load(self.resumed, learner.model, learner.optimizer, self.session.control.group)
-            learner = replace(learner, logit_shift=self.resumed.extra.get("logit_shift", 0.0))
+        """The sharded model, as the newest whole checkpoint has it; a collective."""
+        learner, kept = self.saver.load(make_learner(self.job, self.session))
+        self.window.load_state(kept)
         return learner
 
     def run(self) -> dict[str, Any]:
         """Train, and return what the driver needs for the result."""
-        position = self.position
-        assert not isinstance(position.cursor, RankCursor)
-        self.streams.prepare("train", position.cursor)
+        try:
+            return self._run()
+        finally:
+            self.saver.close()
+
+    def _run(self) -> dict[str, Any]:
+        assert not isinstance(self.position.cursor, RankCursor)
+        self.streams.prepare("train", self.position.cursor)
         self.learner = self.load()
+        position = self._resumed_position()
+        assert not isinstance(position.cursor, RankCursor)
+        if position != self.position:  # the newest checkpoint was damaged
+            self.position = position
+            self.streams.close()
+            self.streams.prepare("train", position.cursor)
         self._tell_start()
         while True:
             position = self._epoch(position)
             last = position.epoch >= self.last_epoch or self.ended is not None
             if last:
-                self._save_once(position)
+                self._save_last(position)
+            elif self.config.storage.keep_best is not None and self.job.eval is not None:
+                self._save(position)
             if self.job.eval is not None and self._is_unscored(position, last):
                 try:
                     position = self._evaluate(position)
                 except StopRequested:
                     self._stop(position)
             if last or self.ended is not None:
-                self._save_once(position)
+                self._save_last(position)
                 return self._outcome(position)
             position = position.next_epoch()
-
-    def _save_once(self, position: Position) -> None:
-        """A checkpoint of the position of all ranks, unless its step has one."""
-        if self.saved is None or self.saved.step != position.step:
-            self._save(position)
 
     def _is_unscored(self, position: Position, last: bool) -> bool:
         """Whether the whole evaluation is still to be made, and told, at an epoch's end."""
@@ -154,14 +161,17 @@ class Loop:
         if due(position.step, self.config.trainer.log_every):
             self._log(position)
         if self._evaluation_is_due(position, given):
+            if self.config.storage.keep_best is not None:
+                self._save(position.merged(self.session.control))
             try:
                 position = self._evaluate(position, self.config.trainer.eval_rows)
             except StopRequested:
                 self._stop(position.merged(self.session.control))
             self._evaluated_at_s = None  # the time of an evaluation does not count
-        if due(position.step, self.config.trainer.checkpoint_every):
+        if self.saver.due(position.step, given.clock):
             self._save(position.merged(self.session.control))
             self._tell_skipped()
+        self.saver.tell_ended()
         self._tell_progress(position)
         return position
 
@@ -182,7 +192,7 @@ class Loop:
 
     def _stop(self, position: Position) -> NoReturn:
         """End between two steps, with a checkpoint of the position of all ranks."""
-        self._save_once(position)
+        self._save_last(position)
         raise StopRequested(f"stopped at step {position.step}, whose checkpoint is complete")
 
     def _log(self, position: Position) -> None:
@@ -205,6 +215,7 @@ class Loop:
         self.scores = scores
         if most_rows is None:
             self.scored_step = position.step
+            self.saver.note_scores(position, scores)
         early = self.config.trainer.early_stopping
         if early is not None and self.ended is None:
             position = replace(position, best=position.best.after(scores, position.step, early))
@@ -214,24 +225,26 @@ class Loop:
         return position
 
     def _save(self, position: Position) -> None:
-        """Write a checkpoint; `position` is that of all ranks.
+        """Begin a checkpoint; `position` is that of all ranks.
 
         Raises:
             RankError: the loss or a dense parameter is not finite any more; nothing is written.
         """
         self.window.check(position.step, self.learner.is_finite())
-        extra = {
-            "position": position.to_dict(),
-            "config": self.config.to_dict(),
-            "world_size": self.session.world_size,
-            "logit_shift": self.learner.logit_shift,
-        }
-        learner, group = self.learner, self.session.control.group
-        with plain_errors():
-            self.saved = self.store.save(position.step, learner.model, learner.optimizer, extra, group)
-        if self.session.rank == 0:
-            self.store.prune(self.config.storage.keep)
-        self._tell("event", position, event="checkpoint", message=f"checkpoint of step {position.step} is complete")
+        self.saver.save(position, self.learner, self.window.state())
+
+    def _save_last(self, position: Position) -> None:
+        """A checkpoint of the position of all ranks, complete when this returns, unless its step has one.
+
+        Raises:
+            RankError: as `_save`.
+        """
+        if self.saved is None or self.saved.step != position.step:
+            self.window.check(position.step, self.learner.is_finite())
+            self.saved = self.saver.save_last(position, self.learner, self.window.state())
+
+    def _tell_of_checkpoint(self, step: int, event: str, message: str) -> None:
+        self._tell("event", replace(self.position, step=step), event=event, message=message)
 
     @contextmanager
     def _watched(self, stream: Stream, what: str) -> Iterator[None]:
@@ -253,7 +266,8 @@ class Loop:
             self._tell("event", self.position, **event)
 
     def _tell_start(self) -> None:
-        step = None if self.resumed is None else self.resumed.step
+        resumed = self.saver.resumed
+        step = None if resumed is None else resumed.step
         if self.session.rank == 0:
             self.session.sink.put({"kind": "begin", "resumed_step": step, "world_size": self.session.world_size})
             dense = sum(p.numel() for p in self.learner.model.other_parameters().values())
@@ -261,6 +275,7 @@ class Loop:
             planned = planned_for(self.learner.plan, self.session.machines, self.job.calibration)
             told = {"memory": memory, "time": build.plan_time(self.learner.estimate), "planned_for": planned}
             self.session.sink.put({"kind": "plan", "plan": {**self.learner.plan.to_dict(), **told}})
+        self.saver.tell_start()
 
     def _tell_progress(self, position: Position) -> None:
         if time.monotonic() - self._told_at >= PROGRESS_EVERY_S:
@@ -292,7 +307,7 @@ class Loop:
             "ended": self.ended,
             "steps": position.step,
             "samples_per_second": position.samples / max(position.seconds, 1e-9),
-            "checkpoint": None if self.saved is None else str(self.saved.path),
+            "checkpoint": None if self.saved is None else self.saved.path,
         }
 
 
@@ -306,7 +321,9 @@ def score_checkpoint(job: Job, session: Session) -> dict[str, Any]:
     """Figures of the last committed checkpoint on the evaluation rows."""
     with Streams(job, session) as streams:
         loop = Loop(job, session, streams)
-        assert loop.resumed is not None, "the driver has checked that there is a checkpoint"
-        scores = evaluate(loop.load(), streams.take("eval", EVAL_ROWS), job.config, session)
-    at = {"step": loop.position.step, "checkpoint": str(loop.resumed.path), "data": str(job.config.data.eval)}
+        learner = loop.load()
+        resumed = loop.saver.resumed
+        assert resumed is not None, "the driver has checked that there is a checkpoint"
+        scores = evaluate(learner, streams.take("eval", EVAL_ROWS), job.config, session)
+    at = {"step": resumed.step, "checkpoint": resumed.path, "data": str(job.config.data.eval)}
     return {**scores, **at}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from rayrec.distributed.planner.container import cpus
 from rayrec.distributed.types import ShardingEnv
 from rayrec.train.build import Factory
 from rayrec.train.config import TrainConfig
+from rayrec.train.init_from import WarmStart
 from rayrec.train.run_folder import RunFolder
 from rayrec.train.run_log import Sink
 from rayrec.train.worker.lockstep import Control
@@ -31,9 +32,11 @@ class Job:
     Args:
         config: the run's config.
         train: files and rows of an epoch; `eval`: those of the evaluation, if there is one.
-        folder: the run folder, the same path on every node.
+        folder: the run folder, the same path on every node; `checkpoints`: path or URI of those.
         factory: makes the model, when it was given in Python instead of in the config.
         evaluated_steps: steps whose evaluation an earlier launch has already written down.
+        mapping: what maps an id to a row, by feature; checkpoints of another mapping are refused.
+        warm_start: weights that a run without a checkpoint begins with.
         task: train to the end, or only score the last checkpoint on the evaluation rows.
         calibration: measured speeds for the planner.
     """
@@ -42,8 +45,11 @@ class Job:
     train: Manifest | Mix
     eval: Manifest | None
     folder: Path
+    checkpoints: str
     factory: Factory | None = None
     evaluated_steps: frozenset[int] = frozenset()
+    mapping: dict[str, dict[str, Any]] = field(default_factory=dict)
+    warm_start: WarmStart | None = None
     task: Literal["fit", "evaluate"] = "fit"
     calibration: Calibration | None = None
 

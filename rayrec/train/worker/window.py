@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +71,24 @@ class Window:
         self._wait_s = self._seconds = 0.0
         _refuse_infinite(loss_sum, step)
         return figures
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What the ranks have seen together, for a checkpoint; a collective."""
+        sums = [float(self._loss), self._weight, self._rows, self._wait_s, self._seconds]
+        totals = torch.tensor([*self._control.sums(sums), self._all_rows], dtype=torch.float64)
+        return {"window/sums": totals, **{f"window/{k}": v for k, v in self._metrics.state(self._group).items()}}
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from what `state` gave, if anything: rank 0 has seen it all."""
+        own = {key.removeprefix("window/"): value for key, value in state.items() if key.startswith("window/")}
+        if not own:
+            return
+        *sums, all_rows = own.pop("sums").tolist()
+        self._all_rows = int(all_rows)
+        if self._control.rank == 0:
+            self._loss.fill_(sums[0])
+            self._weight, self._rows, self._wait_s, self._seconds = sums[1], int(sums[2]), sums[3], sums[4]
+            self._metrics.load_state(own)
 
     def check(self, step: int, sound: bool = True) -> None:
         """A collective that only looks at the loss, so that one that is not finite never reaches a checkpoint.

@@ -1,0 +1,108 @@
+"""The save that is under way: waiting for it without holding up other ranks, and what became of it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from rayrec.checkpoint.errors import FencedError
+from rayrec.checkpoint.manifest import MANIFEST
+from rayrec.checkpoint.polling import deadline, on_every_rank, pauses
+from rayrec.checkpoint.saving import Job, Save
+from rayrec.checkpoint.writer import StoppedError
+from rayrec.distributed import comm
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a save beside training ended.
+
+    Args:
+        error: why there is no checkpoint; None: there is one.
+        seconds: from its begin to its end.
+    """
+
+    step: int
+    error: Exception | None
+    seconds: float
+
+
+class Underway:
+    """At most one save at a time, of this rank."""
+
+    def __init__(self) -> None:
+        self._job: Job | None = None
+        self._ended: list[Outcome] = []
+
+    def start(self, save: Save, beside_training: bool) -> None:
+        assert self._job is None
+        self._job = Job(save, save.manifest.step, beside_training)
+
+    def settle(self, group: comm.Group, patience_s: float = float("inf")) -> bool:
+        """Wait until every rank's part of the save is over; remove what a failed one left. A collective.
+
+        Returns:
+            False: some rank is still writing after `patience_s`.
+
+        Raises:
+            FencedError: on every rank, where the run has been taken over.
+        """
+        late = deadline(patience_s)
+        for pause in pauses():
+            job = self._job
+            state = (job is not None and job.running, None if job is None else job.error, late())
+            states = comm.all_gather_object(state, group)
+            errors = [error for _, error, _ in states if error is not None]
+            if job is not None and errors:
+                job.stop()
+            if not any(running for running, _, _ in states):
+                break
+            if states[0][2]:  # rank 0's clock decides for all
+                return False
+            time.sleep(0) if job is None else job.join(pause)
+        self._job = None
+        if job is not None:
+            self._end(job, errors, group)
+        return True
+
+    def _end(self, job: Job, errors: list[Exception], group: comm.Group) -> None:
+        causes = [error for error in errors if not isinstance(error, StoppedError)] or errors
+        fenced = next((error for error in causes if isinstance(error, FencedError)), None)
+        error = fenced or (causes[0] if causes else None)
+        self._tell(job, error)
+        if error is not None and fenced is None:
+            first = group is None or group.rank() == 0
+            on_every_rank(lambda: _remove(job) if first else None, group)
+        if fenced is not None:
+            raise fenced
+
+    @property
+    def running(self) -> bool:
+        """Whether this rank's part of a save is being written."""
+        return self._job is not None and self._job.running
+
+    def ended(self) -> list[Outcome]:
+        """Saves that are over and were not told yet, as far as this rank knows; rank 0 knows when one is complete."""
+        if self._job is not None and not self._job.running:
+            self._tell(self._job, self._job.error)
+        found, self._ended = self._ended, []
+        return found
+
+    def _tell(self, job: Job, error: Exception | None) -> None:
+        if not job.told:
+            job.told = True
+            self._ended.append(Outcome(job.step, error, job.seconds))
+
+    def close(self, seconds: float) -> None:
+        """Let the save come to its end, at the end of this process's part of the run; exchanges nothing."""
+        if self._job is not None:
+            self._job.join(seconds)
+            self._job.stop()
+
+
+def _remove(job: Job) -> None:
+    """What a failed save left; never what has become a checkpoint all the same."""
+    with suppress(OSError):  # tried again by the next attempt
+        if MANIFEST not in job.folder.names():
+            job.folder.remove_all()

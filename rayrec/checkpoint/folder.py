@@ -1,0 +1,263 @@
+"""Folders on any file system of pyarrow: whole small files, large files in pieces, ranges of bytes. No tensors.
+
+What has been written is on the disk when a call returns (on a local file system: synced, and so is the folder). A small
+file is there as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+Bytes = bytes | memoryview
+_BUCKETS = ("s3", "gcs", "abfs")  # no folders there, and an object appears when it is complete
+
+
+class Sink(Protocol):
+    """A large file while it is written."""
+
+    def write(self, data: Bytes, /) -> Any: ...
+
+
+class Source(Protocol):
+    """A file whose ranges are read."""
+
+    def read_into(self, offset: int, view: memoryview) -> int:
+        """Fills `view` from `offset` on; returns how many bytes there were."""
+
+
+class Folder(Protocol):
+    """A folder; files in it are asked for by name. Errors are `OSError`, a missing file `FileNotFoundError`."""
+
+    @property
+    def path(self) -> str:
+        """As a user would write it."""
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether every request takes a while, however few bytes it is for."""
+
+    def sub(self, name: str) -> Folder:
+        """A folder inside this one."""
+
+    def parent(self) -> Folder:
+        """The folder that this one lies in."""
+
+    def names(self) -> list[str]:
+        """What lies here; nothing where the folder does not exist."""
+
+    def read(self, name: str) -> bytes: ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replaces a small file."""
+
+    def create(self, name: str) -> Any:
+        """Context manager of a `Sink`; the file is complete when it is left without an error."""
+
+    def open(self, name: str) -> Any:
+        """Context manager of a `Source`."""
+
+    def remove(self, name: str) -> None:
+        """A file; it need not be there."""
+
+    def remove_all(self) -> None:
+        """The folder with all that is in it."""
+
+
+def open_folder(place: str | Path | Folder) -> Folder:
+    """The folder that a path or URI means; it need not exist.
+
+    Raises:
+        ValueError: a URI that pyarrow has no file system for.
+    """
+    if not isinstance(place, str | Path):
+        return place
+    if "://" not in str(place):
+        return LocalFolder(Path(place))
+    try:
+        filesystem, path = pafs.FileSystem.from_uri(str(place))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ValueError(f"{place}: cannot open this file system: {str(error).splitlines()[0]}") from error
+    if isinstance(filesystem, pafs.LocalFileSystem):
+        return LocalFolder(Path(path))
+    return ArrowFolder(filesystem, path, str(place))
+
+
+class LocalFolder:
+    """On a file system that the operating system has mounted."""
+
+    remote = False
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def path(self) -> str:
+        return str(self._path)
+
+    @property
+    def name(self) -> str:
+        return self._path.name
+
+    def sub(self, name: str) -> LocalFolder:
+        return LocalFolder(self._path / name)
+
+    def parent(self) -> LocalFolder:
+        return LocalFolder(self._path.absolute().parent)
+
+    def names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self._path))
+        except FileNotFoundError:
+            return []
+
+    def read(self, name: str) -> bytes:
+        return (self._path / name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        temporary = f".{name}.tmp"
+        with self.create(temporary) as file:
+            file.write(data)
+        os.replace(self._path / temporary, self._path / name)
+        self._sync()
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[Sink]:
+        self._path.mkdir(parents=True, exist_ok=True)
+        with open(self._path / name, "wb", buffering=0) as file:
+            yield _WholeWrites(file)
+            os.fsync(file.fileno())
+        self._sync()
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Source]:
+        with open(self._path / name, "rb", buffering=0) as file:
+            yield _LocalSource(file.fileno())
+
+    def remove(self, name: str) -> None:
+        (self._path / name).unlink(missing_ok=True)
+
+    def remove_all(self) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._path)
+
+    def _sync(self) -> None:
+        for folder in (self._path, self._path.parent):
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+class _WholeWrites:
+    """A raw file's `write` may take a part only."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, data: Bytes) -> None:
+        left = memoryview(data)
+        while len(left):
+            left = left[self._file.write(left) :]
+
+
+class _LocalSource:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read_into(self, offset: int, view: memoryview) -> int:
+        done = 0
+        while done < len(view):
+            read = os.preadv(self._descriptor, [view[done:]], offset + done)
+            if not read:
+                break
+            done += read
+        return done
+
+
+class ArrowFolder:
+    """On a file system of pyarrow's own: object stores, HDFS."""
+
+    remote = True
+
+    def __init__(self, filesystem: pafs.FileSystem, inner: str, uri: str) -> None:
+        self._files, self._inner, self._uri = filesystem, inner.rstrip("/"), uri
+
+    @property
+    def path(self) -> str:
+        return self._uri
+
+    @property
+    def name(self) -> str:
+        return self._inner.rpartition("/")[2]
+
+    def sub(self, name: str) -> ArrowFolder:
+        place, mark, options = self._uri.partition("?")
+        return ArrowFolder(self._files, f"{self._inner}/{name}", f"{place.rstrip('/')}/{name}{mark}{options}")
+
+    def parent(self) -> ArrowFolder:
+        place, mark, options = self._uri.partition("?")
+        return ArrowFolder(self._files, self._inner.rpartition("/")[0], f"{place.rpartition('/')[0]}{mark}{options}")
+
+    def names(self) -> list[str]:
+        found = self._files.get_file_info(pafs.FileSelector(self._inner, allow_not_found=True))
+        return sorted(info.base_name for info in found)
+
+    def read(self, name: str) -> bytes:
+        with self._files.open_input_stream(self._at(name)) as stream:
+            data: bytes = stream.read()
+            return data
+
+    def write(self, name: str, data: bytes) -> None:
+        if self._files.type_name in _BUCKETS:
+            with self.create(name) as stream:
+                stream.write(data)
+            return
+        with self.create(f".{name}.tmp") as stream:
+            stream.write(data)
+        self._files.move(self._at(f".{name}.tmp"), self._at(name))
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[Sink]:
+        if self._files.type_name not in _BUCKETS:
+            self._files.create_dir(self._inner, recursive=True)
+        with self._files.open_output_stream(self._at(name)) as stream:
+            yield stream
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Source]:
+        with self._files.open_input_file(self._at(name)) as file:
+            yield _ArrowSource(file)
+
+    def remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._files.delete_file(self._at(name))
+
+    def remove_all(self) -> None:
+        with suppress(FileNotFoundError):
+            self._files.delete_dir(self._inner)
+
+    def _at(self, name: str) -> str:
+        return f"{self._inner}/{name}"
+
+
+class _ArrowSource:
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read_into(self, offset: int, view: memoryview) -> int:
+        data = self._file.read_at(len(view), offset)
+        view[: len(data)] = data
+        return len(data)

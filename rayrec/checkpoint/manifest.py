@@ -1,0 +1,74 @@
+"""The manifest of a checkpoint: written last, and what makes a folder a checkpoint. JSON, with its own checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+MANIFEST = "manifest.json"
+VERSION = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint is.
+
+    Args:
+        step: training steps behind it; `attempt`: of the run that wrote it, from 1.
+        time: when it was begun, seconds since 1970.
+        world_size: ranks that wrote it.
+        iteration: updates that table optimizers have counted.
+        plan: `ShardingPlan.to_dict()` of the writers; a reader needs no such plan.
+        mapping: what maps an id to a row, by feature; None where the writer did not say.
+        extra: what the caller saved with it.
+        index_size, index_sha256: of the index; known when it is written.
+    """
+
+    step: int
+    attempt: int
+    time: float
+    world_size: int
+    iteration: int
+    plan: dict[str, Any]
+    mapping: dict[str, Any] | None
+    extra: dict[str, Any]
+    index_size: int = 0
+    index_sha256: str = ""
+
+    def to_json(self) -> bytes:
+        raw = {"version": VERSION, **{f.name: getattr(self, f.name) for f in fields(self)}}
+        return json.dumps({**raw, "checksum": _checksum(raw)}, indent=1).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Manifest:
+        """The manifest that `to_json` wrote.
+
+        Raises:
+            ValueError: it is none, of another version, or changed since.
+        """
+        try:
+            raw = json.loads(data)
+        except ValueError as error:  # also bytes that are no text
+            raise ValueError(f"it cannot be read as JSON ({error})") from error
+        if not isinstance(raw, dict) or raw.get("version") != VERSION:
+            version = raw.get("version") if isinstance(raw, dict) else None
+            raise ValueError(f"its version is {version!r}; this rayrec reads {VERSION}")
+        checksum = raw.pop("checksum", None)
+        if checksum != _checksum(raw):
+            raise ValueError("its text does not match its checksum")
+        del raw["version"]
+        try:
+            return cls(**raw)
+        except TypeError as error:
+            raise ValueError(f"its fields are others ({error})") from error
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _checksum(raw: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(raw, sort_keys=True, separators=(",", ":")).encode())

@@ -1,0 +1,185 @@
+"""Reading a checkpoint: only the blocks of bytes that are needed, each checked before its numbers are used."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.planner import ReadItem
+
+from rayrec.checkpoint.errors import Damage, DamagedCheckpointError
+from rayrec.checkpoint.folder import Folder, Source
+from rayrec.checkpoint.index import INDEX, Index, Piece
+from rayrec.checkpoint.manifest import Manifest, sha256
+from rayrec.checkpoint.rectangles import LoadPlanner
+
+_MISMATCH = "the bytes do not match their checksum"
+
+
+class Reader:
+    """A committed checkpoint's tensors. A context manager: files stay open while it is.
+
+    Raises:
+        DamagedCheckpointError: the index is missing, or not what was written.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, folder: Folder, manifest: Manifest) -> None:
+        self.folder = folder
+        self.index = _read_index(folder, manifest)
+        self._open = ExitStack()
+        self._sources: dict[str, Source] = {}
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+        self._sources.clear()
+
+    def fill(self, state: dict[str, Any]) -> None:
+        """Fill the `Rectangles` of a state dict.
+
+        Raises:
+            DamagedCheckpointError: names the first place; what was filled before it stays filled.
+        """
+        planner = LoadPlanner()
+        planner.set_up_planner(state, self.index.metadata(), False)
+        items = planner.create_local_plan().items
+        pieces = {(key, piece.offsets): piece for key, _, piece in self.index.pieces()}
+        items.sort(key=lambda item: _place(pieces, item))
+        for item in items:
+            self._fill_one(item, pieces[item.storage_index.fqn, tuple(item.storage_index.offset or ())], planner)
+
+    def tensor(self, key: str, rows: slice = slice(None)) -> torch.Tensor:
+        """A saved tensor, or some of its rows, in host memory."""
+        saved = self.index.tensors[key]
+        size = list(saved.size)
+        start, stop, _ = rows.indices(size[0] if size else 1)
+        if size:
+            size[0] = max(0, stop - start)
+        out = torch.empty(size, dtype=saved.dtype)
+        for piece in saved.pieces:
+            first = piece.offsets[0] if piece.offsets else 0
+            low, high = max(first, start), min(first + piece.rows, stop)
+            if low >= high:
+                continue
+            places = [slice(at, at + n) for at, n in zip(piece.offsets, piece.sizes, strict=True)]
+            if places:
+                places[0] = slice(low - start, high - start)
+            self._rows(key, piece, low - first, high - first, out[tuple(places)])
+        return out
+
+    def damages(self) -> Iterator[Damage]:
+        """Every place where the data is not what was written. Reads all of it, a piece at a time."""
+        for name in self.index.files:
+            try:
+                self._source(name)
+            except DamagedCheckpointError as error:
+                yield from error.damages
+        for key, saved, piece in self.index.pieces():
+            if piece.file not in self._sources:
+                continue  # told already
+            for start in range(len(piece.crc32)):
+                low = start * piece.block_rows
+                high = min(piece.rows, low + piece.block_rows)
+                try:
+                    self._bytes(key, piece, low, high, piece.row_bytes(saved.dtype.itemsize))
+                except DamagedCheckpointError as error:
+                    yield from error.damages
+
+    def _fill_one(self, item: ReadItem, piece: Piece, planner: LoadPlanner) -> None:
+        """What a saved piece has of a wanted rectangle."""
+        key, target = item.storage_index.fqn, planner.resolve_tensor(item)  # the part that the piece has
+        low = item.storage_offsets[0] if item.lengths else 0
+        high = low + (item.lengths[0] if item.lengths else 1)
+        inner = tuple(slice(at, at + n) for at, n in zip(item.storage_offsets[1:], item.lengths[1:], strict=True))
+        self._rows(key, piece, low, high, target, inner)
+
+    def _rows(
+        self, key: str, piece: Piece, low: int, high: int, target: torch.Tensor, inner: tuple[slice, ...] = ()
+    ) -> None:
+        """Rows [low, high) of a piece into `target`; of each row the part `inner`."""
+        dtype = self.index.tensors[key].dtype
+        row_bytes = piece.row_bytes(dtype.itemsize)
+        if not row_bytes or high <= low:
+            return
+        first = low - low % piece.block_rows
+        last = min(piece.rows, -(-high // piece.block_rows) * piece.block_rows)
+        direct = (
+            (first, last) == (low, high)
+            and target.is_contiguous()
+            and not target.is_cuda
+            and target.dtype == dtype
+            and target.numel() * dtype.itemsize == (high - low) * row_bytes
+        )
+        if direct:
+            self._bytes(key, piece, low, high, row_bytes, target.detach().view(-1).view(torch.uint8))
+            return
+        data = self._bytes(key, piece, first, last, row_bytes).view(dtype)
+        rows = data.view(last - first, *piece.sizes[1:])[(slice(low - first, high - first), *inner)]
+        target.copy_(rows if target.dim() else rows[0])
+
+    def _bytes(
+        self, key: str, piece: Piece, low: int, high: int, row_bytes: int, into: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Rows [low, high) of a piece, whole blocks, read and checked; in a buffer that the next call overwrites."""
+        nbytes = (high - low) * row_bytes
+        if into is None:
+            if len(self._buffer) < nbytes:
+                self._buffer = torch.empty(nbytes, dtype=torch.uint8)
+            into = self._buffer[:nbytes]
+        view = into.numpy().data
+        read = self._source(piece.file).read_into(piece.begin + low * row_bytes, view)
+        damages = []
+        for start in range(low, high, piece.block_rows):
+            stop = min(high, start + piece.block_rows)
+            block = view[(start - low) * row_bytes : (stop - low) * row_bytes]
+            if (stop - low) * row_bytes > read:
+                damages.append(self._damage(key, piece, start, stop, "the file ends before these rows"))
+            elif zlib.crc32(block) != piece.crc32[start // piece.block_rows]:
+                damages.append(self._damage(key, piece, start, stop, _MISMATCH))
+        if damages:
+            raise DamagedCheckpointError(self.folder.path, damages)
+        return into
+
+    def _damage(self, key: str, piece: Piece, start: int, stop: int, what: str) -> Damage:
+        first = piece.offsets[0] if piece.offsets else 0
+        return Damage(piece.file, what, key, (first + start, first + stop))
+
+    def _source(self, name: str) -> Source:
+        """A data file, opened, and its header checked."""
+        if name not in self._sources:
+            file = self.index.files[name]
+            head = memoryview(bytearray(file.header_size))
+            try:
+                source = self._open.enter_context(self.folder.open(name))
+            except FileNotFoundError:
+                raise DamagedCheckpointError(self.folder.path, [Damage(name, "the file is missing")]) from None
+            if source.read_into(0, head) != len(head) or zlib.crc32(head) != file.header_crc32:
+                raise DamagedCheckpointError(self.folder.path, [Damage(name, "its header is not what was written")])
+            self._sources[name] = source
+        return self._sources[name]
+
+
+def _place(pieces: dict[tuple[str, tuple[int, ...]], Piece], item: ReadItem) -> tuple[str, int]:
+    """In the order of the files."""
+    piece = pieces[item.storage_index.fqn, tuple(item.storage_index.offset or ())]
+    return piece.file, piece.begin
+
+
+def _read_index(folder: Folder, manifest: Manifest) -> Index:
+    try:
+        data = folder.read(INDEX)
+    except FileNotFoundError:
+        raise DamagedCheckpointError(folder.path, [Damage(INDEX, "the file is missing")]) from None
+    if len(data) != manifest.index_size or sha256(data) != manifest.index_sha256:
+        raise DamagedCheckpointError(folder.path, [Damage(INDEX, _MISMATCH)])
+    try:
+        return Index.from_json(data)
+    except ValueError as error:
+        raise DamagedCheckpointError(folder.path, [Damage(INDEX, str(error))]) from error

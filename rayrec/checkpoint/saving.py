@@ -1,0 +1,171 @@
+"""Writing one checkpoint: who writes what, in which thread, and the commit.
+
+Ranks agree on the plan in two small exchanges. After that no exchange waits for a disk: every rank writes its data file
+and then its part of the index; rank 0 sees the parts appear, joins them, and writes the manifest.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from torch.distributed.checkpoint.planner import SavePlan
+
+from rayrec.checkpoint.folder import Folder
+from rayrec.checkpoint.index import INDEX, Index, part_file
+from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
+from rayrec.checkpoint.polling import pauses
+from rayrec.checkpoint.rectangles import Rectangles, SavePlanner
+from rayrec.checkpoint.writer import Item, StoppedError, snapshot, write
+from rayrec.distributed import comm
+
+NICE = 10  # of the thread that writes beside training, where CPUs are short
+
+
+@dataclass(frozen=True)
+class Work:
+    """What this rank writes, and the keys of what all ranks write (rank 0 knows them)."""
+
+    items: list[Item]
+    keys: frozenset[str]
+
+
+def plan_save(state: dict[str, Rectangles], group: comm.Group) -> Work:
+    """The pieces that this rank writes; what several ranks hold is dealt out among them. A collective.
+
+    Raises:
+        ValueError: the ranks' pieces do not make whole tensors.
+    """
+    rank = 0 if group is None else group.rank()
+    planner = SavePlanner()
+    planner.set_up_planner({key: held.to_save() for key, held in state.items()}, is_coordinator=rank == 0)
+    plans = comm.all_gather_object(planner.create_local_plan(), group)
+    answer: list[SavePlan] | ValueError = []
+    keys: frozenset[str] = frozenset()
+    if rank == 0:
+        try:
+            answer, metadata = planner.create_global_plan(plans)
+            keys = frozenset(metadata.state_dict_metadata)
+        except ValueError as error:
+            answer = error
+    answer = comm.broadcast_object(answer, group)
+    if isinstance(answer, ValueError):
+        raise answer
+    mine = planner.finish_plan(answer[rank])
+    items = []
+    for item in mine.items:
+        assert item.tensor_data is not None
+        tensor = planner.lookup_object(item.index)
+        items.append(Item(item.index.fqn, tuple(item.tensor_data.size), tuple(item.index.offset or ()), tensor))
+    return Work(items, keys)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """What one rank does for a checkpoint.
+
+    Args:
+        folder: of the checkpoint.
+        manifest: without the index's size and checksum, which come with the commit.
+        work: which pieces.
+        may_commit: raises where the folder is another attempt's.
+        committed: called by rank 0 when the checkpoint is complete.
+    """
+
+    folder: Folder
+    rank: int
+    work: Work
+    manifest: Manifest
+    may_commit: Callable[[], None]
+    committed: Callable[[], None]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(item.tensor.nbytes for item in self.work.items)
+
+    def copied(self) -> Save:
+        """The same from copies in host memory, so that training may go on."""
+        return replace(self, work=Work(snapshot(self.work.items), self.work.keys))
+
+    def run(self, stop: threading.Event) -> None:
+        """Write; on rank 0 also wait for the others and commit.
+
+        Raises:
+            OSError, CheckpointError: it failed; there is no manifest.
+            FencedError: another attempt owns the folder.
+            StoppedError: `stop` was set.
+        """
+        try:
+            index = write(self.folder, self.rank, self.work.items, stop)
+            self.folder.write(part_file(self.rank), index.to_json())
+            if self.rank == 0:
+                self._commit(stop)
+        except OSError:
+            self.may_commit()  # another attempt may have removed what this one was writing
+            raise
+        if self.rank == 0:
+            with suppress(OSError):  # what cannot be removed now is removed after the next one
+                self.committed()
+
+    def _commit(self, stop: threading.Event) -> None:
+        ranks = range(self.manifest.world_size)
+        self._await_parts({part_file(rank) for rank in ranks}, stop)
+        parts = [Index.from_json(self.folder.read(part_file(rank)), whole=False) for rank in ranks]
+        index = Index.joined(parts)
+        if set(index.tensors) != self.work.keys:
+            raise ValueError(f"{self.folder.path}: the ranks have written other tensors than were planned")
+        data = index.to_json()
+        self.folder.write(INDEX, data)
+        for rank in ranks:
+            self.folder.remove(part_file(rank))
+        self.may_commit()
+        manifest = replace(self.manifest, index_size=len(data), index_sha256=sha256(data))
+        self.folder.write(MANIFEST, manifest.to_json())
+
+    def _await_parts(self, wanted: set[str], stop: threading.Event) -> None:
+        for pause in pauses():
+            if wanted <= set(self.folder.names()):
+                return
+            if stop.wait(pause):
+                raise StoppedError
+
+
+class Job:
+    """A `Save` in a thread of its own, at a lower priority than training."""
+
+    def __init__(self, save: Save, step: int, beside_training: bool) -> None:
+        self.step, self.folder = step, save.folder
+        self.error: Exception | None = None
+        self.told = False
+        self.seconds = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(save, beside_training), name=f"rayrec-save-{step}", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, save: Save, beside_training: bool) -> None:
+        if beside_training:
+            with suppress(OSError, AttributeError):  # threads have priorities of their own on Linux only
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        began = time.monotonic()
+        try:
+            save.run(self._stop)
+        except Exception as error:
+            self.error = error
+        self.seconds = time.monotonic() - began
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Give up; the thread ends after the block that it writes."""
+        self._stop.set()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)

@@ -1,0 +1,115 @@
+"""What `rayrec checkpoint` does: verify, describe and convert the checkpoint that a path or URI means."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from rayrec.checkpoint.attempt import order_of
+from rayrec.checkpoint.contents import DENSE, TABLE
+from rayrec.checkpoint.convert import state_dict, to_safetensors
+from rayrec.checkpoint.errors import CheckpointError, Damage
+from rayrec.checkpoint.folder import open_folder
+from rayrec.checkpoint.index import SavedTensor
+from rayrec.checkpoint.manifest import MANIFEST
+from rayrec.checkpoint.store import Checkpoint, CheckpointStore, read_checkpoint
+
+
+def store_of(place: str) -> tuple[CheckpointStore, str | None]:
+    """The store of a run folder, of its folder of checkpoints, or of a checkpoint, and the name of the latter.
+
+    Raises:
+        CheckpointError: it is none of them.
+        OSError: it cannot be read.
+    """
+    folder = open_folder(place.rstrip("/"))
+    names = folder.names()
+    if MANIFEST in names:
+        return CheckpointStore(folder.parent()), folder.name
+    if any(order_of(name) for name in names):
+        return CheckpointStore(folder), None
+    if "checkpoints" in names:
+        return CheckpointStore(folder.sub("checkpoints")), None
+    raise CheckpointError(f"{place} is neither a checkpoint (it has no {MANIFEST}) nor a run with checkpoints")
+
+
+def find(place: str) -> tuple[CheckpointStore, Checkpoint]:
+    """The checkpoint that a path or URI means; of a run the newest.
+
+    Raises:
+        CheckpointError: there is none.
+        OSError: it cannot be read.
+    """
+    store, name = store_of(place)
+    found = store.latest() if name is None else read_checkpoint(store.root.sub(name))
+    if found is None:
+        raise CheckpointError(f"{place} has no complete checkpoint")
+    return store, found
+
+
+def verify_place(place: str) -> Iterator[tuple[str, list[Damage]]]:
+    """Each checkpoint that is meant, the newest first, with what is damaged."""
+    store, name = store_of(place)
+    whole, damaged = store.listing() if name is None else ([find(place)[1]], [])
+    for error in damaged:
+        yield error.path, list(error.damages)
+    for checkpoint in reversed(whole):
+        yield checkpoint.path, store.damages(checkpoint)
+    if not whole and not damaged:
+        raise CheckpointError(f"{place} has no complete checkpoint")
+
+
+def describe(place: str) -> list[str]:
+    """Lines that say what a checkpoint holds."""
+    store, checkpoint = find(place)
+    manifest = checkpoint.manifest
+    with store.reader(checkpoint) as reader:
+        tensors = reader.index.tensors
+        total = sum(file.size for file in reader.index.files.values())
+        files = len(reader.index.files)
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(manifest.time))
+    lines = [
+        f"{checkpoint.path}: step {manifest.step}, attempt {manifest.attempt}, {when}",
+        f"written by {manifest.world_size} ranks; {total / 1e6:,.1f} MB in {files} data files",
+    ]
+    for title, kind in (("tables", TABLE), ("layers", DENSE)):
+        own = {key.partition("/")[2]: saved for key, saved in tensors.items() if key.startswith(f"{kind}/")}
+        lines.append(f"{len(own)} {title}, {sum(map(_numbers, own.values())):,} numbers")
+        lines += [
+            f"  {name}: {' x '.join(map(str, saved.size)) or 'number'} {_dtype(saved)}" for name, saved in own.items()
+        ]
+    beside = [key for key in tensors if not key.startswith((f"{TABLE}/", f"{DENSE}/"))]
+    lines.append(f"{len(beside)} tensors beside: what optimizers keep, random states, figures")
+    for feature, mapping in sorted((manifest.mapping or {}).items()):
+        lines.append(f"ids of {feature}: " + ", ".join(f"{name} {value}" for name, value in mapping.items()))
+    return lines
+
+
+def convert_place(place: str, out: Path, to: str, optimizer: bool) -> tuple[int, int]:
+    """Write one file; returns how many tensors it has, and its bytes.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it is damaged.
+        OSError: the file cannot be written.
+    """
+    store, checkpoint = find(place)
+    with store.reader(checkpoint) as reader:
+        if to == "safetensors":
+            count = to_safetensors(reader, out, optimizer)
+        else:
+            state = state_dict(reader)
+            torch.save(state, out)
+            count = len(state)
+    return count, out.stat().st_size
+
+
+def _numbers(saved: SavedTensor) -> int:
+    return math.prod(saved.size)
+
+
+def _dtype(saved: SavedTensor) -> str:
+    return str(saved.dtype).removeprefix("torch.")

@@ -1,0 +1,50 @@
+"""What maps an id to a row, told apart: two fingerprints are equal where every id means the same row."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rayrec.data.mapping.hashing import HASH_LAW
+from rayrec.data.mapping.id_mappings import Hash, Vocabulary
+from rayrec.data.mapping.schema import Schema
+from rayrec.data.mapping.vocabulary import load_vocabulary
+
+
+def mapping_fingerprint(schema: Schema, rows_of: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """JSON values by sparse feature: how its ids are mapped, the version of the hash law with its seed and number of
+    rows, or size and checksum of the vocabulary's ids in their order.
+
+    Args:
+        rows_of: rows that each feature's ids map to.
+    """
+    return {feature.name: _of(feature.mapping, rows_of[feature.name]) for feature in schema.sparse}
+
+
+def _of(mapping: Any, rows: int) -> dict[str, Any]:
+    match mapping:
+        case Hash():
+            return {"mapping": "hash", "hash_law": HASH_LAW, "seed": mapping.seed, "rows": rows}
+        case Vocabulary():
+            size = len(load_vocabulary(mapping.path).keys)
+            return {
+                "mapping": "vocabulary",
+                "hash_law": HASH_LAW,  # of ids outside, and of strings
+                "oov_rows": mapping.oov_rows,
+                "vocabulary_size": size,
+                "vocabulary_checksum": vocabulary_checksum(mapping.path, size),
+            }
+        case _:
+            return {"mapping": "identity"}
+
+
+def vocabulary_checksum(path: str, size: int) -> str:
+    """SHA-256 over the first `size` ids of a vocabulary in their order, so that growth at its end is no change."""
+    lookup = load_vocabulary(path)
+    in_order = np.empty(len(lookup.keys), dtype="<u8")
+    in_order[lookup.places] = lookup.keys
+    kind = b"text" if lookup.text else b"integers"
+    return hashlib.sha256(kind + in_order[:size].tobytes()).hexdigest()

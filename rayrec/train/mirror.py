@@ -1,0 +1,75 @@
+"""The small files of a run whose storage is no mounted folder: kept here while it goes on, copied there.
+
+Checkpoints do not pass through here: workers write them where they belong. The copy there is what counts when a run is
+taken up again, be it on another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rayrec.checkpoint.folder import open_folder
+from rayrec.train.errors import StorageError
+from rayrec.train.run_folder import RunFolder, write_atomically
+
+FILES = ("config.yaml", "plan.json", "metrics.jsonl", "footers.arrow", "result.json", "report.html", "evaluation.json")
+
+
+class Mirror:
+    """Of one run; does nothing where its storage is a folder.
+
+    Raises:
+        StorageError: a URI that no file system is known for.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._here = folder
+        self._sent: dict[str, tuple[int, int]] = {}
+        try:
+            self._there = None if folder.remote is None else open_folder(folder.remote)
+        except ValueError as error:
+            raise StorageError(f"storage.path: {error}") from error
+
+    def pull(self) -> None:
+        """Make the files here those that are there, and prove that something can be written there.
+
+        Raises:
+            StorageError: it cannot be read or written.
+        """
+        if self._there is None:
+            return
+        try:
+            names = self._there.names()
+            for name in FILES:
+                path = self._here.path / name
+                if name in names:
+                    data = self._there.read(name)
+                    if not path.exists() or path.read_bytes() != data:
+                        write_atomically(path, data)
+                else:
+                    path.unlink(missing_ok=True)
+            self._there.write("probe", b"rayrec")
+            self._there.remove("probe")
+        except OSError as error:
+            raise StorageError(
+                f"storage.path: the run folder {self._there.path} cannot be read and written "
+                f"({error.strerror or error}); check address, credentials and permissions"
+            ) from error
+
+    def push(self, tell: Callable[[str], object]) -> None:
+        """Copy the files that have changed; what cannot be copied is told, and copied the next time."""
+        if self._there is None:
+            return
+        try:
+            for name in FILES:
+                path = self._here.path / name
+                if not path.exists():
+                    continue
+                status = path.stat()
+                state = (status.st_mtime_ns, status.st_size)
+                if self._sent.get(name) != state:
+                    self._there.write(name, path.read_bytes())
+                    self._sent[name] = state
+        except OSError as error:
+            reason = error.strerror or error
+            tell(f"{self._there.path}: files of the run cannot be written there ({reason}); the run goes on")

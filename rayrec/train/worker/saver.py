@@ -1,0 +1,189 @@
+"""One rank's checkpoints: which one the run goes on from, when one is due, saving beside training, telling of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rayrec.checkpoint import Best, Checkpoint, CheckpointStore, DamagedCheckpointError, Saving, no_whole
+from rayrec.checkpoint.attempt import order_of
+from rayrec.checkpoint.warm_start import load_weights
+from rayrec.distributed.comm import broadcast_object
+from rayrec.train.config import LOWER_IS_BETTER, TrainConfig
+from rayrec.train.worker.learner import Learner
+from rayrec.train.worker.lockstep import due
+from rayrec.train.worker.position import Position
+from rayrec.train.worker.session import Job, Session
+
+TellEvent = Callable[[int, str, str], None]
+LAST_WAIT_S = 20.0  # for a save that is under way when this rank's part of the run ends with an error
+
+
+class Saver:
+    """A collective of all ranks, but where it says otherwise.
+
+    Args:
+        tell: takes step, event and message of what happened to checkpoints; called on rank 0.
+
+    Raises:
+        RankError: checkpoints cannot be read, or there are some but none is whole.
+    """
+
+    def __init__(self, job: Job, session: Session, tell: TellEvent) -> None:
+        self._job, self._session, self._tell = job, session, tell
+        storage = job.config.storage
+        metric = storage.keep_best
+        best = None if metric is None else Best(metric, larger=metric not in LOWER_IS_BETTER)
+        self.store = CheckpointStore(job.checkpoints, storage.keep, best)
+        self._group = session.control.group
+        listed = session.control.together(lambda: self.store.candidates() if session.rank == 0 else None)
+        self._candidates, self._damaged = broadcast_object(listed, self._group) or ([], [])
+        self._saved_step = self.resumed.step if self.resumed is not None else None
+        self._saved_at: float | None = None
+
+    @property
+    def resumed(self) -> Checkpoint | None:
+        """What the run goes on from; `load` may turn to an older one."""
+        return self._candidates[0] if self._candidates else None
+
+    def load(self, learner: Learner) -> tuple[Learner, Mapping[str, torch.Tensor]]:
+        """The learner as the newest whole checkpoint has it, and what was saved beside it; damaged ones are told.
+
+        Raises:
+            ValueError: the checkpoint is of another model or mapping, or none is whole.
+        """
+        if self.resumed is None:
+            self._warm_start(learner)
+            return learner, {}
+        further = None
+        while further is None:
+            checkpoint = self._candidates[0]
+            try:
+                further = self.store.load(
+                    checkpoint, learner.model, learner.optimizer, self._group, self._job.mapping or None
+                )
+            except DamagedCheckpointError as error:
+                self._damaged.append(error)
+                if len(self._candidates) == 1:
+                    raise no_whole(self.store.root.path, self._damaged) from error
+                self._candidates.pop(0)
+        if checkpoint.manifest.world_size != self._session.world_size:
+            # Random numbers cannot go on where they were; they must not begin again either.
+            torch.manual_seed((torch.initial_seed() + 1_000_003 * checkpoint.step) % (1 << 63))
+        self._saved_step = checkpoint.step
+        return replace(learner, logit_shift=checkpoint.extra.get("logit_shift", 0.0)), further
+
+    def _warm_start(self, learner: Learner) -> None:
+        init = self._job.warm_start
+        if init is not None:
+            taken = load_weights(init.store, init.checkpoint, learner.model, init.names, init.rows, self._group)
+            began = f"{len(taken.tables)} tables and {len(taken.layers)} layers are those of {init.checkpoint.path}"
+            fresh = f"; fresh: {', '.join(taken.fresh)}" if taken.fresh else ""
+            self._tell_first(0, "warm_start", began + fresh)
+
+    def tell_start(self) -> None:
+        """Of checkpoints that are not whole."""
+        if self.resumed is None:
+            return
+        newer = [error for error in self._damaged if _order(error.name) > _order(self.resumed.name)]
+        for error in sorted(newer, key=lambda error: _order(error.name)):
+            self._tell_first(self.resumed.step, "damaged", f"{error}; going on from step {self.resumed.step}")
+
+    def due(self, step: int, clock: float) -> bool:
+        """Whether a checkpoint is to be made after this step; the same on every rank.
+
+        Args:
+            clock: seconds, of rank 0.
+        """
+        trainer = self._job.config.trainer
+        if self._saved_at is None:
+            self._saved_at = clock
+        minutes = trainer.checkpoint_every_minutes
+        by_time = minutes is not None and clock - self._saved_at >= 60 * minutes
+        if not by_time and not (trainer.checkpoint_every is not None and due(step, trainer.checkpoint_every)):
+            return False
+        self._saved_at = clock
+        return True
+
+    def save(self, position: Position, learner: Learner, tensors: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Begin a checkpoint; `position` is that of all ranks. What goes wrong with it is told, and costs only it."""
+        if self._saved_step == position.step:
+            return
+        step, saving = position.step, self._saving(position, learner, tensors)
+        if not self._job.config.storage.background:
+            self.store.save(step, learner.model, learner.optimizer, group=self._group, saving=saving)
+            self._saved_step = step
+            self._tell_complete(step)
+        elif self.store.save_beside(step, learner.model, learner.optimizer, saving, self._group):
+            self._saved_step = step
+        else:
+            why = "the one before is still being written; save less often, or to a faster disk"
+            self._tell_first(step, "save_skipped", f"no checkpoint of step {step}: {why}")
+        self.tell_ended()
+
+    def save_last(
+        self, position: Position, learner: Learner, tensors: Mapping[str, torch.Tensor] | None = None
+    ) -> Checkpoint:
+        """The committed checkpoint of `position`, saved now if it is not there yet.
+
+        Raises:
+            OSError: it cannot be saved.
+        """
+        self.store.finish(self._group)
+        self.tell_ended()
+        newest = self._session.control.together(lambda: self.store.latest() if self._session.rank == 0 else None)
+        newest = broadcast_object(newest, self._group)
+        if newest is not None and newest.step == position.step:
+            return newest
+        saving = self._saving(position, learner, tensors)
+        saved = self.store.save(position.step, learner.model, learner.optimizer, group=self._group, saving=saving)
+        self._saved_step = position.step
+        self._tell_complete(position.step)
+        return saved
+
+    def note_scores(self, position: Position, scores: Mapping[str, Any]) -> None:
+        """How good the model of `position` is; rank 0 writes it down where the best checkpoint is to stay."""
+        if self._session.rank == 0 and self._job.config.storage.keep_best is not None:
+            try:
+                self.store.note_scores(position.step, scores)
+            except OSError as error:
+                self._tell(position.step, "save_failed", f"the scores of step {position.step} cannot be kept: {error}")
+
+    def tell_ended(self) -> None:
+        """Of checkpoints that have become complete, or failed; exchanges nothing."""
+        for outcome in self.store.ended():
+            if outcome.error is None:
+                self._tell_complete(outcome.step)
+            else:
+                why = f"{type(outcome.error).__name__}: {outcome.error}"
+                text = f"the checkpoint of step {outcome.step} failed, earlier ones are intact ({why})"
+                self._tell_first(outcome.step, "save_failed", text)
+
+    def close(self) -> None:
+        """Let a save come to its end; exchanges nothing."""
+        self.store.close(LAST_WAIT_S)
+        self.tell_ended()
+
+    def _saving(self, position: Position, learner: Learner, tensors: Mapping[str, torch.Tensor] | None) -> Saving:
+        config: TrainConfig = self._job.config
+        extra = {
+            "position": position.to_dict(),
+            "config": config.to_dict(),
+            "world_size": self._session.world_size,
+            "logit_shift": learner.logit_shift,
+        }
+        return Saving(extra=extra, tensors=tensors, mapping=self._job.mapping or None)
+
+    def _tell_complete(self, step: int) -> None:
+        self._tell_first(step, "checkpoint", f"checkpoint of step {step} is complete")
+
+    def _tell_first(self, step: int, event: str, message: str) -> None:
+        if self._session.rank == 0:
+            self._tell(step, event, message)
+
+
+def _order(name: str) -> tuple[int, int]:
+    return order_of(name) or (0, 0)

@@ -1,0 +1,109 @@
+"""Checkpoints and whole runs in object storage: a local S3 server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rayrec.checkpoint import CheckpointStore
+from rayrec.checkpoint.folder import open_folder
+from rayrec.checkpoint.tools import verify_place
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.train.errors import StorageError
+from tests.checkpoint.test_store import build, mean_losses, train
+from tests.data.test_remote import KEYS
+from tests.ranks import on_ranks
+from tests.train.test_fit import shown, trainer, write_all
+
+ADAGRAD = EmbOptimType.EXACT_ADAGRAD
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """URI options of a bucket on an S3 server, with keys for it in the environment."""
+    from moto.server import ThreadedMotoServer
+
+    before = {name: os.environ.get(name) for name in KEYS}
+    os.environ.update(KEYS)
+    moto = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    options = f"?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
+    import pyarrow.fs as pafs
+
+    filesystem, _ = pafs.FileSystem.from_uri(f"s3://models{options}&allow_bucket_creation=true")
+    filesystem.create_dir("models")
+    yield options
+    moto.stop()
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def go_on(group: dist.ProcessGroup, uri: str, kind: str, save: bool) -> list[float]:
+    os.environ.update(KEYS)
+    model, dense = build(group, kind, ADAGRAD, 1 if save else 2)
+    store = CheckpointStore(uri, keep=1)
+    if save:
+        train(model, dense, group, range(2))
+        store.save(2, model, dense, group=group)
+        train(model, dense, group, range(2, 3))
+        store.save(3, model, dense, group=group)
+    else:
+        checkpoint = store.latest()
+        assert checkpoint is not None and checkpoint.step == 3
+        store.load(checkpoint, model, dense, group)
+    return train(model, dense, group, range(3, 6))
+
+
+def test_saved_to_s3_by_two_ranks_and_loaded_by_four(bucket: str) -> None:
+    uri = f"s3://models/run/checkpoints{bucket}"
+    before = mean_losses(on_ranks(2, go_on, uri, "rw", True))
+    after = mean_losses(on_ranks(4, go_on, uri, "cw", False))
+    torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
+    root = open_folder(uri)
+    assert root.names() == ["attempt.json", "step_00000003-0001"], "the older one is gone"
+    (found,) = verify_place(f"s3://models/run{bucket}")
+    assert found[1] == []
+    folder = root.sub("step_00000003-0001")
+    data = bytearray(folder.read("data-00001.safetensors"))
+    data[-1] ^= 1
+    folder.write("data-00001.safetensors", bytes(data))
+    (found,) = verify_place(f"s3://models/run{bucket}")
+    (damage,) = found[1]
+    assert damage.file == "data-00001.safetensors" and damage.what == "the bytes do not match their checksum"
+
+
+def test_a_run_lives_in_s3_and_goes_on_on_another_machine(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_all(tmp_path)
+    storage: dict[str, Any] = {"storage__path": f"s3://models/runs{bucket}"}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+    first = trainer(tmp_path, trainer__epochs=1, **storage).fit()
+    assert first.checkpoint == f"s3://models/runs/small/checkpoints/step_00000016-0001{bucket}"
+    there = open_folder(f"s3://models/runs/small{bucket}")
+    assert {"config.yaml", "metrics.jsonl", "report.html", "result.json", "checkpoints"} <= set(there.names())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+    second = trainer(tmp_path, trainer__epochs=2, **storage).fit()
+    straight = trainer(tmp_path, name="straight", trainer__epochs=2).fit()
+    assert (second.steps, second.eval) == (32, straight.eval)
+    assert "resumed from the checkpoint of step 16" in shown(tmp_path)
+    lines = there.read("metrics.jsonl").decode().splitlines()
+    assert sum('"kind": "eval"' in line for line in lines) == 2
+    with pytest.raises(StorageError, match=r"--fresh: s3://models/runs/small.* take another --name"):
+        trainer(tmp_path, fresh=True, **storage).fit()
+
+
+def test_storage_that_cannot_be_reached_is_told(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_all(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(StorageError, match=r"storage\.path: .*cannot be read and written"):
+        trainer(tmp_path, storage__path=f"s3://no-such-bucket/runs{bucket}").fit()
+    with pytest.raises(StorageError, match=r"storage\.path: xyz://somewhere"):
+        trainer(tmp_path, storage__path="xyz://somewhere").fit()
