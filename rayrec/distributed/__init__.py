@@ -1,5 +1,6 @@
 """Sharded training: plans, exchanges, kernels, executors, sharded modules."""
 
+from rayrec.distributed.comm import get_local_rank, get_local_size
 from rayrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.embeddingbag import (
@@ -7,19 +8,44 @@ from rayrec.distributed.embeddingbag import (
     ShardedEmbeddingBagCollection,
 )
 from rayrec.distributed.model_parallel import DistributedModelParallel
+from rayrec.distributed.progress_pipelines import (
+    EvalPipelineSparseDist,
+    PrefetchTrainPipelineSparseDist,
+    TrainPipelineBase,
+    TrainPipelineSparseDist,
+)
 from rayrec.distributed.train_pipeline import TrainPipeline
-from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan, ShardingType
+from rayrec.distributed.types import (
+    Awaitable,
+    ModuleSharder,
+    NoWait,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingPlan,
+    ShardingType,
+)
+from rayrec.distributed.utils import get_unsharded_module_names
 
 __all__ = [
+    "Awaitable",
     "DistributedModelParallel",
     "EmbeddingBagCollectionSharder",
     "EmbeddingCollectionSharder",
     "EmbeddingComputeKernel",
+    "EvalPipelineSparseDist",
+    "ModuleSharder",
+    "NoWait",
     "ParameterSharding",
+    "PrefetchTrainPipelineSparseDist",
     "ShardedEmbeddingBagCollection",
     "ShardedEmbeddingCollection",
     "ShardingEnv",
     "ShardingPlan",
     "ShardingType",
     "TrainPipeline",
+    "TrainPipelineBase",
+    "TrainPipelineSparseDist",
+    "get_local_rank",
+    "get_local_size",
+    "get_unsharded_module_names",
 ]

@@ -36,19 +36,27 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         fused_params: the tables' optimizer, as in `{"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.02}`;
             SGD with learning rate 0.01 by default. A table that went through `apply_optimizer_in_backward` keeps the
             optimizer from there. Tables with a dense kernel are left to an optimizer of the user's.
-        codec: number formats of the vectors on the wire.
+        codec: number formats of the vectors on the wire; or as `qcomm_codecs_registry`, of `fbgemm_qcomm_codec`.
         dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once; results are the
-            same.
+            same. `use_index_dedup` is another name of it.
 
     Raises:
         ValueError: an unknown setting in `fused_params`.
     """
 
     def __init__(
-        self, fused_params: Mapping[str, Any] | None = None, codec: Codec | None = None, *, dedup: bool = False
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: Mapping[str, Codec] | None = None,
+        use_index_dedup: bool = False,
+        *,
+        codec: Codec | None = None,
+        dedup: bool = False,
     ) -> None:
         self.optimizer = OptimizerSpec.from_fused_params(fused_params)
-        self._codec, self._dedup = codec, dedup
+        self.qcomm_codecs_registry = dict(qcomm_codecs_registry or {})
+        self._codec = codec or next(iter(self.qcomm_codecs_registry.values()), None)
+        self._dedup = dedup or bool(use_index_dedup)
 
     def shard(self, module: M, params: ModuleSharding, env: ShardingEnv, device: torch.device | None = None) -> S:  # type: ignore[override]
         """The sharded twin. A materialized module's weights are kept; on meta each shard is filled where it lies.

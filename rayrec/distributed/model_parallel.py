@@ -31,6 +31,9 @@ def default_sharders() -> list[ModuleSharder[Any]]:
     return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
 
 
+get_default_sharders = default_sharders  # TorchRec's name
+
+
 class DistributedModelParallel(nn.Module):
     """Shards every embedding collection inside a module, and wraps what is left in DistributedDataParallel.
 
@@ -63,7 +66,7 @@ class DistributedModelParallel(nn.Module):
         check_world(self._plan, self._env.world_size)
         self._sharded: dict[str, Any] = {}
         inner = self._shard(module, chosen)
-        _materialize(inner, self.device)
+        materialize(inner, self.device)
         self._wrapped = self._data_parallel(inner)
 
     def _default_plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
@@ -187,7 +190,7 @@ def check_world(plan: ShardingPlan, world_size: int) -> None:
         raise ValueError(f"the plan is for {needed} ranks or more, but there are {world_size}; plan again")
 
 
-def _materialize(module: nn.Module, device: torch.device) -> None:
+def materialize(module: nn.Module, device: torch.device) -> None:
     """Moves the dense part to the device, allocating what is still on meta."""
     for path, sub in module.named_modules():
         own = [*sub.parameters(recurse=False), *sub.buffers(recurse=False)]

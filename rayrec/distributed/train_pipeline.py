@@ -150,3 +150,10 @@ def _one_ahead(items: Iterable[S], begin: Callable[[S], T]) -> Iterator[T]:
         if not begun:
             return
         held = begun
+
+
+def __getattr__(name: str) -> Any:
+    """The pipelines with `progress`, under the path where TorchRec's users look for them."""
+    from rayrec.distributed import progress_pipelines
+
+    return getattr(progress_pipelines, name)

@@ -13,6 +13,7 @@ from rayrec.distributed.comm.collectives import (
     count_collectives,
 )
 from rayrec.distributed.comm.groups import host_group, subgroup
+from rayrec.distributed.comm.local_ranks import get_local_rank, get_local_size
 
 __all__ = [
     "Group",
@@ -25,6 +26,8 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "count_collectives",
+    "get_local_rank",
+    "get_local_size",
     "host_group",
     "subgroup",
 ]

@@ -15,6 +15,7 @@ from rayrec.distributed.planner.estimate import Estimate, evaluate
 from rayrec.distributed.planner.refusal import refuse
 from rayrec.distributed.planner.search import Solution, best_solution
 from rayrec.distributed.planner.storage import reserves
+from rayrec.distributed.planner.storage_reservations import StorageReservation
 from rayrec.distributed.planner.tables import (
     Found,
     dense_bytes,
@@ -41,18 +42,42 @@ class EmbeddingShardingPlanner:
 
     Args:
         topology: the machine planned for; default: this machine, as many ranks as the process group has (else one).
-        constraints: what may be done with which table, by table name.
         batch_size: examples per rank and step.
+        storage_reservation: memory to leave free, of `storage_reservations`.
+        constraints: what may be done with which table, by table name.
+        stats, debug, timeout_seconds: taken and not needed: nothing is printed, and the search is short.
+        enumerator, proposer, partitioner, performance_model, callbacks, plan_loader: must be None.
+
+    Raises:
+        ValueError: a batch size below 1, or a part of TorchRec's planner, which this one has not.
     """
 
     def __init__(
         self,
         topology: Topology | None = None,
+        batch_size: int | None = None,
+        enumerator: None = None,
+        storage_reservation: StorageReservation | None = None,
+        proposer: None = None,
+        partitioner: None = None,
+        performance_model: None = None,
+        stats: object = None,
         constraints: Mapping[str, ParameterConstraints] | None = None,
-        batch_size: int = DEFAULT_BATCH_SIZE,
+        debug: bool = True,
+        callbacks: None = None,
+        timeout_seconds: int | None = None,
+        plan_loader: None = None,
     ) -> None:
-        if batch_size < 1:
+        batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
+        if not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be at least 1")
+        parts = {"enumerator": enumerator, "proposer": proposer, "partitioner": partitioner}
+        parts |= {"performance_model": performance_model, "callbacks": callbacks, "plan_loader": plan_loader}
+        given = [name for name, part in parts.items() if part is not None]
+        if given:
+            raise ValueError(f"{given[0]}: this planner searches by a bound and has no such part; leave it out")
+        if storage_reservation is not None:
+            topology = storage_reservation.reserve(topology or Topology.of_this_machine(1))
         self._topology = topology
         self._constraints = dict(constraints or {})
         self._batch_size = batch_size
@@ -100,7 +125,10 @@ class EmbeddingShardingPlanner:
         return replace(own, plan=plan, estimate=estimate)
 
     def collective_plan(
-        self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]], pg: dist.ProcessGroup | None = None
+        self,
+        module: nn.Module,
+        sharders: Sequence[ModuleSharder[Any]] | None = None,
+        pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
         """Rank 0's plan, on every rank of `pg` (default: all ranks). An error of rank 0 is raised on every rank.
 
@@ -111,6 +139,10 @@ class EmbeddingShardingPlanner:
 
         from rayrec.distributed.comm import broadcast_object
 
+        if sharders is None:
+            from rayrec.distributed.model_parallel import default_sharders
+
+            sharders = default_sharders()
         group = pg if pg is not None else dist.group.WORLD
         assert group is not None, "no process group is initialized"
         answer: ShardingPlan | Exception | None = None

@@ -124,6 +124,14 @@ class Topology:
         copy._set(self.world_size, self.compute_device, own, sizes, memory, beside)
         return copy
 
+    def with_share(self, share: float) -> Topology:
+        """The same machine with a share of its device memory (RAM where that is the CPU)."""
+        copy = object.__new__(Topology)
+        sizes = [h.num_ranks for h in self.hosts]
+        memory, beside = [int(h.memory_bytes * share) for h in self.hosts], [h.host_bytes for h in self.hosts]
+        copy._set(self.world_size, self.compute_device, self.device, sizes, memory, beside)
+        return copy
+
     def with_hosts(self, count: int) -> Topology:
         """The same kind of machine with `count` hosts like the largest one."""
         best = max(self.hosts, key=lambda host: host.num_ranks)

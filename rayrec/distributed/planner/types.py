@@ -6,7 +6,7 @@ No decision is made here; `options.py` enumerates, `search.py` decides.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from rayrec.distributed.planner.topology import Topology
@@ -34,7 +34,7 @@ class NoPlanError(ValueError):
     """No plan fits; the message names the table or the sum, the bytes needed and there, and what would fit."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ParameterConstraints:
     """What the user says about one table.
 
@@ -57,10 +57,10 @@ class ParameterConstraints:
     pooling_factors: Sequence[float] | None = None
     num_poolings: Sequence[float] | None = None
     batch_sizes: Sequence[int] | None = None
-    num_ids: Sequence[float] | None = None
     is_weighted: bool | None = None
-    device_group: Sequence[int] | str | None = None
     cache_params: CacheParams | None = None
+    device_group: Sequence[int] | str | None = field(default=None, kw_only=True)
+    num_ids: Sequence[float] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
