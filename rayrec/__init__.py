@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rayrec import not_offered
 from rayrec._compat import check_pair
 
 check_pair()
+not_offered.install()
 
 __version__ = "0.1.0"
 

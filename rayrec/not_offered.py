@@ -2,11 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
 from typing import Any, NoReturn
 
+_EXCHANGES = "write the model's own exchanges with torch.distributed.nn; the collections have theirs inside"
+_PLANNER = (
+    "the planner searches by a bound: say what you know by ParameterConstraints, or write the plan (sharding_plan)"
+)
+_COLLISIONS = "map ids to rows while reading (hash or vocabulary, rayrec.data), and give the table its rows"
+_METRICS = "rayrec.metrics.BinaryMetrics (AUC, NE, log loss, calibration) and GroupedAuc, over batches and ranks"
+_INFERENCE = "`rayrec export` and rayrec.inference.Model; rayrec.quant has the quantized collections"
+_CACHE = "fused_uvm_caching keeps hot rows on the device; there is no other store of rows"
 
-class NotOffered(ImportError):
+MODULES = {
+    **dict.fromkeys(
+        ("mc_modules", "mc_embedding_modules", "mc_adapter", "hash_mc_modules", "hash_mc_evictions"), _COLLISIONS
+    ),
+    "embedding_tower": "a tower is a module of your own that holds a collection; DistributedModelParallel finds it",
+    "tensor_pool": _CACHE,
+    "keyed_jagged_tensor_pool": _CACHE,
+    "fused_embedding_modules": "apply_optimizer_in_backward on an EmbeddingBagCollection's parameters",
+    "lazy_extension": "torch.nn's lazy modules",
+}
+MODULES = {f"rayrec.modules.{name}": text for name, text in MODULES.items()} | {
+    **dict.fromkeys(
+        (f"rayrec.distributed.{name}" for name in ("comm_ops", "dist_data", "collective_utils")), _EXCHANGES
+    ),
+    **dict.fromkeys(
+        (f"rayrec.distributed.{name}" for name in ("mc_modules", "mc_embedding", "mc_embeddingbag")), _COLLISIONS
+    ),
+    **dict.fromkeys(
+        (f"rayrec.distributed.{name}" for name in ("quant_embedding", "quant_embeddingbag", "quant_embedding_kernel")),
+        _INFERENCE,
+    ),
+    **dict.fromkeys(
+        (f"rayrec.distributed.{name}" for name in ("fused_embedding", "fused_embeddingbag", "fp_embeddingbag")),
+        "DistributedModelParallel shards the collection inside; no sharder of its own is needed",
+    ),
+    **dict.fromkeys(
+        (
+            f"rayrec.distributed.planner.{name}"
+            for name in ("enumerators", "proposers", "partitioners", "perf_models", "shard_estimators", "stats")
+        ),
+        _PLANNER,
+    ),
+    **dict.fromkeys(
+        (f"rayrec.metrics.{name}" for name in ("metric_module", "metrics_config", "rec_metric", "throughput")), _METRICS
+    ),
+    **dict.fromkeys((f"rayrec.inference.{name}" for name in ("modules", "state_dict_transform")), _INFERENCE),
+    "rayrec.quant.embedding_modules": _INFERENCE,
+}
+
+
+class NotOffered(ModuleNotFoundError):
     """A name of TorchRec's that rayrec does not have; the message says what to use."""
 
 
@@ -24,3 +74,17 @@ def without(module: str, instead: Mapping[str, str]) -> Callable[[str], Any]:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return missing
+
+
+class _Finder(MetaPathFinder):
+    """Asked last, for modules that nobody else has."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> None:
+        if name in MODULES:
+            raise NotOffered(f"there is no {name}: {MODULES[name]}", name=name)
+
+
+def install() -> None:
+    """Makes the import of a module that is not offered say what to use."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())

@@ -41,12 +41,11 @@ def shard(
     sharder = sharder or get_module_to_default_sharders().get(type(module))
     if sharder is None:
         raise ValueError(f"there is no sharder of {type(module).__name__}; give one")
-    if callable(plan):
-        plan = apply_to_all(module, plan, sharder)
-    if not all(isinstance(sharding, ParameterSharding) for sharding in plan.values()):
-        local = env.local_world_size or None
-        plan = construct_module_sharding_plan(module, plan, sharder, local, env.world_size, device.type)
-    return sharder.shard(module, dict(plan), env, device)
+    tables: dict[str, Any] = apply_to_all(module, plan, sharder) if callable(plan) else dict(plan)
+    if not all(isinstance(sharding, ParameterSharding) for sharding in tables.values()):
+        world, local = env.world_size, env.local_world_size
+        tables = dict(construct_module_sharding_plan(module, tables, sharder, local, world, device.type))
+    return sharder.shard(module, tables, env, device)
 
 
 def shard_modules(
