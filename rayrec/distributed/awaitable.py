@@ -48,6 +48,23 @@ class LazyAwaitable(Awaitable[T]):
         return func(*ready(tuple(args)), **{name: ready(value) for name, value in (kwargs or {}).items()})
 
 
+_ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor radd rsub rmul rtruediv rpow rmatmul"
+_OTHERS = "eq ne lt le gt ge neg pos abs invert len iter contains"
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def operate(self: LazyAwaitable[Any], *others: Any) -> Any:
+        ready = [other.wait() if isinstance(other, LazyAwaitable) else other for other in others]
+        return getattr(self.wait(), name)(*ready)
+
+    return operate
+
+
+for _name in f"{_ARITHMETIC} {_OTHERS}".split():  # Python looks them up on the class
+    setattr(LazyAwaitable, f"__{_name}__", _operator(f"__{_name}__"))
+LazyAwaitable.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
 class NoWait(LazyAwaitable[T]):
     """A result that is there already."""
 

@@ -164,6 +164,14 @@ class DistributedModelParallel(nn.Module):
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         return self.module.named_parameters(*args, **kwargs)
 
+    def sparse_grad_parameter_names(self, destination: list[str] | None = None, prefix: str = "") -> list[str]:
+        """Names of the unsharded embeddings with sparse gradients; appended to `destination` where it is given."""
+        names = [] if destination is None else destination
+        for path, module in self.module.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+                names.append(f"{prefix}{path}.weight" if path else f"{prefix}weight")
+        return names
+
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
         return self.module.named_buffers(*args, **kwargs)
 

@@ -14,7 +14,14 @@ from rayrec.distributed.comm import get_local_size
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.model_parallel import default_sharders as get_default_sharders
 from rayrec.distributed.sharding.cuts import blocks
-from rayrec.distributed.types import ModuleSharder, ModuleSharding, ParameterSharding, Shard, ShardingType, Span
+from rayrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    ModuleSharder,
+    ParameterSharding,
+    Shard,
+    ShardingType,
+    Span,
+)
 
 __all__ = [
     "ParameterShardingGenerator",
@@ -212,7 +219,7 @@ def construct_module_sharding_plan(
     local_size: int | None = None,
     world_size: int | None = None,
     device_type: str | None = None,
-) -> ModuleSharding:
+) -> EmbeddingModuleShardingPlan:
     """The plan of one collection.
 
     Args:
@@ -233,9 +240,9 @@ def construct_module_sharding_plan(
     ranks = world_size or dist.get_world_size()
     device = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
     local = local_size or get_local_size(ranks)
-    return {
-        name: per_param_sharding[name](Table(name, weight, ranks, local, device)) for name, weight in weights.items()
-    }
+    return EmbeddingModuleShardingPlan(
+        (name, per_param_sharding[name](Table(name, weight, ranks, local, device))) for name, weight in weights.items()
+    )
 
 
 def apply_to_all(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Awaitable",
     "CacheParams",
+    "EmbeddingModuleShardingPlan",
     "LazyAwaitable",
     "ModuleSharder",
     "ModuleSharding",
@@ -143,6 +144,13 @@ class ParameterSharding:
 
 
 ModuleSharding = dict[str, ParameterSharding]
+
+
+class EmbeddingModuleShardingPlan(ModuleSharding):
+    """The tables' shardings of one collection by name; prints as two tables."""
+
+    def __str__(self) -> str:
+        return _module_text("", self).removeprefix("module: \n")
 
 
 @dataclass(frozen=True)

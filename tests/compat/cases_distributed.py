@@ -50,6 +50,11 @@ def plan_of(rec: Package, first: Any, second: Any, world: int = 2, local: int = 
     return {name: [p.sharding_type, p.compute_kernel, sorted(set(p.ranks)), rectangles(p)] for name, p in plan.items()}
 
 
+def whole(value: Any) -> torch.Tensor:
+    """A table of one rank, sharded or not."""
+    return value.local_shards()[0].tensor if hasattr(value, "local_shards") else value
+
+
 @case("6/data_parallel")
 def generators(rec: Package) -> Any:
     by = rec("distributed.sharding_plan")
@@ -200,3 +205,169 @@ def top_level_distributed(rec: Package) -> Any:
         [isinstance(getattr(home, n), type) for n in names.split()],
         [callable(getattr(home, n)) for n in functions],
     ]
+
+
+def trained(rec: Package, kind: str, sharder: Any = None, optimizer: Any = torch.optim.SGD) -> Any:
+    """A collection under a plan of one kind, with given weights, and what it was made of."""
+    by = rec("distributed.sharding_plan")
+    ebc = fill(bags(rec, "cpu"))
+    weights = {f"ebc.{name}": value.clone() for name, value in ebc.state_dict().items()}
+    rec.optim.apply_optimizer_in_backward(optimizer, ebc.parameters(), {"lr": 0.1})
+    generator = {"table_wise": by.table_wise(0), "data_parallel": by.data_parallel()}[kind]
+    tables_plan = by.construct_module_sharding_plan(ebc, {"t": generator, "u": generator}, sharder, 1, 1, "cpu")
+    model = torch.nn.ModuleDict({"ebc": ebc, "over": torch.nn.Linear(2, 2)})
+    plan = rec("distributed.types").ShardingPlan({"ebc": tables_plan})
+    home = rec("distributed.model_parallel")
+    parallel = home.DistributedModelParallel(model, None, torch.device("cpu"), plan, [sharder] if sharder else None)
+    return parallel, weights
+
+
+@case("6/model_parallel.DistributedModelParallel")
+def parallel_by_position(rec: Package) -> Any:
+    with one_rank():
+        model, weights = trained(rec, "table_wise")
+        model.load_state_dict({**model.state_dict(), **weights})
+        out = model.module["ebc"](kjt(rec)).wait().values()
+        out.sum().backward()
+        return [out, sorted(model.state_dict())]
+
+
+@case(
+    "6/model_parallel.DistributedModelParallel",
+    "a model without a collection is refused: DistributedDataParallel serves it",
+)
+def parallel_without_tables(rec: Package) -> Any:
+    with one_rank():
+        plan = rec("distributed.types").ShardingPlan({})
+        home = rec("distributed.model_parallel")
+        home.DistributedModelParallel(bags(rec, "cpu"), device=torch.device("cpu"), plan=plan)
+        return True
+
+
+@case("6/state_dict")
+def parallel_state(rec: Package) -> Any:
+    with one_rank():
+        model, weights = trained(rec, "table_wise")
+        model.load_state_dict({**model.state_dict(), **weights})
+        state = model.state_dict()
+        replicated, _ = trained(rec, "data_parallel")
+        kinds = [type(value).__name__ for name, value in replicated.state_dict().items() if name.startswith("ebc")]
+        return [sorted(state), whole(state["ebc.embedding_bags.t.weight"]), sorted(set(kinds))]
+
+
+@case("6/state_dict", "on one rank a table is a plain tensor: it is whole; on several it is a ShardedTensor, as there")
+def parallel_state_of_one_rank(rec: Package) -> Any:
+    with one_rank():
+        model, _ = trained(rec, "table_wise")
+        return type(model.state_dict()["ebc.embedding_bags.t.weight"]).__name__
+
+
+@case("6/load_state_dict")
+def parallel_loading(rec: Package) -> Any:
+    with one_rank():
+        model, weights = trained(rec, "table_wise")
+        other, _ = trained(rec, "table_wise")
+        model.load_state_dict({**model.state_dict(), **weights})
+        other.load_state_dict(model.state_dict())
+        return whole(other.state_dict()["ebc.embedding_bags.u.weight"])
+
+
+@case("6/named_parameters")
+def parallel_parameters(rec: Package) -> Any:
+    with one_rank():
+        model, _ = trained(rec, "table_wise")
+        return [sorted(name for name, _ in model.named_parameters()), [name for name, _ in model.named_buffers()]]
+
+
+@case("6/sparse_grad_parameter_names")
+def sparse_gradients(rec: Package) -> Any:
+    with one_rank():
+        model, _ = trained(rec, "table_wise")
+        return sorted(model.sparse_grad_parameter_names())
+
+
+@case("6/embeddingbag.EmbeddingBagCollectionSharder")
+def bag_sharder(rec: Package) -> Any:
+    sharder = rec("distributed.embeddingbag").EmbeddingBagCollectionSharder(fused_params={"learning_rate": 0.3})
+    return [
+        sharder.module_type is rec.EmbeddingBagCollection,
+        sorted(sharder.shardable_parameters(bags(rec))),
+        attempt(lambda: sharder.sharding_types("cpu") and None),
+    ]
+
+
+@case("6/embedding.EmbeddingCollectionSharder")
+def sequence_sharder(rec: Package) -> Any:
+    sharder = rec("distributed.embedding").EmbeddingCollectionSharder({"learning_rate": 0.3}, None, False)
+    ec = rec.EmbeddingCollection(tables=tables(rec, "EmbeddingConfig"), device=torch.device("meta"))
+    return [sharder.module_type is rec.EmbeddingCollection, sorted(sharder.shardable_parameters(ec))]
+
+
+@case("6/sharded output")
+def lazy_outputs(rec: Package) -> Any:
+    with one_rank():
+        model, weights = trained(rec, "table_wise")
+        model.load_state_dict({**model.state_dict(), **weights})
+        out = model.module["ebc"](kjt(rec))
+        return [out.keys(), out["a@t" if "a@t" in out.keys() else "a"], out.values(), torch.relu(out.values())]
+
+
+@case("6/fused optimizer")
+def fused_state(rec: Package) -> Any:
+    with one_rank():
+        model, weights = trained(rec, "table_wise", optimizer=rec.optim.RowWiseAdagrad)
+        model.load_state_dict({**model.state_dict(), **weights})
+        (model.module["ebc"](kjt(rec)).wait().values() * 0.5).sum().backward()
+        named = model.fused_optimizer.state_dict()["state"]
+        state = {name: {key: whole(value) for key, value in each.items()} for name, each in named.items()}
+        rates = sorted({group["lr"] for group in model.fused_optimizer.param_groups})
+        return [
+            state,
+            whole(model.state_dict()["ebc.embedding_bags.t.weight"]),
+            rates,
+            sorted(model.fused_optimizer.params),
+        ]
+
+
+@case("5/ShardingPlan")
+def plans(rec: Package) -> Any:
+    by = rec("distributed.sharding_plan")
+    tables_plan = by.construct_module_sharding_plan(
+        bags(rec), {"t": by.table_wise(1), "u": by.row_wise()}, local_size=2, world_size=2, device_type="cpu"
+    )
+    plan = rec("distributed.types").ShardingPlan(plan={"ebc": tables_plan})
+    return [str(plan).split(), plan.get_plan_for_module("ebc") is tables_plan, plan.get_plan_for_module("no")]
+
+
+@case("5/EmbeddingModuleShardingPlan")
+def module_plans(rec: Package) -> Any:
+    by = rec("distributed.sharding_plan")
+    tables_plan = by.construct_module_sharding_plan(
+        bags(rec), {"t": by.table_wise(1), "u": by.row_wise()}, local_size=2, world_size=2, device_type="cpu"
+    )
+    kind = rec("distributed.types").EmbeddingModuleShardingPlan
+    return [isinstance(tables_plan, kind), isinstance(tables_plan, dict), str(tables_plan).split(), sorted(tables_plan)]
+
+
+@case("5/LazyAwaitable")
+def lazy(rec: Package) -> Any:
+    kind = rec("distributed.types").LazyAwaitable
+
+    class Later(kind):  # type: ignore[misc, valid-type]
+        def _wait_impl(self) -> torch.Tensor:
+            return torch.arange(3.0)
+
+    sums = [Later() + 1, 2 * Later(), -Later(), Later() - Later(), Later() > 1, Later() / 2]
+    return [torch.relu(Later()), Later()[1], Later().shape, *sums]
+
+
+@case("5/NoWait")
+def no_wait(rec: Package) -> Any:
+    home = rec("distributed.types")
+    return [home.NoWait(3).wait(), isinstance(home.NoWait(3), home.Awaitable)]
+
+
+@case("5/ModuleSharder")
+def own_sharder(rec: Package) -> Any:
+    home = rec("distributed.types").ModuleSharder
+    return [hasattr(home, name) for name in ("shard", "shardable_parameters", "sharding_types", "compute_kernels")]

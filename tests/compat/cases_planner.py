@@ -74,3 +74,15 @@ def constraints_by_position(rec: Package) -> Any:
 @case("7/proposers.GreedyProposer", "not offered: the planner searches by a bound; the error says what to use")
 def proposers(rec: Package) -> Any:
     return isinstance(rec("distributed.planner.proposers").GreedyProposer, type)
+
+
+@case("7/Topology")
+def topology_by_name(rec: Package) -> Any:
+    make = rec("distributed.planner").Topology
+    one = make(world_size=4, compute_device="cuda", local_world_size=2, hbm_cap=2**30)
+    return [one.world_size, one.compute_device, one.local_world_size, make(2, "cpu").local_world_size]
+
+
+@case("7/enumerators.EmbeddingEnumerator", "not offered: the planner searches by a bound; the error says what to use")
+def enumerators(rec: Package) -> Any:
+    return isinstance(rec("distributed.planner.enumerators").EmbeddingEnumerator, type)
