@@ -110,7 +110,7 @@ class RowWiseAdagrad(_RowOptimizer):
         lr_decay: float = 0.0,
         weight_decay: float = 0.0,
         initial_accumulator_value: float = 0.0,
-        eps: float = 1e-10,
+        eps: float = 1e-8,
         *,
         maximize: bool = False,
         **unused: Any,
