@@ -72,5 +72,5 @@ def get_qcomm_codecs_registry(
             raise ValueError(f"vectors do not travel as {kind.name}; use CommType.FP16 or CommType.BF16")
     if qcomms_config.forward_loss_scale or qcomms_config.backward_loss_scale:
         raise ValueError("there is no loss scale on the wire; use CommType.BF16, whose range is that of FP32")
-    codec = Codec(*(_DTYPES[kind] for kind in formats))
+    codec = Codec(forward=_DTYPES[formats[0]], backward=_DTYPES[formats[1]])
     return dict.fromkeys((str(getattr(op, "value", op)) for op in comm_ops or COMM_OPS), codec)
