@@ -274,11 +274,13 @@ def test_ray_without_free_cpus_ends_with_an_error(manifest: Manifest, running_ra
     everything = ray.cluster_resources()["CPU"]
     hog = ray.remote(num_cpus=everything)(threading.Event).remote()
     ray.get(hog.is_set.remote())
-    options = ReadOptions(reader="ray", stall_timeout_s=2)
+    options = ReadOptions(reader="ray", stall_timeout_s=2, patience_s=0)
     batches = stream(manifest, Cursor.start(0), 0, 1, options=options)
-    with pytest.raises(DataError, match="no data arrived for 2 s; fix: leave CPUs free"):
-        next(batches)
-    ray.kill(hog)
+    try:
+        with pytest.raises(DataError, match="no data arrived for 2 s; fix: leave CPUs free"):
+            next(batches)
+    finally:
+        ray.kill(hog)
     deadline = time.monotonic() + 30
     while data_threads() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -314,7 +314,7 @@ def test_a_storage_path_below_a_file_is_refused_before_any_work(tmp_path: Path) 
         ({"model": {}}, "or `factory` (your own)"),
         (
             {"model__args": {"over_arch": [1], "dense_arch": [8], "depth": 3}},
-            "model.args: model.name=dlrm does not take",
+            "model.args.depth: model dlrm has no such argument (it takes dense_arch",
         ),
         ({"model": {"factory": "nowhere_at_all:make"}}, "'nowhere_at_all' cannot be imported"),
         ({"model": {"factory": "json:make"}}, "module 'json' has no function 'make'"),

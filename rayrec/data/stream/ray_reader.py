@@ -125,16 +125,18 @@ def _check_cpus(options: ReadOptions) -> None:
         )
 
 
-def _where(options: ReadOptions) -> dict[str, str] | None:
+def _where(options: ReadOptions) -> dict[str, Any]:
     """Where read tasks run: where labels say so, else beside the rank that asks, lest rows cross the network once more.
 
-    Ray chooses where this node has no CPU to spare.
+    Ray chooses where this node has no CPU to spare, now or later.
     """
     if options.label_selector is not None:
-        return options.label_selector
+        return {"label_selector": options.label_selector}
     here = ray.get_runtime_context().get_node_id()
     spare = available_resources_per_node().get(here, {}).get("CPU", 0.0)
-    return {"ray.io/node-id": here} if spare >= options.cpus_per_read else None
+    if spare < options.cpus_per_read:
+        return {}
+    return {"label_selector": {"ray.io/node-id": here}, "fallback_strategy": [{"label_selector": {}}]}
 
 
 def _dataset(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Dataset:
@@ -151,5 +153,5 @@ def _dataset(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> D
             num_cpus=options.cpus_per_read,
             concurrency=options.concurrent_reads,
             override_num_blocks=len(tasks),
-            label_selector=_where(options),
+            **_where(options),
         )
