@@ -155,7 +155,7 @@ def train_sharded(
 
     Tables with a dense kernel are trained by `make`'s optimizer, by default the plain twin of the fused one.
     """
-    sharder = EmbeddingBagCollectionSharder(fused_params, codec, dedup=dedup)
+    sharder = EmbeddingBagCollectionSharder(fused_params, codec=codec, dedup=dedup)
     env = ShardingEnv.from_process_group(group, local_world_size)
     sharded = sharder.shard(ebc, plan, env, DEVICE)
     dense = make_dense_optimizer(sharded, make or partial(make_optimizer, fused_params=fused_params))

@@ -23,7 +23,7 @@ KJT = KeyedJaggedTensor(["f"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]
 
 
 def shard(group: dist.ProcessGroup, codec: Codec | None = None, kernel: str = "fused") -> Any:
-    sharder = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 1e9}, codec)
+    sharder = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 1e9}, codec=codec)
     plan = {"t": cut(TABLE, ShardingType.TABLE_WISE, [1], kernel)}
     return sharder.shard(EmbeddingBagCollection([TABLE]), plan, ShardingEnv.from_process_group(group), DEVICE)
 

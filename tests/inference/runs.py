@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def trainer_scores(run: Path, factory: Any = None) -> list[tuple[Batch, torch.Te
     raw = folder.read_config()
     assert raw is not None
     job = make_job(raw)
-    job = type(job)(config=job.config, train=job.train, eval=job.eval, folder=run, factory=factory)
+    job = replace(job, folder=run, factory=factory, checkpoints=folder.checkpoints)
     learner = make_learner(job, session_alone(Silent()))
     CheckpointStore(folder.checkpoints).load(checkpoint, learner.model)
     learner.model.eval()

@@ -134,7 +134,7 @@ def _scores_with(run: Path, model: Path) -> list[tuple[Batch, torch.Tensor]]:
 
 
 def test_a_users_own_model_of_several_collections_in_int8(tmp_path: Path) -> None:
-    run = train(tmp_path, factory=TwoTowers, model__args={})
+    run = train(tmp_path, factory=TwoTowers, model={})
     made = export_run(run, tmp_path / "model", Wanted(tables="int8"), factory=TwoTowers)
     assert {place.format for place in made.index.places} == {TableFormat.INT8}
     assert made.parity.bytes["tables"] < made.parity.bytes["fp32"] / 2
