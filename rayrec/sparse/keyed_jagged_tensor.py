@@ -459,7 +459,7 @@ def _unflatten(parts: Any, context: Any) -> KeyedJaggedTensor:
     out._values, out._weights, out._lengths, out._offsets, indices = parts
     out._inverse_indices = None if names is None else (names, indices)
     out._stride_per_key = None if out._strides is None else [sum(part) for part in out._strides]
-    out._length_per_key = out._offset_per_key = out._key_index = out._jagged_by_key = None
+    out._length_per_key = out._offset_per_key = out._key_index = out._jagged_by_key = out._host = None
     return out
 
 

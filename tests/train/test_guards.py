@@ -129,7 +129,7 @@ def test_parameters_that_are_not_finite_never_reach_a_checkpoint(tmp_path: Path)
             Breaks.calls += 1
             loss, logits = super().forward(batch)
             if Breaks.calls == 3:
-                self.over_arch.layers[0].weight.register_hook(lambda grad: torch.full_like(grad, torch.inf))
+                next(self.over_arch.parameters()).register_hook(lambda grad: torch.full_like(grad, torch.inf))
             return loss, logits
 
     with pytest.raises(TrainError, match="not a finite number"):
