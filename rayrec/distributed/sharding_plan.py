@@ -98,8 +98,14 @@ class Table:
         unless one is named."""
         fused = hasattr(self.weight, "_in_backward_optimizers") or hasattr(self.weight, "_optimizer_classes")
         chosen = kernel or (EmbeddingComputeKernel.FUSED if fused else EmbeddingComputeKernel.DENSE).value
+        shards, device = tuple(shards), device or self.device
+        beyond = [] if device == "cpu" else [s.rank for s in shards if s.rank >= self.local_size]
         return ParameterSharding(
-            sharding_type=kind.value, compute_kernel=chosen, shards=tuple(shards), device=device or self.device
+            sharding_type=kind.value,
+            compute_kernel=chosen,
+            shards=shards,
+            device=device,
+            local_ranks={rank: rank % self.local_size for rank in beyond},
         )
 
 

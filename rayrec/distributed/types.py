@@ -111,7 +111,8 @@ class ParameterSharding:
     """How one table is sharded.
 
     `shards` cover the table exactly once; a data-parallel table lists one full rectangle for every rank. `cache_params`
-    are of a table behind a device cache; without them it holds fbgemm's default share.
+    are of a table behind a device cache; without them it holds fbgemm's default share. `local_ranks` gives the device's
+    index of those of its ranks that are not on the first host, where it is another one than the rank.
     """
 
     sharding_type: str
@@ -119,6 +120,7 @@ class ParameterSharding:
     shards: tuple[Shard, ...]
     device: str = "cpu"
     cache_params: CacheParams | None = None
+    local_ranks: Mapping[int, int] = field(default_factory=dict, hash=False)
 
     @property
     def ranks(self) -> list[int]:
@@ -140,7 +142,9 @@ class ParameterSharding:
         return (max(s.rows.stop for s in self.shards), max(s.cols.stop for s in self.shards))
 
     def placement(self, shard: Shard) -> str:
-        return f"rank:{shard.rank}/{'cpu' if self.device == 'cpu' else f'{self.device}:{shard.rank}'}"
+        """The shard's rank and its device, as that rank's host numbers it: `rank:2/cuda:0`, `rank:2/cpu`."""
+        index = self.local_ranks.get(shard.rank, shard.rank)
+        return f"rank:{shard.rank}/{'cpu' if self.device == 'cpu' else f'{self.device}:{index}'}"
 
 
 ModuleSharding = dict[str, ParameterSharding]
@@ -236,11 +240,14 @@ def _read_sharding(path: str, name: str, raw: Mapping[str, Any]) -> ParameterSha
     where = f"plan of module {path!r}, table {name!r}"
     try:
         sharding_type = ShardingType(raw["sharding_type"]).value
-        shards, devices = [], set()
+        shards, devices, local_ranks = [], set(), {}
         for piece in raw["shards"]:
             (row, col), (num_rows, num_cols) = piece["shard_offsets"], piece["shard_sizes"]
             rank, device = piece["placement"].removeprefix("rank:").split("/")
-            devices.add(device.split(":")[0])
+            kind, _, index = device.partition(":")
+            devices.add(kind)
+            if index and int(index) != int(rank):
+                local_ranks[int(rank)] = int(index)
             shards.append(
                 Shard(table=name, rows=Span(row, row + num_rows), cols=Span(col, col + num_cols), rank=int(rank))
             )
@@ -251,6 +258,7 @@ def _read_sharding(path: str, name: str, raw: Mapping[str, Any]) -> ParameterSha
             shards=tuple(shards),
             device=device,
             cache_params=CacheParams(**raw["cache_params"]) if raw.get("cache_params") else None,
+            local_ranks=local_ranks,
         )
     except KeyError as error:
         raise ValueError(f"{where}: field {error} is missing") from error

@@ -32,6 +32,20 @@ def test_two_tables_on_one_rank_print_as_in_the_tutorial():
     assert "user_table    | [0, 0]        | [4096, 64]  | rank:0/cuda:0" in text
 
 
+def test_devices_are_numbered_from_0_on_every_host():
+    told = {"t": ParameterConstraints(sharding_types=["row_wise"])}
+    on_gpus = planned([table("t", 4096)], Topology(4, "cuda", local_world_size=2), told)
+    by_row = on_gpus.plan[""]["t"]
+    assert [by_row.placement(s) for s in by_row.shards] == [
+        "rank:0/cuda:0", "rank:1/cuda:1", "rank:2/cuda:0", "rank:3/cuda:1"
+    ]  # fmt: skip
+    assert ShardingPlan.from_json(on_gpus.to_json()) == on_gpus
+    on_cpus = planned([table("t", 4096)], Topology(4, "cpu", local_world_size=2), told)
+    by_row = on_cpus.plan[""]["t"]
+    assert [by_row.placement(s) for s in by_row.shards] == [f"rank:{rank}/cpu" for rank in range(4)]
+    assert not by_row.local_ranks
+
+
 def test_each_rank_gets_a_large_and_a_small_table():
     told = {
         t.name: ParameterConstraints(sharding_types=["table_wise"], compute_kernels=["batched_fused"])

@@ -22,18 +22,29 @@ def build_plan(problem: Problem, packing: Packing, order: Sequence[TableKey]) ->
     for u in np.lexsort((packing.unit_U, packing.table_U)):
         places.setdefault(int(packing.table_U[u]), []).append(int(packing.place_U[u]))
     caches = _grown_caches(problem, packing)
+    local_ranks = _local_ranks(problem)
     plan: dict[str, ModuleSharding] = {}
     for path, name in order:
         number = number_of[path, name]
         option = packing.chosen[number]
+        shards = _shards(problem, option, places.get(number, []), packing.hosts_of.get(number, []))
         plan.setdefault(path, {})[name] = ParameterSharding(
             sharding_type=option.sharding_type,
             compute_kernel=option.kernel,
-            shards=_shards(problem, option, places.get(number, []), packing.hosts_of.get(number, [])),
+            shards=shards,
             device=problem.topology.compute_device,
             cache_params=caches.get((path, name)),
+            local_ranks={s.rank: local_ranks[s.rank] for s in shards if s.rank in local_ranks},
         )
     return ShardingPlan(plan)
+
+
+def _local_ranks(problem: Problem) -> dict[int, int]:
+    """The places on their host of ranks beyond the first host, whose devices are numbered from 0 again."""
+    if problem.topology.compute_device == "cpu":
+        return {}
+    hosts = problem.topology.hosts
+    return {rank: place for host in hosts for place, rank in enumerate(host.ranks) if place != rank}
 
 
 def _shards(problem: Problem, option: Option, ranks: list[int], hosts: list[int]) -> tuple[Shard, ...]:
