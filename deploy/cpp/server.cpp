@@ -171,14 +171,12 @@ class Connection {
   std::string held_;
 };
 
-void watch(const fs::path& path, size_t threads, rayrec::Current& current) {
+void watch(const fs::path& path, size_t threads, rayrec::Current& current, std::string served) {
   std::string told;
   for (;;) {
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     try {
-      static std::string served;
       std::string folder = newest(path);
-      if (served.empty()) served = folder;
       if (folder == served) continue;
       auto model = std::make_shared<const rayrec::Model>(folder, threads);
       current.put(model);
@@ -209,8 +207,10 @@ int main(int count, char** arguments) {
   }
   std::signal(SIGPIPE, SIG_IGN);
   rayrec::Current current;
+  std::string served;
   try {
-    current.put(std::make_shared<const rayrec::Model>(newest(path), threads));
+    served = newest(path);
+    current.put(std::make_shared<const rayrec::Model>(served, threads));
   } catch (const std::exception& error) {
     std::cerr << error.what() << std::endl;
     return 1;
@@ -225,7 +225,7 @@ int main(int count, char** arguments) {
     std::cerr << "port " << port << " cannot be listened on: " << std::strerror(errno) << std::endl;
     return 1;
   }
-  std::thread(watch, fs::path(path), threads, std::ref(current)).detach();
+  std::thread(watch, fs::path(path), threads, std::ref(current), served).detach();
   std::cerr << "serving " << current.take()->version() << " at http://127.0.0.1:" << port << std::endl;
   for (;;) {
     int socket = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
