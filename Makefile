@@ -19,7 +19,7 @@ PYTEST_ARGS ?=
 
 CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
-.PHONY: help setup data train test test-long gpu mutants lint types unit format readme lock clean
+.PHONY: help setup data train test test-long gpu mutants lint types unit format reference lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 14
@@ -60,7 +60,7 @@ format: $(READY)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-readme: $(READY)  ## write the config reference into README.md
+reference: $(READY)  ## write the config reference, rayrec/train/config/REFERENCE.md
 	$(BIN)/python tests/test_readme.py
 
 lock:  ## renew deploy/requirements.lock: the newest versions that pyproject.toml allows

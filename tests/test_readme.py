@@ -1,10 +1,11 @@
-"""The README says what is there: config reference, links, commands, Python. Run as a program, renews the reference."""
+"""README and guides say what is there: links, commands, Python, config. Run as a program, renews the reference."""
 
 from __future__ import annotations
 
 import ast
 import re
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 import torch
@@ -13,24 +14,37 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PAGES = sorted([README, *(page for folder in ("deploy", "data", "rayrec") for page in (ROOT / folder).rglob("*.md"))])
-BEGIN, END = "(written by `make readme`) -->\n", "<!-- config reference: end -->"
+REFERENCE = ROOT / "rayrec/train/config/REFERENCE.md"
 
 
-def with_reference(text: str) -> str:
-    """The README with today's config reference in it."""
+def reference() -> str:
+    """The page that lists every field of the config."""
     from rayrec.train.config.reference import config_reference
 
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{config_reference()}\n\n{END}{rest.split(END)[1]}"
+    return f"""# Config reference
+
+Every field, as `rayrec config` prints it (this page is written by `make reference`). Unknown or wrong fields are
+refused with their path and what is allowed.
+
+{config_reference()}
+"""
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+def blocks(language: str, *paths: Path) -> list[str]:
+    """The code blocks in a language on pages, by default on all."""
+    return [
+        dedent(block)
+        for path in paths or PAGES
+        for block in re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.DOTALL)
+    ]
 
 
 def test_config_reference_is_up_to_date() -> None:
-    text = README.read_text()
-    assert with_reference(text) == text, "the config changed: make readme"
+    assert REFERENCE.read_text() == reference(), "the config changed: make reference"
+
+
+def test_readme_fits_on_a_screen() -> None:
+    assert len(README.read_text().splitlines()) <= 60
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -46,7 +60,7 @@ def test_commands_exist() -> None:
 
     from rayrec.cli.app import app
 
-    text, shell = README.read_text(), "\n".join(blocks("bash"))
+    text, shell = "\n".join(page.read_text() for page in PAGES), "\n".join(blocks("bash"))
     for command in {*re.findall(r"`rayrec (\w+)", text), *re.findall(r"^rayrec (\w+)", shell, re.MULTILINE)}:
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0, command
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -65,7 +79,7 @@ def test_example_commands_are_accepted() -> None:
 def test_example_config_is_valid() -> None:
     from rayrec.train import TrainConfig
 
-    (example,) = blocks("yaml")
+    (example,) = blocks("yaml", ROOT / "rayrec/data/README.md")
     assert TrainConfig(**yaml.safe_load(example)).tables[1].features == ["history"]
 
 
@@ -73,8 +87,8 @@ def test_example_model_works() -> None:
     from rayrec import Batch, EmbeddingBagConfig, KeyedJaggedTensor
 
     scope: dict[str, object] = {}
-    (source,) = [block for block in blocks("python") if "nn.Module" in block]
-    exec(compile(source, "README.md", "exec"), scope)
+    (source,) = [block for block in blocks("python", ROOT / "rayrec/models/README.md") if "nn.Module" in block]
+    exec(compile(source, "models/README.md", "exec"), scope)
     factory = scope["LogisticRegression"]
     assert callable(factory)
     tables = [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["a", "b"])]
@@ -91,4 +105,4 @@ def test_python_examples_import_what_is_there() -> None:
 
 
 if __name__ == "__main__":
-    README.write_text(with_reference(README.read_text()))
+    REFERENCE.write_text(reference())

@@ -69,7 +69,7 @@ class RayHosts:
         return self.head.run(*words, timeout_s=timeout_s, cwd=ROOT, env=self.environment | changes)
 
     def submission(self, *arguments: str) -> list[str]:
-        """The README's command."""
+        """The guide's command."""
         return [RAY, "job", "submit", "--address", DASHBOARD, "--working-dir", ".", "--", "python", *arguments]
 
 

@@ -1,4 +1,4 @@
-"""The README's commands for a cluster, word for word, in the home of a user who ran Ray locally before."""
+"""The guide's commands for a cluster, word for word, in the home of a user who ran Ray locally before."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def cluster_commands(readme: Path, heading: str) -> str:
     return found.group(1)
 
 
-def test_the_readmes_commands_work_after_a_local_run(tmp_path: Path) -> None:
+def test_the_guides_commands_work_after_a_local_run(tmp_path: Path) -> None:
     skip_without_namespaces()
     write_all(tmp_path, rows=200)
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(raw_config(tmp_path)))
-    words = cluster_commands(ROOT / "README.md", "On a cluster")
+    words = cluster_commands(ROOT / "deploy/README.md", "Machines without Kubernetes")
     for there, here in (
         ("data/movielens/train.yaml", str(tmp_path / "train.yaml")),
         ("trainer.num_workers=8", "trainer.num_workers=2"),

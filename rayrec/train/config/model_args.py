@@ -31,15 +31,6 @@ def args_of(name: str) -> type[BaseModel]:
     return create_model(f"{name}_args", __base__=Section, **fields)
 
 
-def all_args() -> dict[str, dict[str, Any]]:
-    """Every argument of a built-in model → the models that take it, with its field in each."""
-    found: dict[str, dict[str, Any]] = {}
-    for model in MODELS:
-        for name, field in args_of(model).model_fields.items():
-            found.setdefault(name, {})[model] = field
-    return found
-
-
 def wrong_args(model: str, args: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(argument, kind, text) of each that a built-in model does not take, misses, or takes in another type."""
     try:

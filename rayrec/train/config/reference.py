@@ -1,4 +1,4 @@
-"""The config's fields as a table, made from its own types: for `rayrec config`, the README, and error messages."""
+"""The config's fields as a table, made from its own types: for `rayrec config`, REFERENCE.md, and error messages."""
 
 from __future__ import annotations
 
@@ -11,37 +11,73 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+HEAD = ["| field | type | default | meaning |", "|---|---|---|---|"]
+
 
 def config_reference() -> str:
-    """Every field of the config as a Markdown table: path, type, default, meaning."""
+    """Every field of the config in Markdown: a chapter a section, with tables of path, type, default and meaning."""
     from rayrec.train.config import TrainConfig
 
-    fields: dict[str, list[tuple[type[BaseModel], str, FieldInfo]]] = {}
-    for path, model, name, field in _rows(TrainConfig, ""):
-        fields.setdefault(path, []).append((model, name, field))
-    lines = ["| field | type | default | meaning |", "|---|---|---|---|"]
-    for path, places in fields.items():
-        kind = " or ".join(dict.fromkeys(_field_type(field) for _, _, field in places))
-        model, name, field = places[0]
-        meaning = _meaning(model, name, field).replace("|", "\\|")
-        lines.append(f"| `{path}` | {kind} | {_default(field)} | {meaning} |")
-        if path == "model.args":
+    sections = {name: field for name, field in _fields(TrainConfig) if _models(field.annotation)}
+    plain = [name for name, _ in _fields(TrainConfig) if name not in sections]
+    rows = _rows_by_path(TrainConfig)
+    lines = [*HEAD, *(rows[name] for name in plain)]
+    for name, field in sections.items():
+        lines += ["", f"## {name}", "", f"{_sentence(_meaning(TrainConfig, name, field))}", "", *HEAD]
+        lines += [row for path, row in rows.items() if re.match(rf"{name}(\[\])?\.", path)]
+        if name == "model":
             lines += _model_args()
+        if name == "optimizers":
+            lines += _sparse_optimizers()
     return "\n".join(lines)
 
 
+def _rows_by_path(model: type[BaseModel]) -> dict[str, str]:
+    """Path of each field below `model` → its row; a path of several sections (a union) has the types of all."""
+    fields: dict[str, list[tuple[type[BaseModel], str, FieldInfo]]] = {}
+    for path, owner, name, field in _rows(model, ""):
+        fields.setdefault(path, []).append((owner, name, field))
+    rows = {}
+    for path, places in fields.items():
+        kind = " or ".join(dict.fromkeys(_field_type(field) for _, _, field in places))
+        owner, name, field = places[0]
+        rows[path] = _row(path, kind, _default(field), _meaning(owner, name, field))
+    return rows
+
+
+def _row(path: str, kind: str, default: str, meaning: str) -> str:
+    return f"| `{path}` | {kind} | {default} | {meaning.replace('|', chr(92) + '|')} |"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
 def _model_args() -> list[str]:
-    """A row for each argument of a built-in model, with what it is in each."""
-    from rayrec.train.config.model_args import all_args
+    """A chapter for each built-in model: the arguments that it takes."""
+    from rayrec.models import MODELS
+    from rayrec.train.config.model_args import args_of
 
     lines = []
-    for name, by_model in all_args().items():
-        fields = list(by_model.values())
-        kind = " or ".join(dict.fromkeys(_field_type(field) for field in fields))
-        default = " or ".join(dict.fromkeys(_default(field) for field in fields))
-        meanings = dict.fromkeys(field.description for field in fields)
-        told = [f"{text} ({', '.join(m for m, f in by_model.items() if f.description == text)})" for text in meanings]
-        lines.append(f"| `model.args.{name}` | {kind} | {default} | {'; '.join(told)} |".replace('"', "`"))
+    for model in MODELS:
+        lines += ["", f"### model.args of {model}", "", *HEAD]
+        for name, field in args_of(model).model_fields.items():
+            meaning = (field.description or "").replace('"', "`")
+            lines.append(_row(f"model.args.{name}", _field_type(field), _default(field), meaning))
+    return lines
+
+
+def _sparse_optimizers() -> list[str]:
+    """A chapter that says which of the fields each optimizer of the tables reads."""
+    from rayrec.distributed.kernel import RULES
+    from rayrec.train.config.optimizers import SparseOptimizerConfig
+
+    kinds = get_args(SparseOptimizerConfig.model_fields["kind"].annotation)
+    lines = ["", "### optimizers.sparse by kind", "", "All read `lr`, `weight_decay`, `schedule`; and:", ""]
+    lines += ["| kind | reads |", "|---|---|"]
+    for kind in kinds:
+        own = sorted(RULES[kind].reads & set(SparseOptimizerConfig.model_fields))
+        lines.append(f"| `{kind}` | {', '.join(f'`{name}`' for name in own) or 'nothing more'} |")
     return lines
 
 
