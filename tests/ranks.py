@@ -16,7 +16,7 @@ from typing import Any
 
 from ray import cloudpickle
 
-from tests.mutants.reach import coverage_of_rank
+from tests.mutants.contexts import context_now, coverage_of_rank
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["tests.preload"])
@@ -49,7 +49,7 @@ class Ranks:
         """
         for rank, (_, pipe) in enumerate(self._members):
             dealt = [arg.items[rank] if isinstance(arg, PerRank) else arg for arg in args]
-            pipe.send_bytes(cloudpickle.dumps((fn, dealt, os.environ.get("PYTEST_CURRENT_TEST", ""))))
+            pipe.send_bytes(cloudpickle.dumps((fn, dealt, context_now())))
         results, errors = [], []
         for rank, (_, pipe) in enumerate(self._members):
             if not pipe.poll(timeout_s if not errors else 5):
@@ -133,7 +133,7 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
         except (EOFError, OSError):
             break
         if measuring is not None:
-            measuring.switch_context(test.rsplit(" ", 1)[0])  # "tests/…::test_x (call)"
+            measuring.switch_context(test)
         try:
             answer = (True, fn(dist.group.WORLD, *args))
         except BaseException:

@@ -129,6 +129,14 @@ def test_state_of_other_optimizers_comes_along(tmp_path: Path, optimizer: EmbOpt
     torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
 
 
+def test_the_count_of_updates_comes_along_from_a_rank_that_is_not_the_first(tmp_path: Path) -> None:
+    """Adam corrects its bias by it; rank 0 has no table."""
+    where = ("fused", "fused"), adam, 1
+    before = mean_losses(on_ranks(2, save_run, str(tmp_path), "tw", EmbOptimType.ADAM, *where))
+    after = mean_losses(on_ranks(2, load_run, str(tmp_path), "rw", EmbOptimType.ADAM))
+    torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
+
+
 DENSE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adam": adam,
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.types import ModuleSharding, ShardingType
-from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+from rayrec.distributed.types import ModuleSharding, ParameterSharding, Shard, ShardingType, Span
+from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from tests.distributed.oracle import cut, draw_kjt, join, train_plain, train_sharded
 from tests.ranks import on_ranks
 
@@ -61,14 +61,17 @@ def check(
     batch_sizes: tuple[int, ...] | None = None,
     dedup: bool = False,
     train: Callable[..., Any] = train_sharded,
+    configs: list[EmbeddingBagConfig] | None = None,
+    plan: ModuleSharding | None = None,
 ) -> None:
-    configs = tables(pooling)
+    configs = configs or tables(pooling)
+    plan = plan or plan_of(configs, kinds)
     ebc = EmbeddingBagCollection(configs, is_weighted=weighted, seed=3)
     generator = torch.Generator().manual_seed(7)
     sizes = batch_sizes or (6,) * world
     steps = [[draw_kjt(generator, configs, size, 3, weighted) for size in sizes] for _ in range(3)]
     outputs, weights = train_plain(ebc, steps, fused_params)
-    answers = on_ranks(world, train, ebc, plan_of(configs, kinds), steps, fused_params, None, dedup)
+    answers = on_ranks(world, train, ebc, plan, steps, fused_params, None, dedup)
     for step, output in enumerate(outputs):
         torch.testing.assert_close(torch.cat([answer[0][step] for answer in answers]), output, atol=1e-5, rtol=1e-5)
     for _, shards in answers:
@@ -111,6 +114,44 @@ def test_row_wise_adagrad_equals_one_process(kind: ShardingType) -> None:
 )
 def test_ranks_may_bring_batches_of_different_size(sizes: tuple[int, ...], kinds: list[Any]) -> None:
     check(2, kinds, ADAGRAD, batch_sizes=sizes)
+
+
+def test_strips_that_overlap_in_part_after_they_were_joined() -> None:
+    """Both column halves of the first rows lie on rank 0 and are joined; below, each half is cut on its own."""
+    table = EmbeddingBagConfig(name="t", num_embeddings=12, embedding_dim=16, feature_names=["f1", "f2"])
+    left, right = Span(0, 8), Span(8, 16)
+    shards = [
+        Shard(table="t", rows=Span(0, 6), cols=left, rank=0),
+        Shard(table="t", rows=Span(6, 12), cols=left, rank=1),
+        Shard(table="t", rows=Span(0, 6), cols=right, rank=0),
+        Shard(table="t", rows=Span(6, 9), cols=right, rank=1),
+        Shard(table="t", rows=Span(9, 12), cols=right, rank=0),
+    ]
+    plan = {"t": ParameterSharding(sharding_type=T.GRID_SHARD.value, compute_kernel="fused", shards=tuple(shards))}
+    check(2, [], ADAGRAD, configs=[table], plan=plan)
+
+
+def test_replicas_of_one_width_in_two_number_formats() -> None:
+    """Each keeps its own format: numbers that fp16 has not stay in the fp32 table."""
+    configs = [
+        EmbeddingBagConfig(
+            name=kind.value, num_embeddings=9, embedding_dim=8, feature_names=[kind.value], data_type=kind
+        )
+        for kind in (DataType.FP16, DataType.FP32)
+    ]
+    ebc = EmbeddingBagCollection(configs, seed=3)
+    generator = torch.Generator().manual_seed(7)
+    steps = [[draw_kjt(generator, configs, 5, 3) for _ in range(2)] for _ in range(2)]
+    outputs, weights = train_plain(ebc, steps, SGD)
+    plan = {table.name: cut(table, T.DATA_PARALLEL, [0, 1]) for table in configs}
+    for rank, (got, shards) in enumerate(on_ranks(2, train_sharded, ebc, plan, steps, SGD)):
+        mine = outputs[0][5 * rank : 5 * rank + 5]
+        torch.testing.assert_close(got[0], mine, atol=1e-6, rtol=1e-6)
+        for name, tol in (("FP16", 2e-3), ("FP32", 1e-5)):
+            ((_, replica),) = shards[f"embedding_bags.{name}.weight"]
+            expected = weights[f"embedding_bags.{name}.weight"]
+            assert replica.dtype == expected.dtype
+            torch.testing.assert_close(replica, expected, atol=tol, rtol=tol)
 
 
 def test_join_is_the_concatenated_batch() -> None:

@@ -4,39 +4,65 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
+from tests.mutants.equivalent import EQUIVALENT
 from tests.mutants.judge import HUNG, KILLED, SURVIVED, UNREACHED, Judge
 from tests.mutants.mutants import Mutant, sample
-from tests.mutants.reach import measure
+from tests.mutants.reach import READERS, Reach, digest, measure
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "mutants"
 PACKAGES = [f"rayrec/{name}" for name in ("data", "distributed", "checkpoint", "optim", "metrics", "train")]
+SAME = "equivalent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """What became of one fault.
+
+    Args:
+        by: the test that failed, or the reason for which the fault changes nothing.
+        tests: how many tests reach it.
+        basis: digest of the source, and of the tests where none of them failed.
+    """
+
+    mutant: Mutant
+    change: str
+    verdict: str
+    by: str
+    tests: int
+    basis: str
 
 
 def main() -> None:
     arguments = parse()
     drawn = sample(ROOT, arguments.paths, arguments.n, arguments.seed)
-    reach = measure(ROOT, BUILD, arguments.tests)
-    start, rows = time.monotonic(), []
+    reach = measure(ROOT, BUILD / "reach", arguments.tests)
+    kept = BUILD / f"seed-{arguments.seed}.json"
+    known = read(kept)
+    end, rows = time.monotonic() + arguments.minutes * 60, []
     with tempfile.TemporaryDirectory(prefix="rayrec-mutants-") as folder:
         judge = Judge(ROOT, Path(folder) / "copy")
         for number, mutant in enumerate(drawn, start=1):
-            if time.monotonic() - start > arguments.minutes * 60:
-                print(f"{arguments.minutes} minutes are over: {len(drawn) - number + 1} faults were not tried")
-                break
-            tests = reach.of(ROOT, mutant.path, mutant.line, arguments.seconds)
-            verdict = judge.verdict(mutant, tests, sum(reach.seconds[test] for test in tests))
-            rows.append((mutant, change(mutant), verdict, len(tests)))
-            print(
-                f"{number}/{len(drawn)} {verdict}: {mutant.path}:{mutant.line} {rows[-1][1]} ({len(tests)} tests)",
-                flush=True,
-            )
-    report(rows, arguments, time.monotonic() - start)
+            chosen = Chosen.of(mutant, reach, arguments.seconds)
+            row = known.get(mutant)
+            if row is None or row.basis not in (chosen.source, chosen.basis):
+                if time.monotonic() > end:
+                    print(f"{arguments.minutes} minutes are over: the same command goes on where this one stopped")
+                    break
+                row = attempt(judge, mutant, chosen)
+                print(f"{number}/{len(drawn)} {row.verdict}: {place(mutant)} {row.change} {row.by}", flush=True)
+            rows.append(row)
+            kept.write_text(json.dumps([asdict(row) for row in rows]))
+    report(rows, len(drawn), arguments.seed)
 
 
 def parse() -> argparse.Namespace:
@@ -46,10 +72,62 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--paths", nargs="+", default=PACKAGES, help="files and folders to put faults into")
     parser.add_argument("--tests", nargs="+", default=["tests"], help="tests to choose from; fast ones only")
     parser.add_argument("--seconds", type=float, default=30, help="of tests for one fault, quick ones first (30)")
-    parser.add_argument("--minutes", type=float, default=60, help="for all faults (60)")
+    parser.add_argument(
+        "--minutes", type=float, default=60, help="after which no further fault is begun (60); run again to go on"
+    )
     return parser.parse_args()
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The tests for one fault.
+
+    Args:
+        readers: read the sources, and are tried first.
+        near: run the line.
+        seconds: of all, without a fault.
+    """
+
+    readers: Sequence[str]
+    near: Sequence[str]
+    seconds: float
+    source: str
+    basis: str
+
+    @classmethod
+    def of(cls, mutant: Mutant, reach: Reach, most_s: float) -> Chosen:
+        readers = [test for test in reach.seconds if test.startswith(READERS)]
+        near = reach.of(ROOT, mutant.path, mutant.line, most_s)
+        source = digest(ROOT / mutant.path)
+        files = sorted({test.split("::")[0] for test in (*readers, *near)})
+        basis = "-".join([source, str(len(near)), *(digest(ROOT / file)[:4] for file in files)])
+        return cls(readers, near, sum(reach.seconds[test] for test in (*readers, *near)), source, basis)
+
+
+def attempt(judge: Judge, mutant: Mutant, chosen: Chosen) -> Tried:
+    verdict, by = judge.verdict(mutant, [*chosen.readers, *chosen.near], chosen.seconds)
+    basis = chosen.source if verdict in (KILLED, HUNG) else chosen.basis
+    if verdict == SURVIVED and not chosen.near:
+        verdict = UNREACHED
+    text = change(mutant)
+    if verdict == SURVIVED and (mutant.path, text) in EQUIVALENT:
+        verdict, by = SAME, EQUIVALENT[mutant.path, text]
+    return Tried(mutant=mutant, change=text, verdict=verdict, by=by, tests=len(chosen.near), basis=basis)
+
+
+def read(kept: Path) -> dict[Mutant, Tried]:
+    """What an earlier run with the same seed found."""
+    if not kept.exists():
+        return {}
+    rows = [Tried(**{**row, "mutant": Mutant(**row["mutant"])}) for row in json.loads(kept.read_text())]
+    return {row.mutant: row for row in rows}
+
+
+def place(mutant: Mutant) -> str:
+    return f"{mutant.path}:{mutant.line}"
+
+
+@cache
 def change(mutant: Mutant) -> str:
     """The line as it was and as it became."""
     before = (ROOT / mutant.path).read_text(encoding="utf-8")
@@ -58,22 +136,20 @@ def change(mutant: Mutant) -> str:
     return f"`{old}` → `{new}`"
 
 
-def report(rows: list[tuple[Mutant, str, str, int]], arguments: argparse.Namespace, seconds: float) -> None:
-    """Prints the table of what was not noticed, and keeps all of it in `build/mutants/report.md`."""
-    table = ["| file | change | verdict | tests |", "|---|---|---|---|"]
+def report(rows: Sequence[Tried], drawn: int, seed: int) -> None:
+    """Prints the table of what was not noticed, and keeps all of it in `build/mutants/seed-N.md`."""
+    table = ["| file | change | verdict | by |", "|---|---|---|---|"]
     table += [
-        f"| {m.path}:{m.line} | {text.replace('|', chr(92) + '|')} | {verdict} | {tests} |"
-        for m, text, verdict, tests in rows
+        f"| {place(row.mutant)} | {row.change.replace('|', chr(92) + '|')} | {row.verdict} | {row.by} |" for row in rows
     ]
-    count = Counter(verdict for *_, verdict, _ in rows)
-    killed, reached = count[KILLED] + count[HUNG], len(rows) - count[UNREACHED]
+    count = Counter(row.verdict for row in rows)
+    killed, reached = count[KILLED] + count[HUNG], len(rows) - count[UNREACHED] - count[SAME]
     summary = (
-        f"{killed} of {reached} faults in reach of fast tests were noticed ({killed / max(reached, 1):.0%}), "
-        f"{count[SURVIVED]} not; {count[UNREACHED]} were in reach of none. "
-        f"Seed {arguments.seed}, {seconds / 60:.0f} minutes."
+        f"Seed {seed}: {len(rows)} of {drawn} faults tried. {killed} of {reached} in reach of fast tests were noticed "
+        f"({killed / max(reached, 1):.1%}), {count[SURVIVED]} not. {count[SAME]} change nothing; "
+        f"{count[UNREACHED]} are in reach of no fast test."
     )
-    BUILD.mkdir(parents=True, exist_ok=True)
-    (BUILD / "report.md").write_text("\n".join([summary, "", *table, ""]))
+    (BUILD / f"seed-{seed}.md").write_text("\n".join([summary, "", *table, ""]))
     print("\n".join(["", *(row for row in table if "| killed" not in row), "", summary]))
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.mutants.mutants import Mutant
 
@@ -39,6 +40,7 @@ class Judge:
 
     def __init__(self, root: Path, copy: Path) -> None:
         self._copy = copy
+        self._failed = copy.with_name("failed")  # the first test that failed, by name
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=root,
@@ -54,10 +56,10 @@ class Judge:
         for name in WARM:
             __import__(name)
 
-    def verdict(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> str:
-        """Whether one of `tests`, which took `seconds` without the fault, fails with it."""
+    def verdict(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> tuple[str, str]:
+        """Whether one of `tests`, which took `seconds` without the fault, fails with it, and the one that does."""
         if not tests:
-            return UNREACHED
+            return SURVIVED, ""
         path = self._copy / mutant.path
         original = path.read_text(encoding="utf-8")
         try:
@@ -65,7 +67,9 @@ class Judge:
             code = self._run(tests, 3 * seconds + GRACE_S)
         finally:
             self._write(path, original)
-        return HUNG if code is None else SURVIVED if code == 0 else KILLED
+        if code == 0:
+            return SURVIVED, ""
+        return (HUNG if code is None else KILLED), self._failed.read_text() if self._failed.exists() else ""
 
     def _write(self, path: Path, text: str) -> None:
         """Python takes a compiled file for the source's if time and size agree: so no compiled file stays."""
@@ -76,12 +80,13 @@ class Judge:
     def _run(self, tests: Sequence[str], limit_s: float) -> int | None:
         """pytest's exit status, from a fork of this process, which has the slow imports; None for no end in time."""
         sys.stdout.flush()
+        self._failed.unlink(missing_ok=True)
         child = os.fork()
         if child == 0:
             code = 70
             try:
                 os.setsid()
-                code = _pytest_in(self._copy, tests)
+                code = _pytest_in(self._copy, tests, self._failed)
             finally:
                 os._exit(code)
         end = time.monotonic() + limit_s
@@ -100,7 +105,20 @@ class Judge:
         shutil.rmtree(self._copy, ignore_errors=True)
 
 
-def _pytest_in(folder: Path, tests: Sequence[str]) -> int:
+class _FirstFailure:
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and not self._file.exists():
+            self._file.write_text(report.nodeid)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed and not self._file.exists():
+            self._file.write_text(report.nodeid)
+
+
+def _pytest_in(folder: Path, tests: Sequence[str], failed: Path) -> int:
     import pytest
 
     silent = os.open(os.devnull, os.O_RDWR)
@@ -111,5 +129,6 @@ def _pytest_in(folder: Path, tests: Sequence[str]) -> int:
         del sys.modules[name]
     sys.path[:] = [str(folder), *(entry for entry in sys.path if entry not in ("", os.environ.get("PWD", "")))]
     os.environ["PYTHONPATH"] = str(folder)
-    os.environ.pop("RAYREC_REACH", None)
-    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--timeout=120", *tests]))
+    return int(
+        pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--timeout=120", *tests], plugins=[_FirstFailure(failed)])
+    )

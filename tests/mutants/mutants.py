@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +87,20 @@ def sample(root: Path, paths: Sequence[str], size: int, seed: int) -> list[Mutan
             of_line.setdefault((path, mutant.line), {}).setdefault(mutant.operator, []).append(mutant)
     drawing = random.Random(seed)
     lines = drawing.sample(sorted(of_line), min(size, len(of_line)))
-    return [drawing.choice(drawing.choice(list(of_line[line].values()))) for line in sorted(lines)]
+    return [mutant for line in sorted(lines) for mutant in _one_that_compiles(root, of_line[line], drawing)]
+
+
+def _one_that_compiles(root: Path, by_operator: dict[str, list[Mutant]], drawing: random.Random) -> Iterator[Mutant]:
+    """A kind of fault, and a place for it; none where no fault of the line is Python (the `*` among arguments)."""
+    kinds = list(by_operator)
+    for operator in drawing.sample(kinds, len(kinds)):
+        for mutant in drawing.sample(by_operator[operator], len(by_operator[operator])):
+            try:
+                compile(mutant.source((root / mutant.path).read_text(encoding="utf-8")), mutant.path, "exec")
+            except SyntaxError:
+                continue
+            yield mutant
+            return
 
 
 def python_files(root: Path, paths: Iterable[str]) -> list[str]:

@@ -1,7 +1,8 @@
-"""Which test runs which line: one run of the fast tests under coverage, with the test as context.
+"""Which test runs which line: the fast tests under coverage, with the test as context, kept until a file changes.
 
-The plugin below runs inside pytest, in the process that runs the tests; ranks of `tests.ranks` take part, other
-processes (Ray's workers, commands) do not.
+A fast test is one without the marks `slow`, `long` and `gpu` that starts no Ray in its own process. What is kept in
+`build/mutants/reach` is a file for each test file; it holds until that test file, a helper of it or a source that its
+tests ran has changed, so that after a change only the tests that it concerns are run again.
 """
 
 from __future__ import annotations
@@ -12,25 +13,31 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import coverage
-import pytest
+
+from tests.mutants.contexts import CONFIG, SPENT, VARIABLE, Spent, uses
 
 FAST = "not slow and not long and not gpu"
-CONFIG, DURATIONS = "coverage.ini", "durations.json"
+TOGETHER = 20  # test files of one run of pytest, after which its findings are written down
+# They read the sources instead of running them, and so reach every line.
+READERS = ("tests/test_architecture.py",)
+SHARED = ("tests/conftest.py", "tests/ranks.py", "tests/preload.py")
 
 
 @dataclass(frozen=True)
 class Reach:
-    """What a coverage run found.
+    """What the coverage runs found.
 
     Args:
-        tests: by file and line, the tests that run it.
-        seconds: by test that passed.
+        tests: by file and line, the fast tests that run it.
+        seconds: by fast test that passed.
     """
 
     tests: Mapping[str, Mapping[int, Sequence[str]]]
@@ -58,78 +65,120 @@ class Reach:
 
 
 def _functions_around(path: Path, line: int) -> list[range]:
-    """Lines of the functions and classes that hold a line, the innermost first."""
+    """Lines of the functions and classes that hold a line, the innermost first; a function with its decorators."""
     kinds = (ast.FunctionDef, ast.ClassDef)
     nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)]
-    spans = [range(node.lineno, (node.end_lineno or node.lineno) + 1) for node in nodes]
+    starts = [min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) for node in nodes]
+    spans = [range(start, (node.end_lineno or start) + 1) for start, node in zip(starts, nodes, strict=True)]
     return sorted((span for span in spans if line in span), key=len)
 
 
+@dataclass(frozen=True)
+class Findings:
+    """Of one test file.
+
+    Args:
+        sources: digests of the files that hold what was found.
+        seconds: by fast test that passed.
+        lines: by source and line, places of its tests in `seconds`.
+    """
+
+    sources: Mapping[str, str]
+    seconds: Mapping[str, float]
+    lines: Mapping[str, Mapping[str, Sequence[int]]]
+
+    def hold(self, root: Path) -> bool:
+        return all(digest(root / path) == known for path, known in self.sources.items())
+
+
+@cache
+def digest(path: Path) -> str:
+    """Of a file's text; the empty one for no file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+
+
 def measure(root: Path, folder: Path, tests: Sequence[str]) -> Reach:
-    """Runs the fast tests under `tests`, unless `folder` holds such a run of the same sources."""
-    folder = folder / _fingerprint(root, tests)
-    if not (folder / DURATIONS).exists():
-        folder.mkdir(parents=True, exist_ok=True)
+    """Runs the fast tests of those files under `tests` for which `folder` has nothing that still holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = _test_files(root, tests)
+    stale = [path for path in files if not _kept(root, folder, path)]
+    for start in range(0, len(stale), TOGETHER):
+        group = stale[start : start + TOGETHER]
+        for path, findings in _run(root, group).items():
+            _place(folder, path).write_text(json.dumps(vars(findings)))
+    return _merged([json.loads(_place(folder, path).read_text()) for path in files])
+
+
+def _test_files(root: Path, tests: Sequence[str]) -> list[str]:
+    found: set[Path] = set()
+    for path in tests:
+        whole = root / path
+        found |= {whole} if whole.is_file() else set(whole.rglob("test_*.py"))
+    return sorted(path.relative_to(root).as_posix() for path in found)
+
+
+def _place(folder: Path, test_file: str) -> Path:
+    return folder / (test_file.replace("/", "-") + ".json")
+
+
+def _kept(root: Path, folder: Path, test_file: str) -> bool:
+    place = _place(folder, test_file)
+    return place.exists() and Findings(**json.loads(place.read_text())).hold(root)
+
+
+def _merged(kept: Iterable[Mapping[str, Any]]) -> Reach:
+    tests: dict[str, dict[int, list[str]]] = {}
+    seconds: dict[str, float] = {}
+    for one in kept:
+        names = list(one["seconds"])
+        seconds |= one["seconds"]
+        for path, lines in one["lines"].items():
+            by_line = tests.setdefault(path, {})
+            for line, places in lines.items():
+                by_line.setdefault(int(line), []).extend(names[place] for place in places)
+    return Reach(tests, seconds)
+
+
+def _run(root: Path, test_files: Sequence[str]) -> dict[str, Findings]:
+    """Findings of some test files, from one run of pytest."""
+    with tempfile.TemporaryDirectory(prefix="rayrec-reach-") as name:
+        folder = Path(name)
         config = folder / CONFIG
-        config.write_text(f"[run]\nsource = {root / 'rayrec'}\ndata_file = {folder / 'lines'}\nparallel = true\n")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.reach", "-m", FAST, *tests]
-        print(f"which test runs which line: {' '.join(command[1:])}", flush=True)
-        done = subprocess.run(command, cwd=root, env={**os.environ, "RAYREC_REACH": str(config)})
-        if done.returncode not in (0, 1):  # tests that fail do not count
+        where = f"source =\n    {root / 'rayrec'}\n    {root / 'tests'}\n"
+        config.write_text(f"[run]\n{where}data_file = {folder / 'lines'}\nparallel = true\n")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.contexts", "-m", FAST, *test_files]
+        print(f"which test runs which line: {len(test_files)} files from {test_files[0]}", flush=True)
+        done = subprocess.run(command, cwd=root, env={**os.environ, VARIABLE: str(config)})
+        if done.returncode not in (0, 1, 5):  # tests that fail do not count; some files have none that is fast
             raise RuntimeError(f"pytest ended with {done.returncode}")
-    data = coverage.CoverageData(basename=str(folder / "all"), no_disk=True)
-    for part in folder.glob("lines.*"):
-        one = coverage.CoverageData(basename=str(part))
-        one.read()
-        data.update(one)
-    tests_of = {str(Path(path).relative_to(root)): data.contexts_by_lineno(path) for path in data.measured_files()}
-    return Reach(tests_of, json.loads((folder / DURATIONS).read_text()))
+        data = coverage.CoverageData(basename=str(folder / "all"), no_disk=True)
+        for part in folder.glob("lines.*"):
+            one = coverage.CoverageData(basename=str(part))
+            one.read()
+            data.update(one)
+        lines = {str(Path(path).relative_to(root)): data.contexts_by_lineno(path) for path in data.measured_files()}
+        spent = Spent(**json.loads((folder / SPENT).read_text()))
+    return {path: _findings(root, path, lines, spent) for path in test_files}
 
 
-def _fingerprint(root: Path, tests: Sequence[str]) -> str:
-    digest = hashlib.sha256(repr(sorted(tests)).encode())
-    for path in sorted([*(root / "rayrec").rglob("*.py"), *(root / "tests").rglob("*.py")]):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-# Inside pytest
-
-
-class _Plugin:
-    def __init__(self, config: str) -> None:
-        self._folder = Path(config).parent
-        self._coverage = coverage.Coverage(config_file=config)
-        self._coverage.start()
-        self._seconds: dict[str, float] = {}
-        self._failed: set[str] = set()
-
-    @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._coverage.switch_context(item.nodeid)
-        yield
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0) + report.duration
-        if not report.passed:
-            self._failed.add(report.nodeid)
-
-    def pytest_unconfigure(self) -> None:
-        self._coverage.stop()
-        self._coverage.save()
-        passed = {test: seconds for test, seconds in self._seconds.items() if test not in self._failed}
-        (self._folder / DURATIONS).write_text(json.dumps(passed))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if "RAYREC_REACH" in os.environ:
-        config.pluginmanager.register(_Plugin(os.environ["RAYREC_REACH"]))
-
-
-def coverage_of_rank() -> Any:
-    """What a rank of `tests.ranks` starts before its first function: None where nothing is measured."""
-    if "RAYREC_REACH" not in os.environ:
-        return None
-    measuring = coverage.Coverage(config_file=os.environ["RAYREC_REACH"])
-    measuring.start()
-    return measuring
+def _findings(root: Path, test_file: str, lines: Mapping[str, Mapping[int, Sequence[str]]], spent: Spent) -> Findings:
+    own = [test for test in spent.seconds if test.split("::")[0] == test_file]
+    bad = {*spent.failed, *spent.on_ray}
+    good = [test for test in own if test not in bad]
+    contexts = {context for by_line in lines.values() for found in by_line.values() for context in found}
+    of_context = {one: {test for test in own if uses(one, test, spent.fixtures.get(test, ()))} for one in contexts}
+    places = {test: place for place, test in enumerate(good)}
+    reached: dict[str, dict[str, list[int]]] = {}
+    ran = {test_file, *SHARED}
+    for path, by_line in lines.items():
+        for line, found in by_line.items():
+            tests = set().union(*(of_context[context] for context in found))
+            if tests:
+                ran.add(path)
+            if path.startswith("rayrec/") and (near := sorted(places[test] for test in tests if test in places)):
+                reached.setdefault(path, {})[str(line)] = near
+    return Findings(
+        sources={path: digest(root / path) for path in sorted(ran)},
+        seconds={test: spent.seconds[test] for test in good},
+        lines=reached,
+    )

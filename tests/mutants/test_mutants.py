@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.mutants.contexts import fixture_context, uses
 from tests.mutants.mutants import mutants_of, sample
-from tests.mutants.reach import Reach
+from tests.mutants.reach import Findings, Reach, digest
 
 CODE = """def grow(size: int, step: int = 1) -> int:
     if size > 9:
@@ -33,6 +34,28 @@ def test_a_seed_draws_the_same_sample_one_fault_a_line(tmp_path: Path) -> None:
     drawn = sample(tmp_path, ["grow.py"], 3, seed=5)
     assert drawn == sample(tmp_path, ["."], 3, seed=5)
     assert len({mutant.line for mutant in drawn}) == 3
+
+
+def test_what_is_drawn_is_python(tmp_path: Path) -> None:
+    """A star among the arguments is no product."""
+    (tmp_path / "star.py").write_text("def grow(\n    *,\n    by: int,\n) -> int:\n    return by * 2\n")
+    assert [mutant.line for mutant in mutants_of(tmp_path, "star.py") if mutant.line == 2]
+    assert {mutant.line for seed in range(5) for mutant in sample(tmp_path, ["star.py"], 9, seed)} == {5}
+
+
+def test_what_several_tests_share_is_reached_by_all_of_them() -> None:
+    made = fixture_context("tests/a/test_a.py", "model")
+    assert uses(made, "tests/a/test_a.py::test_one", ["model", "tmp_path"])
+    assert not uses(made, "tests/a/test_a.py::test_one", ["tmp_path"])
+    assert not uses(made, "tests/a/test_b.py::test_one", ["model"])
+    assert uses("tests/a/test_a.py::test_one", "tests/a/test_a.py::test_one", [])
+
+
+def test_findings_hold_until_a_source_changes(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert Findings({path: digest(tmp_path / path)}, {}, {}).hold(tmp_path)
+    assert not Findings({path: "another"}, {}, {}).hold(tmp_path)
+    assert not Findings({"gone.py": digest(tmp_path / path)}, {}, {}).hold(tmp_path)
 
 
 def test_a_line_that_runs_at_import_takes_the_tests_of_its_function(tmp_path: Path) -> None:

@@ -89,9 +89,23 @@ def test_bytes_of_a_shard() -> None:
     assert held.vectors == 200 * 8 * 4 * 2
     rows = shard_storage(TABLE, "row_wise", "fused", (250, 8), TOPOLOGY)
     assert rows.weights == 250 * 8 * 4
+    assert rows.ids == 100 * 8 * 6 + 200 * 16  # a quarter of the ids, every bag
     assert rows.vectors == 200 * 8 * 4 * 2 + 50 * 8 * 3 * (2 * 4 + 1.5)
     dense = shard_storage(TABLE, "table_wise", "dense", (1000, 8), TOPOLOGY)
     assert (dense.optimizer, dense.gradients) == (2 * 1000 * 8 * 4, 1000 * 8 * 4)
+    replica = shard_storage(TABLE, "data_parallel", "fused", (1000, 8), TOPOLOGY)
+    gathered = 8 * touched(100, 1000) * 4 * (8 * 4 + 8)
+    assert replica.ids == pytest.approx(100 * 8 * 6 + 50 * 16 + gathered)
+    assert replica.vectors == 50 * 8 * 4 * 2
+
+
+def test_bytes_of_a_shard_in_host_memory() -> None:
+    gpus = Topology(4, "cuda", local_world_size=2)
+    weights, state = 1000 * 8 * 4, 1000 * 4
+    uvm = shard_storage(TABLE, "table_wise", "fused_uvm", (1000, 8), gpus)
+    assert (uvm.weights, uvm.optimizer, uvm.cache, uvm.host) == (0, 0, 0, weights + state)
+    cached = shard_storage(TABLE, "table_wise", "fused_uvm_caching", (1000, 8), gpus, 0.25)
+    assert (cached.weights, cached.cache, cached.host) == (0, (weights + state) / 4, weights + state)
 
 
 def test_a_host_takes_as_many_column_parts_as_it_has_ranks() -> None:

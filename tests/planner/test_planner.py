@@ -72,6 +72,15 @@ def test_every_sharding_type_can_be_asked_for(kind: str):
         assert all(p.ranks in ([0, 1], [2, 3]) for p in tables.values())
 
 
+def test_tables_cut_by_columns_in_a_host_share_the_hosts_also_where_each_fills_one():
+    """Half a table is what a rank has room for."""
+    told = {name: ParameterConstraints(sharding_types=["table_column_wise"]) for name in "ab"}
+    topology = Topology(4, "cpu", local_world_size=2, ddr_cap=1 << 30)
+    large = [table(name, 1 << 23, dim=32) for name in told]
+    tables = planned(large, topology, told).plan[""]
+    assert sorted(sharding.ranks for sharding in tables.values()) == [[0, 1], [2, 3]]
+
+
 def test_collections_anywhere_in_the_model_are_planned():
     module = nn.ModuleDict(
         {"sparse": nn.ModuleDict({"user": collection([table("a")]), "item": collection([table("a"), table("b")])})}

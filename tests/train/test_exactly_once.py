@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.data import Manifest
+from rayrec.train.errors import is_lost_peer
 from rayrec.train.worker.loop import fit
 from tests.ranks import RankError, on_ranks
 from tests.train.row_log import Noted, assert_every_row_once, noted, with_row_ids
@@ -63,10 +64,29 @@ class Drawn:
         return sum(self.file_rows)
 
 
-def launch(group: dist.ProcessGroup, raw: dict[str, Any], window_rows: int, log: str, dies: dict[int, int]) -> None:
+def launch(group: dist.ProcessGroup, raw: dict[str, Any], window_rows: int, log: str, dies: dict[int, int]) -> str:
+    """Train; says whether this rank got to the end, or heard of another rank's."""
     job = make_job(raw)
     manifest = Manifest.read(raw["data"]["train"], job.config.data_schema, window_rows=window_rows)
-    fit(replace(job, train=manifest, factory=partial(Noted, log, dies)), rank_session(group))
+    try:
+        fit(replace(job, train=manifest, factory=partial(Noted, log, dies)), rank_session(group))
+    except Exception as error:
+        if dies and is_lost_peer(error):
+            return "lost a rank"
+        raise
+    return "trained"
+
+
+def launch_on_ranks(world: int, *arguments: Any) -> None:
+    """`launch` on so many ranks: all train to the end, or nothing else goes wrong than the planned deaths."""
+    dies = arguments[-1]
+    try:
+        answers = on_ranks(world, launch, *arguments)
+    except RankError as error:
+        told = str(error).splitlines()
+        assert told and set(told) <= {f"rank {rank}: the process died" for rank in dies}, error
+    else:
+        assert answers == ["trained"] * world
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -85,10 +105,7 @@ def test_every_row_once_an_epoch_whatever_is_killed_and_however_many_ranks_go_on
     again: list[list[list[int]]] = []  # what each rank did in the last launch after its last checkpoint
     for number, (world, dies) in enumerate(drawn.launches):
         before, log = committed(tmp_path), tmp_path / f"launch-{number}"
-        try:
-            on_ranks(world, launch, raw, drawn.window_rows, str(log), dies)
-        except RankError as error:
-            assert dies, error
+        launch_on_ranks(world, raw, drawn.window_rows, str(log), dies)
         by_rank = [noted(log, rank) for rank in range(world)]
         done = committed(tmp_path) - before
         steps += [[row for lines in by_rank for row in lines[step]] for step in range(done)]
@@ -107,7 +124,7 @@ def test_the_same_seed_gives_every_rank_the_same_rows_in_the_same_order(tmp_path
     for name, seed in (("one", 0), ("two", 0), ("three", 1)):
         raw = with_row_ids(tmp_path, 150, name=name, trainer__batch_size=20, trainer__seed=seed)
         log = tmp_path / name
-        on_ranks(2, launch, raw, 40, str(log), {})
+        launch_on_ranks(2, raw, 40, str(log), {})
         orders.append([noted(log, rank) for rank in range(2)])
         both = zip(*orders[-1], strict=True)
         assert_every_row_once([mine + other for mine, other in both], 150, epochs=2)

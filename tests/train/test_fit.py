@@ -79,7 +79,14 @@ def test_metrics_have_a_line_for_every_logging_step(finished: tuple[Path, Result
     assert steps == sorted(set(steps))
     assert steps == [4, 8, 12, 16, 20, 24, 28, 32]
     assert train[-1]["samples"] == 2000
-    assert {"loss", "ne", "auc", "lr", "samples_per_second", "data_wait_fraction", "attempt", "time"} <= set(train[0])
+    assert {"loss", "ne", "auc", "lr", "attempt", "time"} <= set(train[0])
+    seconds = sum(4 * 64 / record["samples_per_second"] for record in train[:-1])  # the last one has a smaller step
+    seconds += (2000 - 7 * 256) / train[-1]["samples_per_second"]
+    assert seconds == pytest.approx(result.train["seconds"], abs=2e-3)
+    waited = [record["data_wait_fraction"] for record in train]
+    assert all(0 < fraction < 1 for fraction in waited)
+    assert 0 < result.train["data_wait_fraction"] < 1
+    assert result.samples_per_second == pytest.approx(2000 / result.train["seconds"], rel=0.01)
     assert [record["step"] for record in records(result.folder, "eval")] == [16, 32]
 
 

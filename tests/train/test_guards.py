@@ -118,7 +118,8 @@ def test_evaluations_do_not_disturb_training(tmp_path: Path) -> None:
     assert {2, 4, 6, 8, 10} <= set(steps)
 
 
-def test_parameters_that_are_not_finite_never_reach_a_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("step", "every"), [(3, 3), (10, 1000)], ids=["on the way", "at the end"])
+def test_parameters_that_are_not_finite_never_reach_a_checkpoint(tmp_path: Path, step: int, every: int) -> None:
     """The loss of a step is finite, and its update is not."""
     write_all(tmp_path, rows=300)
 
@@ -128,10 +129,11 @@ def test_parameters_that_are_not_finite_never_reach_a_checkpoint(tmp_path: Path)
         def forward(self, batch: Batch) -> Any:
             Breaks.calls += 1
             loss, logits = super().forward(batch)
-            if Breaks.calls == 3:
+            if Breaks.calls == step:
                 next(self.over_arch.parameters()).register_hook(lambda grad: torch.full_like(grad, torch.inf))
             return loss, logits
 
     with pytest.raises(TrainError, match="not a finite number"):
-        trainer(tmp_path, factory=Breaks, trainer__checkpoint_every=3, optimizers__dense={"kind": "sgd"}).fit()
+        changes = {"trainer__checkpoint_every": every, "optimizers__dense": {"kind": "sgd"}, "data__eval": None}
+        trainer(tmp_path, factory=Breaks, **changes).fit()
     assert not list((tmp_path / "runs" / "small" / "checkpoints").glob("step_*"))

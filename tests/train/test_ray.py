@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 from rich.console import Console
 from torch import nn
 
@@ -21,8 +22,10 @@ from rayrec.models import Batch
 from rayrec.train import ResourceError, Trainer, TrainError
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
+from rayrec.train.driver.failures import failure_reporter
 from rayrec.train.evaluate_run import evaluate_run
 from rayrec.train.run_folder import RunFolder
+from rayrec.train.run_log import Mailbox
 from tests.ranks import on_ranks
 from tests.train.row_log import Noted, assert_every_row_once, noted, with_row_ids
 from tests.train.small import fit_on_rank, raw_config, write_all
@@ -181,6 +184,21 @@ def test_a_run_goes_on_with_other_numbers_of_workers_after_its_model_failed(tmp_
     quiet = Display(Console(quiet=True))
     scores = evaluate_run(last.files.path, num_workers=2, factory=model(logs[2]), display=quiet)
     assert {name: scores[name] for name in result.eval} == pytest.approx(result.eval)
+
+
+def test_failures_beyond_the_limit_end_the_run_with_how_often_and_why() -> None:
+    mailbox: Any = ray.remote(num_cpus=0)(Mailbox).remote()
+    reporter = failure_reporter(mailbox, max_failures=1)
+    lost: dict[int, Exception] = {1: RayActorError(), 0: RuntimeError("connection closed")}
+    reporter.after_exception(None, lost)
+    with pytest.raises(TrainError, match=r"failed 2 times .*trainer\.max_failures=1 allows; .*: worker 1 was"):
+        reporter.after_exception(None, lost)
+    first, last = ray.get(mailbox.take.remote())
+    assert first["kind"] == "failure" and first["reason"].startswith("worker 1 was lost")
+    assert last["kind"] == "fatal" and "trainer.max_failures=1" in last["error"]
+    with pytest.raises(TrainError, match=r"^worker 0: RuntimeError: connection closed$"):  # fatal already: not counted
+        reporter.after_exception(None, {0: lost[0]})
+    ray.kill(mailbox)
 
 
 def test_more_cpus_than_ray_has_are_refused_at_once(tmp_path: Path) -> None:
