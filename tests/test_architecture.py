@@ -165,6 +165,47 @@ def test_every_file_says_what_lives_in_it() -> None:
     assert not silent, f"module docstring missing: {silent}"
 
 
+# Working state, and what users fill in step by step; all other dataclasses are facts.
+MUTABLE = {
+    "rayrec/modules/configs.py": {"BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig"},
+    "rayrec/modules/embedding_configs.py": {"EmbeddingTableConfig"},
+    "rayrec/optim/warmup.py": {"WarmupStage"},
+    "rayrec/datasets/utils.py": {"Batch"},
+    "rayrec/train/worker/guards.py": {"Guards"},
+    "rayrec/train/evaluate_run.py": {"_Ending"},
+    "rayrec/data/source/footer_cache.py": {"FooterCache"},
+    "rayrec/data/source/slices.py": {"_Stream"},
+    "rayrec/data/mapping/problems.py": {"Problems"},
+    "rayrec/data/tools/check.py": {"FeatureReport", "CheckReport"},
+    "rayrec/data/stream/batching.py": {"Skipped", "_Waiting"},
+    "rayrec/distributed/fbgemm_qcomm_codec.py": {"QCommsConfig"},
+    "rayrec/distributed/planner/packing.py": {"Packing"},
+    "rayrec/distributed/sharding/vector_transport.py": {"_Exchange"},
+}
+
+
+def test_dataclasses_are_frozen() -> None:
+    found: dict[str, set[str]] = {}
+    for path in sources("rayrec"):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and any(_is_open(decorator) for decorator in node.decorator_list):
+                found.setdefault(relative(path), set()).add(node.name)
+    unlike = {path: names ^ MUTABLE.get(path, set()) for path, names in found.items()}
+    assert not {path: names for path, names in unlike.items() if names}, "facts are frozen: see MUTABLE"
+    assert set(MUTABLE) <= set(found)
+
+
+def _is_open(decorator: ast.expr) -> bool:
+    """Whether it makes a dataclass that can be changed."""
+    call = decorator if isinstance(decorator, ast.Call) else None
+    name = call.func if call else decorator
+    if not (isinstance(name, ast.Name) and name.id == "dataclass"):
+        return False
+    options = {option.arg: option.value for option in call.keywords} if call else {}
+    frozen = options.get("frozen")
+    return not (isinstance(frozen, ast.Constant) and frozen.value is True)
+
+
 def test_the_library_part_does_not_import_ray() -> None:
     modules = "rayrec, rayrec.distributed, rayrec.checkpoint, rayrec.metrics, rayrec.models"
     code = f"import sys, {modules}; sys.exit('ray' in sys.modules)"

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.mutants.equivalent import EQUIVALENT
 from tests.mutants.judge import HUNG, KILLED, SURVIVED, UNREACHED, Judge
 from tests.mutants.mutants import Mutant, sample
-from tests.mutants.reach import READERS, Reach, digest, measure
+from tests.mutants.reach import Reach, digest, measure
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "mutants"
@@ -96,7 +96,7 @@ class Chosen:
 
     @classmethod
     def of(cls, mutant: Mutant, reach: Reach, most_s: float) -> Chosen:
-        readers = [test for test in reach.seconds if test.startswith(READERS)]
+        readers = reach.readers(ROOT, mutant.path, mutant.line)
         near = reach.of(ROOT, mutant.path, mutant.line, most_s)
         source = digest(ROOT / mutant.path)
         files = sorted({test.split("::")[0] for test in (*readers, *near)})
@@ -107,7 +107,7 @@ class Chosen:
 def attempt(judge: Judge, mutant: Mutant, chosen: Chosen) -> Tried:
     verdict, by = judge.verdict(mutant, [*chosen.readers, *chosen.near], chosen.seconds)
     basis = chosen.source if verdict in (KILLED, HUNG) else chosen.basis
-    if verdict == SURVIVED and not chosen.near:
+    if verdict == SURVIVED and not (chosen.near or chosen.readers):
         verdict = UNREACHED
     text = change(mutant)
     if verdict == SURVIVED and (mutant.path, text) in EQUIVALENT:

@@ -26,8 +26,11 @@ from tests.mutants.contexts import CONFIG, SPENT, VARIABLE, Spent, uses
 
 FAST = "not slow and not long and not gpu"
 TOGETHER = 20  # test files of one run of pytest, after which its findings are written down
-# They read the sources instead of running them, and so reach every line.
-READERS = ("tests/test_architecture.py",)
+# Tests that read sources instead of running them, each with the path and the text of the lines that it reads.
+READERS = {
+    "tests/test_architecture.py::test_dataclasses_are_frozen": ("rayrec/", "@dataclass"),
+    "tests/test_readme.py::test_config_reference_is_up_to_date": ("rayrec/train/config/", ""),
+}
 SHARED = ("tests/conftest.py", "tests/ranks.py", "tests/preload.py")
 
 
@@ -42,6 +45,12 @@ class Reach:
 
     tests: Mapping[str, Mapping[int, Sequence[str]]]
     seconds: Mapping[str, float]
+
+    def readers(self, root: Path, path: str, line: int) -> list[str]:
+        """Tests that read a line."""
+        text = (root / path).read_text(encoding="utf-8").splitlines()[line - 1]
+        places = ((test, *READERS[test]) for test in READERS if test in self.seconds)
+        return [test for test, below, part in places if path.startswith(below) and part in text]
 
     def of(self, root: Path, path: str, line: int, most_s: float) -> list[str]:
         """Tests that run a line, quick ones first, as many as fit into `most_s` seconds.
