@@ -10,8 +10,8 @@ from rayrec.checkpoint import Checkpoint, CheckpointStore
 from rayrec.checkpoint.contents import TABLE
 from rayrec.checkpoint.tools import find
 from rayrec.checkpoint.warm_start import Names
-from rayrec.data.mapping.fingerprint import vocabulary_checksum
 from rayrec.data.mapping.id_mappings import Vocabulary
+from rayrec.data.mapping.vocabulary import vocabulary_checksum
 from rayrec.train.config import TrainConfig
 from rayrec.train.errors import StorageError, TrainError
 

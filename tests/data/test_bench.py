@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import jobs.bench_vocabulary as vocabularies
 from jobs.bench_data import measure, show
 from rayrec.data.tools.synthetic import SyntheticSpec, write_files
 
@@ -20,3 +21,10 @@ def test_the_benchmark_measures_every_contender(tmp_path: Path, running_ray: Non
     assert all(values["rows_per_s"] > 0 for values in found["details"].values())
     assert {"read and decode Parquet", "consumer", "read tasks"} < found["ns_per_row"].keys()
     assert "Ray's reader" in show(found, 9_000)
+
+
+def test_the_benchmark_of_vocabularies_measures_both_kinds(tmp_path: Path) -> None:
+    found = json.loads(json.dumps(vocabularies.measure(tmp_path, 70_000, 80_000)))
+    for name in ("integers", "strings"):
+        assert found[name]["bytes"] < 20 * found[name]["ids"] and found[name]["known_per_s"] > 0
+    assert found["counted_rows"] == 70_000 and "80,000 strings" in vocabularies.show(found)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from rayrec.data.mapping.hashing import HASH_LAW
 from rayrec.data.mapping.id_mappings import Hash, Vocabulary
 from rayrec.data.mapping.schema import Schema
-from rayrec.data.mapping.vocabulary import load_vocabulary
+from rayrec.data.mapping.vocabulary import load_vocabulary, vocabulary_checksum
 
 
 def mapping_fingerprint(schema: Schema, rows_of: Mapping[str, int]) -> dict[str, dict[str, Any]]:
@@ -29,7 +26,7 @@ def _of(mapping: Any, rows: int) -> dict[str, Any]:
         case Hash():
             return {"mapping": "hash", "hash_law": HASH_LAW, "seed": mapping.seed, "rows": rows}
         case Vocabulary():
-            size = len(load_vocabulary(mapping.path).keys)
+            size = load_vocabulary(mapping.path).size
             return {
                 "mapping": "vocabulary",
                 "hash_law": HASH_LAW,  # of ids outside, and of strings
@@ -39,12 +36,3 @@ def _of(mapping: Any, rows: int) -> dict[str, Any]:
             }
         case _:
             return {"mapping": "identity"}
-
-
-def vocabulary_checksum(path: str, size: int) -> str:
-    """SHA-256 over the first `size` ids of a vocabulary in their order, so that growth at its end is no change."""
-    lookup = load_vocabulary(path)
-    in_order = np.empty(len(lookup.keys), dtype="<u8")
-    in_order[lookup.places] = lookup.keys
-    kind = b"text" if lookup.text else b"integers"
-    return hashlib.sha256(kind + in_order[:size].tobytes()).hexdigest()

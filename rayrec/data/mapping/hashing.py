@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from rayrec.data.mapping.buffers import empty
 
@@ -32,6 +33,8 @@ _BLOCK_32 = 32_768
 _MASK_32 = (1 << 32) - 1
 _32 = np.uint64(32)
 _FOLD = np.uint32(0x9E3779B1)
+_TEXTS = 0x7E3779B97F4A7C15
+_FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 _ROUNDS = ((np.uint32(16), np.uint32(0x85EBCA6B)), (np.uint32(13), np.uint32(0xC2B2AE35)))
 
 
@@ -122,6 +125,38 @@ def hash_strings(strings: Iterable[bytes], seed: int) -> U64:
     blake2b = hashlib.blake2b
     digests = b"".join(blake2b(text, digest_size=8, key=key).digest() for text in strings)
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64, copy=False)
+
+
+def hash_texts(texts: pa.Array) -> U64:
+    """A 64-bit hash of every string or binary value, whole columns at a time: tens of nanoseconds each.
+
+    Eight bytes of all at a time (little-endian, zeros after the end) go into `mix64`, which begins with the length.
+    Anything may stand for a null. Who chooses strings can make two of them meet, unlike with `hash_strings`.
+    """
+    kind = pa.large_binary()
+    texts = texts.cast(kind) if texts.type != kind else texts
+    _, offsets, data = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    first, last = (int(bounds[0]), int(bounds[-1])) if len(texts) else (0, 0)
+    raw = np.zeros(last - first + 8, np.uint8)
+    raw[: last - first] = np.frombuffer(data, np.uint8)[first:last] if last > first else 0
+    words: U64 = np.ndarray((last - first + 1,), "<u8", raw.data, strides=(1,))  # at every byte
+    out = np.empty(len(texts), np.uint64)
+    for start in range(0, len(texts), _BLOCK):
+        some = bounds[start : start + _BLOCK + 1] - first
+        out[start : start + _BLOCK] = _hash_block(words, some[:-1], np.diff(some))
+    return out
+
+
+def _hash_block(words: U64, at: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> U64:
+    states = mix64_array(lengths, _TEXTS)
+    done, going = 0, np.flatnonzero(lengths)
+    while len(going):
+        inside = words[at[going] + done] & _FIRST_BYTES[np.minimum(lengths[going] - done, 8)]
+        states[going] = mix64_array(states[going] ^ inside, _TEXTS)
+        done += 8
+        going = going[lengths[going] > done]
+    return states
 
 
 def to_rows(hashes: U64, num_rows: int) -> npt.NDArray[np.int64]:

@@ -66,7 +66,7 @@ def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
         if rows_of[name] < 1:
             raise DataError(f"feature {name!r}: its table has {rows_of[name]} rows", fix="give it at least 1 row")
         if isinstance(feature.mapping, Vocabulary):
-            needed = feature.mapping.oov_rows + len(load_vocabulary(feature.mapping.path).keys)
+            needed = feature.mapping.oov_rows + load_vocabulary(feature.mapping.path).size
             if rows_of[name] < needed:
                 raise DataError(
                     f"feature {name!r}: its table has {rows_of[name]} rows, its vocabulary needs {needed}",

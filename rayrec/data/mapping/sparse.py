@@ -17,11 +17,13 @@ from rayrec.data.mapping.lists import filtered_offsets, offsets_of, row_of, trun
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids
 from rayrec.data.mapping.schema import SparseFeature
-from rayrec.data.mapping.vocabulary import load_vocabulary, text_keys
+from rayrec.data.mapping.vocabulary import load_vocabulary
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+_FEW = 4096  # distinct strings are found faster than each is looked up where there are only so many
 
 
 def map_sparse(feature: SparseFeature, columns: Mapping[str, pa.Array], num_rows: int, problems: Problems) -> Ids:
@@ -165,9 +167,7 @@ def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[Tab
     if isinstance(mapping, Hash):
         return hash_rows(raw, seed_of(mapping.seed), num_rows), nulls, None
     if isinstance(mapping, Vocabulary):
-        rows = _look_up(raw.view(np.uint64), mapping)
-        unknown = rows < 0 if nulls is None else (rows < 0) & ~nulls
-        return rows, nulls, np.flatnonzero(unknown) if unknown.any() else None
+        return _with_unknown(_look_up(raw, mapping), nulls, mapping)
     # Seen as unsigned, a negative id is larger than any table.
     unsigned = raw.view(np.uint64)
     outside = np.flatnonzero(unsigned >= np.uint64(num_rows)) if len(raw) and unsigned.max() >= num_rows else None
@@ -180,27 +180,44 @@ def _int64(leaf: pa.Array) -> I64:
     return raw.view(np.int64) if raw.dtype == np.uint64 else raw.astype(np.int64, copy=False)
 
 
-def _look_up(keys: npt.NDArray[np.uint64], mapping: Vocabulary) -> I64:
-    """Table rows of a vocabulary's keys; negative for an unknown one where there are no rows for such."""
-    places = load_vocabulary(mapping.path).find(keys)
+def _look_up(ids: I64 | pa.Array, mapping: Vocabulary) -> I64:
+    """Table rows of integers or strings; negative for an unknown one where there are no rows for such."""
+    places = load_vocabulary(mapping.path).find(ids)
     if not mapping.oov_rows:
         return places
-    others = hash_rows(keys.view(np.int64), seed_of(0), mapping.oov_rows)
-    return np.where(places < 0, others, places + mapping.oov_rows)
+    others = np.flatnonzero(places < 0)
+    rows = places + mapping.oov_rows
+    rows[others] = 0 if mapping.oov_rows == 1 else _hashed(ids, others, mapping.oov_rows)
+    return rows
+
+
+def _hashed(ids: I64 | pa.Array, which: I64, num_rows: int) -> TableRows:
+    """Table rows of some ids by their hashes."""
+    if isinstance(ids, pa.Array):
+        return hash_rows(hash_strings(_bytes(ids.take(pa.array(which))), 0).view(np.int64), seed_of(0), num_rows)
+    return hash_rows(ids[which], seed_of(0), num_rows)
+
+
+def _bytes(texts: pa.Array) -> list[bytes]:
+    found: list[bytes] = texts.cast(pa.large_binary()).fill_null(b"").to_pylist()
+    return found
 
 
 def _map_texts(
     leaf: pa.Array, mapping: Identity | Hash | Vocabulary, num_rows: int
 ) -> tuple[I64, Bools | None, I64 | None]:
-    """As `map_leaf`, for strings: every distinct one is looked at once."""
+    """As `map_leaf`, for strings: every distinct one is looked at once, but for a vocabulary of many."""
+    if isinstance(mapping, Vocabulary) and load_vocabulary(mapping.path).size > _FEW:
+        plain = leaf.dictionary_decode() if pa.types.is_dictionary(leaf.type) else leaf
+        absent = plain.is_null().to_numpy(zero_copy_only=False) if plain.null_count else None
+        return _with_unknown(_look_up(plain, mapping), absent, mapping)
     encoded = leaf if pa.types.is_dictionary(leaf.type) else pc.dictionary_encode(leaf)
     texts, indices = encoded.dictionary, encoded.indices
     if isinstance(mapping, Vocabulary):
-        distinct = _look_up(text_keys(texts), mapping)
+        distinct = _look_up(texts, mapping)
     else:
         assert isinstance(mapping, Hash)
-        raw = texts.cast(pa.large_binary()).fill_null(b"").to_pylist()
-        distinct = to_rows(hash_strings(raw, seed_of(mapping.seed)), num_rows)
+        distinct = to_rows(hash_strings(_bytes(texts), seed_of(mapping.seed)), num_rows)
     codes = indices.fill_null(0).to_numpy(zero_copy_only=False) if indices.null_count else indices.to_numpy()
     nulls: Bools | None = None
     if indices.null_count:
@@ -209,6 +226,13 @@ def _map_texts(
         empty = texts.is_null().to_numpy(zero_copy_only=False)[codes]
         nulls = empty if nulls is None else nulls | empty
     rows = distinct[codes] if len(distinct) else np.zeros(len(codes), np.int64)
+    return _with_unknown(rows, nulls, mapping)
+
+
+def _with_unknown(
+    rows: I64, nulls: Bools | None, mapping: Identity | Hash | Vocabulary
+) -> tuple[I64, Bools | None, I64 | None]:
+    """With the positions of ids that have no row."""
     if not isinstance(mapping, Vocabulary) or mapping.oov_rows:
         return rows, nulls, None
     unknown = rows < 0 if nulls is None else (rows < 0) & ~nulls

@@ -1,22 +1,39 @@
-"""Vocabularies: which ids have a table row of their own. Read and looked up here; `counting.py` builds them."""
+"""Vocabularies: which ids have a table row of their own. Read and looked up here; `tools/` counts them.
+
+One of more ids than `_IN_MEMORY` is looked up in files that are made once a node, in the user's cache, and shared by
+all of its processes.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.fs as pafs
 
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_text, without_views
-from rayrec.data.mapping.hashing import hash_strings
+from rayrec.data.mapping.hashing import hash_texts, mix64_array
+from rayrec.data.mapping.id_index import IdIndex, Twice
 from rayrec.data.storage.locations import open_filesystem
 from rayrec.data.storage.opening import open_parquet
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
+
+_FORMAT = 1  # of the files: another layout or hash, another number
+_IN_MEMORY = 65_536
+_READ_IDS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,58 +42,162 @@ class Lookup:
 
     Args:
         text: whether its ids are strings.
-        keys: its integers as unsigned numbers, or hashes of its strings, ascending.
-        places: the place in the vocabulary of each key.
+        index: where the hashes of its ids stand.
     """
 
     text: bool
-    keys: U64
-    places: I64
+    index: IdIndex
 
-    def find(self, keys: U64) -> I64:
-        """The place of each key in the vocabulary, -1 where it is not there."""
-        if not len(self.keys):
-            return np.full(len(keys), -1, dtype=np.int64)
-        at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.where(self.keys[at] == keys, self.places[at], -1)
+    @property
+    def size(self) -> int:
+        return self.index.size
+
+    def find(self, ids: I64 | pa.Array) -> I64:
+        """The place of each id in the vocabulary, -1 where it is not there.
+
+        Args:
+            ids: integers, or an Arrow array of strings; what a null finds means nothing.
+        """
+        return self.index.find(_hashes(ids))
 
 
-def text_keys(texts: pa.Array) -> U64:
-    """What stands for strings in a `Lookup`."""
-    return hash_strings(texts.cast(pa.large_binary()).fill_null(b"").to_pylist(), 0)
+def _hashes(ids: I64 | pa.Array) -> U64:
+    return hash_texts(ids) if isinstance(ids, pa.Array) else mix64_array(ids, 0)
 
 
 @lru_cache(maxsize=256)
 def load_vocabulary(path: str) -> Lookup:
-    """Reads a vocabulary: a Parquet file with a column `id`, or a text file with one id a line. Kept in memory.
+    """Opens a vocabulary: a Parquet file with a column `id`, or a text file with one id a line. Kept open.
 
-    A text file of nothing but integers is a vocabulary of integers.
+    A text file of nothing but integers is a vocabulary of integers, and is read as a whole: long ones are Parquet.
 
     Raises:
         DataError: the file is missing or of another form, or an id is there twice.
     """
-    ids = _read_parquet(path) if path.endswith(".parquet") else _read_text(path)
-    if ids.null_count:
-        raise DataError("a vocabulary cannot hold null", file=path, fix="remove the null")
-    keys = text_keys(ids) if is_text(ids.type) else ids.cast(pa.int64(), safe=False).to_numpy().view(np.uint64)
-    places = np.argsort(keys, kind="stable")
-    keys = keys[places]
-    twice = np.flatnonzero(keys[1:] == keys[:-1])
-    if len(twice):
-        value = str(ids[int(places[twice[0]])].as_py())
-        raise DataError("an id is in the vocabulary twice", file=path, value=value, fix="keep each id once")
-    return Lookup(is_text(ids.type), keys, places)
+    source = _Source.of(path)
+    try:
+        if source.size <= _IN_MEMORY:
+            chunks = [_hashes(ids) for ids in source.ids()]
+            return Lookup(source.text, IdIndex.of(np.concatenate([np.empty(0, np.uint64), *chunks])))
+        return Lookup(source.text, _shared(source))
+    except Twice as error:
+        raise _twice(source, error.places) from error
 
 
-def _read_parquet(path: str) -> pa.Array:
-    with open_parquet(path) as parquet:
-        if "id" not in parquet.schema_arrow.names:
-            raise DataError("a vocabulary needs a column `id`", file=path, column="id", fix="rename its column")
-        ids = parquet.read(columns=["id"]).column("id").combine_chunks()
-    ids = ids.cast(without_views(ids.type))
-    if not is_text(ids.type) and not pa.types.is_integer(ids.type):
-        raise DataError(f"a vocabulary holds integers or strings, not {ids.type}", file=path, column="id")
-    return ids.dictionary_decode() if pa.types.is_dictionary(ids.type) else ids
+def vocabulary_checksum(path: str, size: int) -> str:
+    """SHA-256 over the first `size` ids of a vocabulary in their order, so that growth at its end is no change."""
+    source = _Source.of(path)
+    digest, left = hashlib.sha256(b"text" if source.text else b"integers"), size
+    for ids in source.ids():
+        some = ids[:left]
+        digest.update((hash_texts(some) if isinstance(some, pa.Array) else some).astype("<u8").tobytes())
+        left -= len(some)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A vocabulary's file.
+
+    Args:
+        lines: its ids, of a text file.
+    """
+
+    path: str
+    text: bool
+    size: int
+    lines: pa.Array | None = None
+
+    @classmethod
+    def of(cls, path: str) -> _Source:
+        if not path.endswith(".parquet"):
+            lines = _read_text(path)
+            return cls(path, is_text(lines.type), len(lines), lines)
+        with open_parquet(path) as parquet:
+            if "id" not in parquet.schema_arrow.names:
+                raise DataError("a vocabulary needs a column `id`", file=path, column="id", fix="rename its column")
+            kind = without_views(parquet.schema_arrow.field("id").type)
+            if not is_text(kind) and not pa.types.is_integer(kind):
+                raise DataError(f"a vocabulary holds integers or strings, not {kind}", file=path, column="id")
+            return cls(path, is_text(kind), parquet.metadata.num_rows)
+
+    def ids(self) -> Iterator[I64 | pa.Array]:
+        """All ids in their order, a part at a time: integers, or an Arrow array of strings."""
+        for part in self._parts():
+            if part.null_count:
+                raise DataError("a vocabulary cannot hold null", file=self.path, fix="remove the null")
+            yield part if self.text else part.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
+
+    def _parts(self) -> Iterator[pa.Array]:
+        if self.lines is not None:
+            yield self.lines
+            return
+        with open_parquet(self.path) as parquet:
+            for batch in parquet.iter_batches(_READ_IDS, columns=["id"], use_threads=False):
+                ids = batch.column(0)
+                ids = ids.cast(without_views(ids.type))
+                yield ids.dictionary_decode() if pa.types.is_dictionary(ids.type) else ids
+
+    def id_at(self, place: int) -> str:
+        """One id, for an error."""
+        for ids in self.ids():
+            if place < len(ids):
+                return str(ids[place])
+            place -= len(ids)
+        raise IndexError(place)
+
+    @property
+    def version(self) -> str:
+        """Names what the file holds, as far as its size and time tell."""
+        filesystem, inner = open_filesystem(self.path)
+        info: pafs.FileInfo = filesystem.get_file_info(inner)
+        return _digest(f"{_FORMAT} {info.size} {info.mtime_ns}")
+
+
+def _twice(source: _Source, places: tuple[int, int]) -> DataError:
+    one, other = (source.id_at(place) for place in places)
+    if one == other:
+        return DataError("an id is in the vocabulary twice", file=source.path, value=one, fix="keep each id once")
+    problem = f"two ids have one 64-bit hash, {one} and {other}"
+    return DataError(problem, file=source.path, fix="leave one of them out")
+
+
+def _shared(source: _Source) -> IdIndex:
+    """The files of the vocabulary's index on this node, made by whoever comes first."""
+    folder = _cache()
+    mine = _digest(source.path)
+    wanted = folder / f"{mine}-{source.version}"
+    with open(folder / f"{mine}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not wanted.exists():
+            making = Path(tempfile.mkdtemp(dir=folder, prefix=f"{mine}."))
+            try:
+                IdIndex.write(map(_hashes, source.ids()), source.size, making)
+                making.rename(wanted)
+            finally:
+                shutil.rmtree(making, ignore_errors=True)
+            for old in folder.glob(f"{mine}-*"):  # who has them open keeps them
+                if old != wanted:
+                    shutil.rmtree(old, ignore_errors=True)
+    return IdIndex.open(wanted)
+
+
+def _cache() -> Path:
+    """A folder on this node that can be written to."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rayrec" / "vocabularies"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        if os.access(cache, os.W_OK):
+            return cache
+    except OSError:
+        pass
+    cache = Path(tempfile.gettempdir()) / f"rayrec-{os.getuid()}" / "vocabularies"
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return cache
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _read_text(path: str) -> pa.Array:

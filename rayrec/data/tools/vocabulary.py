@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.mapping.columns import column_missing
-from rayrec.data.mapping.hashing import mix64_array
-from rayrec.data.mapping.vocabulary import text_keys
+from rayrec.data.mapping.hashing import hash_texts, mix64_array
 from rayrec.data.storage.files import find_files
 from rayrec.data.storage.opening import open_parquet
 from rayrec.data.tools.counting import add_up, counts, ids_of
@@ -111,7 +110,7 @@ def _plain(ids: pa.Array, uri: str, column: str) -> pa.Array:
 
 def _spill(table: pa.Table, path: Path) -> Path:
     ids = table["id"].combine_chunks()
-    keys = text_keys(ids) if is_text(ids.type) else mix64_array(ids.to_numpy(), 0)
+    keys = hash_texts(ids) if is_text(ids.type) else mix64_array(ids.to_numpy(), 0)
     part = (keys % np.uint64(_PARTS)).astype(np.int64)
     table = table.take(pa.array(np.argsort(part, kind="stable")))
     ends = np.cumsum(np.bincount(part, minlength=_PARTS))

@@ -1,0 +1,159 @@
+"""Lookups of many ids: equal to a dict, in memory and in files that a node's processes share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.data import DataError
+from rayrec.data.mapping import id_index, vocabulary
+from rayrec.data.mapping.hashing import hash_texts, mix64
+from rayrec.data.mapping.id_index import IdIndex, Twice
+from rayrec.data.mapping.vocabulary import load_vocabulary, vocabulary_checksum
+from tests.data.test_vocabulary import feature, ids_of
+
+TOP = (1 << 64) - 1
+HASHES = st.one_of(st.integers(0, TOP), st.integers(0, 40), st.integers(TOP - 40, TOP))
+
+
+def written(hashes: list[int], folder: Path) -> IdIndex:
+    folder.mkdir()
+    whole = np.array(hashes, np.uint64)
+    IdIndex.write(iter([whole[:7], whole[7:]]), len(hashes), folder)
+    return IdIndex.open(folder)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(HASHES, unique=True, max_size=120), st.lists(HASHES, max_size=60), st.sampled_from([1, 3, 50]))
+def test_an_index_is_a_dict(
+    tmp_path_factory: pytest.TempPathFactory, kept: list[int], asked: list[int], part: int
+) -> None:
+    """With hashes that crowd into the first and last cells, among them the number of an empty one."""
+    oracle = {one: place for place, one in enumerate(kept)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(id_index, "_PART_IDS", part)
+        patch.setattr(id_index, "_BLOCK", 16)
+        query = np.array([*asked, *kept], np.uint64)
+        wanted = [oracle.get(one, -1) for one in [*asked, *kept]]
+        whole = np.array(kept, np.uint64)
+        assert IdIndex.of(whole).find(query).tolist() == wanted
+        assert written(kept, tmp_path_factory.mktemp("x") / "index").find(query).tolist() == wanted
+
+
+def test_an_id_that_is_there_twice_is_told_with_both_places(tmp_path: Path) -> None:
+    hashes = [5, 9, 1 << 63, 77, 8, 2, 1, 4, 9, 6]
+    for make in (lambda: IdIndex.of(np.array(hashes, np.uint64)), lambda: written(hashes, tmp_path / "index")):
+        with pytest.raises(Twice) as caught:
+            make()
+        assert caught.value.places == (1, 8)
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(max_size=30), max_size=30), st.integers(0, 5))
+def test_strings_are_hashed_as_the_words_they_consist_of(texts: list[bytes], first: int) -> None:
+    def plain(text: bytes) -> int:
+        state = mix64(len(text) + 0x7E3779B97F4A7C15)
+        for at in range(0, len(text), 8):
+            state = mix64((state ^ int.from_bytes(text[at : at + 8], "little")) + 0x7E3779B97F4A7C15)
+        return state
+
+    for kind in (pa.binary(), pa.large_binary()):
+        assert hash_texts(pa.array(texts, kind)[first:]).tolist() == [plain(text) for text in texts[first:]]
+
+
+READER = """
+import sys
+import numpy as np, pyarrow as pa
+from rayrec.data.mapping.vocabulary import load_vocabulary
+import rayrec.data.mapping.vocabulary as vocabulary
+vocabulary._IN_MEMORY = 100
+ids = pa.array([f"id {7 * k}" for k in range(0, 6000, 11)]) if sys.argv[2] == "text" else np.arange(0, 42000, 77)
+print(load_vocabulary(sys.argv[1]).find(ids).tolist(), flush=True)
+pages, kept = {}, None
+for line in open("/proc/self/smaps"):
+    if "/vocabularies/" in line:
+        kept = line.split()[-1].rsplit("/", 2)[-2:]
+        pages.setdefault("/".join(kept), line.split()[4])
+    elif kept and line.startswith("Anonymous"):  # pages of this process alone
+        assert line.split()[1] == "0", line
+    elif line.startswith("VmFlags"):
+        kept = None
+print(sorted(pages.items()), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_processes_of_a_node_share_one_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bool) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    numbers = (7 * rng.permutation(5000)).tolist()
+    ids = [f"id {number}" for number in numbers] if text else numbers
+    path = tmp_path / "v.parquet"
+    pq.write_table(pa.table({"id": ids}), path)
+    place = {number: at for at, number in enumerate(numbers)}
+    wanted = [place.get(number, -1) for number in range(0, 42000, 77)]
+    readers = [
+        subprocess.Popen(
+            [sys.executable, "-c", READER, str(path), "text" if text else "number"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        found = [[reader.stdout.readline() for _ in range(2)] for reader in readers]
+    finally:
+        for reader in readers:
+            reader.communicate()
+    assert found[0] == found[1]
+    assert found[0][0] == f"{wanted}\n"
+    (folder,) = (tmp_path / "cache" / "rayrec" / "vocabularies").glob("*-*")
+    inodes = [(f"{folder.name}/{name}", str((folder / name).stat().st_ino)) for name in ("hashes", "places")]
+    assert found[0][1] == f"{inodes}\n"
+
+
+def test_files_of_an_index_follow_their_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(vocabulary, "_IN_MEMORY", 3)
+    monkeypatch.setattr("rayrec.data.mapping.sparse._FEW", 3)
+    path = tmp_path / "v.parquet"
+    texts = ["", "b", "ü", "a rather long id of many words", "e"]
+    for ids, unknown in ((texts, "c"), (texts[::-1], "c"), ([3, -1, 1 << 40, 0], 5)):
+        load_vocabulary.cache_clear()
+        path.unlink(missing_ok=True)
+        pq.write_table(pa.table({"id": ids}), path)
+        assert ids_of(pa.array([*ids, None]), feature(path, on_null="empty")) == list(range(2, 2 + len(ids)))
+        assert ids_of(pa.array(ids).dictionary_encode(), feature(path)) == list(range(2, 2 + len(ids)))
+        assert ids_of(pa.array([unknown]), feature(path))[0] in (0, 1)
+        with pytest.raises(DataError, match="not in its vocabulary"):
+            ids_of(pa.array([ids[0], unknown]), feature(path, oov_rows=0))
+        assert len([*(tmp_path / "cache" / "rayrec" / "vocabularies").glob("*-*")]) == 1
+    load_vocabulary.cache_clear()
+    pq.write_table(pa.table({"id": [1, 2, 3, 1]}), path)
+    with pytest.raises(DataError, match="twice") as caught:
+        load_vocabulary(str(path))
+    assert caught.value.value == "1"
+    assert [one.suffix for one in (tmp_path / "cache" / "rayrec" / "vocabularies").iterdir() if one.is_file()]
+
+
+def test_a_checksum_is_of_the_first_ids_however_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for ids in (list(range(50)), [f"id {k}" for k in range(50)]):
+        whole, part = tmp_path / "whole.parquet", tmp_path / "part.parquet"
+        pq.write_table(pa.table({"id": ids}), whole)
+        pq.write_table(pa.table({"id": ids[:20]}), part)
+        wanted = vocabulary_checksum(str(whole), 50)
+        monkeypatch.setattr(vocabulary, "_READ_IDS", 7)
+        assert vocabulary_checksum(str(whole), 50) == wanted
+        assert vocabulary_checksum(str(whole), 20) == vocabulary_checksum(str(part), 20) != wanted
+        pq.write_table(pa.table({"id": ids[::-1]}), part)
+        assert vocabulary_checksum(str(part), 50) != wanted
