@@ -45,7 +45,7 @@ class Tried:
 def main() -> None:
     arguments = parse()
     drawn = sample(ROOT, arguments.paths, arguments.n, arguments.seed)
-    reach = measure(ROOT, BUILD / "reach", arguments.tests)
+    reach = measure(ROOT, BUILD / "reach", arguments.tests, arguments.anew)
     kept = BUILD / f"seed-{arguments.seed}.json"
     known = read(kept)
     end, rows = time.monotonic() + arguments.minutes * 60, []
@@ -75,6 +75,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=60, help="after which no further fault is begun (60); run again to go on"
     )
+    parser.add_argument("--anew", action="store_true", help="run all fast tests again to see which lines they run")
     return parser.parse_args()
 
 

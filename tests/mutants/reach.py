@@ -1,16 +1,19 @@
-"""Which test runs which line: the fast tests under coverage, with the test as context, kept until a file changes.
+"""Which test runs which line: the fast tests under coverage, with the test as context, kept until the tests change.
 
 A fast test is one without the marks `slow`, `long` and `gpu` that starts no Ray in its own process. What is kept in
-`build/mutants/reach` is a file for each test file; it holds until that test file, a helper of it or a source that its
-tests ran has changed, so that after a change only the tests that it concerns are run again.
+`build/mutants/reach` is a file for each test file; it holds until that test file or a helper of it has changed. Where a
+source has changed, its lines are followed from the old text to the new one, and a new line counts as run by the tests
+of the function around it; `--anew` runs all tests again.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +21,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import coverage
 
@@ -31,6 +33,7 @@ READERS = {
     "tests/test_architecture.py::test_dataclasses_are_frozen": ("rayrec/", "@dataclass"),
     "tests/test_readme.py::test_config_reference_is_up_to_date": ("rayrec/train/config/", ""),
 }
+TEXTS = "sources"  # as they were when the tests ran
 SHARED = ("tests/conftest.py", "tests/ranks.py", "tests/preload.py")
 
 
@@ -87,7 +90,7 @@ class Findings:
     """Of one test file.
 
     Args:
-        sources: digests of the files that hold what was found.
+        sources: digests of all files that its tests ran.
         seconds: by fast test that passed.
         lines: by source and line, places of its tests in `seconds`.
     """
@@ -97,7 +100,9 @@ class Findings:
     lines: Mapping[str, Mapping[str, Sequence[int]]]
 
     def hold(self, root: Path) -> bool:
-        return all(digest(root / path) == known for path, known in self.sources.items())
+        """Whether the tests are the same."""
+        tests = {path: known for path, known in self.sources.items() if not path.startswith("rayrec/")}
+        return all(digest(root / path) == known for path, known in tests.items())
 
 
 @cache
@@ -106,16 +111,20 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
-def measure(root: Path, folder: Path, tests: Sequence[str]) -> Reach:
+def measure(root: Path, folder: Path, tests: Sequence[str], anew: bool = False) -> Reach:
     """Runs the fast tests of those files under `tests` for which `folder` has nothing that still holds."""
     folder.mkdir(parents=True, exist_ok=True)
     files = _test_files(root, tests)
-    stale = [path for path in files if not _kept(root, folder, path)]
+    (folder / TEXTS).mkdir(exist_ok=True)
+    stale = [path for path in files if anew or not _kept(root, folder, path)]
     for start in range(0, len(stale), TOGETHER):
         group = stale[start : start + TOGETHER]
         for path, findings in _run(root, group).items():
             _place(folder, path).write_text(json.dumps(vars(findings)))
-    return _merged([json.loads(_place(folder, path).read_text()) for path in files])
+            for source, known in findings.sources.items():
+                if source.startswith("rayrec/") and not (folder / TEXTS / known).exists():
+                    shutil.copyfile(root / source, folder / TEXTS / known)
+    return _merged(root, folder, [Findings(**json.loads(_place(folder, path).read_text())) for path in files])
 
 
 def _test_files(root: Path, tests: Sequence[str]) -> list[str]:
@@ -135,17 +144,29 @@ def _kept(root: Path, folder: Path, test_file: str) -> bool:
     return place.exists() and Findings(**json.loads(place.read_text())).hold(root)
 
 
-def _merged(kept: Iterable[Mapping[str, Any]]) -> Reach:
+def _merged(root: Path, folder: Path, kept: Iterable[Findings]) -> Reach:
     tests: dict[str, dict[int, list[str]]] = {}
     seconds: dict[str, float] = {}
     for one in kept:
-        names = list(one["seconds"])
-        seconds |= one["seconds"]
-        for path, lines in one["lines"].items():
+        names = list(one.seconds)
+        seconds |= one.seconds
+        for path, lines in one.lines.items():
+            now = lines_now(folder / TEXTS / one.sources[path], root / path)
             by_line = tests.setdefault(path, {})
             for line, places in lines.items():
-                by_line.setdefault(int(line), []).extend(names[place] for place in places)
+                if int(line) in now:
+                    by_line.setdefault(now[int(line)], []).extend(names[place] for place in places)
     return Reach(tests, seconds)
+
+
+@cache
+def lines_now(before: Path, after: Path) -> Mapping[int, int]:
+    """Where the lines of a file, from 1, are in its later version, as far as they are there."""
+    old, new = (path.read_text(encoding="utf-8").splitlines() if path.exists() else [] for path in (before, after))
+    if old == new:
+        return {line: line for line in range(1, len(old) + 1)}
+    same = difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+    return {a + n + 1: b + n + 1 for a, b, size in same for n in range(size)}
 
 
 def _run(root: Path, test_files: Sequence[str]) -> dict[str, Findings]:

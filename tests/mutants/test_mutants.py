@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.mutants.contexts import fixture_context, uses
 from tests.mutants.mutants import mutants_of, sample
-from tests.mutants.reach import Findings, Reach, digest
+from tests.mutants.reach import Findings, Reach, digest, lines_now
 
 CODE = """def grow(size: int, step: int = 1) -> int:
     if size > 9:
@@ -51,11 +51,18 @@ def test_what_several_tests_share_is_reached_by_all_of_them() -> None:
     assert uses("tests/a/test_a.py::test_one", "tests/a/test_a.py::test_one", [])
 
 
-def test_findings_hold_until_a_source_changes(tmp_path: Path) -> None:
+def test_findings_hold_until_a_test_changes(tmp_path: Path) -> None:
     path = write(tmp_path)
-    assert Findings({path: digest(tmp_path / path)}, {}, {}).hold(tmp_path)
+    assert Findings({path: digest(tmp_path / path), "rayrec/a.py": "any"}, {}, {}).hold(tmp_path)
     assert not Findings({path: "another"}, {}, {}).hold(tmp_path)
     assert not Findings({"gone.py": digest(tmp_path / path)}, {}, {}).hold(tmp_path)
+
+
+def test_lines_are_followed_to_the_text_of_today(tmp_path: Path) -> None:
+    before, after = tmp_path / "before.py", tmp_path / write(tmp_path)
+    before.write_text(CODE.replace("    return size + step\n", "    size += 0\n    return size + step\n"))
+    assert lines_now(before, after) == {1: 1, 2: 2, 3: 3, 5: 4}
+    assert lines_now(before, tmp_path / "gone.py") == {}
 
 
 def test_a_line_that_runs_at_import_takes_the_tests_of_its_function(tmp_path: Path) -> None:
