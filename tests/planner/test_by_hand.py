@@ -99,6 +99,12 @@ def test_bytes_of_a_shard() -> None:
     assert replica.vectors == 50 * 8 * 4 * 2
 
 
+def test_a_shard_of_nothing_costs_and_holds_nothing() -> None:
+    for shape in ((0, 8), (1000, 0)):
+        assert set(shard_cost(TABLE, "row_wise", "fused", shape, 2, TOPOLOGY)) == {0.0}
+        assert set(shard_storage(TABLE, "row_wise", "fused", shape, TOPOLOGY)) == {0.0}
+
+
 def test_bytes_of_a_shard_in_host_memory() -> None:
     gpus = Topology(4, "cuda", local_world_size=2)
     weights, state = 1000 * 8 * 4, 1000 * 4

@@ -41,6 +41,8 @@ def test_large_tables_go_to_the_host_with_more_memory():
         (lambda: Topology(4, hosts=[2, 2], hbm_cap=[1]), "hbm_cap has 1 numbers for 2 hosts"),
         (lambda: Topology(4, hbm_cap=-1), "hbm_cap=-1 must be positive"),
         (lambda: Topology(4, inter_host_bw=0.0), "inter_host_bw=0.0 must be positive"),
+        (lambda: Topology.from_world("2x2x2"), "world '2x2x2' must be HOSTSxRANKS"),
+        (lambda: Topology.from_world("0x8"), "world '0x8' must be HOSTSxRANKS"),
         (lambda: Topology.from_world("8by8"), "world '8by8' must be HOSTSxRANKS, as 16x8"),
     ],
 )

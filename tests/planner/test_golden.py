@@ -1,0 +1,73 @@
+"""Plans of a few fixed problems, to the last shard, and what is said about them, as they were when last looked at.
+
+Planning is pure, so whatever changes a plan, a predicted second or a byte shows here. After a change that is meant:
+`python -m tests.planner.test_golden` writes `golden.json` anew; its diff belongs into the review.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayrec.distributed.planner import ParameterConstraints, Topology, plan_tables
+from rayrec.distributed.planner.explain import explain
+from rayrec.modules import DataType, EmbeddingBagConfig
+from tests.planner.problems import KINDS, SHARDER, table
+
+GOLDEN = Path(__file__).with_name("golden.json")
+SIZES = [2_000_000, 900_000, 300_000, 40_000, 5_000, 700, 90, 3]
+MIXED = [table(f"t{n}", rows, 32 + 32 * (n % 3), [f"a{n}", f"b{n}"][: 1 + n % 2]) for n, rows in enumerate(SIZES)]
+HALF = [
+    EmbeddingBagConfig(
+        name=f"h{n}", num_embeddings=rows, embedding_dim=64, feature_names=[f"h{n}"], data_type=DataType.FP16
+    )
+    for n, rows in enumerate(SIZES[:4])
+]
+LONG_BAGS = {t.name: ParameterConstraints(pooling_factors=[20.0] * len(t.feature_names)) for t in MIXED[:3]}
+EVERY_KIND = {t.name: ParameterConstraints(sharding_types=[kind]) for t, kind in zip(MIXED, KINDS, strict=False)}
+DENSE = {"t1": ParameterConstraints(compute_kernels=["dense"]), "t4": ParameterConstraints(device_group=[1, 2])}
+
+PROBLEMS: dict[str, tuple[Any, ...]] = {
+    "one rank": (MIXED, Topology(1, "cpu"), None),
+    "four CPU ranks": (MIXED, Topology(4, "cpu"), None),
+    "every kind on two hosts": (MIXED, Topology(4, "cpu", local_world_size=2), EVERY_KIND),
+    "long bags on unlike hosts": (MIXED, Topology(5, "cpu", hosts=[2, 3]), LONG_BAGS),
+    "little memory": (MIXED, Topology(4, "cpu", ddr_cap=320 << 20), None),
+    "two hosts of GPUs": (MIXED, Topology(8, "cuda", local_world_size=4, gpu="h100"), LONG_BAGS),
+    "tables behind a cache": (MIXED, Topology(2, "cuda", hbm_cap=[300 << 20], ddr_cap=[8 << 30]), None),
+    "half precision": (HALF, Topology(4, "cuda", gpu="a100_80"), None),
+    "dense and tied down": (MIXED, Topology(4, "cpu", local_world_size=2), DENSE),
+}
+
+
+def solved(name: str) -> dict[str, Any]:
+    tables, topology, told = PROBLEMS[name]
+    result = plan_tables(tables, topology, told, batch_size=512, dense_bytes=1 << 20, sharder=SHARDER)
+    shardings = result.plan.plan[""].items()
+    return {
+        "plan": {
+            table: [
+                f"{sharding.sharding_type} {sharding.compute_kernel} {sharding.load_factor:g}",
+                *(f"{s.rank}: {s.rows} {s.cols}" for s in sharding.shards),
+            ]
+            for table, sharding in shardings
+        },
+        "seconds": [f"{x:.6g}" for x in result.estimate.seconds_R],
+        "device bytes": [f"{x:.6g}" for x in result.estimate.device_bytes_R],
+        "host bytes": [f"{x:.6g}" for x in result.estimate.host_bytes_R],
+        "bound": f"{result.bound_s:.6g}",
+        "explanation": explain(result).splitlines(),
+    }
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_plans_are_as_they_were(name: str) -> None:
+    assert solved(name) == json.loads(GOLDEN.read_text())[name], "if it is meant: python -m tests.planner.test_golden"
+
+
+if __name__ == "__main__":
+    found = {name: solved(name) for name in PROBLEMS}
+    GOLDEN.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
