@@ -99,6 +99,46 @@ def test_progress_on_a_terminal_and_in_a_file(tmp_path: Path, terminal: bool) ->
     assert ("epoch 1  step 64" in text) is not terminal
 
 
+def test_what_is_said_at_the_end() -> None:
+    out = io.StringIO()
+    display = Display(Console(file=out, width=150))
+    scores = {"auc": 0.75, "ne": 0.8, "logloss": 0.6, "calibration": 1.0, "samples": 1000}
+    display.evaluation({**scores, "epoch": 1, "step": 32, "skipped": 7})
+    display.evaluation({**scores, "epoch": 1, "step": 32, "tasks": {"buy": {**scores, "gauc": 0.7}, "like": scores}})
+    figures = {"epochs": 2, "steps": 3200, "world_size": 4, "samples_per_second": 12345.6}
+    result = {**figures, "train": {"data_wait_fraction": 0.0521}, "eval": scores}
+    display.summary(result, {"report": "runs/a/report.html"})
+    display.summary({**result, "eval": {"tasks": {"buy": scores}}}, {})
+    display.summary({**result, "eval": None}, {})
+    display.close()
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+        "evaluation after epoch 2 (step 32): AUC 0.7500  NE 0.8000  logloss 0.6000  calibration 1.000  "
+        "on 1,000 rows, 7 left out",
+        "evaluation after epoch 2 (step 32):",
+        "  buy   AUC 0.7500  GAUC 0.7000  NE 0.8000  logloss 0.6000  calibration 1.000  on 1,000 rows",
+        "  like  AUC 0.7500  NE 0.8000  logloss 0.6000  calibration 1.000  on 1,000 rows",
+        "evaluation AUC   0.7500",
+        "evaluation NE    0.8000",
+        "epochs, steps    2, 3,200",
+        "workers          4",
+        "samples/s        12,346",
+        "waited for data  5.2% of the training time",
+        "report           runs/a/report.html",
+        "evaluation AUC, buy  0.7500",
+        "evaluation NE, buy   0.8000",
+        "epochs, steps        2, 3,200",
+        "workers              4",
+        "samples/s            12,346",
+        "waited for data      5.2% of the training time",
+        "evaluation AUC   –",
+        "evaluation NE    –",
+        "epochs, steps    2, 3,200",
+        "workers          4",
+        "samples/s        12,346",
+        "waited for data  5.2% of the training time",
+    ]
+
+
 def test_the_plan_table_counts_what_it_leaves_out() -> None:
     shard = {"shard_offsets": [0, 0], "shard_sizes": [500, 8], "placement": "rank:0/cpu"}
     other = {"shard_offsets": [500, 0], "shard_sizes": [400, 8], "placement": "rank:3/cpu"}
