@@ -22,6 +22,7 @@ from rayrec.train.mirror import Mirror
 from rayrec.train.paths import resolved
 from rayrec.train.report import write_report
 from rayrec.train.run_folder import RunFolder, newest_checkpoint, refuse_other_config, write_json, write_yaml
+from rayrec.train.versions import with_versions
 from rayrec.train.worker.session import Job
 
 
@@ -103,6 +104,7 @@ class Trainer:
         self.folder.create()
         with self.folder.locked():
             self.mirror.pull()
+            self.config = with_versions(self.config, self.folder.read_config())
             finished = self._finished()
             if finished is not None:
                 self._show(finished)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from rayrec.data.source.filters import Condition
+from rayrec.data.source.lake import TableFiles, TableFormat, open_table
 from rayrec.data.storage.formats import format_of, how_to_convert
 from rayrec.data.storage.locations import secret_in, without_secrets
 from rayrec.data.strict import Strict
@@ -18,12 +19,18 @@ class DataSet(Strict):
     Args:
         path: Parquet file, folder or glob, or a list of them; paths relative to the folder the command runs in, or URIs
             of `s3://`, `gs://`, `hdfs://`. Folders named `key=value` are columns of the files below them.
+        table: "delta" or "iceberg" where the path is a table: folder or URI of a Delta table, `….metadata.json` of an
+            Iceberg table or `iceberg://CATALOG/NAMESPACE.TABLE`. Needs `rayrec[delta]` or `rayrec[iceberg]`.
+        version: of such a table, which one is read: a Delta version, or an Iceberg snapshot's id; default the one that
+            is newest when the run begins. The run keeps to it.
         filters: conditions `[column, operator, value]` that a row must meet, all of them, to be read, as
             `[[day, '>=', '2024-01-01'], [country, in, [de, fr]]]`; operators `= != < <= > >= in`, `not in`.
             A null meets none. Files and row groups without such rows are not opened.
     """
 
     path: str | list[str]
+    table: TableFormat | None = None
+    version: int | None = Field(default=None, ge=0)
     filters: list[list[Any]] = Field(default=[])
 
     @model_validator(mode="before")
@@ -44,17 +51,45 @@ class DataSet(Strict):
 
     @field_validator("path")
     @classmethod
-    def _parquet(cls, given: str | list[str]) -> str | list[str]:
+    def _no_secret(cls, given: str | list[str]) -> str | list[str]:
         for path in [given] if isinstance(given, str) else given:
             if (problem := secret_in(path)) is not None:
                 raise ValueError(problem)
+        return given
+
+    @model_validator(mode="after")
+    def _parquet_or_table(self) -> Self:
+        if self.table is not None:
+            if not isinstance(self.path, str):
+                raise ValueError(f"a {self.table} table is one path; name several as data sets of a mix")
+            return self
+        if self.version is not None:
+            raise ValueError(f"version={self.version} is of a table; also set table: delta or table: iceberg")
+        for path in [self.path] if isinstance(self.path, str) else self.path:
             kind = format_of(path)
             if kind is not None:
                 raise ValueError(f"{path} is {kind}, and Parquet is what training reads; {how_to_convert(path)}")
-        return given
+        return self
+
+    def pinned(self) -> Self:
+        """With the version that the table has now, where it is a table and names none; raises as `lake.open_table`."""
+        if self.table is None or self.version is not None:
+            return self
+        assert isinstance(self.path, str)
+        return self.model_copy(update={"version": open_table(self.table, self.path).newest()})
+
+    def listed(self) -> str | list[str] | TableFiles:
+        """What is to be read: paths, or the files of a table; raises as `lake.LakeTable.files`."""
+        if self.table is None:
+            return self.path
+        assert isinstance(self.path, str)
+        table = open_table(self.table, self.path)
+        return table.files(table.newest() if self.version is None else self.version)
 
     def __str__(self) -> str:
         paths = self.path if isinstance(self.path, str) else ", ".join(self.path)
+        if self.version is not None:
+            paths += f" at version {self.version}"
         where = " and ".join(str(Condition.parse(one)) for one in self.filters)
         return f"{paths} where {where}" if where else paths
 

@@ -21,6 +21,7 @@ from rayrec.data.source.dataset import DataSet
 from rayrec.data.source.filters import Condition, parse_all
 from rayrec.data.source.footer_cache import FooterCache
 from rayrec.data.source.footers import FileFacts, Partitioned, check_same_types, nothing_left, read_footers
+from rayrec.data.source.lake import TableFiles
 from rayrec.data.storage.files import find_files
 
 WINDOW_ROWS = 65_536
@@ -69,7 +70,7 @@ class Manifest:
     @classmethod
     def read(
         cls,
-        paths: str | Sequence[str],
+        paths: str | Sequence[str] | TableFiles,
         schema: Schema,
         *,
         filters: Iterable[Any] = (),
@@ -81,6 +82,7 @@ class Manifest:
 
         Args:
             paths: files, folders, globs; local or URIs. Folders named `key=value` are columns of the files below them.
+                Or the files of a table's version.
             filters: conditions `(column, operator, value)` that rows must meet, as `filters.Condition` reads them.
             window_rows: smaller row groups are joined to windows of about so many rows.
             window_bytes: a row group that takes more memory than this is cut into several windows.
@@ -92,7 +94,7 @@ class Manifest:
             ValueError: a filter that is none.
         """
         conditions = parse_all(filters)
-        found = Partitioned.of(find_files(paths), [*schema.columns, *(c.column for c in conditions)])
+        found = _found(paths, [*schema.columns, *(c.column for c in conditions)])
         footers = read_footers(found.that_pass(conditions), schema, conditions, cache or FooterCache())
         if not footers:
             raise nothing_left(found.files[0].file.uri, conditions)
@@ -110,7 +112,7 @@ class Manifest:
         cls, data: DataSet, schema: Schema, cache: FooterCache | None = None, window_rows: int = WINDOW_ROWS
     ) -> Manifest:
         """That of a config's data set; raises as `read`."""
-        return cls.read(data.path, schema, filters=data.filters, cache=cache, window_rows=window_rows)
+        return cls.read(data.listed(), schema, filters=data.filters, cache=cache, window_rows=window_rows)
 
     def check_like(self, other: Manifest) -> None:
         """That no column holds texts here and numbers there: one id would be hashed to two table rows.
@@ -171,6 +173,13 @@ class Manifest:
         if self.filters:
             digest.update(repr(self.filters).encode())
         return digest.hexdigest()[:32]
+
+
+def _found(paths: str | Sequence[str] | TableFiles, columns: Sequence[str]) -> Partitioned:
+    """The files, with the partitions that lie in their paths."""
+    if isinstance(paths, TableFiles):
+        return Partitioned.of(paths.files, columns if paths.hive else ())
+    return Partitioned.of(find_files(paths), columns)
 
 
 def _windows(files: Sequence[FileFacts], window_rows: int, window_bytes: int) -> Iterator[Window]:

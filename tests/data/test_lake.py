@@ -1,0 +1,182 @@
+"""Tables of Delta Lake and Iceberg as data sets: their rows at a version, which a run keeps to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, Schema
+from rayrec.data.source.dataset import DataSet
+from rayrec.train import Trainer
+from rayrec.train.config.file import parse_config
+from tests.train import small
+
+deltalake = pytest.importorskip("deltalake")
+pytest.importorskip("pyiceberg")
+
+SCHEMA = Schema.model_validate(
+    {"dense": [{"name": "x"}], "sparse": [{"name": "day", "mapping": {"kind": "hash"}}, {"name": "id"}]}
+)
+
+
+def rows(*ids: int) -> pa.Table:
+    days = [["a b", "c/d", None][one % 3] for one in ids]
+    return pa.table({"label": [one % 2 for one in ids], "x": [float(one) for one in ids], "day": days, "id": [*ids]})
+
+
+def ids_of(data: DataSet, filters: Any = ()) -> list[int]:
+    schema = SCHEMA.model_copy(
+        update={"sparse": tuple(one.model_copy(update={"on_null": "empty"}) for one in SCHEMA.sparse)}
+    )
+    data = data.model_copy(update={"filters": filters})
+    manifest, found = Manifest.of(data, schema), []
+    options = ReadOptions(reader="local")
+    where = {"batch_rows": 4, "rank": 0, "world_size": 1, "cursor": Cursor.start(0), "seed": 0, "options": options}
+    with BatchStream(manifest, schema, {"day": 100, "id": 100}, **where) as stream:
+        for batch, _ in stream:
+            found += batch.sparse["id"].values().tolist()
+    return sorted(found)
+
+
+@pytest.fixture
+def delta(tmp_path: Path) -> Path:
+    """Versions: 0 with ids 0 to 5; 1 with 6 and 7 too; 2 without 3, by rewriting a file."""
+    path = tmp_path / "clicks"
+    deltalake.write_deltalake(str(path), rows(*range(6)), partition_by=["day"])
+    deltalake.write_deltalake(str(path), rows(6, 7), mode="append")
+    deltalake.DeltaTable(str(path)).delete("id = 3")
+    return path
+
+
+def test_a_delta_table_is_read_at_a_version(delta: Path) -> None:
+    wanted = {0: [*range(6)], 1: [*range(8)], 2: [0, 1, 2, 4, 5, 6, 7], None: [0, 1, 2, 4, 5, 6, 7]}
+    for version, ids in wanted.items():
+        assert ids_of(DataSet(path=str(delta), table="delta", version=version)) == ids
+    newest = DataSet(path=str(delta), table="delta").pinned()
+    assert newest.version == 2 and "at version 2" in str(newest)
+    assert ids_of(newest, [["day", "=", "c/d"]]) == [1, 4, 7]
+    assert [*(delta.rglob("*.parquet"))] and ids_of(DataSet(path=str(delta))) != ids_of(newest), "old files are there"
+    with pytest.raises(DataError, match="cannot be opened at version 9"):
+        ids_of(DataSet(path=str(delta), table="delta", version=9))
+    with pytest.raises(DataError, match=r"cannot be opened: .*nowhere"):
+        ids_of(DataSet(path=str(delta.parent / "nowhere"), table="delta"))
+
+
+def commit(delta: Path, **more: Any) -> None:
+    """Writes a version by hand: one file again, with other facts."""
+    log = delta / "_delta_log"
+    version = len([*log.glob("*.json")])
+    file = next(delta.rglob("*.parquet"))
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    add = {"path": f"new/{file.name}", "size": 1, "partitionValues": {"day": "a b"}, "modificationTime": 1}
+    actions = [{"protocol": {"minReaderVersion": 3, "minWriterVersion": 7} | features}]
+    actions.append({"add": add | {"dataChange": True} | more})
+    (log / f"{version:020}.json").write_text("\n".join(map(json.dumps, actions)))
+
+
+def test_delta_tables_that_are_more_than_their_files_are_refused_by_name(delta: Path) -> None:
+    deltalake.write_deltalake(str(delta), rows(8), mode="append")
+    commit(delta)
+    with pytest.raises(DataError, match=r"version 4 of the table keeps .* in no folder day="):
+        ids_of(DataSet(path=str(delta), table="delta"))
+    vector = {"storageType": "u", "pathOrInlineDv": "vBn[lx{q8@P<9BNH/isA", "offset": 1, "sizeInBytes": 36}
+    commit(delta, deletionVector=vector | {"cardinality": 2})
+    with pytest.raises(DataError, match="version 5 of the table has deletion vectors"):
+        ids_of(DataSet(path=str(delta), table="delta"))
+    assert ids_of(DataSet(path=str(delta), table="delta", version=3)) == [0, 1, 2, 4, 5, 6, 7, 8]
+
+
+@pytest.fixture
+def iceberg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A table of a catalog in a file, snapshots as `delta`'s versions."""
+    import pyiceberg.catalog
+    from pyiceberg.utils.config import Config
+
+    monkeypatch.setenv("PYICEBERG_CATALOG__TEST__URI", f"sqlite:///{tmp_path}/catalog.db")
+    monkeypatch.setenv("PYICEBERG_CATALOG__TEST__WAREHOUSE", f"file://{tmp_path}/warehouse")
+    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())  # which is read once a process
+    catalog = pyiceberg.catalog.load_catalog("test")
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.clicks", rows(0).schema)
+    with table.update_spec() as spec:
+        spec.add_identity("day")
+    table.append(rows(*range(6)))
+    table.append(rows(6, 7))
+    table.delete("id == 3")
+    yield table
+    catalog.close()
+
+
+def test_an_iceberg_table_is_read_at_a_snapshot(iceberg: Any) -> None:
+    path, schema = "iceberg://test/db.clicks", SCHEMA
+    by_length = {iceberg.scan(snapshot_id=one.snapshot_id).count(): one.snapshot_id for one in iceberg.snapshots()}
+    wanted = {6: [*range(6)], 8: [*range(8)], 7: [0, 1, 2, 4, 5, 6, 7]}
+    for length, ids in wanted.items():
+        for where in (path, iceberg.metadata_location):
+            assert ids_of(DataSet(path=where, table="iceberg", version=by_length[length])) == ids
+    newest = DataSet(path=path, table="iceberg").pinned()
+    assert newest.version == by_length[7]
+    assert ids_of(newest, [["day", "=", "c/d"]]) == [1, 4, 7], "the column of the files, not of their folders"
+    with pytest.raises(DataError, match=r"no snapshot 9; its last ones are \d"):
+        Manifest.of(DataSet(path=path, table="iceberg", version=9), schema)
+    with pytest.raises(DataError, match="cannot be opened"):
+        Manifest.of(DataSet(path="iceberg://test/db.nowhere", table="iceberg"), schema)
+
+
+def test_iceberg_tables_that_are_more_than_their_files_are_refused_by_name(
+    iceberg: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snapshots with a file of deleted positions, and with ORC, as other writers make them."""
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.table.snapshots import Operation
+    from pyiceberg.table.update.snapshot import _FastAppendFiles
+
+    def add(**facts: Any) -> None:
+        task = next(iter(iceberg.scan().plan_files()))
+        facts = {"file_size_in_bytes": 1, "record_count": 1, "partition": task.file.partition} | facts
+        file = DataFile.from_args(file_path=f"{iceberg.location()}/other", **facts)
+        file.spec_id = iceberg.spec().spec_id
+        with iceberg.transaction() as change:
+            snapshot = _FastAppendFiles(Operation.APPEND, change, iceberg.io)
+            snapshot.append_data_file(file)
+            snapshot.commit()
+
+    add(content=DataFileContent.DATA, file_format=FileFormat.ORC)
+    with pytest.raises(DataError, match=r"holds ORC files, as file://.*/other"):
+        ids_of(DataSet(path="iceberg://test/db.clicks", table="iceberg"))
+    add(content=DataFileContent.POSITION_DELETES, file_format=FileFormat.PARQUET)
+    with pytest.raises(DataError, match="has delete files"):
+        ids_of(DataSet(path="iceberg://test/db.clicks", table="iceberg"))
+
+
+def test_a_run_keeps_to_the_version_that_it_began_with(tmp_path: Path) -> None:
+    small.write(tmp_path / "train", 200)
+    small.write(tmp_path / "eval", 50, seed=1)
+    path = tmp_path / "table"
+    table = pq.read_table(tmp_path / "train")
+    deltalake.write_deltalake(str(path), table)
+    raw = small.raw_config(tmp_path, trainer__epochs=1, name="pinned")
+    raw["data"]["train"] = {"path": str(path), "table": "delta"}
+    assert Trainer(parse_config(raw)).fit().train["samples"] == 200
+    deltalake.write_deltalake(str(path), table.slice(0, 50), mode="append")
+    raw["trainer"]["epochs"] = 2
+    result = Trainer(parse_config(raw)).fit()
+    assert result.train["samples"] == 400, "the second epoch reads what the first one read"
+    assert "version: 0" in result.folder.joinpath("config.yaml").read_text()
+    again = Trainer(parse_config(raw | {"name": "new"})).fit()
+    assert "version: 1" in again.folder.joinpath("config.yaml").read_text() and again.train["samples"] == 500
+
+
+def test_what_is_no_table_is_said_when_the_config_is_read() -> None:
+    for given, message in (
+        ({"path": "x", "version": 3}, "set table: delta or table: iceberg"),
+        ({"path": ["x", "y"], "table": "delta"}, "a delta table is one path"),
+        ({"path": "s3://key:secret@bucket/x", "table": "delta"}, "was given with credentials"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DataSet.model_validate(given)
