@@ -1,0 +1,127 @@
+"""What is made of single columns, in numbers: ranges, estimates, transforms, sizes of tables."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rayrec.data.tools.column_facts import ColumnFacts, column_facts
+from rayrec.data.tools.proposal import propose
+
+
+def facts(name: str, values: Any, kind: pa.DataType | None = None, share: float = 1.0, **more: Any) -> ColumnFacts:
+    return column_facts(name, pa.chunked_array([pa.array(values, kind)]), share, **more)
+
+
+def test_ids() -> None:
+    ids = facts("user_id", [7, 7, 9, None, 30])
+    assert (ids.role, ids.nulls, ids.values, ids.distinct, ids.ids_estimate) == ("id", 1, 5, 3, 3)
+    assert (ids.low, ids.high, ids.longest, ids.width) == (7, 30, None, 1)
+    assert ids.values_seen is not None and ids.values_seen.to_pylist() == [7, 9, 30]
+    assert not ids.dense_range  # 30 is not below 8 * 3
+    assert ids.table_rows == 16  # the least
+    near = facts("user_id", [7, 7, 9, 23])
+    assert near.dense_range and near.table_rows == 24
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "estimate"),
+    [
+        ([1, 2, 3, 4, 4, 5, 5], 0.1, 5 + 3 * 3 / (2 * 2)),  # 3 seen once, 2 twice
+        ([1, 2, 3, 4], 0.1, 4 + 4 * 3 / 2),  # none twice
+        ([1, 2, 3, 4], 0.5, 4 + 4),  # of half of the rows, at most as many again
+        ([7, 7, 7], 0.1, 1),
+        ([], 0.1, 1),
+    ],
+)
+def test_how_many_ids_to_expect(values: list[int], share: float, estimate: float) -> None:
+    found = facts("item_id", values, pa.int64(), share)
+    assert (found.distinct, found.ids_estimate) == (len(set(values)), int(estimate))
+
+
+@pytest.mark.parametrize(("estimate", "rows"), [(8, 16), (9, 32), (1000, 2048), (1024, 2048), (1025, 4096)])
+def test_tables_of_hashed_ids_have_room_for_twice_as_many(estimate: int, rows: int) -> None:
+    assert ColumnFacts("c", "string", "id", 0, 9, 9, estimate, None, None, None).table_rows == rows
+
+
+def test_lists() -> None:
+    lists = facts("tags", [[1, 2, 3], [], [2]])
+    assert (lists.role, lists.values, lists.distinct, lists.longest) == ("id_list", 4, 3, 3)
+    fixed = facts("vector", [[0.5, 1.5], [1.0, 3.0]])
+    assert (fixed.role, fixed.width, fixed.longest, fixed.mean) == ("dense", 2, 2, 1.5)
+    assert facts("vector", [[0.5, 1.5], [1.0]]).role == "unused"
+
+
+def test_numbers() -> None:
+    plain = facts("x", [1.5, 2.5, 3.5, None])
+    assert (plain.role, plain.nulls, plain.low, plain.high, plain.log) == ("dense", 1, 1.5, 3.5, False)
+    assert (plain.mean, plain.deviation) == (2.5, pytest.approx(math.sqrt(2 / 3), abs=1e-6))
+    values = [0.0] * 20 + [1000.0]
+    far = facts("x", values)
+    logs = np.log1p(values)
+    assert far.log
+    assert (far.mean, far.deviation) == pytest.approx((logs.mean(), logs.std()), rel=1e-5)
+    assert not facts("x", [0.0] * 20 + [99.0]).log  # not above 100
+    assert not facts("x", [-1.0] * 20 + [1000.0]).log  # below 0
+    assert not facts("x", [0.0, 600.0, 1000.0]).log  # not far above the others
+    assert facts("x", [2.0, 2.0]).role == "unused"
+
+
+def test_counts_of_rows_are_no_features() -> None:
+    assert facts("n", list(range(100, 111))).note == "counts the rows"
+    assert facts("n", list(range(9))).role == "id"  # too few to tell
+    assert facts("n_id", [*range(0, 600), *range(0, 600)]).note == "counts the rows"  # of two files
+    assert facts("n_id", [*range(0, 20), *range(0, 20)]).role == "id"
+
+
+def test_few_different_integers_are_ids_and_many_are_numbers() -> None:
+    shuffled = [17 * n % 101 for n in range(101)]
+    assert facts("x", [n % 63 for n in shuffled]).role == "id"
+    assert facts("x", [n % 64 for n in shuffled]).role == "dense"
+    assert facts("x_code", [n % 64 for n in shuffled]).role == "id"
+
+
+def test_smallest_and_largest_of_all_rows_by_the_files() -> None:
+    spanned = facts("item_id", [3, 5, 5, 4], share=0.5, span=(1, 9))
+    assert (spanned.low, spanned.high) == (1, 9)
+    unknown = facts("item_id", [3, 5, 5, 4], share=0.5)
+    assert unknown.low is None and not unknown.dense_range
+
+
+def test_the_proposal_in_full() -> None:
+    columns = [
+        facts("click", [0, 1, 1]),
+        facts("user_id", [3, 1, 2]),
+        facts("city", ["a", None, "b"]),
+        facts("price", [0.5, None, 1.5]),
+        facts("at_ts", [1, 2, 3]),
+        facts("ts", [1_700_000_000_000, 1_700_000_000_002, 1_700_000_000_009]),
+    ]
+    assert propose(columns, dim=8) == {
+        "schema": {
+            "label": {"column": "click"},
+            "timestamp": {"column": "ts", "unit": "ms"},
+            "group": {"column": "user_id"},
+            "dense": [
+                {
+                    "name": "price",
+                    "default": 0.0,
+                    "transforms": [{"kind": "standardize", "mean": 1.0, "std": 0.5}],
+                }
+            ],
+            "sparse": [
+                {"name": "user_id", "kind": "id", "mapping": {"kind": "identity"}},
+                {"name": "city", "kind": "id", "mapping": {"kind": "hash"}, "on_null": "empty"},
+                {"name": "at_ts", "kind": "id", "mapping": {"kind": "identity"}},
+            ],
+        },
+        "tables": [
+            {"name": "user_id", "rows": 4, "dim": 8, "features": ["user_id"]},
+            {"name": "city", "rows": 16, "dim": 8, "features": ["city"]},
+            {"name": "at_ts", "rows": 4, "dim": 8, "features": ["at_ts"]},
+        ],
+    }
