@@ -74,8 +74,8 @@ def test_numbers() -> None:
 def test_counts_of_rows_are_no_features() -> None:
     assert facts("n", list(range(100, 111))).note == "counts the rows"
     assert facts("n", list(range(9))).role == "id"  # too few to tell
-    assert facts("n_id", [*range(0, 600), *range(0, 600)]).note == "counts the rows"  # of two files
-    assert facts("n_id", [*range(0, 20), *range(0, 20)]).role == "id"
+    assert facts("n_id", [*range(600), *range(600)]).note == "counts the rows"  # of two files
+    assert facts("n_id", [*range(20), *range(20)]).role == "id"
 
 
 def test_few_different_integers_are_ids_and_many_are_numbers() -> None:
