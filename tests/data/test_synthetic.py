@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 
 from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema
 from rayrec.data.tools.synthetic import SyntheticSpec, best_auc, make_table, write_file, write_files
@@ -65,3 +66,19 @@ def test_the_best_auc_is_that_of_the_planted_signal(tmp_path: Path) -> None:
     noise = best_auc(spec.model_copy(update={"signal": 1e-9}), 1)
     assert noise is not None and abs(noise - 0.5) < 0.02
     assert best_auc(spec.model_copy(update={"rows": 2}), 1) is None and 0 < label.mean() < 1
+
+
+def test_a_seed_means_the_same_rows_as_ever(tmp_path: Path) -> None:
+    """Benchmarks' figures are of these rows."""
+    spec = SyntheticSpec(rows=2000, files=2, single=2, multi=2, dense=2, smallest=5, largest=300, seed=3)
+    assert spec.ids == {"id_0": 5, "id_1": 300, "ids_0": 20, "ids_1": 77}
+    rows = pq.read_table(write_file(spec, tmp_path, 1)).to_pydict()
+    sums = {name: sum(np.concatenate(v) if name.startswith("ids") else v) for name, v in rows.items()}
+    assert sums == pytest.approx(
+        {
+            "label": 314, "dense_0": 4413.45, "dense_1": 4290.0, "id_0": 1350, "id_1": 51710,
+            "ids_0": 17874, "ids_1": 58825,
+        },
+        rel=1e-5,
+    )  # fmt: skip
+    assert best_auc(spec, 1) == pytest.approx(0.7521, abs=1e-4)
