@@ -1,7 +1,7 @@
 """Plans of a few fixed problems, to the last shard, and what is said about them, as they were when last looked at.
 
 Planning is pure, so whatever changes a plan, a predicted second or a byte shows here. After a change that is meant:
-`python -m tests.planner.test_golden` writes `golden.json` anew; its diff belongs into the review.
+`python -m tests.planner.test_golden` writes `golden.json` and `golden.html` anew; their diff belongs into the review.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import pytest
 
 from rayrec.distributed.planner import ParameterConstraints, Topology, plan_tables
 from rayrec.distributed.planner.explain import explain
+from rayrec.distributed.planner.html import html_page
+from rayrec.distributed.planner.types import PlanResult
 from rayrec.modules import DataType, EmbeddingBagConfig
 from tests.planner.problems import KINDS, SHARDER, table
 
-GOLDEN = Path(__file__).with_name("golden.json")
+GOLDEN, PICTURE = (Path(__file__).with_name(f"golden.{ending}") for ending in ("json", "html"))
 SIZES = [2_000_000, 900_000, 300_000, 40_000, 5_000, 700, 90, 3]
 MIXED = [table(f"t{n}", rows, 32 + 32 * (n % 3), [f"a{n}", f"b{n}"][: 1 + n % 2]) for n, rows in enumerate(SIZES)]
 HALF = [
@@ -43,9 +45,13 @@ PROBLEMS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def solved(name: str) -> dict[str, Any]:
+def result_of(name: str) -> PlanResult:
     tables, topology, told = PROBLEMS[name]
-    result = plan_tables(tables, topology, told, batch_size=512, dense_bytes=1 << 20, sharder=SHARDER)
+    return plan_tables(tables, topology, told, batch_size=512, dense_bytes=1 << 20, sharder=SHARDER)
+
+
+def solved(name: str) -> dict[str, Any]:
+    result = result_of(name)
     shardings = result.plan.plan[""].items()
     return {
         "plan": {
@@ -68,6 +74,16 @@ def test_plans_are_as_they_were(name: str) -> None:
     assert solved(name) == json.loads(GOLDEN.read_text())[name], "if it is meant: python -m tests.planner.test_golden"
 
 
+def picture() -> str:
+    """One tag a line."""
+    return html_page(result_of("every kind on two hosts"), title="a plan", explanation="why").replace("><", ">\n<")
+
+
+def test_the_picture_is_as_it_was() -> None:
+    assert picture() == PICTURE.read_text(), "if it is meant: python -m tests.planner.test_golden"
+
+
 if __name__ == "__main__":
     found = {name: solved(name) for name in PROBLEMS}
     GOLDEN.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    PICTURE.write_text(picture(), encoding="utf-8")
