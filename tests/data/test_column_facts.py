@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ def test_ids() -> None:
     assert ids.values_seen is not None and ids.values_seen.to_pylist() == [7, 9, 30]
     assert not ids.dense_range  # 30 is not below 8 * 3
     assert ids.table_rows == 16  # the least
+    assert replace(ids, values_seen=None) == ids  # the looked-at ids are no part of what is told
     near = facts("user_id", [7, 7, 9, 23])
     assert near.dense_range and near.table_rows == 24
 

@@ -59,6 +59,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.csv.gz", "x.jsonl", "x.ndjson.bz2", "x.avro"])
 def test_every_value_arrives(tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()  # it may be there, empty
     source, lists = tmp_path / name, "sv" not in name
     if name.endswith("avro"):
         avro(ROWS, source)

@@ -137,7 +137,7 @@ def test_a_column_is_counted_exactly_in_bounded_memory(
         pq.write_table(pa.table({"x": lists}), tmp_path / "data" / f"{number}.parquet", row_group_size=100)
     wanted = +wanted
     in_order = sorted(wanted.items(), key=lambda pair: (-pair[1], pair[0]))
-    out = tmp_path / "words" / "x.parquet"
+    out = tmp_path / "words" / "of" / "x.parquet"
     for limits in ({}, {"min_count": 3}, {"max_size": 37}, {"min_count": 2, "max_size": 10_000}):
         found = count_column(str(tmp_path / "data"), "x", out, **limits)
         kept = [pair for pair in in_order if pair[1] >= limits.get("min_count", 1)][: limits.get("max_size")]

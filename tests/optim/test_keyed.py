@@ -88,6 +88,25 @@ def test_combined_optimizers_prefix_names_and_round_trip() -> None:
     assert all(param.grad is None for param in both.params.values())
 
 
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda inner: inner,
+        lambda inner: WarmupOptimizer(inner, [WarmupStage()]),
+        lambda inner: GradientClippingOptimizer(inner, GradientClipping.NORM, 1.0),
+    ],
+    ids=["alone", "warmup", "clipping"],
+)
+def test_gradients_are_taken_away_unless_zeros_are_asked_for(around: Any) -> None:
+    inner = keyed(a=[1.0])
+    optimizer, param = around(inner), inner.params["a"]
+    give_gradients(inner)
+    optimizer.zero_grad(set_to_none=False)
+    assert param.grad == 0
+    optimizer.zero_grad()
+    assert param.grad is None
+
+
 def test_optimizers_that_do_not_fit_are_named() -> None:
     with pytest.raises(ValueError, match="two optimizers hold a parameter 'a'"):
         CombinedOptimizer([keyed(a=[1.0]), keyed(a=[1.0])])

@@ -24,6 +24,7 @@ from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.errors import TrainError
 from rayrec.train.worker.learner import Learner, make_learner
 from rayrec.train.worker.lockstep import RankError, in_step
+from rayrec.train.worker.loop import fit
 from rayrec.train.worker.session import session_alone
 from tests.ranks import PerRank, on_ranks
 from tests.train.small import (
@@ -245,6 +246,20 @@ def test_a_run_moves_between_numbers_of_ranks(tmp_path: Path) -> None:
     assert json.dumps(latest.extra)
     again = on_ranks(2, fit_on_rank, raw_config(tmp_path, trainer__epochs=2))[0]
     assert again["eval"] == second["eval"]
+
+
+def told_progress(group: dist.ProcessGroup, raw: dict[str, Any]) -> list[tuple[int, int]]:
+    """(step, steps of the whole run) as told after every step."""
+    session = rank_session(group)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rayrec.train.worker.loop.PROGRESS_EVERY_S", 0.0)
+        fit(make_job(raw), session)
+    return [(told["step"], told["total_steps"]) for told in session.sink.records if told["kind"] == "progress"]
+
+
+def test_the_number_of_steps_is_known_from_the_first_one_on(tmp_path: Path) -> None:
+    raw = raw_config(write_all(tmp_path, rows=200), trainer__epochs=3)
+    assert on_ranks(1, told_progress, raw) == [[(step, 3 * 4) for step in range(1, 13)]]
 
 
 def bad_rank(group: dist.ProcessGroup, raw: dict[str, Any]) -> tuple[str, bool]:
