@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.sharding import hierarchical
+from rayrec.distributed.sharding import tiers
 from rayrec.distributed.sharding.cuts import CUTS
 from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
-        hierarchical.FEW_BYTES = 0 if args.always else hierarchical.FEW_BYTES
+        tiers.FEW_BYTES = 0 if args.always else tiers.FEW_BYTES
         return run_rank(args.rank, args.rounds)
     if shutil.which("ip") is None or os.geteuid() != 0:
         sys.exit("needs root and the commands `ip` and `tc` (apt-get install iproute2)")

@@ -8,3 +8,13 @@ import torch
 
 PRETENDED = bool(os.environ.get("RAYREC_PRETEND_GPUS"))
 DEVICE = torch.device("cuda", 0) if PRETENDED else torch.device("cpu")
+
+
+def exchanges(on_cpus: int) -> dict[str, int]:
+    """What a step costs on the device, and on its hosts, that costs so many exchanges on CPU ranks.
+
+    For GPUs sizes are known before ids leave: these never take two exchanges, and none where there are no ids.
+    """
+    if not PRETENDED:
+        return {"all_to_all": on_cpus}
+    return {"exchange_on_hosts": 1} | ({"all_to_all": on_cpus - (on_cpus % 2 == 0)} if on_cpus > 1 else {})

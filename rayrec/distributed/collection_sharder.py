@@ -9,13 +9,15 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import torch
 from torch import nn
 
+from rayrec.distributed import comm
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel import OptimizerSpec, check_trainable
-from rayrec.distributed.sharding import collection
+from rayrec.distributed.sharding.executor import PlannedTable, Setup
 from rayrec.distributed.sharding.parameters import ShardedTable
+from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharder, ModuleSharding, ShardingEnv, ShardingType
-from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagCollection, EmbeddingCollection
+from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagCollection, EmbeddingCollection, init
 
 
 class ShardedCollection(Protocol):
@@ -26,7 +28,6 @@ class ShardedCollection(Protocol):
 
 M = TypeVar("M", bound=EmbeddingBagCollection | EmbeddingCollection)
 S = TypeVar("S", bound=ShardedCollection)
-Optimizers = Mapping[str, OptimizerSpec | None]
 
 
 class CollectionSharder(ModuleSharder[M], Generic[M, S]):
@@ -65,15 +66,22 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
             ValueError: a table that `params` does not have, or the other way round; a kernel that there is not; a
                 sharded table with both a dense kernel and an optimizer inside backward.
         """
-        collection.check_plan(self._configs(module), params)
+        check_plan(self._configs(module), params)
         weights = self.shardable_parameters(module)
-        optimizers = collection.optimizers_of(params, weights, self.optimizer)
-        device = device or collection.default_device()
+        optimizers = optimizers_of(params, weights, self.optimizer)
+        device = device or default_device()
         for config in self._configs(module):
             kernel = EmbeddingComputeKernel(params[config.name].compute_kernel)
             check_trainable(config, kernel, optimizers[config.name], device)
-        sharded = self._twin(module, params, optimizers, env, device)
-        collection.fill_tables(sharded.tables(), weights, module.seed, env)
+        setup = Setup(
+            tables=tuple(PlannedTable(c, params[c.name], optimizers[c.name]) for c in self._configs(module)),
+            place=Place.of(env, device),
+            codec=self._codec or Codec(),
+            weighted=isinstance(module, EmbeddingBagCollection) and module.is_weighted(),
+            dedup=self._dedup,
+        )
+        sharded = self._twin(module, setup)
+        fill_tables(sharded.tables(), weights, module.seed, env)
         return sharded
 
     def sharding_types(self, compute_device: str) -> list[str]:
@@ -96,7 +104,75 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
     def _tables(self, module: M) -> nn.ModuleDict: ...
 
     @abstractmethod
-    def _twin(
-        self, module: M, params: ModuleSharding, optimizers: Optimizers, env: ShardingEnv, device: torch.device
-    ) -> S:
+    def _twin(self, module: M, setup: Setup[Any]) -> S:
         """The sharded module, its tables' memory not yet filled."""
+
+
+def fill_tables(
+    tables: Mapping[str, ShardedTable], weights: Mapping[str, torch.Tensor], seed: int, env: ShardingEnv
+) -> None:
+    """Gives every local shard its first weights: the materialized ones, or those that rank 0's seed decides."""
+    seed = comm.broadcast_object(seed, env.process_group)
+    with torch.no_grad():
+        for name, table in tables.items():
+            weight = weights[name]
+            for item in table.local:
+                rows, cols = item.shard.rows, item.shard.cols
+                if weight.is_meta:
+                    init.fill(item.weight, table.config, seed, (rows.start, rows.stop), (cols.start, cols.stop))
+                else:
+                    item.weight.copy_(weight[rows.start : rows.stop, cols.start : cols.stop])
+            if table.replicated and not weight.is_meta:
+                comm.broadcast(table.local[0].weight, env.process_group)
+
+
+def optimizers_of(
+    params: ModuleSharding, weights: Mapping[str, torch.Tensor], default: OptimizerSpec
+) -> dict[str, OptimizerSpec | None]:
+    """Each table's update inside backward; None for one whose kernel is dense.
+
+    A data-parallel table that went through `apply_optimizer_in_backward` keeps the optimizer from there even where its
+    kernel is dense: TorchRec's plans know no other kernel for it.
+
+    Raises:
+        ValueError: a sharded table with a dense kernel and an optimizer inside backward.
+    """
+    optimizers: dict[str, OptimizerSpec | None] = {}
+    for name, weight in weights.items():
+        dense = EmbeddingComputeKernel(params[name].compute_kernel) is EmbeddingComputeKernel.DENSE
+        given = bool(getattr(weight, "_optimizer_classes", None))
+        if dense and given and not params[name].replicated:
+            raise ValueError(
+                f"table {name!r}: its kernel is dense, which leaves gradients to an optimizer of yours, but "
+                "apply_optimizer_in_backward gave it one that runs inside backward; take back one of the two"
+            )
+        optimizers[name] = None if dense and not given else optimizer_of(weight, default)
+    return optimizers
+
+
+def optimizer_of(weight: torch.Tensor, default: OptimizerSpec) -> OptimizerSpec:
+    """The optimizer that `apply_optimizer_in_backward` left on a table's weight, else the default."""
+    classes = getattr(weight, "_optimizer_classes", None)
+    if not classes:
+        return default
+    return OptimizerSpec.from_torch(classes[-1], weight._optimizer_kwargs[-1])  # type: ignore[attr-defined]
+
+
+def check_plan(configs: Sequence[BaseEmbeddingConfig], params: ModuleSharding) -> None:
+    """Raises ValueError for a table that the plan does not have, or the other way round, and for an unknown kernel."""
+    unlike = {config.name for config in configs} ^ set(params)
+    if unlike:
+        raise ValueError(f"plan and collection differ in table {min(unlike)!r}; plan again for this model")
+    for name, sharding in params.items():
+        try:
+            EmbeddingComputeKernel(sharding.compute_kernel)
+        except ValueError:
+            known = ", ".join(kernel.value for kernel in EmbeddingComputeKernel)
+            raise ValueError(
+                f"table {name!r}: there is no compute kernel {sharding.compute_kernel!r}; there are {known}"
+            ) from None
+
+
+def default_device() -> torch.device:
+    """This process's GPU, or the CPU where there is none."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rayrec.distributed.collection_sharder import default_device
 from rayrec.distributed.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import Kernel
-from rayrec.distributed.sharding.collection import default_device
 from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from rayrec.optim import CombinedOptimizer, in_backward_optimizer_filter

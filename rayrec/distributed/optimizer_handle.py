@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from rayrec.distributed.kernel import UpdatingKernel
+from rayrec.distributed.kernel import Kernel, UpdatingKernel, updating
 from rayrec.distributed.sharding.parameters import LocalShard, ShardedTable
+from rayrec.optim import CombinedOptimizer
 from rayrec.optim.fused import FusedOptimizer
 
 
@@ -87,3 +88,20 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         for kernel, group in zip(self._kernels, self.param_groups, strict=True):
             if group["lr"] != kernel.learning_rate:
                 kernel.learning_rate = float(group["lr"])
+
+
+def fused_optimizer_of(kernels: Sequence[Kernel], tables: Mapping[str, ShardedTable], prefix: str) -> CombinedOptimizer:
+    """The optimizer of those of a collection's kernels that update inside backward."""
+    trained = updating(kernels)
+    return CombinedOptimizer([EmbeddingFusedOptimizer(trained, tables, prefix)] if trained else [])
+
+
+def refuse_scaled_gradients() -> None:
+    """Raises ValueError under an autocast whose gradients must be scaled: the optimizer inside backward would take the
+    scale for a part of the gradient."""
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.float16:
+            raise ValueError(
+                "float16 autocast needs a GradScaler, whose factor the tables' optimizer inside backward would take "
+                "for a part of the gradient; use bfloat16, or kernel 'dense', which leaves gradients to your optimizer"
+            )

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from rayrec.distributed.collection_sharder import default_device
 from rayrec.distributed.model_parallel import default_env, default_sharders
-from rayrec.distributed.sharding.collection import default_device
 from rayrec.distributed.sharding_plan import (
     apply_to_all,
     construct_module_sharding_plan,

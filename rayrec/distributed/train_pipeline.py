@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from rayrec.distributed.model_parallel import DistributedModelParallel
-from rayrec.distributed.sharding.ahead import Begun
+from rayrec.distributed.sharding.input_dist import PendingInput
 from rayrec.sparse import KeyedJaggedTensor
 
 S = TypeVar("S")
@@ -27,11 +27,11 @@ def sparse_features(batch: Any) -> KeyedJaggedTensor:
 
 @dataclass(frozen=True)
 class _Started(Generic[T]):
-    """A batch on the model's device, when `copied` has happened, and what its collections have begun."""
+    """A batch on the model's device, when `copied` has happened, and its collections' ids on their way."""
 
     batch: T
     copied: torch.cuda.Event | None
-    begun: dict[str, Begun[Any]]
+    ids: dict[str, PendingInput[Any]]
 
 
 class TrainPipeline(Generic[T]):
@@ -107,7 +107,7 @@ class TrainPipeline(Generic[T]):
                     torch.cuda.current_stream().wait_event(item.copied)
                 yield item.batch
                 taken = self._collections
-                self._taking -= {path for path, each in item.begun.items() if taken[path].ids_ahead.drop(each)}
+                self._taking -= {path for path, each in item.ids.items() if taken[path].ids_ahead.drop(each)}
         finally:
             for collection in self._collections.values():
                 collection.ids_ahead.clear()
@@ -120,19 +120,19 @@ class TrainPipeline(Generic[T]):
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
             with torch.cuda.stream(self._stream):
                 moved, copied = self._move(batch), self._stream.record_event()
-        begun = {
-            path: collection.ids_ahead.begin(self._features(moved), collection.input_dist)
+        ids = {
+            path: collection.ids_ahead.begin(self._features(moved))
             for path, collection in self._collections.items()
             if path in self._taking
         }
-        return _Started(moved, copied, begun)
+        return _Started(moved, copied, ids)
 
     def _send(self, item: _Started[T]) -> _Started[T]:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
             with torch.cuda.stream(self._stream):
-                for begun in item.begun.values():
-                    begun.ids.send()
+                for ids in item.ids.values():
+                    ids.send()
         return item
 
 

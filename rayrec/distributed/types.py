@@ -300,7 +300,7 @@ class ShardingEnv:
     """Who takes part: world size, own rank, and the process group that joins them (None: plan only).
 
     `local_world_size` is the number of ranks of each host, where hosts have equally many and come one after the other;
-    None: their names tell, when it matters (see `sharding/hosts.py`).
+    None: their names tell, when it matters (see `sharding/place.py`).
     """
 
     world_size: int

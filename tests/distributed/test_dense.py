@@ -39,7 +39,7 @@ from rayrec.optim import (
     in_backward_optimizer_filter,
 )
 from rayrec.sparse import KeyedJaggedTensor
-from tests.device import DEVICE
+from tests.device import DEVICE, exchanges
 from tests.distributed import embedding_oracle, oracle
 from tests.distributed.oracle import cut, draw_kjt, join, targets
 from tests.ranks import on_ranks
@@ -366,7 +366,7 @@ def replicas(group: dist.ProcessGroup) -> Any:
         optimizer.zero_grad()
         with count_collectives() as counter:
             sharded(draw_kjt(generator, tables(), 300, 4)).wait().values().square().mean().backward()
-        assert counter == {"all_to_all": 1, "all_gather": 1}  # touched rows, not gradients of whole tables
+        assert counter == exchanges(1) | {"all_gather": 1}  # touched rows, not gradients of whole tables
         optimizer.step()
     return [i.weight.clone() for table in sharded.tables().values() for i in table.local]
 

@@ -13,6 +13,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ModuleSharding, ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
+from tests.device import exchanges
 from tests.distributed import oracle
 from tests.distributed.embedding_oracle import assert_equal, train_plain, train_sharded
 from tests.distributed.oracle import cut, draw_kjt
@@ -140,12 +141,12 @@ def test_batches_without_a_single_id() -> None:
 def test_a_step_costs_a_constant_number_of_collectives_whatever_the_plan() -> None:
     """Ids, vectors, gradients; one more where replicated tables meet. Never one a table or sharding type.
 
-    The first batch finds no room foreseen for its ids, which then take an exchange of their own.
+    Of the first batch nothing was foreseen; its ids take an exchange of their own.
     """
-    flat = [{"all_to_all": 4}, {"all_to_all": 3}, {"all_to_all": 3}] * 2
+    flat = [exchanges(4), exchanges(3), exchanges(3)] * 2
     for kind in (T.TABLE_WISE, T.ROW_WISE, T.COLUMN_WISE, T.GRID_SHARD):
         assert check(2, uniform(kind, 2), SGD) == flat, kind
-    assert check(2, uniform(T.DATA_PARALLEL, 2), SGD) == [{"all_to_all": 1, "all_gather": 1}] * 6
+    assert check(2, uniform(T.DATA_PARALLEL, 2), SGD) == [exchanges(1) | {"all_gather": 1}] * 6
     assert check(2, MIXED, SGD, dedup=True) == [count | {"all_gather": 1} for count in flat]
 
 

@@ -1,4 +1,4 @@
-"""Ids in one exchange where they fit the foreseen room, else in two: whatever sizes come, all ranks agree on which."""
+"""Ids in one exchange where they fit what is foreseen, else in two: whatever sizes come, all ranks agree on which."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rayrec.distributed.comm import count_collectives
 from rayrec.distributed.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from rayrec.distributed.sharding.gpu_transport import GpuTransport, Parcel
-from rayrec.distributed.sharding.id_message import BATCH, GROUPS, VALUES, Part
+from rayrec.distributed.sharding.gpu_transport import GpuTransport
+from rayrec.distributed.sharding.id_message import BATCH, GROUPS, VALUES, Ids
 from rayrec.distributed.sharding.id_transport import IdTransport
 from rayrec.distributed.types import ShardingEnv, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
@@ -25,11 +25,11 @@ STREAMS = [2, 0, 1]  # of each rank
 FREE = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def part_of(rank: int, batch: int, longest: int, seed: int, weighted: bool) -> Part:
+def part_of(rank: int, batch: int, longest: int, seed: int, weighted: bool) -> Ids:
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     lengths = torch.randint(0, longest + 1, (sum(STREAMS), batch), generator=generator)
     values = torch.randint(0, 1 << 40, (int(lengths.sum()),), generator=generator)
-    return Part(lengths, values, torch.rand(values.numel(), generator=generator) if weighted else None)
+    return Ids(lengths, values, torch.rand(values.numel(), generator=generator) if weighted else None)
 
 
 def send(
@@ -44,33 +44,35 @@ def send(
         parts = [part_of(source, *size, seed, weighted) for source, size in enumerate(step)]
         with count_collectives() as counter:
             if as_on_gpus:
-                sent, received = gpus.exchange_headers(header_of(parts[rank]))
-                arrived = gpus.start(Parcel(gpus.message(parts[rank], sent), sent, received)).parts()
+                header = header_of(parts[rank])
+                received = gpus.exchange_headers(header)
+                arrived = gpus.start(gpus.pack(parts[rank], header, received)).wait()
             else:
                 delivery = transport.start(header_of(parts[rank]), parts[rank])
-                _, received = delivery.headers()
-                arrived = delivery.parts()
+                received = delivery.headers()
+                arrived = delivery.ids()
         counts.append(counter["all_to_all"])
-        for source, (part, header) in enumerate(zip(arrived, received, strict=True)):
-            expected = parts_for(parts[source])[rank]
-            assert header[BATCH] == step[source][0] and header[VALUES] == expected.values.numel()
-            assert torch.equal(part.lengths_SB, expected.lengths_SB.to(torch.int32))
-            assert torch.equal(part.values, expected.values)
-            assert part.weights is None or torch.equal(part.weights, expected.weights)
+        expected = [parts_for(part)[rank] for part in parts]
+        assert received[:, BATCH].tolist() == [batch for batch, _ in step]
+        assert received[:, VALUES].tolist() == [part.values.numel() for part in expected]
+        assert torch.equal(arrived.lengths, torch.cat([part.lengths.reshape(-1) for part in expected]).to(torch.int32))
+        assert torch.equal(arrived.values, torch.cat([part.values for part in expected]))
+        if weighted:
+            assert torch.equal(arrived.weights, torch.cat([part.weights for part in expected]))
     return counts
 
 
-def parts_for(part: Part) -> list[Part]:
-    lengths = part.lengths_SB.split(STREAMS)
+def parts_for(part: Ids) -> list[Ids]:
+    lengths = part.lengths.split(STREAMS)
     sizes = [int(each.sum()) for each in lengths]
     weights = [None] * len(STREAMS) if part.weights is None else part.weights.split(sizes)
-    return [Part(*each) for each in zip(lengths, part.values.split(sizes), weights, strict=True)]
+    return [Ids(*each) for each in zip(lengths, part.values.split(sizes), weights, strict=True)]
 
 
-def header_of(part: Part) -> torch.Tensor:
+def header_of(part: Ids) -> torch.Tensor:
     header = torch.zeros(len(STREAMS), GROUPS, dtype=torch.int64)
     header[:, VALUES] = torch.tensor([each.values.numel() for each in parts_for(part)])
-    header[:, BATCH] = part.lengths_SB.shape[1]
+    header[:, BATCH] = part.lengths.shape[1]
     return header
 
 
@@ -101,18 +103,18 @@ def send_sized(group: dist.ProcessGroup, counts: list[int]) -> list[int]:
     for count in counts:
         lengths = torch.zeros(3, 64, dtype=torch.int64)
         lengths[0, 0], lengths[2, 0] = count, 64
-        part = Part(lengths, torch.arange(count + 64), None)
+        part = Ids(lengths, torch.arange(count + 64), None)
         with count_collectives() as counter:
             delivery = transport.start(header_of(part), part)
             delivery.headers()
-            assert group.rank() != 0 or all(p.values.tolist() == list(range(count)) for p in delivery.parts())
-            assert group.rank() == 0 or delivery.parts()
+            values = delivery.ids().values.tolist()
+            assert group.rank() != 0 or values == list(range(count)) * 3
         collectives.append(counter["all_to_all"])
     return collectives
 
 
-def test_a_part_that_just_fills_its_room_is_sent_once() -> None:
-    """512 bytes of lengths and 64 ids are 1024 bytes; the room is then 1280, which 96 ids fill and 97 do not."""
+def test_a_part_that_just_fills_what_was_foreseen_is_sent_once() -> None:
+    """512 bytes of lengths and 64 ids are 1024 bytes; 1280 are then foreseen, which 96 ids fill and 97 do not."""
     assert on_ranks(3, send_sized, [64, 96])[0] == [2, 1]
     assert on_ranks(3, send_sized, [64, 97])[0] == [2, 2]
 

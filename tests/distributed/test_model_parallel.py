@@ -14,7 +14,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ModuleSharding, ShardingType
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
-from tests.device import DEVICE
+from tests.device import DEVICE, exchanges
 from tests.distributed.oracle import cut, draw_kjt, join
 from tests.ranks import on_ranks
 
@@ -143,12 +143,12 @@ def test_every_parameter_equals_one_process_on_the_global_batch(name: str, world
 def test_a_step_costs_a_constant_number_of_collectives_whatever_the_plan() -> None:
     """Ids, vectors, gradients; one more where replicated tables meet. Never one a table or sharding type.
 
-    The first batch finds no room foreseen for its ids, which then take an exchange of their own.
+    Of the first batch nothing was foreseen; its ids take an exchange of their own.
     """
     for name, plan in plans(2).items():
-        first, later = {"all_to_all": 4}, {"all_to_all": 3}
+        first, later = exchanges(4), exchanges(3)
         if name == "data_parallel":
-            first = later = {"all_to_all": 1, "all_gather": 1}
+            first = later = exchanges(1) | {"all_gather": 1}
         if name == "mixed":
             first, later = first | {"all_gather": 1}, later | {"all_gather": 1}
         for answer in on_ranks(2, train_on_rank, plan):

@@ -14,6 +14,7 @@ class Book:
         self.on, self.strict, self.stage = False, False, "build"
         self.mismatches: Counter[str] = Counter()
         self.host_groups: set[str] = set()  # that exchange CPU tensors
+        self.inner_groups: set[str] = set()  # of the ranks of one host
         self.roots: list[str] = []  # package folders, the one under test first
         self.clear()
 
@@ -21,7 +22,7 @@ class Book:
         self.operators: Counter[tuple[str, str, str]] = Counter()  # (stage, operator, place)
         self.syncs: Counter[tuple[str, str]] = Counter()  # (kind, place)
         self.copies: Counter[tuple[str, str]] = Counter()  # without a wait
-        self.collectives: Counter[tuple[str, str]] = Counter()  # (name, stage)
+        self.collectives: Counter[tuple[str, str]] = Counter()  # (name and link, stage)
         self.sent_bytes: Counter[tuple[str, str]] = Counter()  # by this rank to others
         self.simulation_s, self.crossings = 0.0, 0
 

@@ -38,6 +38,7 @@ class Case:
         kernel: of every table.
         hosts: of equally many ranks.
         pipelined: batches come out of a TrainPipeline.
+        resumed: before the last step everything is saved, spoilt and loaded.
     """
 
     world: int = 8
@@ -51,11 +52,16 @@ class Case:
     batch: int = 16
     longest: int = 3
     pipelined: bool = False
+    resumed: bool = False
     steps: int = 3  # DDP builds its buckets again in the second
 
     @property
     def name(self) -> str:
-        return f"{self.plan}-{self.model}-{self.kernel}-{self.world}" + "-pipelined" * self.pipelined
+        return (
+            f"{self.plan}-{self.model}-{self.kernel}-{self.world}"
+            + "-pipelined" * self.pipelined
+            + "-resumed" * self.resumed
+        )
 
 
 class Head(torch.nn.Module):
@@ -122,6 +128,14 @@ def make_batch(case: Case, generator: torch.Generator) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(keys, values, lengths=lengths, weights=weights, stride=case.batch).pin_memory()
 
 
+def subgroup(group: Any, ranks: Any, device: Any) -> Any:
+    """As `comm.subgroup`; ranks that follow one another are those of a host."""
+    made = dist.new_group(list(ranks))
+    if ranks[-1] - ranks[0] == len(ranks) - 1:
+        BOOK.inner_groups.add(made.group_name)
+    return made
+
+
 @contextmanager
 def fake_world(size: int) -> Iterator[None]:
     """This process as the first rank of many, of which there are no others."""
@@ -130,7 +144,7 @@ def fake_world(size: int) -> Iterator[None]:
     dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
     hosts = dist.new_group(list(range(size)))
     BOOK.host_groups = {hosts.group_name}
-    comm.subgroup = lambda group, ranks, device: dist.new_group(list(ranks))  # type: ignore[assignment]
+    comm.subgroup = subgroup  # type: ignore[assignment]
     comm.host_group = lambda group, device: hosts  # type: ignore[assignment]
     try:
         yield

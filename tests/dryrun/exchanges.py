@@ -15,10 +15,10 @@ def nbytes(x):
     return sum(t.numel() * t.element_size() for t in pytree.tree_leaves(x) if isinstance(t, torch.Tensor))
 
 
-def note(name, out, inp, size=0):
+def note(name, out, inp, size=0, inner=False):
     """Counts a collective and the bytes that this rank sends to others, by rings where it reduces or gathers."""
     if BOOK.on:
-        key = (name.removeprefix("c10d::").strip("_"), BOOK.stage)
+        key = (name.removeprefix("c10d::").strip("_") + " inside a host" * inner, BOOK.stage)
         others = (size - 1) / size if size else 1
         factor = others
         if "gather" in name:
@@ -76,11 +76,11 @@ def _exchanged(name, func, args, kwargs, raw, a, k):
         back = {id(x.elem): x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, PretendCuda)}
         return pytree.tree_map_only(torch.Tensor, lambda t: back.get(id(t), t), result)
     group = torch._C._distributed_c10d.ProcessGroup.unbox(raw["process_group"]) if "process_group" in raw else None
-    rank, size = group.rank(), group.size()
+    rank, size, inner = group.rank(), group.size(), group.group_name in BOOK.inner_groups
     with torch.no_grad():
         if name == "c10d::alltoall_base_":
             out, inp = raw["output"], raw["input"]
-            note(name, out, inp, size)
+            note(name, out, inp, size, inner)
             outs = list(raw["output_split_sizes"]) or [out.shape[0] // size] * size
             ins = list(raw["input_split_sizes"]) or [inp.shape[0] // size] * size
             mine = inp.split(ins)[rank]

@@ -55,6 +55,7 @@ def main() -> None:
 def measure(case: Any) -> dict[str, Any]:
     from rayrec.distributed import TrainPipeline
     from tests.dryrun.cases import make_batch, make_model
+    from tests.dryrun.resume import save_spoil_and_load
 
     generator = torch.Generator().manual_seed(0)
     model = make_model(case)
@@ -62,8 +63,10 @@ def measure(case: Any) -> dict[str, Any]:
     state = model.state_dict(), model.fused_optimizer.state_dict()
     batches = [make_batch(case, generator) for _ in range(case.steps + 2)]  # a pipeline reads ahead
     source = iter(TrainPipeline(model).ahead(batches)) if case.pipelined else iter(batches)
-    host_s = []
-    for _ in range(case.steps):
+    host_s, restored = [], 0
+    for step in range(case.steps):
+        if case.resumed and step == case.steps - 1:
+            restored = save_spoil_and_load(model, dense)
         gc.collect()
         BOOK.clear()
         BOOK.on, BOOK.stage = True, "dense"
@@ -91,6 +94,7 @@ def measure(case: Any) -> dict[str, Any]:
         "places": [f"{n} x {stage} {op} {place}" for (stage, op, place), n in BOOK.operators.most_common()],
         "host_ms": 1000 * min(host_s[1:]),
         "tables": len(state[0]),
+        "restored": restored,
     }
 
 

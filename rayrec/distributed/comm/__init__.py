@@ -11,6 +11,7 @@ from rayrec.distributed.comm.collectives import (
     broadcast,
     broadcast_object,
     count_collectives,
+    exchange_on_hosts,
 )
 from rayrec.distributed.comm.groups import host_group, subgroup
 from rayrec.distributed.comm.local_ranks import get_local_rank, get_local_size
@@ -26,6 +27,7 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "count_collectives",
+    "exchange_on_hosts",
     "get_local_rank",
     "get_local_size",
     "host_group",

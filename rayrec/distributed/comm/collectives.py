@@ -72,6 +72,19 @@ def all_to_all(
     return wait
 
 
+def exchange_on_hosts(inputs: torch.Tensor, group: Group) -> torch.Tensor:
+    """Row r of `inputs [W, N]` to each rank r; returns the rows that came, when they are there.
+
+    Counted apart from `all_to_all`: it travels between hosts' memories, while devices do something else.
+    """
+    if _alone(group):
+        return inputs
+    _count("exchange_on_hosts")
+    output = torch.empty_like(inputs)
+    dist.all_to_all_single(output, inputs, group=group)
+    return output
+
+
 def all_gather(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     """`[W, *shape]` of every rank's tensor; all of one shape."""
     if _alone(group):

@@ -135,7 +135,7 @@ def table_optimizer(sharder: ModuleSharder[Any], weight: torch.Tensor | None = N
     """The fused optimizer that a table will train with: the one left on its weight, else the sharder's, else SGD."""
     spec = getattr(sharder, "optimizer", None)
     if weight is not None and spec is not None and hasattr(weight, "_optimizer_classes"):
-        from rayrec.distributed.sharding.collection import optimizer_of
+        from rayrec.distributed.collection_sharder import optimizer_of
 
         spec = optimizer_of(weight, spec)
     return getattr(spec, "optimizer", "exact_sgd")

@@ -72,35 +72,33 @@ class ColumnOrder:
         indices = self._indices(batch)
         rows = arrived.view(-1, self._unit)
         factors = None if factors_BE is None else self._by_unit(factors_BE).reshape(-1)
-        if self._in_order:
-            out = rows if factors is None else rows * factors[:, None]
-        elif self._partials and batch:
+        if self._partials and batch:
             weights = None if factors is None else factors.index_select(0, self._owner(indices, batch))
             out = F.embedding_bag(indices.sources, rows, indices.starts, mode="sum", per_sample_weights=weights)
         else:
-            out = self._picked(rows, indices.sources)
-            out = out if factors is None else out.mul_(factors[:, None])
+            out = self._picked(rows, indices.sources, factors)
         return out.view(batch, self._units * self._unit)
 
     def take_apart(self, grad: torch.Tensor, factors_BE: torch.Tensor | None, scale: float) -> torch.Tensor:
         """The way back, flat: for every sender the gradient of each of its columns, times its factor and `scale`."""
-        batch = grad.shape[0]
         if not grad.is_contiguous():
             grad = self._buffers.empty(grad.numel(), grad.dtype).view(grad.shape).copy_(grad)
-        rows = grad.view(-1, self._unit)
-        targets = self._indices(batch).targets
-        out = rows if self._in_order else self._picked(rows, targets)
+        targets, factors = self._indices(grad.shape[0]).targets, None
         if factors_BE is not None:
             factors = self._by_unit(factors_BE * scale).reshape(-1)
-            factors = factors if self._in_order else factors.index_select(0, targets)
-            out = rows * factors[:, None] if self._in_order else out.mul_(factors[:, None])
-        elif scale != 1:
+            factors, scale = factors if self._in_order else factors.index_select(0, targets), 1.0
+        out = self._picked(grad.view(-1, self._unit), targets, factors)
+        if scale != 1:
             out = out * scale if self._in_order else out.mul_(scale)
         return out.view(-1)
 
-    def _picked(self, rows: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def _picked(self, rows: torch.Tensor, indices: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
+        """Rows in the order of `indices`, times their factors; the very rows where they are in order."""
+        if self._in_order:
+            return rows if factors is None else rows * factors[:, None]
         out = self._buffers.empty(indices.numel() * self._unit, rows.dtype).view(-1, self._unit)
-        return torch.index_select(rows, 0, indices, out=out)
+        torch.index_select(rows, 0, indices, out=out)
+        return out if factors is None else out.mul_(factors[:, None])
 
     def _by_unit(self, factors_BE: torch.Tensor) -> torch.Tensor:
         return factors_BE.index_select(1, self._output_of_unit)

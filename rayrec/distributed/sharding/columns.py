@@ -71,11 +71,11 @@ def _joined(lookups: Sequence[Lookup]) -> tuple[Run, ...]:
     src_col = 0
     for lookup in lookups:
         last = runs[-1] if runs else None
-        if last and last.dst_col + last.width == lookup.dst_col:
-            runs[-1] = replace(last, width=last.width + lookup.width)
+        if last and last.dst_col + last.width == lookup.cols.start:
+            runs[-1] = replace(last, width=last.width + lookup.cols.size)
         else:
-            runs.append(Run(src_col, lookup.dst_col, lookup.width))
-        src_col += lookup.width
+            runs.append(Run(src_col, lookup.cols.start, lookup.cols.size))
+        src_col += lookup.cols.size
     return tuple(runs)
 
 

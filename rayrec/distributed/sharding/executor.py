@@ -1,80 +1,113 @@
-"""What every executor of sharded tables is made of and offers. There are `tiers`, `sequences` and, on top of these,
-`dedup`; tables that are not cut have `replicated`."""
+"""What every executor is made of and offers. There are three: `tiers`, `sequences` (a vector an id, which may be pooled
+on the rank that asked) and `replicated`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from rayrec.distributed.awaitable import Awaitable, LazyAwaitable
+from rayrec.distributed.awaitable import LazyAwaitable
 from rayrec.distributed.kernel import Kernel, OptimizerSpec
+from rayrec.distributed.sharding.id_exchange import IdExchange
+from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.place import Place
-from rayrec.distributed.sharding.routing import Routes
+from rayrec.distributed.sharding.routing import Output
 from rayrec.distributed.sharding.vector_transport import Codec
-from rayrec.distributed.types import ModuleSharding
+from rayrec.distributed.types import ModuleSharding, ParameterSharding
 from rayrec.modules import BaseEmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 Config = TypeVar("Config", bound=BaseEmbeddingConfig)
-Host = TypeVar("Host")
-Routed = TypeVar("Routed")
+Own = TypeVar("Own")
 Looked = TypeVar("Looked")
+
+
+@dataclass(frozen=True)
+class PlannedTable(Generic[Config]):
+    """A table, its shards and its update inside backward; None leaves gradients to an optimizer of the user's."""
+
+    config: Config
+    sharding: ParameterSharding
+    optimizer: OptimizerSpec | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(Generic[Config]):
-    """What an executor serves.
+    """What is served.
 
     Args:
-        tables: in the order of the collection; none of them replicated.
-        plan: their shards.
-        optimizers: by table.
+        tables: in the order of the collection.
         place: this process among the ranks.
         codec: number formats of the vectors on the wire.
         weighted: ids carry weights.
-        num_counts: further numbers that ranks tell each other with their ids.
+        dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once.
     """
 
-    tables: Sequence[Config]
-    plan: ModuleSharding
-    optimizers: Mapping[str, OptimizerSpec | None]
+    tables: tuple[PlannedTable[Config], ...]
     place: Place
     codec: Codec
     weighted: bool = False
-    num_counts: int = 0
-
-
-class Executor(Protocol[Host, Routed, Looked]):
-    """Lookups of sharded tables at a constant number of collectives a step, whatever mix the plan holds."""
+    dedup: bool = False
 
     @property
-    def routes(self) -> Routes:
-        """Which ids go where, and which columns come back."""
+    def configs(self) -> list[Config]:
+        return [table.config for table in self.tables]
 
     @property
-    def kernels(self) -> Mapping[int, Kernel]:
-        """This rank's, by group of tables."""
+    def plan(self) -> ModuleSharding:
+        return {table.config.name: table.sharding for table in self.tables}
 
-    def route(self, kjt: KeyedJaggedTensor, counts: torch.Tensor | None, problem: ValueError | None) -> Host:
-        """Host work: puts ids in the order in which they are sent.
+    @property
+    def optimizers(self) -> dict[str, OptimizerSpec | None]:
+        return {table.config.name: table.optimizer for table in self.tables}
+
+    def only(self, *, replicated: bool) -> Setup[Config]:
+        """The same of those tables that are replicated, or of the others."""
+        return replace(self, tables=tuple(table for table in self.tables if table.sharding.replicated == replicated))
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[Own]):
+    """A batch as an executor takes it, on the host.
+
+    Args:
+        kjt: whose ids are sent.
+        own: what stays on this rank; its tensors go to the device.
+        counts: numbers that every rank must be told before it looks up; always equally many.
+    """
+
+    kjt: KeyedJaggedTensor
+    own: Own
+    counts: tuple[int, ...] = ()
+
+
+class Executor(Protocol[Own, Looked]):
+    """Lookups of some tables at a constant number of collectives a step, whatever mix the plan holds."""
+
+    @property
+    def ids(self) -> IdExchange | None:
+        """`input_dist`: the way of ids to the ranks that look them up; None where each rank does so for itself."""
+
+    @property
+    def kernels(self) -> Sequence[Kernel]:
+        """This rank's."""
+
+    @property
+    def blocks(self) -> list[list[Output]]:
+        """For each tensor of the result the outputs that it holds: side by side, or one below the other."""
+
+    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared[Own]:
+        """Host work, before ids are sent.
 
         Args:
             kjt: every feature of the tables, among others; on the host.
-            counts: int64 numbers that every rank is told.
-            problem: why this rank cannot go on; waiting for `send` then raises on every rank.
         """
 
-    def send(self, ids: Host) -> Awaitable[Routed]:
-        """Begins to send what was routed, whose tensors are on the device; waits for what this rank looks up."""
-
-    def row_counts(self, ids: Routed) -> list[list[int]]:
-        """For each rank, the counts that it told."""
-
-    def lookup(self, ids: Routed) -> Looked:
+    def lookup(self, ids: RoutedIds, own: Own) -> Looked:
         """Vectors of this rank's tables for all ranks."""
 
-    def output_dist(self, vectors: Looked, ids: Routed) -> LazyAwaitable[torch.Tensor]:
-        """Begins to send each rank its vectors; waits for those of this rank's own batch."""
+    def output_dist(self, vectors: Looked, ids: RoutedIds, own: Own) -> LazyAwaitable[list[torch.Tensor]]:
+        """Begins to send each rank its vectors; waits for those of this rank's own batch, see `blocks`."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.sharding.id_message import BATCH, VALUES, Part, from_bytes, num_bytes, to_bytes
-from rayrec.distributed.sharding.id_transport import Headers
+from rayrec.distributed.awaitable import Deferred
+from rayrec.distributed.sharding.id_message import Ids, from_pieces, part_sizes, to_pieces
+from rayrec.distributed.sharding.upload import OnHost
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,13 @@ class Parcel:
     """A batch's ids, ready to leave.
 
     Args:
-        message: uint8, the bytes for rank 0, then for rank 1 …; None where some rank cannot go on.
-        sent, received: headers of this rank for every rank, and of every rank for this one.
+        message: the words for rank 0, then for rank 1 …
+        sent, received: headers of this rank for every rank, and of every rank for this one, `[W, columns]`.
     """
 
-    message: torch.Tensor | None
-    sent: Headers
-    received: Headers
+    message: torch.Tensor
+    sent: OnHost[torch.Tensor]
+    received: OnHost[torch.Tensor]
 
 
 class GpuTransport:
@@ -43,55 +44,31 @@ class GpuTransport:
     def __init__(
         self, group: comm.Group, host_group: comm.Group, rank: int, streams: Sequence[int], weighted: bool
     ) -> None:
-        self._group, self._host_group, self._rank = group, host_group, rank
-        self._streams, self._weighted = list(streams), weighted
+        self._group, self._host_group, self._weighted = group, host_group, weighted
+        self._streams, self._own_streams = torch.tensor(streams), streams[rank]
 
-    def exchange_headers(self, header_WH: torch.Tensor) -> tuple[Headers, Headers]:
-        """Those of this rank for every rank, and those of every rank for this one; waits on the host."""
-        received = torch.empty_like(header_WH)
-        comm.all_to_all(received, header_WH, None, None, self._host_group)()
-        return header_WH.tolist(), received.tolist()
+    def exchange_headers(self, header_WH: torch.Tensor) -> torch.Tensor:
+        """Every rank's header for this one; waits on the host."""
+        return comm.exchange_on_hosts(header_WH, self._host_group)
 
-    def message(self, mine: Part, sent: Headers) -> torch.Tensor:
-        """The bytes of all parts."""
-        pieces = to_bytes(mine, [header[VALUES] for header in sent], self._streams)
-        return torch.cat([piece for of_rank in pieces for piece in of_rank])
+    def pack(self, mine: Ids, sent: torch.Tensor, received: torch.Tensor) -> Parcel:
+        """This rank's streams of rank 0, then of rank 1 …, as one message."""
+        pieces = to_pieces(mine, part_sizes(sent, self._streams, self._weighted))
+        return Parcel(torch.cat(pieces), OnHost(sent), OnHost(received))
 
-    def start(self, parcel: Parcel) -> GpuDelivery:
-        """Begins to exchange parts on the device."""
-        assert parcel.message is not None
-        own = self._streams[self._rank]
-        splits_out = [self._num_bytes(*pair) for pair in zip(parcel.sent, self._streams, strict=True)]
-        splits_in = [self._num_bytes(header, own) for header in parcel.received]
-        if len(self._streams) == 1:
-            return GpuDelivery(parcel.message, _nothing, splits_in, parcel.received, (own, self._weighted))
-        arrived = parcel.message.new_empty(sum(splits_in))
-        wait = comm.all_to_all(arrived, parcel.message, splits_in, splits_out, self._group)
-        return GpuDelivery(arrived, wait, splits_in, parcel.received, (own, self._weighted))
+    def start(self, parcel: Parcel) -> Deferred[Ids]:
+        """Begins to exchange parts on the device; waits for those of all ranks."""
+        sizes_in = part_sizes(parcel.received.item, self._own_streams, self._weighted)
+        arrived, wait = parcel.message, None
+        if len(self._streams) > 1 and bool(self._streams.any()):  # else there are only replicated tables
+            splits_in = sizes_in.sum(1).tolist()
+            splits_out = part_sizes(parcel.sent.item, self._streams, self._weighted).sum(1).tolist()
+            arrived = parcel.message.new_empty(sum(splits_in))
+            wait = comm.all_to_all(arrived, parcel.message, splits_in, splits_out, self._group)
 
-    def _num_bytes(self, header: Sequence[int], streams: int) -> int:
-        return num_bytes(streams * header[BATCH], header[VALUES], self._weighted)
+        def finish() -> Ids:
+            if wait is not None:
+                wait()
+            return from_pieces(arrived.split(sizes_in.view(-1).tolist()), self._weighted)
 
-
-@dataclass(frozen=True)
-class GpuDelivery:
-    """One batch on its way."""
-
-    arrived: torch.Tensor
-    wait: comm.Wait
-    splits: list[int]  # bytes of each rank's part
-    received: Headers
-    form: tuple[int, bool]  # streams of each part, and whether it is weighted
-
-    def parts(self) -> list[Part]:
-        """Every rank's part for this rank."""
-        self.wait()
-        streams, weighted = self.form
-        return [
-            from_bytes(piece, streams, header[BATCH], header[VALUES], weighted)
-            for piece, header in zip(self.arrived.split(self.splits), self.received, strict=True)
-        ]
-
-
-def _nothing() -> None:
-    return None
+        return Deferred(finish)

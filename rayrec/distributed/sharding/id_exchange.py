@@ -7,26 +7,25 @@ error instead of waiting for each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.awaitable import Awaitable
+from rayrec.distributed.awaitable import Awaitable, Deferred
 from rayrec.distributed.sharding.feature_order import FeatureOrder
-from rayrec.distributed.sharding.gpu_transport import GpuDelivery, GpuTransport, Parcel
-from rayrec.distributed.sharding.id_message import BAD, VALUES, Part
+from rayrec.distributed.sharding.gpu_transport import GpuTransport, Parcel
+from rayrec.distributed.sharding.id_message import BAD, GROUPS, VALUES, Ids
 from rayrec.distributed.sharding.id_receiver import Receiver, RoutedIds
-from rayrec.distributed.sharding.id_sender import Outgoing, Sender
-from rayrec.distributed.sharding.id_transport import Delivery, Headers, IdTransport
+from rayrec.distributed.sharding.id_sender import Notice, Outgoing, Sender
+from rayrec.distributed.sharding.id_transport import IdTransport
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.routing import Routes
+from rayrec.distributed.sharding.sequence_places import PlaceFinder
 from rayrec.distributed.sharding.upload import OnHost
 from rayrec.distributed.sharding.weight_exchange import with_way_back
 from rayrec.sparse import KeyedJaggedTensor
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,17 @@ class HostIds:
 
     Args:
         outgoing: in the order in which ranks receive it.
+        problem: why some rank cannot go on, where this is known already.
         parcel: what leaves for GPUs; None between CPUs.
         chunks: sizes that the receiver needs on a GPU (see `Receiver.chunks`).
+        units: where vectors that come back belong (see `PlaceFinder`), for a GPU.
     """
 
     outgoing: OnHost[Outgoing]
+    problem: ValueError | None = None
     parcel: Parcel | None = None
     chunks: torch.Tensor | None = None
+    units: torch.Tensor | None = None
 
 
 class IdExchange:
@@ -51,92 +54,88 @@ class IdExchange:
         routes: of the collection.
         place: this process among the ranks.
         weighted: ids carry weights.
-        num_counts: how many further counts each rank announces.
-        sources: the order of ranks within what this rank looks up; by default rank order.
+        sources: the order of ranks within a lookup; None for vectors id by id: lookups come rank by rank, and where
+            each id's vector belongs is found.
     """
 
-    def __init__(
-        self,
-        routes: Routes,
-        place: Place,
-        weighted: bool,
-        num_counts: int,
-        sources: Sequence[int] | None = None,
-    ) -> None:
-        self.routes, self.place = routes, place
-        self._weighted = weighted
-        self.sender = Sender(routes, num_counts)
-        self.receiver = Receiver(routes, place.rank, place.device, sources)
-        self._features = FeatureOrder(routes.features, CPU)
+    def __init__(self, routes: Routes, place: Place, weighted: bool, sources: Sequence[int] | None) -> None:
+        self.routes, self._place, self._first_count = routes, place, GROUPS + routes.num_groups
+        self.finder = PlaceFinder(routes) if sources is None else None
+        self._sender = Sender(routes, traced=sources is None)
+        in_turn = range(place.world_size) if sources is None else sources
+        self._receiver = Receiver(routes, place.rank, place.device, in_turn, rank_by_rank=sources is None)
+        self._features = FeatureOrder(routes.features, weighted)
         streams = [len(route.streams) for route in routes.ranks]
-        self._transport = IdTransport(place.group, place.rank, streams, weighted)
         self._gpu: GpuTransport | None = None
-        if place.device.type != "cpu":
+        if place.device.type == "cpu":
+            self._transport = IdTransport(place.group, place.rank, streams, weighted)
+        else:
             host_group = comm.host_group(place.group, place.device)
             self._gpu = GpuTransport(place.group, host_group, place.rank, streams, weighted)
 
-    def route(
-        self,
-        kjt: KeyedJaggedTensor,
-        counts: torch.Tensor | None = None,
-        problem: ValueError | None = None,
-        traced: bool = False,
-    ) -> HostIds:
+    def route(self, kjt: KeyedJaggedTensor, notice: Notice) -> HostIds:
         """Puts a batch in the order in which it is sent; for GPUs, ranks also tell each other sizes.
 
         Args:
             kjt: every feature of the routes, among others; on the host.
-            counts: int64 numbers that every rank is told.
-            problem: why this rank cannot go on; waiting then raises on every rank.
-            traced: also note where each id goes.
+            notice: what every rank is told.
         """
-        outgoing = self.sender.pack(*self._features.of(kjt, self._weighted), counts, problem, traced)
+        outgoing = self._sender.pack(self._features.of(kjt), notice)
         if self._gpu is None:
             return HostIds(OnHost(outgoing))
-        sent, received = self._gpu.exchange_headers(outgoing.header)
-        bad = any(header[BAD] for header in received)
-        message = None if bad else self._gpu.message(outgoing.part, sent)
-        return HostIds(OnHost(outgoing), Parcel(message, sent, received), self.receiver.chunks(received))
+        received = self._gpu.exchange_headers(outgoing.header)
+        problem = _problem(outgoing, received)
+        if problem is not None:
+            return HostIds(OnHost(outgoing), problem)
+        parcel = self._gpu.pack(outgoing.ids, outgoing.header, received)
+        return HostIds(OnHost(outgoing), None, parcel, self._receiver.chunks(received), self._units(outgoing))
 
     def send(self, ids: HostIds) -> Awaitable[RoutedIds]:
-        """Begins to send; what comes back waits for this rank's own lookups."""
-        if self._gpu is None:
-            outgoing = ids.outgoing.item
-            return _Exchange(self, ids, self._transport.start(outgoing.header, outgoing.part))
-        assert ids.parcel is not None
-        return _Exchange(self, ids, None if ids.parcel.message is None else self._gpu.start(ids.parcel))
+        """Begins to send; what comes back waits for this rank's own lookups.
 
-
-class _Exchange(Awaitable[RoutedIds]):
-    """Ids under way; `wait` puts what arrives in the order of this rank's lookups."""
-
-    def __init__(self, parent: IdExchange, ids: HostIds, delivery: Delivery | GpuDelivery | None) -> None:
-        self._parent, self._ids, self._delivery = parent, ids, delivery
-
-    def _wait_impl(self) -> RoutedIds:
-        outgoing, parcel = self._ids.outgoing.item, self._ids.parcel
+        Raises (from `wait`):
+            ValueError: some rank has a problem.
+        """
+        outgoing, parcel = ids.outgoing.item, ids.parcel
         if parcel is not None:
-            sent, received = parcel.sent, parcel.received
-        else:
-            assert isinstance(self._delivery, Delivery)
-            sent, received = self._delivery.headers()
-        bad = [rank for rank, header in enumerate(received) if header[BAD]]
-        if bad:
-            raise outgoing.problem or ValueError(f"rank {bad[0]} was given an id outside its table; see its error")
-        parts, weights = self._parts(outgoing, sent, received)
-        routed = self._parent.receiver.order(parts, received, self._ids.chunks)
-        return replace(routed, weights=weights, sent=self._parent.receiver.counts(sent))
+            assert self._gpu is not None
+            arriving = self._gpu.start(parcel)
+            return Deferred(lambda: self._routed(ids, parcel.received.item, arriving.wait))
+        alone = self._place.world_size == 1
+        delivery = None if alone or ids.problem else self._transport.start(outgoing.header, outgoing.ids)
+        units = self._units(outgoing)  # while ids travel
 
-    def _parts(self, outgoing: Outgoing, sent: Headers, received: Headers) -> tuple[list[Part], torch.Tensor | None]:
-        """What arrived, and all its weights where these need gradients, which then find their way back."""
-        assert self._delivery is not None
-        weights, alone = outgoing.part.weights, len(received) == 1
-        parts = [outgoing.part] if alone and isinstance(self._delivery, Delivery) else self._delivery.parts()
-        if weights is None or not weights.requires_grad or not torch.is_grad_enabled():
-            return parts, None
-        if alone:
-            return [replace(parts[0], weights=weights.to(parts[0].values.device))], None
-        counts = [header[VALUES] for header in received]
-        arrived = torch.cat([part.weights for part in parts if part.weights is not None])
-        back = with_way_back(weights, arrived, [header[VALUES] for header in sent], counts, self._parent.place.group)
-        return [replace(part, weights=w) for part, w in zip(parts, back.split(counts), strict=True)], back
+        def finish() -> RoutedIds:
+            received = outgoing.header if delivery is None else delivery.headers()
+            problem = ids.problem or _problem(outgoing, received)
+            if problem is not None:
+                raise problem
+            arrive = (lambda: outgoing.ids) if delivery is None else delivery.ids
+            known = replace(ids, chunks=self._receiver.chunks(received), units=units)
+            return self._routed(known, received, arrive)
+
+        return Deferred(finish)
+
+    def _units(self, outgoing: Outgoing) -> torch.Tensor | None:
+        return None if self.finder is None else self.finder.find(outgoing)
+
+    def _routed(self, batch: HostIds, received: torch.Tensor, arrive: Callable[[], Ids]) -> RoutedIds:
+        ids, header, back = arrive(), batch.outgoing.item.header, None
+        weights = batch.outgoing.item.ids.weights
+        if weights is not None and weights.requires_grad and torch.is_grad_enabled():
+            if self._place.world_size == 1:
+                ids = replace(ids, weights=weights.to(ids.values.device))
+            else:
+                assert ids.weights is not None
+                counts = header[:, VALUES].tolist(), received[:, VALUES].tolist()
+                back = with_way_back(weights, ids.weights, *counts, self._place.group)
+                ids = replace(ids, weights=back)
+        lookups, told = self._receiver.order(ids, received, batch.chunks), received[:, self._first_count :].tolist()
+        return RoutedIds(lookups, header, received, told, back, batch.units)
+
+
+def _problem(outgoing: Outgoing, received: torch.Tensor) -> ValueError | None:
+    bad = received[:, BAD].nonzero()
+    if not len(bad):
+        return None
+    return outgoing.problem or ValueError(f"rank {int(bad[0])} was given an id outside its table; see its error")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from rayrec.distributed.kernel import Lookups
-from rayrec.distributed.sharding.id_message import BATCH, GROUPS, Part
+from rayrec.distributed.sharding.id_message import BATCH, GROUPS, Ids
 from rayrec.distributed.sharding.routing import Routes
 from rayrec.sparse import ops
 
@@ -19,109 +19,75 @@ class RoutedIds:
 
     Args:
         lookups: for each kernel group that this rank has, the ids of its lookups over the global batch.
-        batch_sizes: examples of each rank, in rank order.
-        row_counts: for each rank, the counts it announced in its header.
-        asked: for each rank, how many of its ids this rank looks up, by kernel group.
-        sent: for each rank, how many of this rank's ids it looks up, by kernel group.
+        sent, received: headers of this rank for every rank, and of every rank for this one, on the host.
+        told: for each rank, the counts of its notice.
         weights: all arrived weights where they need gradients; backward must reach them on every rank.
+        units: where vectors that come back belong, see `PlaceFinder`; None where nobody asks.
     """
 
     lookups: Mapping[int, Lookups]
-    batch_sizes: list[int]
-    row_counts: list[list[int]]
-    asked: list[list[int]]
-    sent: list[list[int]] = field(default_factory=list)
-    weights: torch.Tensor | None = None
+    sent: torch.Tensor
+    received: torch.Tensor
+    told: list[list[int]]
+    weights: torch.Tensor | None
+    units: torch.Tensor | None
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Examples of each rank, in rank order."""
+        sizes: list[int] = self.received[:, BATCH].tolist()
+        return sizes
 
 
 class Receiver:
-    """Puts what arrives in the order of this rank's lookups: lookup after lookup, rank after rank.
+    """Puts what arrives in the order of this rank's lookups.
 
     Args:
-        sources: the order in which ranks come after one another; by default rank order.
+        routes: of the collection.
+        rank: of this process.
+        device: where ids lie.
+        sources: the order in which ranks come after one another.
+        rank_by_rank: within a kernel group a rank's lookups come one after the other; else a lookup's ranks.
     """
 
-    def __init__(self, routes: Routes, rank: int, device: torch.device, sources: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, routes: Routes, rank: int, device: torch.device, sources: Sequence[int], rank_by_rank: bool
+    ) -> None:
         route = routes.ranks[rank]
-        self._first_count = GROUPS + routes.num_groups
         self._device, self._streams = device, len(route.streams)
-        self._groups = [(group, len(route.lookups_of(group))) for group in route.tables]
-        world, streams = len(routes.ranks), len(route.streams)
-        in_turn = range(world) if sources is None else sources
-        order = [source * streams + lookup.stream for lookup in route.lookups for source in in_turn]
+        lookups = {group: route.lookups_of(group) for group in route.tables}
+        self._groups = [(group, len(held)) for group, held in lookups.items()]
+        order = []
+        for held in lookups.values():
+            if rank_by_rank:
+                order += [source * self._streams + lookup.stream for source in sources for lookup in held]
+            else:
+                order += [source * self._streams + lookup.stream for lookup in held for source in sources]
         self._order = torch.tensor(order, dtype=torch.int32, device=device)
-        self._in_order = order == list(range(world * streams))
+        self._num_rows = len(routes.ranks) * self._streams
+        self._in_order = order == list(range(self._num_rows))
 
-    def counts(self, headers: Sequence[Sequence[int]]) -> list[list[int]]:
-        """For each header the ids of each kernel group."""
-        return [list(header[GROUPS : self._first_count]) for header in headers]
-
-    def chunks(self, headers: Sequence[Sequence[int]]) -> torch.Tensor | None:
+    def chunks(self, received: torch.Tensor) -> torch.Tensor | None:
         """Examples of each stream of each rank, on the host; None where all ranks have equally many."""
-        batch_sizes = [header[BATCH] for header in headers]
-        if len(set(batch_sizes)) == 1:
+        batch_sizes = received[:, BATCH]
+        if bool((batch_sizes == batch_sizes[0]).all()):
             return None
-        return torch.tensor(batch_sizes, dtype=torch.int32).repeat_interleave(self._streams)
+        return batch_sizes.to(torch.int32).repeat_interleave(self._streams)
 
-    def order(
-        self, parts: Sequence[Part], headers: Sequence[Sequence[int]], chunks: torch.Tensor | None = None
-    ) -> RoutedIds:
-        """This rank's lookups.
+    def order(self, ids: Ids, received: torch.Tensor, chunks: torch.Tensor | None) -> dict[int, Lookups]:
+        """This rank's lookups, by kernel group.
 
         Args:
-            parts: every rank's.
-            headers: every rank's.
-            chunks: of these headers, where ids lie on a GPU; by default they are made here.
+            ids: of every rank, lists rank after rank and stream after stream.
+            received: every rank's header.
+            chunks: of these headers, on the device.
         """
-        batch_sizes = [header[BATCH] for header in headers]
-        row_counts = [list(header[self._first_count :]) for header in headers]
-        asked = self.counts(headers)
         if not self._groups:
-            return RoutedIds({}, batch_sizes, row_counts, asked)
-        first = parts[0]
-        values = first.values if len(parts) == 1 else torch.cat([part.values for part in parts])
-        weights = None
-        if first.weights is not None:
-            weights = torch.cat([part.weights for part in parts if part.weights is not None])
-        counts = {group: sum(header[GROUPS + group] for header in headers) for group, _ in self._groups}
-        num_values, chunks = sum(counts.values()), self.chunks(headers) if chunks is None else chunks
-        lengths, values, weights = self._permuted(parts, values, weights, chunks, num_values)
+            return {}
+        batch = int(received[:, BATCH].sum())
+        counts = dict(enumerate(received[:, GROUPS:].sum(0).tolist()))
+        lengths, values, weights = self._permuted(ids, chunks, sum(counts[group] for group, _ in self._groups))
         offsets = ops.complete_cumsum(lengths.to(values.dtype))
-        lookups = self._by_group(offsets, values, weights, counts, sum(batch_sizes))
-        return RoutedIds(lookups, batch_sizes, row_counts, asked)
-
-    def _permuted(
-        self,
-        parts: Sequence[Part],
-        values: torch.Tensor,
-        weights: torch.Tensor | None,
-        chunks: torch.Tensor | None,
-        num_values: int,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        if chunks is None:
-            lengths_RB = parts[0].lengths_SB if len(parts) == 1 else torch.cat([part.lengths_SB for part in parts])
-            if self._in_order:
-                return lengths_RB.reshape(-1), values, weights
-            lengths, values, weights = ops.permute_segments(self._order, lengths_RB, values, weights, num_values)
-            return lengths.view(-1), values, weights
-        # ranks brought batches of different size: rows are chunks of unequal length
-        lengths = torch.cat([part.lengths_SB.reshape(-1) for part in parts])
-        totals = torch.cat([part.lengths_SB.sum(1, dtype=torch.int32) for part in parts])
-        num_lengths = sum(num for _, num in self._groups) * sum(part.lengths_SB.shape[1] for part in parts)
-        return (
-            ops.permute_chunks(self._order, chunks, lengths, num_values=num_lengths),
-            ops.permute_chunks(self._order, totals, values, num_values=num_values),
-            None if weights is None else ops.permute_chunks(self._order, totals, weights, num_values=num_values),
-        )
-
-    def _by_group(
-        self,
-        offsets: torch.Tensor,
-        values: torch.Tensor,
-        weights: torch.Tensor | None,
-        counts: Mapping[int, int],
-        batch: int,
-    ) -> dict[int, Lookups]:
         if len(self._groups) == 1:
             return {self._groups[0][0]: Lookups(values, offsets, weights)}
         out, bag, value = {}, 0, 0
@@ -131,3 +97,24 @@ class Receiver:
             out[group] = Lookups(values[value:next_value], offsets[bag : next_bag + 1] - offsets[bag], part)
             bag, value = next_bag, next_value
         return out
+
+    def _permuted(
+        self, ids: Ids, chunks: torch.Tensor | None, num_values: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        lengths, values, weights = ids.lengths.reshape(-1), ids.values, ids.weights
+        if chunks is None:
+            if self._in_order:
+                return lengths, values, weights
+            lengths_RB = lengths.view(self._num_rows, lengths.numel() // self._num_rows)
+            lengths, values, weights = ops.permute_segments(self._order, lengths_RB, values, weights, num_values)
+            return lengths.view(-1), values, weights
+        # ranks brought batches of different size: rows are chunks of unequal length
+        ends = chunks.cumsum(0)
+        starts = ops.complete_cumsum(lengths)
+        totals = (starts[ends] - starts[ends - chunks]).to(torch.int32)
+        num_lengths = sum(num for _, num in self._groups) * (lengths.numel() // self._streams)
+        return (
+            ops.permute_chunks(self._order, chunks, lengths, num_values=num_lengths),
+            ops.permute_chunks(self._order, totals, values, num_values=num_values),
+            None if weights is None else ops.permute_chunks(self._order, totals, weights, num_values=num_values),
+        )

@@ -7,9 +7,22 @@ from dataclasses import dataclass
 
 import torch
 
-from rayrec.distributed.sharding.id_message import BAD, BATCH, GROUPS, VALUES, Part
+from rayrec.distributed.sharding.id_message import BAD, BATCH, GROUPS, VALUES, Ids
 from rayrec.distributed.sharding.routing import Routes
 from rayrec.sparse import ops
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What all ranks are told with a batch's ids.
+
+    Args:
+        counts: int64 numbers, equally many on all ranks.
+        problem: why this rank cannot go on; every rank then raises.
+    """
+
+    counts: torch.Tensor | None = None
+    problem: ValueError | None = None
 
 
 @dataclass(frozen=True)
@@ -17,14 +30,14 @@ class Outgoing:
     """A batch in the order in which ranks receive it.
 
     Args:
-        part: streams of rank 0, then of rank 1 …
+        ids: streams of rank 0, then of rank 1 …, lengths `[streams, B]`.
         header: int64, one row a rank: the columns of `id_message`, then the counts.
         problem: why this rank cannot go on.
         lengths_FB: of the features, as they came.
-        origins: for each id of `part`, its place among the ids that came; None where nobody asks.
+        origins: for each of `ids`, its place among the ids that came; None where nobody asks.
     """
 
-    part: Part
+    ids: Ids
     header: torch.Tensor
     problem: ValueError | None
     lengths_FB: torch.Tensor
@@ -32,11 +45,16 @@ class Outgoing:
 
 
 class Sender:
-    """Puts ids in the order in which ranks receive them, on the host."""
+    """Puts ids in the order in which ranks receive them, on the host.
 
-    def __init__(self, routes: Routes, num_counts: int) -> None:
-        self._routes = routes
-        self._header_width = GROUPS + routes.num_groups + num_counts
+    Args:
+        routes: of the collection.
+        traced: also note where each id goes.
+    """
+
+    def __init__(self, routes: Routes, traced: bool) -> None:
+        self._routes, self._traced = routes, traced
+        self._header_width = GROUPS + routes.num_groups
         features = {feature: place for place, feature in enumerate(routes.features)}
         cut = [variant for variant in routes.variants if variant.edges is not None]
         self._cut_features = torch.tensor([features[v.feature] for v in cut], dtype=torch.int32)
@@ -75,60 +93,47 @@ class Sender:
         int64 = torch.int64  # of empty lists, too
         return torch.tensor(slots, dtype=int64), torch.tensor(sources, dtype=int64)
 
-    def pack(
-        self,
-        lengths_FB: torch.Tensor,
-        values: torch.Tensor,
-        weights: torch.Tensor | None,
-        counts: torch.Tensor | None,
-        problem: ValueError | None,
-        traced: bool,
-    ) -> Outgoing:
-        batch, given_FB = lengths_FB.shape[1], lengths_FB
-        origins = torch.arange(values.numel()) if traced else None
+    def pack(self, given: Ids, notice: Notice) -> Outgoing:
+        """The features' ids, lengths `[F, B]`, ready to leave."""
+        ids = given
+        origins = torch.arange(given.values.numel()) if self._traced else None
         if self._num_cut:
-            lengths_FB, values, weights, origins = self._with_buckets(lengths_FB, values, weights, origins)
+            ids, origins = self._with_buckets(given, origins)
         if self._order is not None:
             if origins is not None:
-                origins = ops.permute_segments(self._order, lengths_FB, origins)[1]
-            lengths_FB, values, weights = ops.permute_segments(self._order, lengths_FB, values, weights)
+                origins = ops.permute_segments(self._order, ids.lengths, origins)[1]
+            ids = Ids(*ops.permute_segments(self._order, ids.lengths, ids.values, ids.weights))
         header = torch.zeros(len(self._routes.ranks), self._header_width, dtype=torch.int64)
-        totals = lengths_FB.sum(1, dtype=torch.int64)
+        totals = ids.lengths.sum(1, dtype=torch.int64)
         header.view(-1).index_add_(0, self._slots, totals.index_select(0, self._sources))
-        header[:, BATCH] = batch
-        if problem is not None:
-            header[:, BAD] = 1
-        if counts is not None:
-            header[:, GROUPS + self._routes.num_groups :] = counts
-        return Outgoing(Part(lengths_FB, values, weights), header, problem, given_FB, origins)
+        header[:, BATCH] = given.lengths.shape[1]
+        header[:, BAD] = notice.problem is not None
+        if notice.counts is not None:
+            header = torch.cat([header, notice.counts.expand(header.shape[0], -1)], dim=1)
+        return Outgoing(ids, header, notice.problem, given.lengths, origins)
 
-    def _with_buckets(
-        self,
-        lengths_FB: torch.Tensor,
-        values: torch.Tensor,
-        weights: torch.Tensor | None,
-        origins: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    def _with_buckets(self, given: Ids, origins: torch.Tensor | None) -> tuple[Ids, torch.Tensor | None]:
         """The raw features, followed by every cut variant's buckets."""
-        batch = lengths_FB.shape[1]
-        cut_lengths, cut_values, cut_weights = lengths_FB, values, weights
+        cut = given
         if not self._all_cut:
-            cut_lengths, cut_values, cut_weights = ops.permute_segments(self._cut_features, lengths_FB, values, weights)
-        lengths, ids, ws, positions = ops.bucketize_rows(
-            cut_lengths.reshape(-1),
-            cut_values,
-            cut_weights,
+            cut = Ids(*ops.permute_segments(self._cut_features, given.lengths, given.values, given.weights))
+        lengths, values, weights, positions = ops.bucketize_rows(
+            cut.lengths.reshape(-1),
+            cut.values,
+            cut.weights,
             self._blocks,
             self._num_buckets,
             self._edges,
             origins is not None,
         )
         if origins is not None and positions is not None:
-            cut = origins if self._all_cut else ops.permute_segments(self._cut_features, lengths_FB, origins)[1]
-            origins = torch.cat([origins, torch.empty_like(cut).index_copy_(0, positions.to(torch.int64), cut)])
-        lengths = lengths.view(self._num_buckets * self._num_cut, batch)
-        joined = None if weights is None or ws is None else torch.cat([weights, ws])
-        return torch.cat([lengths_FB, lengths]), torch.cat([values, ids]), joined, origins
+            of_cut = origins
+            if not self._all_cut:
+                of_cut = ops.permute_segments(self._cut_features, given.lengths, origins)[1]
+            origins = torch.cat([origins, torch.empty_like(of_cut).index_copy_(0, positions.to(torch.int64), of_cut)])
+        lengths = lengths.view(self._num_buckets * self._num_cut, given.lengths.shape[1])
+        joined = None if given.weights is None or weights is None else torch.cat([given.weights, weights])
+        return Ids(torch.cat([given.lengths, lengths]), torch.cat([given.values, values]), joined), origins
 
 
 def _even(edges: Sequence[int]) -> bool:

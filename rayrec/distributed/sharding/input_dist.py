@@ -1,4 +1,4 @@
-"""A batch's way from the features to what this rank looks up: routed on the host, then sent.
+"""A batch's way from the features to what this rank looks up: routed on the host, then sent, maybe ahead of its step.
 
 On a CPU both happen where `start` is called. For a GPU a thread of the host routes, which includes that ranks tell each
 other sizes; `send` then copies what was prepared to the device and starts the exchange of ids there. Nothing on this
@@ -23,7 +23,8 @@ Routed = TypeVar("Routed")
 
 
 class InputDist(Generic[Host, Routed]):
-    """Starts batches on their way.
+    """Starts batches on their way, and keeps those that were begun before `forward` asks for them. Features are known
+    by being the same object. All ranks start, send, wait, take and drop in the same order.
 
     Args:
         device: where tables lie.
@@ -38,28 +39,53 @@ class InputDist(Generic[Host, Routed]):
         send: Callable[[Host], Awaitable[Routed]],
     ) -> None:
         self.device, self.route, self.send = device, route, send
+        self._ahead: list[PendingInput[Routed]] = []
 
     def start(self, features: KeyedJaggedTensor) -> PendingInput[Routed]:
-        """All ranks start, send and wait in the same order."""
+        """Begins a batch."""
         return PendingInput(self, features)
+
+    def begin(self, features: KeyedJaggedTensor) -> PendingInput[Routed]:
+        """Begins a batch that `take` will be asked for."""
+        self._ahead.append(self.start(features))
+        return self._ahead[-1]
+
+    def take(self, features: KeyedJaggedTensor) -> PendingInput[Routed]:
+        """What was begun for these features, each time once and the oldest first, or else begun now."""
+        for pending in self._ahead:
+            if pending.features is features and pending.trained == torch.is_grad_enabled():
+                self._ahead.remove(pending)
+                return pending
+        return self.start(features)
+
+    def drop(self, pending: PendingInput[Routed]) -> bool:
+        """Forgets what was begun; whether nobody had taken it."""
+        if pending not in self._ahead:
+            return False
+        self._ahead.remove(pending)
+        return True
+
+    def clear(self) -> None:
+        """Forgets everything that was begun."""
+        self._ahead = []
 
 
 class PendingInput(Awaitable[Routed]):
     """A batch on its way. Gradients are enabled for it, or not, as they were when it was started."""
 
     def __init__(self, way: InputDist[Host, Routed], features: KeyedJaggedTensor) -> None:
-        self._device, self._trained = way.device, torch.is_grad_enabled()
+        self.features, self.trained = features, torch.is_grad_enabled()
+        self._device, self._send = way.device, way.send
         self._sent: Awaitable[Routed] | None = None
         self._event: torch.cuda.Event | None = None
         self._error: Exception | None = None
-        self._send = way.send
         if self._device.type == "cpu":
             self._sent = way.send(way.route(features))
             return
         on_host = features.on_host()
 
         def route() -> Host:
-            with torch.set_grad_enabled(self._trained):
+            with torch.set_grad_enabled(self.trained):
                 return way.route(on_host)
 
         self._routed: Future[Host] = _router().submit(route)
@@ -69,7 +95,7 @@ class PendingInput(Awaitable[Routed]):
         if self._sent is not None or self._error is not None:
             return
         try:
-            with torch.set_grad_enabled(self._trained):
+            with torch.set_grad_enabled(self.trained):
                 self._sent = self._send(upload(self._routed.result(), self._device))
             self._event = torch.cuda.current_stream(self._device).record_event()
         except Exception as error:
@@ -82,7 +108,7 @@ class PendingInput(Awaitable[Routed]):
         assert self._sent is not None
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)
-        with torch.set_grad_enabled(self._trained):
+        with torch.set_grad_enabled(self.trained):
             return self._sent.wait()
 
 

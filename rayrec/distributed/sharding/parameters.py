@@ -14,7 +14,10 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensor
 from torch.distributed._shard.sharding_spec import ShardMetadata
 
 from rayrec.distributed import comm
+from rayrec.distributed.kernel import Kernel
+from rayrec.distributed.sharding.executor import Config, Setup
 from rayrec.distributed.sharding.place import Place
+from rayrec.distributed.sharding.routing import Routes
 from rayrec.distributed.types import Shard, Span
 from rayrec.modules import BaseEmbeddingConfig
 from rayrec.optim.optimizers import GATHER
@@ -196,3 +199,32 @@ def sharded_tensor(
         ShardedTensorMetadata(metadata, torch.Size(shape), TensorProperties(dtype=dtype)),
         process_group=place.group,
     )
+
+
+def make_tables(setup: Setup[Config], kernels: Sequence[Kernel], routes: Routes) -> dict[str, ShardedTable]:
+    """Each table by name, with this rank's rectangles over the memory that its kernels train.
+
+    Args:
+        setup: all tables of the collection.
+        kernels: all of this rank's.
+        routes: of the tables that are not replicated.
+    """
+    place, dense = setup.place, {table.config.name for table in setup.tables if table.optimizer is None}
+    local: dict[str, list[LocalShard]] = {table.config.name: [] for table in setup.tables}
+    for kernel in kernels:
+        for table, weight, state in zip(kernel.tables, kernel.weights(), kernel.states(), strict=True):
+            shard = Shard(table=table.config.name, rows=table.rows, cols=table.cols, rank=place.rank)
+            parameter = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
+            local[shard.table].append(LocalShard(shard, parameter, state, kernel.write_back))
+    everywhere: dict[str, list[Shard]] = {name: [] for name in local}
+    for number, route in enumerate(routes.ranks):
+        for held in route.tables.values():
+            for table in held:
+                shard = Shard(table=table.config.name, rows=table.rows, cols=table.cols, rank=number)
+                everywhere[shard.table].append(shard)
+    return {
+        config.name: ShardedTable(
+            config, everywhere[config.name], local[config.name], place, dense=config.name in dense
+        )
+        for config in setup.configs
+    }

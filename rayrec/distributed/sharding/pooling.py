@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from rayrec.modules import EmbeddingBagConfig, PoolingType
+from rayrec.distributed.sharding.routing import Output
+from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 
 
@@ -14,12 +15,14 @@ class MeanScale:
     """Makes the factors of a batch: 1 / length for outputs that are means, 1 for the others.
 
     Args:
-        outputs: (feature, whether it is a mean) of each output.
+        tables: of the outputs, among others.
+        outputs: in the order of factors.
     """
 
-    def __init__(self, outputs: Sequence[tuple[str, bool]]) -> None:
-        self._features = [feature for feature, _ in outputs]
-        self._sums = [place for place, (_, mean) in enumerate(outputs) if not mean]
+    def __init__(self, tables: Sequence[BaseEmbeddingConfig], outputs: Sequence[Output]) -> None:
+        means = {t.name for t in tables if isinstance(t, EmbeddingBagConfig) and t.pooling is PoolingType.MEAN}
+        self._features = [output.feature for output in outputs]
+        self._sums = [place for place, output in enumerate(outputs) if output.table not in means]
 
     def of(self, kjt: KeyedJaggedTensor) -> torch.Tensor | None:
         """Factors `[B, E]` for `kjt`'s bags; None where every output is a sum. An empty bag's mean is 0."""
@@ -32,8 +35,3 @@ class MeanScale:
         if self._sums:
             factors_BE[:, self._sums] = 1
         return factors_BE
-
-
-def is_mean(tables: Sequence[EmbeddingBagConfig], name: str) -> bool:
-    """Whether the named table's bags are averaged."""
-    return any(table.name == name and table.pooling is PoolingType.MEAN for table in tables)

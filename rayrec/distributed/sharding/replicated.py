@@ -1,39 +1,32 @@
 """The replicated executor: data-parallel tables, whole on every rank, kept bit-identical.
 
-A rank looks up its own batch. In backward each rank adds up the gradients of the rows that its batch touched, all ranks
-exchange those rows (never a gradient of the whole table), and each applies the same update to the same sums, or gives
-the same gradient to the table's parameter. One collective a step, whatever the number of tables; how many rows follow
-was announced in the ids' header.
+A rank looks up its own batch, bags or id by id. In backward each rank adds up the gradients of the rows that its batch
+touched, all ranks exchange those rows (never a gradient of the whole table), and each applies the same update to the
+same sums, or gives the same gradient to the table's parameter. One collective a step, whatever the number of tables;
+how many rows follow is told with the batch's ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic
 
 import torch
 
 from rayrec.distributed import comm
+from rayrec.distributed.awaitable import Deferred, LazyAwaitable
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
-from rayrec.distributed.kernel import (
-    LocalTable,
-    Lookups,
-    MatrixKernel,
-    OptimizerSpec,
-    RowGroups,
-    make_anchor,
-    make_matrix_kernel,
-)
+from rayrec.distributed.kernel import LocalTable, Lookups, MatrixKernel, RowGroups, make_anchor, make_matrix_kernel
+from rayrec.distributed.sharding.executor import Config, PlannedTable, Prepared, Setup
 from rayrec.distributed.sharding.feature_order import FeatureOrder
+from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.pooling import MeanScale
-from rayrec.distributed.sharding.upload import OnHost
+from rayrec.distributed.sharding.routing import Output, make_outputs
 from rayrec.distributed.types import Span
-from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
+from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor, ops
-
-Config = TypeVar("Config", bound=BaseEmbeddingConfig)
 
 
 @dataclass(frozen=True)
@@ -45,229 +38,181 @@ class GroupIds:
     factors_BE: torch.Tensor | None
 
 
-@dataclass(frozen=True)
-class ReplicatedIds:
-    """A batch's ids for all replicated tables."""
-
-    groups: tuple[GroupIds, ...]
-    counts: OnHost[torch.Tensor]  # int64, distinct rows of each group
+Counts = list[list[int]]  # by rank
+OwnRows = tuple[GroupIds, ...]  # of a batch, by kernel
 
 
-@dataclass(frozen=True)
-class _Group:
-    kernel: MatrixKernel
-    outputs: tuple[tuple[str, str, bool], ...]  # (table, feature, whether it is a mean)
-    scale: MeanScale
-    features: FeatureOrder
+class _Group(Generic[Config]):
+    """Tables that share a kernel, of whose matrix each feature reads a part."""
+
+    def __init__(self, setup: Setup[Config], tables: Sequence[PlannedTable[Config]]) -> None:
+        configs = [table.config for table in tables]
+        self.kernel = _whole_tables_kernel(tables, setup.place.device)
+        self.outputs = make_outputs(configs)
+        self.pooled = isinstance(configs[0], EmbeddingBagConfig)
+        self._scale = MeanScale(configs, self.outputs)
+        self._features = FeatureOrder([output.feature for output in self.outputs], setup.weighted)
+
+    def ids_of(self, kjt: KeyedJaggedTensor) -> GroupIds:
+        """What this kernel looks up. The distinct rows are found only where backward will need them."""
+        given = self._features.of(kjt)
+        rows = self.kernel.matrix.rows_of(given.values, given.lengths)
+        offsets = ops.complete_cumsum(given.lengths.view(-1).to(torch.int64))
+        groups = RowGroups.of(rows) if torch.is_grad_enabled() else None
+        return GroupIds(Lookups(rows, offsets, given.weights), groups, self._scale.of(kjt))
+
+    def vectors(self, ids: GroupIds) -> torch.Tensor:
+        """Bags' sums `[B, outputs * D]`, or vectors `[ids, D]`."""
+        matrix = self.kernel.matrix
+        return matrix.bags(ids.lookups) if self.pooled else matrix.vectors(ids.lookups.ids)
+
+    def row_gradients(self, ids: GroupIds, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient of each distinct row."""
+        assert ids.rows is not None
+        if not self.pooled:
+            return ids.rows.sum(grad.contiguous())
+        return self.kernel.matrix.row_gradients(ids.rows, ids.lookups.offsets, ids.lookups.weights, grad)
 
 
-class ReplicatedExecutor:
-    """Pooled lookups of replicated tables.
+class ReplicatedExecutor(Generic[Config]):
+    """Lookups of replicated tables, as bags or id by id, as their configs say.
 
     Args:
-        tables: in the order of the collection.
-        optimizers: by table.
-        place: this process among the ranks.
-        weighted: ids carry weights.
+        setup: what is served.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[EmbeddingBagConfig],
-        optimizers: Mapping[str, OptimizerSpec | None],
-        place: Place,
-        weighted: bool,
-    ) -> None:
-        self._place, self._weighted = place, weighted
-        members = kernel_members(tables, optimizers)
-        self._groups = [_make_group(together, optimizers, place.device) for together in members]
-        self.kernels = [group.kernel for group in self._groups]
-        self._anchor = make_anchor(place.device)
+    ids = None
+
+    def __init__(self, setup: Setup[Config]) -> None:
+        self._place = setup.place
+        by_key: dict[Hashable, list[PlannedTable[Config]]] = {}
+        for table in setup.tables:
+            config = table.config
+            by_key.setdefault((table.optimizer, config.data_type, config.embedding_dim), []).append(table)
+        self._groups = [_Group(setup, tables) for tables in by_key.values()]
+        self._anchor = make_anchor(setup.place.device)
 
     def __repr__(self) -> str:
-        return f"ReplicatedExecutor({len(self.outputs)} outputs on {self._place.world_size} ranks)"
+        return f"ReplicatedExecutor({sum(map(len, self.blocks))} outputs on {self._place.world_size} ranks)"
 
     @property
-    def num_groups(self) -> int:
-        return len(self._groups)
+    def kernels(self) -> list[MatrixKernel]:
+        return [group.kernel for group in self._groups]
 
     @property
-    def outputs(self) -> list[tuple[str, str, int]]:
-        """(table, feature, width) of each block of columns, in the order of `output_dist`."""
-        return [(table, f, group.kernel.matrix.dim) for group in self._groups for table, f, _ in group.outputs]
+    def blocks(self) -> list[list[Output]]:
+        return [list(group.outputs) for group in self._groups]
 
-    def route(self, kjt: KeyedJaggedTensor) -> ReplicatedIds:
-        """Host work: picks out the ids. The distinct rows are found only where backward will need them."""
-        train = torch.is_grad_enabled()
-        groups = tuple(self._group_ids(group, kjt, train) for group in self._groups)
-        counts = [0 if ids.rows is None else ids.rows.distinct.numel() for ids in groups]
-        return ReplicatedIds(groups, OnHost(torch.tensor(counts, dtype=torch.int64)))
+    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared[OwnRows]:
+        """All ids stay here; ranks are told how many distinct rows each kernel's are."""
+        own = tuple(group.ids_of(kjt) for group in self._groups)
+        return Prepared(kjt, own, tuple(0 if ids.rows is None else ids.rows.distinct.numel() for ids in own))
 
-    def _group_ids(self, group: _Group, kjt: KeyedJaggedTensor, train: bool) -> GroupIds:
-        lengths, values, weights = group.features.of(kjt, self._weighted)
-        rows = group.kernel.matrix.rows_of(values, lengths)
-        offsets = ops.complete_cumsum(lengths.view(-1).to(torch.int64))
-        return GroupIds(Lookups(rows, offsets, weights), RowGroups.of(rows) if train else None, group.scale.of(kjt))
-
-    def lookup(self, ids: ReplicatedIds, row_counts: list[list[int]]) -> list[torch.Tensor]:
-        """Each output's vectors `[B, width]`.
-
-        Args:
-            ids: from `route`, on the device.
-            row_counts: distinct rows of each rank and group.
-        """
-        weights = [group.lookups.weights for group in ids.groups]
+    def lookup(self, ids: RoutedIds, own: OwnRows) -> tuple[torch.Tensor, ...]:
+        """Each kernel's bags, as sums, or vectors, output after output; backward meets the other ranks' rows."""
+        weights = [group.lookups.weights for group in own]
         leaves = [leaf for kernel in self.kernels for leaf in kernel.leaves]
-        pooled = _Pooled.apply(self._anchor, self, ids, row_counts, *weights, *leaves)
-        out: list[torch.Tensor] = []
-        for group, group_ids, sums in zip(self._groups, ids.groups, pooled, strict=True):
-            factors_BE = group_ids.factors_BE
-            vectors_BED = sums.view(sums.shape[0], len(group.outputs), group.kernel.matrix.dim)
-            if factors_BE is not None:
-                vectors_BED = vectors_BED * factors_BE[:, :, None]
-            out += vectors_BED.unbind(1)
+        out: tuple[torch.Tensor, ...] = _Lookup.apply(self._anchor, self, own, ids.told, *weights, *leaves)
         return out
 
-    def bags(self, ids: ReplicatedIds) -> tuple[torch.Tensor, ...]:
-        """Each group's sums `[B, L * D]`."""
-        pairs = zip(self._groups, ids.groups, strict=True)
-        return tuple(group.kernel.matrix.bags(group_ids.lookups) for group, group_ids in pairs)
+    def output_dist(
+        self, vectors: tuple[torch.Tensor, ...], ids: RoutedIds, own: OwnRows
+    ) -> LazyAwaitable[list[torch.Tensor]]:
+        """Means where tables ask for them."""
+        return Deferred(lambda: [_scaled(*pair) for pair in zip(vectors, own, strict=True)])
 
-    def train(
-        self, ids: ReplicatedIds, row_counts: list[list[int]], grads: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Meets the other ranks' gradient rows and trains; returns the gradients of the kernels' leaves."""
-        rows, sums = [], []
-        for group, group_ids, grad in zip(self._groups, ids.groups, grads, strict=True):
-            assert group_ids.rows is not None
-            lookups = group_ids.lookups
-            rows.append(group_ids.rows.distinct)
-            sums.append(group.kernel.matrix.row_gradients(group_ids.rows, lookups.offsets, lookups.weights, grad))
-        return train_together(self.kernels, rows, sums, row_counts, self._place)
+    def vectors(self, own: OwnRows) -> tuple[torch.Tensor, ...]:
+        """Each kernel's, without a backward."""
+        return tuple(group.vectors(ids) for group, ids in zip(self._groups, own, strict=True))
+
+    def train(self, own: OwnRows, told: Counts, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Meets the other ranks' gradient rows, and trains every kernel on the mean over ranks of every touched row;
+        returns the gradients of the kernels' leaves."""
+        rows = [ids.rows.distinct for ids in own if ids.rows is not None]
+        triples = zip(self._groups, own, grads, strict=True)
+        sums = [group.row_gradients(ids, grad) for group, ids, grad in triples]
+        of_leaves: list[torch.Tensor] = []
+        for kernel, (all_rows, all_sums) in zip(self.kernels, _meet(rows, sums, told, self._place), strict=True):
+            meeting = kernel.matrix.groups_of(all_rows)
+            of_leaves += kernel.train(meeting.distinct, meeting.sum(all_sums).div_(self._place.world_size))
+        return of_leaves
 
     def weight_gradients(
-        self, ids: ReplicatedIds, grads: Sequence[torch.Tensor], needed: Sequence[bool]
+        self, own: OwnRows, grads: Sequence[torch.Tensor], needed: Sequence[bool]
     ) -> list[torch.Tensor | None]:
-        """The gradient of each group's id weights, where needed."""
+        """The gradient of each kernel's id weights, where needed."""
         return [
-            group.kernel.matrix.weight_gradients(group_ids.lookups, grad) if need else None
-            for group, group_ids, grad, need in zip(self._groups, ids.groups, grads, needed, strict=True)
+            kernel.matrix.weight_gradients(ids.lookups, grad) if need else None
+            for kernel, ids, grad, need in zip(self.kernels, own, grads, needed, strict=True)
         ]
 
 
-def train_together(
-    kernels: Sequence[MatrixKernel],
-    rows: Sequence[torch.Tensor],
-    grads: Sequence[torch.Tensor],
-    row_counts: list[list[int]],
-    place: Place,
-) -> list[torch.Tensor]:
-    """Meets the other ranks' gradient rows, and trains every kernel on the mean over ranks of every touched row.
-
-    Args:
-        kernels: replicas of the same tables on every rank.
-        rows: for each kernel the distinct rows of its matrix that this rank touched, int64.
-        grads: for each kernel the gradients of those rows, `[n, dim]`.
-        row_counts: how many rows each rank touched, by kernel.
-
-    Returns:
-        The gradients of the kernels' leaves, kernel after kernel.
-    """
-    dims = [kernel.matrix.dim for kernel in kernels]
-    of_leaves: list[torch.Tensor] = []
-    for kernel, (all_rows, all_grads) in zip(kernels, _meet(rows, grads, row_counts, dims, place), strict=True):
-        meeting = kernel.matrix.groups_of(all_rows)
-        of_leaves += kernel.train(meeting.distinct, meeting.sum(all_grads).div_(place.world_size))
-    return of_leaves
-
-
-def _meet(
-    rows: Sequence[torch.Tensor],
-    grads: Sequence[torch.Tensor],
-    row_counts: list[list[int]],
-    dims: Sequence[int],
-    place: Place,
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For each kernel the rows and gradients of all ranks, in rank order, by one gather of equal messages."""
-    if place.world_size == 1:
-        return list(zip(rows, grads, strict=True))
-    sizes = [sum(_bytes(count, dim) for count, dim in zip(counts, dims, strict=True)) for counts in row_counts]
-    message = torch.empty(max(8, *sizes), dtype=torch.uint8, device=place.device)  # without any row, still aligned
-    mine = []
-    for of_kernel, dim in zip(zip(rows, grads, strict=True), dims, strict=True):
-        mine += [part.contiguous().view(-1).view(torch.uint8) for part in of_kernel]
-        count = of_kernel[0].numel()
-        mine.append(message.new_empty(_bytes(count, dim) - (8 + 4 * dim) * count))
-    torch.cat(mine, out=message[: sizes[place.rank]])
-    arrived = comm.all_gather(message, place.group)
-    out: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = [([], []) for _ in dims]
-    for sent, counts in zip(arrived, row_counts, strict=True):
-        at = 0
-        for (kernel_rows, kernel_grads), count, dim in zip(out, counts, dims, strict=True):
-            middle, end = at + 8 * count, at + _bytes(count, dim)
-            kernel_rows.append(sent[at:middle].view(torch.int64))
-            kernel_grads.append(sent[middle : middle + 4 * dim * count].view(torch.float32).view(count, dim))
-            at = end
-    return [(torch.cat(kernel_rows), torch.cat(kernel_grads)) for kernel_rows, kernel_grads in out]
-
-
-def _bytes(count: int, dim: int) -> int:
-    """Of a kernel's row numbers and gradients in a message; a multiple of 8, so that the next ones are aligned."""
-    return -(-(8 + 4 * dim) * count // 8) * 8
-
-
-def kernel_members(tables: Sequence[Config], optimizers: Mapping[str, OptimizerSpec | None]) -> list[list[Config]]:
-    """The tables that share a kernel: of one optimizer (or none), number format and width."""
-    by_key: dict[Hashable, list[Config]] = {}
-    for table in tables:
-        by_key.setdefault((optimizers[table.name], table.data_type, table.embedding_dim), []).append(table)
-    return list(by_key.values())
-
-
-def whole_tables_kernel(
-    tables: Sequence[BaseEmbeddingConfig], optimizers: Mapping[str, OptimizerSpec | None], device: torch.device
-) -> MatrixKernel:
-    """The kernel of whole tables, with one lookup for each of a table's features."""
-    local = [
-        LocalTable(
-            config=table,
-            rows=Span(0, table.num_embeddings),
-            cols=Span(0, table.embedding_dim),
-            kernel=EmbeddingComputeKernel.DENSE if optimizers[table.name] is None else EmbeddingComputeKernel.FUSED,
-            optimizer=optimizers[table.name],
-        )
-        for table in tables
-    ]
-    return make_matrix_kernel(local, [place for place, table in enumerate(tables) for _ in table.feature_names], device)
-
-
-def _make_group(
-    tables: Sequence[EmbeddingBagConfig], optimizers: Mapping[str, OptimizerSpec | None], device: torch.device
-) -> _Group:
-    outputs = tuple((t.name, f, t.pooling is PoolingType.MEAN) for t in tables for f in t.feature_names)
-    return _Group(
-        whole_tables_kernel(tables, optimizers, device),
-        outputs,
-        MeanScale([(feature, mean) for _, feature, mean in outputs]),
-        FeatureOrder([feature for _, feature, _ in outputs], torch.device("cpu")),
-    )
-
-
-class _Pooled(torch.autograd.Function):
+class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         anchor: torch.Tensor,
-        executor: ReplicatedExecutor,
-        ids: ReplicatedIds,
-        row_counts: list[list[int]],
+        executor: ReplicatedExecutor[Any],
+        own: OwnRows,
+        told: Counts,
         *weights_and_leaves: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.executor, ctx.ids, ctx.row_counts = executor, ids, row_counts
-        return executor.bags(ids)
+        ctx.executor, ctx.own, ctx.told = executor, own, told
+        return executor.vectors(own)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        needed = ctx.needs_input_grad[4 : 4 + len(grads)]  # one for each group's weights
-        weight_grads = ctx.executor.weight_gradients(ctx.ids, grads, needed)
-        return None, None, None, None, *weight_grads, *ctx.executor.train(ctx.ids, ctx.row_counts, grads)
+        needed = ctx.needs_input_grad[4 : 4 + len(grads)]  # one for each kernel's id weights
+        weight_grads = ctx.executor.weight_gradients(ctx.own, grads, needed)
+        return None, None, None, None, *weight_grads, *ctx.executor.train(ctx.own, ctx.told, grads)
+
+
+def _scaled(sums: torch.Tensor, ids: GroupIds) -> torch.Tensor:
+    if ids.factors_BE is None:
+        return sums
+    factors_BED = ids.factors_BE[:, :, None].expand(-1, -1, sums.shape[1] // ids.factors_BE.shape[1])
+    return sums * factors_BED.reshape(sums.shape)
+
+
+def _meet(
+    rows: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], told: Counts, place: Place
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """For each kernel the rows and gradients of all ranks, in rank order, by one gather of equal messages.
+
+    Args:
+        rows: for each kernel the distinct rows of its matrix that this rank touched, int64.
+        grads: for each kernel the gradients of those rows, `[n, dim]`.
+        told: how many rows each rank touched, by kernel.
+    """
+    if place.world_size == 1:
+        return list(zip(rows, grads, strict=True))
+    dims = [grad.shape[1] for grad in grads]
+    # words of 4 bytes: a rank's rows, kernel after kernel, then its gradients, then what fills up to the longest
+    sizes = [[2 * n for n in counts] + [dim * n for n, dim in zip(counts, dims, strict=True)] for counts in told]
+    length = max(1, *map(sum, sizes))
+    message = torch.empty(length, dtype=torch.int32, device=place.device)
+    mine = [part.contiguous().view(-1).view(torch.int32) for part in (*rows, *grads)]
+    torch.cat(mine, out=message[: sum(sizes[place.rank])])
+    arrived = comm.all_gather(message, place.group).view(-1)
+    pieces = arrived.split([size for of_rank in sizes for size in (*of_rank, length - sum(of_rank))])
+    columns = [torch.cat(pieces[n :: 2 * len(dims) + 1]) for n in range(2 * len(dims))]
+    return [
+        (columns[n].view(torch.int64), columns[n + len(dims)].view(torch.float32).view(-1, dim))
+        for n, dim in enumerate(dims)
+    ]
+
+
+def _whole_tables_kernel(tables: Sequence[PlannedTable[Config]], device: torch.device) -> MatrixKernel:
+    """The kernel of whole tables, with one lookup for each of a table's features."""
+    local = [
+        LocalTable(
+            config=table.config,
+            rows=Span(0, table.config.num_embeddings),
+            cols=Span(0, table.config.embedding_dim),
+            kernel=EmbeddingComputeKernel.DENSE if table.optimizer is None else EmbeddingComputeKernel.FUSED,
+            optimizer=table.optimizer,
+        )
+        for table in tables
+    ]
+    readers = [place for place, table in enumerate(tables) for _ in table.config.feature_names]
+    return make_matrix_kernel(local, readers, device)

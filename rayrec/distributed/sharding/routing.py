@@ -51,8 +51,7 @@ class Lookup:
     stream: int
     table: int  # place in the rank's group
     group: int
-    dst_col: int
-    width: int
+    cols: Span  # of the result
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class _Piece:
     output: int
     local: LocalTable
     stream: Stream
-    dst_col: int
+    cols: Span  # of the result
 
 
 def make_routes(
@@ -136,7 +135,8 @@ def make_routes(
             )
             group = group_index.setdefault(group_of(local), len(group_index))
             stream = Stream(variant_index.setdefault(variant, len(variant_index)), bucket)
-            by_rank[shard.rank].append(_Piece(group, place, local, stream, output.col + shard.cols.start))
+            cols = Span(output.col + shard.cols.start, output.col + shard.cols.stop)
+            by_rank[shard.rank].append(_Piece(group, place, local, stream, cols))
     ranks = tuple(_rank_route(pieces) for pieces in by_rank)
     features = tuple(dict.fromkeys(output.feature for output in outputs))
     return Routes(features, outputs, tuple(variant_index), ranks, len(group_index))
@@ -161,8 +161,7 @@ def _rank_route(pieces: Sequence[_Piece]) -> RankRoute:
                 stream=streams.setdefault(piece.stream, len(streams)),
                 table=held.index(piece.local),
                 group=piece.group,
-                dst_col=piece.dst_col,
-                width=piece.local.cols.size,
+                cols=piece.cols,
             )
         )
     frozen = {group: tuple(held) for group, held in tables.items()}
@@ -177,8 +176,8 @@ def _rectangle_after_rectangle(pieces: Sequence[_Piece]) -> list[_Piece]:
 
     first: dict[tuple[str, Span, Span], int] = {}
     for piece in pieces:
-        first[rectangle(piece)] = min(first.get(rectangle(piece), piece.dst_col), piece.dst_col)
-    return sorted(pieces, key=lambda p: (p.group, first[rectangle(p)], p.local.rows, p.dst_col))
+        first[rectangle(piece)] = min(first.get(rectangle(piece), piece.cols.start), piece.cols.start)
+    return sorted(pieces, key=lambda p: (p.group, first[rectangle(p)], p.local.rows, p.cols.start))
 
 
 def _joined(config: BaseEmbeddingConfig, shards: Sequence[Shard], world_size: int) -> list[Shard]:
@@ -198,16 +197,14 @@ def _joined(config: BaseEmbeddingConfig, shards: Sequence[Shard], world_size: in
     for shard in sorted(shards, key=lambda s: (s.rows, s.rank, s.cols)):
         last = side_by_side[-1] if side_by_side else None
         if last and (last.rows, last.rank, last.cols.stop) == (shard.rows, shard.rank, shard.cols.start):
-            side_by_side[-1] = replace(last, cols=Span(last.cols.start, shard.cols.stop))
-        else:
-            side_by_side.append(shard)
+            shard = replace(side_by_side.pop(), cols=Span(last.cols.start, shard.cols.stop))
+        side_by_side.append(shard)
     stacked: list[Shard] = []
     for shard in sorted(side_by_side, key=lambda s: (s.cols, s.rank, s.rows)):
         last = stacked[-1] if stacked else None
         if last and (last.cols, last.rank, last.rows.stop) == (shard.cols, shard.rank, shard.rows.start):
-            stacked[-1] = replace(last, rows=Span(last.rows.start, shard.rows.stop))
-        else:
-            stacked.append(shard)
+            shard = replace(stacked.pop(), rows=Span(last.rows.start, shard.rows.stop))
+        stacked.append(shard)
     return sorted(stacked, key=lambda s: (s.cols, s.rows))
 
 

@@ -5,7 +5,6 @@ One collective forward and one backward.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,12 +12,12 @@ import torch
 
 from rayrec.distributed.awaitable import LazyAwaitable
 from rayrec.distributed.sharding.buffers import BufferPool
+from rayrec.distributed.sharding.id_message import GROUPS
 from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.routing import Routes
-from rayrec.distributed.sharding.sequence_order import Places, SequenceOrder
+from rayrec.distributed.sharding.sequence_places import PlaceFinder
 from rayrec.distributed.sharding.vector_transport import Codec, VectorTransport
-from rayrec.sparse import ops
 
 
 class SequenceExchange:
@@ -26,58 +25,43 @@ class SequenceExchange:
 
     Args:
         routes: of the collection; the tables of a kernel group have one width.
+        finder: of the places of what comes back.
         place: this process among the ranks.
         codec: number formats on the wire.
     """
 
-    def __init__(self, routes: Routes, place: Place, codec: Codec) -> None:
-        self._world = world = place.world_size
+    def __init__(self, routes: Routes, finder: PlaceFinder, place: Place, codec: Codec) -> None:
         self._transport = VectorTransport(place.group, codec, BufferPool(place.device))
-        self.order = SequenceOrder(routes, place.device)
-        widths = {g: held[0].cols.size for route in routes.ranks for g, held in route.tables.items()}
-        self._widths = [widths[group] for group in range(routes.num_groups)]
-        lookups = routes.ranks[place.rank].lookups
-        self.unit = math.gcd(*(lookup.width for lookup in lookups))
-        self._lookup_widths = torch.tensor([lookup.width for lookup in lookups], device=place.device)
-        chunks = torch.arange(len(lookups) * world, dtype=torch.int32, device=place.device)
-        self.by_rank = chunks.view(len(lookups), world).t().reshape(-1)
-        self.by_lookup = chunks.view(world, len(lookups)).t().reshape(-1)
-        self._one_run = world == 1 or len(lookups) <= 1
+        self.unit, self.dim = finder.unit, finder.dim
+        widths = {group: held[0].cols.size for route in routes.ranks for group, held in route.tables.items()}
+        self._widths = torch.tensor([widths[group] for group in range(routes.num_groups)], dtype=torch.int64)
+        self._held = list(routes.ranks[place.rank].tables)
 
-    def start(self, parts: Sequence[torch.Tensor], ids: RoutedIds, places: Places) -> LazyAwaitable[torch.Tensor]:
+    def start(self, parts: Sequence[torch.Tensor], ids: RoutedIds) -> LazyAwaitable[torch.Tensor]:
         """Begins to send; waits for the vectors of this rank's own ids `[N, dim]`, output after output.
 
         Args:
-            parts: for each kernel group that this rank has, `[ids, width]`: lookup after lookup, rank after rank.
-            ids: what was looked up.
-            places: of what comes back.
+            parts: for each kernel group that this rank has `[ids, width]`, rank after rank.
+            ids: what was looked up, and where the vectors belong.
         """
-        sizes = None if self._one_run else self._sizes(ids)
-        leave, come = self._numbers(ids.asked), self._numbers(ids.sent)
-        message = _SequenceMessage(self, leave, come, [part.shape for part in parts], sizes, places)
+        leave, come = self._numbers(ids.received), self._numbers(ids.sent)
+        message = _SequenceMessage(self, leave[:, self._held], leave.sum(1).tolist(), come.sum(1).tolist(), ids.units)
         return self._transport.start(parts, message)
 
-    def _numbers(self, counts: Sequence[Sequence[int]]) -> list[int]:
-        return [sum(n * width for n, width in zip(by_group, self._widths, strict=True)) for by_group in counts]
-
-    def _sizes(self, ids: RoutedIds) -> torch.Tensor:
-        counts = [lookups.offsets[1:] - lookups.offsets[:-1] for lookups in ids.lookups.values()]
-        counts_LW = torch.cat(counts).view(-1, self._world)
-        return (counts_LW * self._lookup_widths[:, None]).view(-1)
+    def _numbers(self, headers: torch.Tensor) -> torch.Tensor:
+        """`[W, groups]`: how many numbers the vectors of each rank and group have."""
+        return headers[:, GROUPS : GROUPS + self._widths.numel()] * self._widths
 
 
 @dataclass(frozen=True)
 class _SequenceMessage:
     exchange: SequenceExchange
-    to_ranks: list[int]  # numbers
+    by_group: torch.Tensor  # `[W, groups held here]`, numbers
+    to_ranks: list[int]
     from_ranks: list[int]
-    part_shapes: list[torch.Size]
-    sizes: torch.Tensor | None  # numbers of each rank's ids in each lookup, lookup after lookup; None: one run
-    places: Places
+    units: torch.Tensor | None
 
-    @property
-    def num_pieces(self) -> int:
-        return 1
+    num_pieces = 1
 
     def leave(self, piece: int) -> list[int]:
         return self.to_ranks
@@ -87,24 +71,28 @@ class _SequenceMessage:
 
     def pack(self, parts: Sequence[torch.Tensor], dtype: torch.dtype, piece: int) -> torch.Tensor:
         flat = [part.to(dtype).reshape(-1) for part in parts]
-        message = flat[0] if len(flat) == 1 else torch.cat(flat)
-        if self.sizes is None:
-            return message
-        exchange = self.exchange
-        return ops.permute_chunks(exchange.by_rank, self.sizes, message, exchange.unit, message.numel())
+        if len(flat) == 1:
+            return flat[0]
+        split = [part.split(sizes) for part, sizes in zip(flat, self.by_group.t().tolist(), strict=True)]
+        return torch.cat([numbers for of_rank in zip(*split, strict=True) for numbers in of_rank])
 
     def unpack(self, arrived: torch.Tensor, piece: int) -> torch.Tensor:
-        return self.exchange.order.assemble(arrived, self.places)
+        if self.units is None:
+            return arrived.view(-1, self.exchange.dim)
+        source = torch.empty_like(self.units)
+        source[self.units] = torch.arange(source.numel(), device=source.device)
+        return arrived.view(-1, self.exchange.unit).index_select(0, source).view(-1, self.exchange.dim)
 
     def pack_gradients(self, grad: torch.Tensor, piece: int) -> torch.Tensor:
-        return self.exchange.order.take_apart(grad, self.places, 1 / len(self.to_ranks))
+        scale = 1 / len(self.to_ranks)
+        if self.units is None:
+            return grad.reshape(-1) * scale
+        return grad.reshape(-1, self.exchange.unit).index_select(0, self.units).view(-1).mul_(scale)
 
     def unpack_gradients(
-        self, arrived: torch.Tensor, piece: int, grads: Sequence[torch.Tensor]
+        self, arrived: torch.Tensor, piece: int, parts: Sequence[torch.Size], grads: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
-        if self.sizes is not None:
-            sizes = self.sizes[self.exchange.by_rank]
-            exchange = self.exchange
-            arrived = ops.permute_chunks(exchange.by_lookup, sizes, arrived, exchange.unit, arrived.numel())
-        pieces = arrived.split([shape.numel() for shape in self.part_shapes])
-        return [piece.view(shape) for piece, shape in zip(pieces, self.part_shapes, strict=True)]
+        if len(parts) == 1:
+            return [arrived.view(parts[0])]
+        split = arrived.split(self.by_group.view(-1).tolist())
+        return [torch.cat(split[n :: len(parts)]).view(shape) for n, shape in enumerate(parts)]

@@ -9,45 +9,27 @@ for a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable
+from rayrec.distributed.awaitable import Deferred, LazyAwaitable
 from rayrec.distributed.kernel import PoolingKernel, make_pooling_kernel, pooling_group
 from rayrec.distributed.sharding.columns import ColumnMap, across_hosts, columns_of, inside_host, union
-from rayrec.distributed.sharding.executor import Setup
-from rayrec.distributed.sharding.hosts import Hosts, find_hosts
-from rayrec.distributed.sharding.id_exchange import HostIds, IdExchange
+from rayrec.distributed.sharding.executor import Prepared, Setup
+from rayrec.distributed.sharding.id_exchange import IdExchange
 from rayrec.distributed.sharding.id_receiver import RoutedIds
-from rayrec.distributed.sharding.place import Place
-from rayrec.distributed.sharding.pooling import MeanScale, is_mean
-from rayrec.distributed.sharding.routing import make_routes
+from rayrec.distributed.sharding.place import Hosts, find_hosts
+from rayrec.distributed.sharding.pooling import MeanScale
+from rayrec.distributed.sharding.routing import Output, make_routes
 from rayrec.distributed.sharding.vector_exchange import VectorExchange
-from rayrec.distributed.types import ModuleSharding, Span
+from rayrec.distributed.types import Span
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 WORTHWHILE = 0.75  # of one tier's columns between hosts
 FEW_BYTES = 1 << 18  # saved by a rank in one direction; below, another exchange costs more (jobs/bench_hosts.py)
-
-
-@dataclass(frozen=True)
-class HostBags:
-    """A batch routed on the host; `factors_BE` make means out of this rank's own sums."""
-
-    ids: HostIds
-    factors_BE: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class RoutedBags:
-    """What this rank looks up for all ranks."""
-
-    ids: RoutedIds
-    factors_BE: torch.Tensor | None
 
 
 class TiersExecutor:
@@ -61,58 +43,62 @@ class TiersExecutor:
     def __init__(self, setup: Setup[EmbeddingBagConfig], hosts: Hosts | None = None) -> None:
         place = setup.place
         self._device = device = place.device
-        self.routes = make_routes(
-            setup.tables, setup.plan, setup.optimizers, place.world_size, lambda table: pooling_group(table, device)
+        routes = make_routes(
+            setup.configs, setup.plan, setup.optimizers, place.world_size, lambda table: pooling_group(table, device)
         )
-        route = self.routes.ranks[place.rank]
-        self.kernels: dict[int, PoolingKernel] = {
+        route = routes.ranks[place.rank]
+        self._kernels: dict[int, PoolingKernel] = {
             number: make_pooling_kernel(held, [lookup.table for lookup in route.lookups_of(number)], device)
             for number, held in route.tables.items()
         }
-        columns = columns_of(self.routes)
+        columns = columns_of(routes)
         self._hosts = None if hosts is None else _HostTier(columns, setup, hosts)
         self._direct = VectorExchange(columns, place.group, place.rank, setup.codec, device)
-        sources = None if self._hosts is None else self._hosts.sources
-        self._ids = IdExchange(self.routes, place, setup.weighted, setup.num_counts, sources)
-        self._scale = MeanScale([(o.feature, is_mean(setup.tables, o.table)) for o in self.routes.outputs])
+        sources = range(place.world_size) if self._hosts is None else self._hosts.sources
+        self.ids = IdExchange(routes, place, setup.weighted, sources)
+        self._scale = MeanScale(setup.configs, routes.outputs)
 
     def __repr__(self) -> str:
-        over = f"{len(self.routes.ranks)} ranks" if self._hosts is None else str(self._hosts)
-        return f"TiersExecutor({len(self.routes.outputs)} outputs over {over})"
+        over = f"{len(self.ids.routes.ranks)} ranks" if self._hosts is None else str(self._hosts)
+        return f"TiersExecutor({len(self.ids.routes.outputs)} outputs over {over})"
 
-    def route(
-        self, kjt: KeyedJaggedTensor, counts: torch.Tensor | None = None, problem: ValueError | None = None
-    ) -> HostBags:
-        return HostBags(self._ids.route(kjt, counts, problem), self._scale.of(kjt))
+    @property
+    def kernels(self) -> list[PoolingKernel]:
+        return list(self._kernels.values())
 
-    def send(self, bags: HostBags) -> Awaitable[RoutedBags]:
-        routed = self._ids.send(bags.ids)
-        return Deferred(lambda: RoutedBags(routed.wait(), bags.factors_BE))
+    @property
+    def blocks(self) -> list[list[Output]]:
+        return [list(self.ids.routes.outputs)] if self.ids.routes.outputs else []
 
-    def row_counts(self, bags: RoutedBags) -> list[list[int]]:
-        return bags.ids.row_counts
+    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared[torch.Tensor | None]:
+        """What stays here is the factors that make means of this rank's own sums."""
+        return Prepared(kjt, self._scale.of(kjt))
 
-    def lookup(self, bags: RoutedBags) -> torch.Tensor:
+    def lookup(self, ids: RoutedIds, own: torch.Tensor | None) -> torch.Tensor:
         """Sums of this rank's lookups for the global batch, `[global B, own width]`, source after source."""
-        ids = bags.ids
-        parts = [self.kernels[number].pooled(lookups) for number, lookups in ids.lookups.items()]
+        parts = [self._kernels[number].pooled(lookups) for number, lookups in ids.lookups.items()]
         if not parts:  # this rank holds no table, but takes part in every exchange
             nothing = torch.zeros(sum(ids.batch_sizes), 0, device=self._device, requires_grad=torch.is_grad_enabled())
             return nothing if ids.weights is None else nothing + ids.weights.sum() * 0
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def output_dist(self, pooled: torch.Tensor, bags: RoutedBags) -> LazyAwaitable[torch.Tensor]:
+    def output_dist(
+        self, vectors: torch.Tensor, ids: RoutedIds, own: torch.Tensor | None
+    ) -> LazyAwaitable[list[torch.Tensor]]:
         """Waits for `[B, total width]`, means where tables ask for them.
 
         With two tiers it returns when the exchange inside the host is done; the slower one is then under way. A small
         batch, as all ranks together see it, takes one tier.
         """
-        batch_sizes = bags.ids.batch_sizes
-        if self._hosts is None:
-            return self._direct.start(pooled, batch_sizes, bags.factors_BE)
-        if sum(batch_sizes) * self._hosts.saved_bytes < FEW_BYTES:
-            return self._direct.start(self._hosts.by_rank(pooled, batch_sizes), batch_sizes, bags.factors_BE)
-        return self._hosts.start(pooled, batch_sizes, bags.factors_BE)
+        if not self.ids.routes.outputs:
+            return Deferred(list)
+        batch_sizes = ids.batch_sizes
+        if self._hosts is not None and sum(batch_sizes) * self._hosts.saved_bytes >= FEW_BYTES:
+            bags = self._hosts.start(vectors, batch_sizes, own)
+        else:
+            by_rank = vectors if self._hosts is None else self._hosts.by_rank(vectors, batch_sizes)
+            bags = self._direct.start(by_rank, batch_sizes, own)
+        return Deferred(lambda: [bags.wait()])
 
 
 class _HostTier:
@@ -149,27 +135,28 @@ class _HostTier:
         return torch.cat([part for _, part in sorted(zip(self.sources, parts, strict=True), key=lambda pair: pair[0])])
 
 
-def worthwhile_hosts(tables: Sequence[EmbeddingBagConfig], plan: ModuleSharding, place: Place) -> Hosts | None:
+def worthwhile_hosts(setup: Setup[EmbeddingBagConfig]) -> Hosts | None:
     """The hosts for two tiers; None where one is the better choice.
 
     That is where no host holds several row blocks of the same columns, or too few to save a quarter of what one tier
     sends between hosts. Asks for hosts, a collective, only where a plan cuts tables by rows.
     """
-    flat = _columns_sent(tables, plan, lambda rank: rank)
-    if flat == _columns_sent(tables, plan, lambda rank: 0):
+    flat = _columns_sent(setup, lambda rank: rank)
+    if flat == _columns_sent(setup, lambda rank: 0):
         return None
-    hosts = find_hosts(place)
-    if hosts is None or _columns_sent(tables, plan, lambda rank: rank // hosts.size) > WORTHWHILE * flat:
+    hosts = find_hosts(setup.place)
+    if hosts is None or _columns_sent(setup, lambda rank: rank // hosts.size) > WORTHWHILE * flat:
         return None
     return hosts
 
 
-def _columns_sent(tables: Sequence[EmbeddingBagConfig], plan: ModuleSharding, sender_of: Callable[[int], int]) -> int:
+def _columns_sent(setup: Setup[EmbeddingBagConfig], sender_of: Callable[[int], int]) -> int:
     """Columns of an example that leave their senders, where `sender_of` a rank adds up what its ranks have."""
     total = 0
-    for table in tables:
+    for table in setup.tables:
         spans: dict[int, list[Span]] = {}
-        for shard in plan[table.name].shards:
+        for shard in table.sharding.shards:
             spans.setdefault(sender_of(shard.rank), []).append(shard.cols)
-        total += len(table.feature_names) * sum(span.size for held in spans.values() for span in union(held))
+        features = len(table.config.feature_names)
+        total += features * sum(span.size for held in spans.values() for span in union(held))
     return total

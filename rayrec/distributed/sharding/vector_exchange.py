@@ -35,7 +35,7 @@ class VectorExchange:
     """
 
     def __init__(self, columns: ColumnMap, group: comm.Group, rank: int, codec: Codec, device: torch.device) -> None:
-        self._rank, self.widths, self._width = rank, columns.widths, columns.width
+        self.rank, self.widths, self._width = rank, columns.widths, columns.width
         buffers = BufferPool(device)
         self.order = ColumnOrder(columns, buffers, device)
         self._transport = VectorTransport(group, codec, buffers)
@@ -52,8 +52,7 @@ class VectorExchange:
         """
         num_pieces = self._num_pieces(max(batch_sizes))
         edges = [[size * piece // num_pieces for piece in range(num_pieces + 1)] for size in batch_sizes]
-        message = _PooledMessage(self, edges, self._rank, pooled.shape, factors_BE)
-        return self._transport.start([pooled], message)
+        return self._transport.start([pooled], _PooledMessage(self, edges, factors_BE))
 
     def _num_pieces(self, batch: int) -> int:
         """One where at most twice the result arrives, else so many that each is at most as large as the result."""
@@ -67,8 +66,6 @@ class VectorExchange:
 class _PooledMessage:
     exchange: VectorExchange
     edges: list[list[int]]  # of each rank's batch, cut in pieces
-    rank: int
-    shape: torch.Size  # of the sums looked up here
     factors_BE: torch.Tensor | None
 
     @property
@@ -76,13 +73,13 @@ class _PooledMessage:
         return len(self.edges[0]) - 1
 
     def _own(self, piece: int) -> slice:
-        return slice(*self.edges[self.rank][piece : piece + 2])
+        return slice(*self.edges[self.exchange.rank][piece : piece + 2])
 
     def _examples(self, piece: int) -> list[int]:
         return [edges[piece + 1] - edges[piece] for edges in self.edges]
 
     def leave(self, piece: int) -> list[int]:
-        return [examples * self.shape[1] for examples in self._examples(piece)]
+        return [examples * self.exchange.widths[self.exchange.rank] for examples in self._examples(piece)]
 
     def come(self, piece: int) -> list[int]:
         own = self._own(piece)
@@ -106,13 +103,13 @@ class _PooledMessage:
         return self.exchange.order.take_apart(grad[own], factors_BE, 1 / len(self.edges))
 
     def unpack_gradients(
-        self, arrived: torch.Tensor, piece: int, grads: Sequence[torch.Tensor]
+        self, arrived: torch.Tensor, piece: int, shapes: Sequence[torch.Size], grads: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
         if self.num_pieces == 1:
-            return [arrived.view(self.shape)]
-        grads = grads or [arrived.new_empty(self.shape)]
+            return [arrived.view(shapes[0])]
+        grads = grads or [arrived.new_empty(shapes[0])]
         of_ranks = grads[0].split([edges[-1] for edges in self.edges])
-        rows = arrived.view(-1, self.shape[1]).split(self._examples(piece))
+        rows = arrived.view(-1, shapes[0][1]).split(self._examples(piece))
         for target, edges, given in zip(of_ranks, self.edges, rows, strict=True):
             target[edges[piece] : edges[piece + 1]] = given
         return grads

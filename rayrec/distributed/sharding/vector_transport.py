@@ -55,11 +55,12 @@ class VectorMessage(Protocol):
         """The gradient of what `unpack` got, averaged over ranks, from the gradient of the result."""
 
     def unpack_gradients(
-        self, arrived: torch.Tensor, piece: int, grads: Sequence[torch.Tensor]
+        self, arrived: torch.Tensor, piece: int, shapes: Sequence[torch.Size], grads: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
         """The gradient of each of the kernels' vectors, with what arrived for a piece of `pack`'s message.
 
         Args:
+            shapes: of the vectors.
             grads: what the call for the last piece gave; of the first piece nothing.
         """
 
@@ -102,32 +103,35 @@ class _Exchange:
 
     transport: VectorTransport
     message: VectorMessage
-    parts: Sequence[torch.Tensor] = ()  # still to be sent, forward
-    grad: torch.Tensor | None = None  # still to be sent, backward
+    unsent: Sequence[torch.Tensor] = ()  # vectors, or gradients, of which pieces are still to be sent
     under_way: deque[LazyAwaitable[torch.Tensor]] = field(default_factory=deque)
 
-    def send(self, piece: int) -> None:
-        """Begins to send a piece forward, if there is one of that number."""
-        if piece < self.message.num_pieces:
-            numbers = self.message.pack(self.parts, self.transport.codec.forward, piece)
-            self.under_way.append(self.transport.exchange(numbers, self.message.leave(piece), self.message.come(piece)))
-        if piece >= self.message.num_pieces - 1:
-            self.parts = ()
+    def send(self, piece: int, forward: bool) -> None:
+        """Begins to send a piece, if there is one of that number."""
+        message, codec = self.message, self.transport.codec
+        if piece < message.num_pieces:
+            leave, come = message.leave(piece), message.come(piece)
+            if forward:
+                numbers = message.pack(self.unsent, codec.forward, piece)
+            else:
+                leave, come, numbers = come, leave, message.pack_gradients(self.unsent[0], piece)
+                scaled = numbers if codec.backward_scale == 1.0 else numbers * codec.backward_scale
+                numbers = scaled.to(codec.backward)
+            self.under_way.append(self.transport.exchange(numbers, leave, come))
+        if piece >= message.num_pieces - 1:
+            self.unsent = ()
 
-    def send_gradients(self, piece: int) -> None:
-        """Begins to send a piece backward, if there is one of that number."""
-        if piece < self.message.num_pieces:
-            assert self.grad is not None
-            codec, numbers = self.transport.codec, self.message.pack_gradients(self.grad, piece)
-            if codec.backward_scale != 1.0:
-                numbers = numbers * codec.backward_scale
-            numbers = numbers.to(codec.backward)
-            self.under_way.append(self.transport.exchange(numbers, self.message.come(piece), self.message.leave(piece)))
-        if piece >= self.message.num_pieces - 1:
-            self.grad = None
+    def begin(self, tensors: Sequence[torch.Tensor], forward: bool) -> None:
+        self.unsent = tensors
+        self.send(0, forward)
+        self.send(1, forward)
 
-    def arrived(self) -> torch.Tensor:
-        return self.under_way.popleft().wait()  # nobody else holds it: its memory is used again
+    def arrived(self, piece: int, forward: bool) -> torch.Tensor:
+        """Waits for a piece, and begins to send another one."""
+        numbers = self.under_way.popleft().wait()  # nobody else holds it: its memory is used again
+        self.send(piece + 2, forward)
+        scale = 1.0 if forward else self.transport.codec.backward_scale
+        return numbers if scale == 1.0 else numbers / scale
 
 
 class _Send(torch.autograd.Function):
@@ -135,20 +139,15 @@ class _Send(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, exchange: _Exchange, *parts: torch.Tensor) -> torch.Tensor:
-        ctx.exchange, exchange.parts = exchange, parts
-        exchange.send(0)
-        exchange.send(1)
+        ctx.exchange, ctx.shapes = exchange, [part.shape for part in parts]
+        exchange.begin(parts, forward=True)
         return parts[0].new_zeros(0)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        exchange, grads = ctx.exchange, ()
-        for piece in range(exchange.message.num_pieces):
-            arrived = exchange.arrived()
-            exchange.send_gradients(piece + 2)
-            if exchange.transport.codec.backward_scale != 1.0:
-                arrived = arrived / exchange.transport.codec.backward_scale
-            grads = exchange.message.unpack_gradients(arrived, piece, grads)
+        message, grads = ctx.exchange.message, ()
+        for piece in range(message.num_pieces):
+            grads = message.unpack_gradients(ctx.exchange.arrived(piece, forward=False), piece, ctx.shapes, grads)
         return None, *grads
 
 
@@ -157,18 +156,11 @@ class _Receive(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, exchange: _Exchange) -> torch.Tensor:
-        ctx.exchange = exchange
-        rows = []
-        for piece in range(exchange.message.num_pieces):
-            arrived = exchange.arrived()
-            exchange.send(piece + 2)
-            rows.append(exchange.message.unpack(arrived, piece))
+        ctx.exchange, message = exchange, exchange.message
+        rows = [message.unpack(exchange.arrived(piece, forward=True), piece) for piece in range(message.num_pieces)]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        exchange = ctx.exchange
-        exchange.grad = grads[0]
-        exchange.send_gradients(0)
-        exchange.send_gradients(1)
+        ctx.exchange.begin(grads, forward=False)
         return grads[0].new_zeros(0), None
