@@ -12,7 +12,7 @@ from torch import nn
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable
 from rayrec.distributed.collection_sharder import CollectionSharder
 from rayrec.distributed.kernel import Kernel
-from rayrec.distributed.optimizer_handle import fused_optimizer_of, refuse_scaled_gradients
+from rayrec.distributed.optimizer_handle import ScaledGradients, fused_optimizer_of
 from rayrec.distributed.sharding.executor import Looked, Own, Setup
 from rayrec.distributed.sharding.id_check import IdCheck
 from rayrec.distributed.sharding.id_exchange import HostIds
@@ -64,7 +64,7 @@ class ShardedEmbeddingCollection(nn.Module, Generic[Own, Looked]):
         super().__init__()
         self._configs, self._stages, self._need_indices = tuple(setup.configs), stages, need_indices
         self.ids_ahead = InputDist(setup.place.device, self._route, self._send)
-        self._updates = any(optimizer is not None for optimizer in setup.optimizers.values())
+        self._scaled = ScaledGradients(any(optimizer is not None for optimizer in setup.optimizers.values()))
         self._check = IdCheck(self._configs, weighted=False)
         # in the order of the unsharded collection, which is also the order inside each part
         names = [name for of_table in output_names(self._configs) for name in of_table]
@@ -106,15 +106,14 @@ class ShardedEmbeddingCollection(nn.Module, Generic[Own, Looked]):
         found, features = self._stages.output_dist(vectors), vectors.ids.batch
 
         def finish() -> dict[str, JaggedTensor]:
-            parts = found.wait()
+            parts = [self._scaled.watch(part) for part in found.wait()]
             return self._by_feature(features, _JoinedBackward.apply(*parts) if len(parts) > 1 else parts)
 
         return EmbeddingCollectionAwaitable(finish)
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """For each feature the vectors of this rank's ids, `values [N, D]` with the feature's lengths, waited for."""
-        if self._updates and torch.is_grad_enabled():
-            refuse_scaled_gradients()
+        self._scaled.check_autocast()
         return self.output_dist(self.lookup(self.ids_ahead.take(features).wait()))
 
     def _by_feature(self, features: Features, parts: Sequence[torch.Tensor]) -> dict[str, JaggedTensor]:

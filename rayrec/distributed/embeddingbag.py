@@ -12,7 +12,7 @@ from torch import nn
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable
 from rayrec.distributed.collection_sharder import CollectionSharder
 from rayrec.distributed.kernel import Kernel
-from rayrec.distributed.optimizer_handle import fused_optimizer_of, refuse_scaled_gradients
+from rayrec.distributed.optimizer_handle import ScaledGradients, fused_optimizer_of
 from rayrec.distributed.sharding.executor import Looked, Own, Setup
 from rayrec.distributed.sharding.id_check import IdCheck
 from rayrec.distributed.sharding.id_exchange import HostIds
@@ -54,7 +54,7 @@ class ShardedEmbeddingBagCollection(nn.Module, Generic[Own, Looked]):
         super().__init__()
         self._configs, self._stages = tuple(setup.configs), stages
         self.ids_ahead = InputDist(setup.place.device, self._route, self._send)
-        self._updates = any(optimizer is not None for optimizer in setup.optimizers.values())
+        self._scaled = ScaledGradients(any(optimizer is not None for optimizer in setup.optimizers.values()))
         self._check = IdCheck(self._configs, setup.weighted)
         outputs = make_outputs(self._configs)
         self._names = [name for names in output_names(self._configs) for name in names]
@@ -107,8 +107,7 @@ class ShardedEmbeddingBagCollection(nn.Module, Generic[Own, Looked]):
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[KeyedTensor]:
         """Pooled vectors `[B, sum of dims]` of this rank's B examples, in the unsharded order, to be waited for."""
-        if self._updates and torch.is_grad_enabled():
-            refuse_scaled_gradients()
+        self._scaled.check_autocast()
         return self.output_dist(self.lookup(self.ids_ahead.take(features).wait()))
 
     def _keyed(self, found: list[torch.Tensor], lists_BE: torch.Tensor | None) -> KeyedTensor:
@@ -117,7 +116,7 @@ class ShardedEmbeddingBagCollection(nn.Module, Generic[Own, Looked]):
             values = torch.cat([found[number][:, cols.start : cols.stop] for number, cols in self._columns], dim=1)
         if lists_BE is not None:
             values = self._examples.expand(values, lists_BE)
-        return KeyedTensor(self._names, self._dims, values)
+        return KeyedTensor(self._names, self._dims, self._scaled.watch(values))
 
     # -- what is trained
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -96,12 +97,37 @@ def fused_optimizer_of(kernels: Sequence[Kernel], tables: Mapping[str, ShardedTa
     return CombinedOptimizer([EmbeddingFusedOptimizer(trained, tables, prefix)] if trained else [])
 
 
-def refuse_scaled_gradients() -> None:
-    """Raises ValueError under an autocast whose gradients must be scaled: the optimizer inside backward would take the
-    scale for a part of the gradient."""
-    for device in ("cuda", "cpu"):
-        if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.float16:
-            raise ValueError(
-                "float16 autocast needs a GradScaler, whose factor the tables' optimizer inside backward would take "
-                "for a part of the gradient; use bfloat16, or kernel 'dense', which leaves gradients to your optimizer"
-            )
+class ScaledGradients:
+    """Refuses gradients times a factor, which the optimizer inside backward would take for a part of them.
+
+    Args:
+        updates: some table is updated inside backward.
+    """
+
+    def __init__(self, updates: bool) -> None:
+        self._updates, self._unseen = updates, updates
+
+    def check_autocast(self) -> None:
+        """Raises ValueError before a lookup under an autocast whose gradients must be scaled."""
+        for device in ("cuda", "cpu") if self._updates and torch.is_grad_enabled() else ():
+            if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.float16:
+                raise ValueError(f"float16 autocast needs a GradScaler, whose factor {_TAKEN}")
+
+    def watch(self, vectors: torch.Tensor) -> torch.Tensor:
+        """The same; their first backward raises ValueError where a GradScaler of this process has scaled something."""
+        if self._unseen and vectors.requires_grad:
+            vectors.register_hook(self._first)
+        return vectors
+
+    def _first(self, grad: torch.Tensor) -> None:
+        if self._unseen:
+            for item in gc.get_objects():
+                if issubclass(type(item), torch.amp.GradScaler) and getattr(item, "_scale", None) is not None:
+                    raise ValueError(f"a GradScaler has scaled a loss of this process; its factor {_TAKEN}")
+        self._unseen = False
+
+
+_TAKEN = (
+    "is taken for a part of the gradient by the tables' optimizer inside backward; use bfloat16, which needs none, or "
+    "kernel 'dense', which leaves gradients to your optimizer"
+)

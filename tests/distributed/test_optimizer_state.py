@@ -14,6 +14,7 @@ from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionS
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ModuleSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE
 from tests.distributed.oracle import cut, draw_kjt
 from tests.ranks import on_ranks
@@ -81,3 +82,27 @@ def test_every_ranks_state_survives_torchs_own_checkpoint(optimizer: EmbOptimTyp
                 assert torch.equal(loaded[shard][key], value), (shard, key)
                 assert not torch.equal(fresh[shard][key], value), (shard, key)
     assert len(shards) == 1 + 2 + 3 + 1
+
+
+@pytest.mark.parametrize("optimizer", [EmbOptimType.EXACT_SGD, EmbOptimType.LARS_SGD])
+@pytest.mark.parametrize("kind", [ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL])
+def test_the_learning_rate_of_an_update_is_that_at_its_lookup(kind: ShardingType, optimizer: EmbOptimType) -> None:
+    """Whatever kernel has the table: fbgemm's, which takes it there, or one of tensor operations."""
+
+    def trained(changed: bool) -> torch.Tensor:
+        table = EmbeddingBagConfig(name="t", num_embeddings=6, embedding_dim=8, feature_names=["f"])
+        params = {"optimizer": optimizer, "learning_rate": 0.1}
+        plan = {"t": cut(table, kind, [0])}
+        env = ShardingEnv.from_local(1, 0)
+        sharded = EmbeddingBagCollectionSharder(params).shard(
+            EmbeddingBagCollection([table], seed=1), plan, env, torch.device("cpu")
+        )
+        bags = sharded(KeyedJaggedTensor(["f"], torch.tensor([1, 2, 1]), lengths=torch.tensor([2, 1]))).wait().values()
+        if changed:
+            for group in sharded.fused_optimizer.param_groups:
+                group["lr"] = 100.0
+            sharded.fused_optimizer.step()
+        bags.sum().backward()
+        return sharded.tables()["t"].local[0].weight.clone()
+
+    assert torch.equal(trained(True), trained(False))

@@ -60,3 +60,17 @@ def test_scaled_gradients_are_refused_where_the_update_is_inside_backward() -> N
     for dtype, kernel, train in [(torch.bfloat16, "fused", True), (torch.float16, "dense", True)]:
         assert on_ranks(2, under_autocast, dtype, kernel, train) == ["", ""]
     assert on_ranks(2, under_autocast, torch.float16, "fused", False) == ["", ""]
+
+
+def scaled_without_autocast(group: dist.ProcessGroup, kernel: str) -> str:
+    sharded, scaler = shard(group, kernel=kernel), torch.amp.GradScaler("cpu")
+    try:
+        scaler.scale(sharded(KJT).wait().values().sum()).backward()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_scaler_without_autocast_is_noticed_before_a_row_changes() -> None:
+    assert all("a GradScaler has scaled" in text for text in on_ranks(2, scaled_without_autocast, "fused"))
+    assert on_ranks(2, scaled_without_autocast, "dense") == ["", ""]

@@ -1,5 +1,5 @@
-"""The package's own tests on pretended GPUs, with 2 and 4 real gloo ranks (see `tests/dryrun`): a few always, all of them
-where time is no matter."""
+"""The package's own tests on pretended GPUs, with 2 and 4 real gloo ranks (see `tests/dryrun`): a few always, all where
+time is no matter."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType, FusedKernel, LocalTable, Lookups, OptimizerSpec
-from rayrec.distributed.kernel.layout_choice import ROUNDS, WARM_UP, LayoutChoice, Way
+from rayrec.distributed.kernel.layout_choice import AGAIN, ROUNDS, WARM_UP, LayoutChoice, Way
 from rayrec.distributed.types import ParameterSharding, Shard, ShardingEnv, Span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 
@@ -122,6 +122,18 @@ def test_the_layout_that_is_faster_over_forward_and_backward_is_chosen_for_each_
     assert work.taken == [1, 1, 1]
     choice.run(10_000, work.ways).backward()  # batches of another size are timed anew
     assert work.taken[-1] == 0
+
+
+def test_a_choice_is_made_again_when_ids_have_changed() -> None:
+    work = Work((5.0, 1.0), (5.0, 1.0))
+    choice = LayoutChoice(2, work.clock)
+    for _ in range(TRIAL + AGAIN):
+        choice.run(1000, work.ways).backward()
+    assert set(work.taken[-AGAIN:]) == {1}
+    work._forward, work._backward = (1.0, 5.0), (1.0, 5.0)
+    for _ in range(TRIAL + AGAIN):
+        choice.run(1000, work.ways).backward()
+    assert set(work.taken[-AGAIN // 2 :]) == {0}
 
 
 def test_a_slow_moment_decides_nothing() -> None:

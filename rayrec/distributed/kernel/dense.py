@@ -27,6 +27,7 @@ class DenseKernel:
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
         self.tables = list(tables)
         self.matrix = RowMatrix(tables, table_of_lookup, device)
+        self.rate = None  # its optimizer's own
         self.leaves = [nn.Parameter(part) for part in self.matrix.split(self.matrix.weight_RD)]
         self._anchor = make_anchor(device)
 
@@ -44,7 +45,7 @@ class DenseKernel:
         joined: torch.Tensor = _Joined.apply(self._anchor, self.matrix, *self.leaves)
         return joined.float()
 
-    def train(self, rows: torch.Tensor, grads: torch.Tensor) -> list[torch.Tensor]:
+    def train(self, rows: torch.Tensor, grads: torch.Tensor, rate: float | None = None) -> list[torch.Tensor]:
         """The gradient of every table from those of distinct `rows` of the matrix, zero elsewhere."""
         grad_RD = torch.zeros_like(self.matrix.weight_RD)
         return self.matrix.split(grad_RD.index_copy_(0, rows, grads.to(grad_RD.dtype)))

@@ -8,6 +8,7 @@ All ways give the same results to the last bit, so ranks need not agree, and a c
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
@@ -16,6 +17,7 @@ import torch
 
 WARM_UP = 1  # rounds that are not counted: caches, and kernels that are compiled on first use
 ROUNDS = 7  # counted rounds of each way
+AGAIN = 1000  # batches after which all ways are timed again: the skew of ids may have changed
 
 Way = Callable[[], tuple[torch.Tensor, torch.autograd.graph.Node | None]]  # the result, and its backward's last node
 
@@ -32,6 +34,7 @@ class LayoutChoice:
         self._num_ways, self._clock = num_ways, clock
         self._times: dict[int, list[list[float]]] = {}  # of every way, by bits of the number of ids
         self._chosen: dict[int, int] = {}
+        self._runs: Counter[int] = Counter()  # of what is chosen, since it was
 
     def __repr__(self) -> str:
         return f"LayoutChoice({self._chosen or 'nothing timed'})"
@@ -41,6 +44,9 @@ class LayoutChoice:
         if self._num_ways == 1 or not torch.is_grad_enabled():
             return ways[0]()[0]
         size = num_ids.bit_length()
+        self._runs[size] += 1
+        if self._runs[size] > AGAIN:
+            self._chosen.pop(size, None)
         chosen = self._chosen.get(size)
         return self._timed(size, ways) if chosen is None else ways[chosen]()[0]
 
@@ -63,7 +69,7 @@ class LayoutChoice:
         times[way].append(forward + backward)
         if min(map(len, times)) >= WARM_UP + ROUNDS:
             typical = [median(of_way[WARM_UP:]) for of_way in times]
-            self._chosen[size] = typical.index(min(typical))
+            self._chosen[size], self._runs[size] = typical.index(min(typical)), 0
             del self._times[size]
 
 

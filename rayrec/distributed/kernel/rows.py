@@ -50,12 +50,18 @@ class RowKernel:
         out: torch.Tensor = _Vectors.apply(self._anchor, self, self.matrix.row_lookups(lookups).ids)
         return out
 
-    def train(self, rows: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Applies the optimizer to distinct `rows` of the matrix."""
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.learning_rate
+
+    def train(self, rows: torch.Tensor, grads: torch.Tensor, rate: float | None) -> tuple[torch.Tensor, ...]:
+        """Applies the optimizer to distinct `rows` of the matrix, at the rate of their lookup, as fbgemm does."""
+        assert rate is not None
         self.iteration += 1
         weight_RD = self.matrix.weight_RD
         weight_nD = weight_RD[rows].float()
-        step = rules.Step(rows, weight_nD, grads.float(), self.state, self.spec, self.learning_rate, self.iteration)
+        step = rules.Step(rows, weight_nD, grads.float(), self.state, self.spec, rate, self.iteration)
         rules.apply(weight_RD, step)
         return ()
 
@@ -80,7 +86,7 @@ class _Pooled(torch.autograd.Function):
         offsets: torch.Tensor,
         weights: torch.Tensor | None,
     ) -> torch.Tensor:
-        ctx.kernel, ctx.lookups = kernel, Lookups(rows, offsets, weights)
+        ctx.kernel, ctx.lookups, ctx.rate = kernel, Lookups(rows, offsets, weights), kernel.rate
         return kernel.matrix.bags(ctx.lookups)
 
     @staticmethod
@@ -90,18 +96,19 @@ class _Pooled(torch.autograd.Function):
         lookups: Lookups = ctx.lookups
         weight_grad = kernel.matrix.weight_gradients(lookups, grad) if ctx.needs_input_grad[4] else None
         groups = RowGroups.of(lookups.ids)
-        kernel.train(groups.distinct, kernel.matrix.row_gradients(groups, lookups.offsets, lookups.weights, grad))
+        sums = kernel.matrix.row_gradients(groups, lookups.offsets, lookups.weights, grad)
+        kernel.train(groups.distinct, sums, ctx.rate)
         return None, None, None, None, weight_grad
 
 
 class _Vectors(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, kernel: RowKernel, rows: torch.Tensor) -> torch.Tensor:
-        ctx.kernel, ctx.rows = kernel, rows
+        ctx.kernel, ctx.rows, ctx.rate = kernel, rows, kernel.rate
         return kernel.matrix.vectors(rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         groups = RowGroups.of(ctx.rows)
-        ctx.kernel.train(groups.distinct, groups.sum(grads[0].contiguous()))
+        ctx.kernel.train(groups.distinct, groups.sum(grads[0].contiguous()), ctx.rate)
         return None, None, None

@@ -91,8 +91,13 @@ class MatrixKernel(Kernel, Protocol):
     def leaves(self) -> Sequence[nn.Parameter]:
         """Parameters that autograd gives gradients to; none where the kernel updates its rows itself."""
 
-    def train(self, rows: torch.Tensor, grads: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Takes the mean gradients `[n, D]` of distinct `rows`; returns the gradient of each leaf."""
+    @property
+    def rate(self) -> float | None:
+        """The learning rate of an update inside backward; None where there is none."""
+
+    def train(self, rows: torch.Tensor, grads: torch.Tensor, rate: float | None) -> Sequence[torch.Tensor]:
+        """Takes the mean gradients `[n, D]` of distinct `rows`, and the rate at their lookup; returns the gradient of
+        each leaf."""
 
 
 class PoolingKernel(Kernel, Protocol):

@@ -125,16 +125,22 @@ class ReplicatedExecutor(Generic[Config]):
         """Each kernel's, without a backward."""
         return tuple(group.vectors(ids) for group, ids in zip(self._groups, own, strict=True))
 
-    def train(self, own: OwnRows, told: Counts, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def train(self, step: Any, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Meets the other ranks' gradient rows, and trains every kernel on the mean over ranks of every touched row;
-        returns the gradients of the kernels' leaves."""
+        returns the gradients of the kernels' leaves.
+
+        Args:
+            step: the lookup's `own`, `told` and `rates`.
+        """
+        own: OwnRows = step.own
         rows = [ids.rows.distinct for ids in own if ids.rows is not None]
         triples = zip(self._groups, own, grads, strict=True)
         sums = [group.row_gradients(ids, grad) for group, ids, grad in triples]
         of_leaves: list[torch.Tensor] = []
-        for kernel, (all_rows, all_sums) in zip(self.kernels, _meet(rows, sums, told, self._place), strict=True):
+        met = _meet(rows, sums, step.told, self._place)
+        for kernel, rate, (all_rows, all_sums) in zip(self.kernels, step.rates, met, strict=True):
             meeting = kernel.matrix.groups_of(all_rows)
-            of_leaves += kernel.train(meeting.distinct, meeting.sum(all_sums).div_(self._place.world_size))
+            of_leaves += kernel.train(meeting.distinct, meeting.sum(all_sums).div_(self._place.world_size), rate)
         return of_leaves
 
     def weight_gradients(
@@ -158,13 +164,14 @@ class _Lookup(torch.autograd.Function):
         *weights_and_leaves: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...]:
         ctx.executor, ctx.own, ctx.told = executor, own, told
+        ctx.rates = [kernel.rate for kernel in executor.kernels]
         return executor.vectors(own)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         needed = ctx.needs_input_grad[4 : 4 + len(grads)]  # one for each kernel's id weights
         weight_grads = ctx.executor.weight_gradients(ctx.own, grads, needed)
-        return None, None, None, None, *weight_grads, *ctx.executor.train(ctx.own, ctx.told, grads)
+        return None, None, None, None, *weight_grads, *ctx.executor.train(ctx, grads)
 
 
 def _scaled(sums: torch.Tensor, ids: GroupIds) -> torch.Tensor:
