@@ -16,7 +16,7 @@ from rayrec.distributed.sharding.distinct import Distinct, OwnIds
 from rayrec.distributed.sharding.executor import Config, Prepared, Setup
 from rayrec.distributed.sharding.id_exchange import IdExchange
 from rayrec.distributed.sharding.id_receiver import RoutedIds
-from rayrec.distributed.sharding.routing import Output, make_routes
+from rayrec.distributed.sharding.routing import make_routes
 from rayrec.distributed.sharding.sequence_exchange import SequenceExchange
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -46,18 +46,12 @@ class SequencesExecutor(Generic[Config]):
             )
             for number, held in route.tables.items()
         }
+        self.kernels = list(self._kernels.values())
+        self.blocks = [list(routes.outputs)] if routes.outputs else []
 
     def __repr__(self) -> str:
         dedup, routes = ", each distinct id once" if self._distinct else "", self.ids.routes
         return f"SequencesExecutor({len(routes.outputs)} outputs over {len(routes.ranks)} ranks{dedup})"
-
-    @property
-    def kernels(self) -> list[VectorKernel]:
-        return list(self._kernels.values())
-
-    @property
-    def blocks(self) -> list[list[Output]]:
-        return [list(self.ids.routes.outputs)] if self.ids.routes.outputs else []
 
     def prepare(self, kjt: KeyedJaggedTensor) -> Prepared[OwnIds | None]:
         """What stays here is how distinct ids' vectors become the result; without dedup `kjt` is one example."""
@@ -73,7 +67,7 @@ class SequencesExecutor(Generic[Config]):
         self, vectors: list[torch.Tensor], ids: RoutedIds, own: OwnIds | None
     ) -> LazyAwaitable[list[torch.Tensor]]:
         """Waits for `[N, dim]`, output after output (see `sequence_places`), or for bags `[B, total width]`."""
-        if not self.ids.routes.outputs:
+        if not self.blocks:
             return Deferred(list)
         rows, distinct = self._vectors.start(vectors, ids), self._distinct
         if distinct is None or own is None:

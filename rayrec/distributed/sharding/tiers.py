@@ -22,7 +22,7 @@ from rayrec.distributed.sharding.id_exchange import IdExchange
 from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.place import Hosts, find_hosts
 from rayrec.distributed.sharding.pooling import MeanScale
-from rayrec.distributed.sharding.routing import Output, make_routes
+from rayrec.distributed.sharding.routing import make_routes
 from rayrec.distributed.sharding.vector_exchange import VectorExchange
 from rayrec.distributed.types import Span
 from rayrec.modules import EmbeddingBagConfig
@@ -51,6 +51,8 @@ class TiersExecutor:
             number: make_pooling_kernel(held, [lookup.table for lookup in route.lookups_of(number)], device)
             for number, held in route.tables.items()
         }
+        self.kernels = list(self._kernels.values())
+        self.blocks = [list(routes.outputs)] if routes.outputs else []
         columns = columns_of(routes)
         self._hosts = None if hosts is None else _HostTier(columns, setup, hosts)
         self._direct = VectorExchange(columns, place.group, place.rank, setup.codec, device)
@@ -61,14 +63,6 @@ class TiersExecutor:
     def __repr__(self) -> str:
         over = f"{len(self.ids.routes.ranks)} ranks" if self._hosts is None else str(self._hosts)
         return f"TiersExecutor({len(self.ids.routes.outputs)} outputs over {over})"
-
-    @property
-    def kernels(self) -> list[PoolingKernel]:
-        return list(self._kernels.values())
-
-    @property
-    def blocks(self) -> list[list[Output]]:
-        return [list(self.ids.routes.outputs)] if self.ids.routes.outputs else []
 
     def prepare(self, kjt: KeyedJaggedTensor) -> Prepared[torch.Tensor | None]:
         """What stays here is the factors that make means of this rank's own sums."""
@@ -90,7 +84,7 @@ class TiersExecutor:
         With two tiers it returns when the exchange inside the host is done; the slower one is then under way. A small
         batch, as all ranks together see it, takes one tier.
         """
-        if not self.ids.routes.outputs:
+        if not self.blocks:
             return Deferred(list)
         batch_sizes = ids.batch_sizes
         if self._hosts is not None and sum(batch_sizes) * self._hosts.saved_bytes >= FEW_BYTES:
