@@ -6,7 +6,8 @@ import itertools
 
 import torch
 
-from rayrec.distributed.sharding.ahead import IdsAhead
+from rayrec.distributed.awaitable import NoWait
+from rayrec.distributed.sharding.input_dist import InputDist
 from rayrec.sparse import KeyedJaggedTensor
 
 
@@ -14,34 +15,34 @@ def kjt() -> KeyedJaggedTensor:
     return KeyedJaggedTensor(keys=["f"], values=torch.tensor([1]), lengths=torch.tensor([1]))
 
 
-def test_what_was_begun_is_taken_once_the_oldest_first() -> None:
+def counting() -> InputDist[int, int]:
+    """What is started gets the next number."""
     numbers = itertools.count()
-    start = lambda features: next(numbers)  # noqa: E731
-    ahead: IdsAhead[int] = IdsAhead()
+    return InputDist(torch.device("cpu"), lambda features: next(numbers), NoWait)
+
+
+def test_what_was_begun_is_taken_once_the_oldest_first() -> None:
+    ahead = counting()
     one, other = kjt(), kjt()
     for features in (one, other, one):
-        ahead.begin(features, start)
-    assert [ahead.take(features, start) for features in (one, one, other)] == [0, 2, 1]
-    assert ahead.take(one, start) == 3  # nothing is left: begun now
+        ahead.begin(features)
+    assert [ahead.take(features).wait() for features in (one, one, other)] == [0, 2, 1]
+    assert ahead.take(one).wait() == 3  # nothing is left: begun now
 
 
 def test_ids_begun_for_evaluation_are_not_trained_on() -> None:
-    numbers = itertools.count()
-    start = lambda features: next(numbers)  # noqa: E731
-    ahead: IdsAhead[int] = IdsAhead()
-    features = kjt()
+    ahead, features = counting(), kjt()
     with torch.no_grad():
-        ahead.begin(features, start)
-    assert ahead.take(features, start) == 1
+        ahead.begin(features)
+    assert ahead.take(features).wait() == 1
     with torch.no_grad():
-        assert ahead.take(features, start) == 0
+        assert ahead.take(features).wait() == 0
 
 
 def test_what_is_dropped_was_not_taken_before() -> None:
-    start = lambda features: 0  # noqa: E731
-    ahead: IdsAhead[int] = IdsAhead()
-    first, second, third = (ahead.begin(kjt(), start) for _ in range(3))
-    ahead.take(first.features, start)
+    ahead = counting()
+    first, second, third = (ahead.begin(kjt()) for _ in range(3))
+    ahead.take(first.features)
     assert [ahead.drop(begun) for begun in (first, second, second)] == [False, True, False]
     ahead.clear()
     assert not ahead.drop(third)
