@@ -4,7 +4,7 @@ from rayrec.inference.artifact import ExportError
 from rayrec.inference.export import Export, Trained, Wanted, export
 from rayrec.inference.model import Model
 from rayrec.inference.parity import Parity
-from rayrec.inference.quantize import quantize_inference_model
+from rayrec.inference.quantize import quantize_inference_model, read_exported_tables
 from rayrec.inference.sharded import shard_quant_model
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "Wanted",
     "export",
     "quantize_inference_model",
+    "read_exported_tables",
     "shard_quant_model",
 ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from rayrec import quant
-from rayrec.inference.graph import collections_in, configs_of
+from rayrec.inference import artifact
+from rayrec.inference.graph import collections_in, configs_of, read_given_tables
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.quant import TableFormat
 
@@ -48,4 +50,29 @@ def quantize_inference_model(
             return made
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, made)
+    return model.eval()
+
+
+def read_exported_tables(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Puts quantized collections that read an export's tables where they lie in the place of the model's own.
+
+    The file is mapped: processes of a machine share it, and none needs to hold it. The model is changed and returned;
+    its tables may be on "meta".
+
+    Raises:
+        ExportError: no whole export is there.
+        ValueError: the export lacks one of the model's tables, or has it in another size; names the table.
+    """
+    folder = Path(folder)
+    index = artifact.read_index(folder)
+    artifact.check_files(folder, index, checksums=False)
+    places = {place.table: place for place in index.places}
+    for config in (config for module in collections_in(model).values() for config in configs_of(module)):
+        place, wanted = places.get(config.name), (config.num_embeddings, config.embedding_dim)
+        if place is None or (place.rows, place.dim) != wanted:
+            has = "does not have it" if place is None else f"has it as {(place.rows, place.dim)}"
+            raise ValueError(f"table {config.name!r} is {wanted} (rows, dim) in the model, but {folder} {has}")
+    data = artifact.map_tables(folder / artifact.TABLES).data
+    for slot in read_given_tables(model, places):
+        slot.instead = data
     return model.eval()

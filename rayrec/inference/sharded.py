@@ -1,46 +1,63 @@
-"""Quantized collections over several ranks, for tables that one process cannot hold: each rank keeps some, whole.
+"""Quantized collections over several ranks, for tables that one process cannot hold.
 
-Every rank scores its own batch: ids go to the ranks that have their tables, pooled vectors come back.
+A plan is a list of rectangles, as in training: a table lies whole on one rank, or is cut by rows, by columns, or both.
+Every rank scores its own batch: ids go to the ranks that have their rows, vectors come back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import nn
 
 from rayrec.distributed import comm
-from rayrec.modules import EmbeddingBagConfig
-from rayrec.modules.embedding import check_features, output_names
-from rayrec.quant import EmbeddingBagCollection, TablePlace
-from rayrec.quant.layout import TABLE_ALIGNMENT
-from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
+from rayrec.distributed.sharding.cuts import by_rows, whole
+from rayrec.distributed.types import Shard, ShardingPlan
+from rayrec.inference.sharded_route import Ids, Route
+from rayrec.inference.sharded_tables import check_shards, own_bags, own_sequences
+from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from rayrec.modules.embedding import check_features, feature_names, output_names
+from rayrec.quant import EmbeddingBagCollection, EmbeddingCollection, TablePlace
+from rayrec.quant.check import check_lookups
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+TablePlan = Mapping[str, Sequence[Shard]]
 
 
-def shard_quant_model(model: nn.Module, group: comm.Group, ranks: Mapping[str, int] | None = None) -> nn.Module:
-    """Leaves each rank its own tables of every quantized collection; every rank calls it, and then the model, together.
+def shard_quant_model(model: nn.Module, group: comm.Group, plan: ShardingPlan | TablePlan | None = None) -> nn.Module:
+    """Leaves each rank its own part of every quantized collection; every rank calls it, and then the model, together.
+
+    The same numbers come out as of the unsharded collections: to the last bit, but for sums over a table that is cut by
+    rows, which are added up in another order.
 
     Args:
-        model: as `quantize_inference_model` gives it, the same on every rank; changed and returned.
+        model: as `quantize_inference_model` gives it, the same on every rank; or with the tables of an export
+            (`read_exported_tables`), which no process needs to hold. It is changed and returned.
         group: gloo for CPU ranks, NCCL for GPUs.
-        ranks: table → rank; by default tables are dealt out by their bytes, the largest first.
+        plan: the planner's for the model before it was quantized, or the shards of each table; by default tables are
+            dealt out by their bytes, and one that is larger than a rank's share is cut by rows.
 
     Raises:
-        ValueError: no quantized collection, a table without a rank, or a rank that is not in the group.
+        ValueError: no quantized collection, or shards that do not hold each table once, on ranks of the group.
     """
-    found = [(path, module) for path, module in model.named_modules() if isinstance(module, EmbeddingBagCollection)]
+    kinds = (EmbeddingBagCollection, EmbeddingCollection)
+    found = [(path, module) for path, module in model.named_modules() if isinstance(module, kinds)]
     if not found:
-        raise ValueError("the model has no quantized EmbeddingBagCollection; call quantize_inference_model first")
+        raise ValueError("the model has no quantized embedding collection; call quantize_inference_model first")
     size = 1 if group is None else group.size()
     places = [place for _, module in found for place in module.places]
-    owners = dict(ranks) if ranks is not None else _dealt(places, size)
+    if isinstance(plan, ShardingPlan):
+        plan = {table: of.shards for tables in plan.plan.values() for table, of in tables.items()}
+    shards = _dealt(places, size) if plan is None else plan
     for place in places:
-        if not 0 <= owners.get(place.table, -1) < size:
-            raise ValueError(f"table {place.table!r}: its rank must be one of 0 to {size - 1}; give it in `ranks`")
+        check_shards(place, shards.get(place.table, ()), size)
     for path, module in found:
-        made = ShardedQuantEmbeddingBagCollection(module, group, owners)
+        made: nn.Module
+        if isinstance(module, EmbeddingBagCollection):
+            made = ShardedQuantEmbeddingBagCollection(module, group, shards)
+        else:
+            made = ShardedQuantEmbeddingCollection(module, group, shards)
         if not path:
             return made
         parent, _, name = path.rpartition(".")
@@ -49,25 +66,13 @@ def shard_quant_model(model: nn.Module, group: comm.Group, ranks: Mapping[str, i
 
 
 class ShardedQuantEmbeddingBagCollection(nn.Module):
-    """Equal to the quantized collection that it is made of, and so to the last bit: tables are not cut.
+    """As the quantized collection that it is made of. A call is a collective."""
 
-    Args:
-        owners: table → rank.
-    """
-
-    def __init__(self, whole: EmbeddingBagCollection, group: comm.Group, owners: Mapping[str, int]) -> None:
+    def __init__(self, unsharded: EmbeddingBagCollection, group: comm.Group, shards: TablePlan) -> None:
         super().__init__()
-        self._group = group
-        self._rank, size = (0, 1) if group is None else (group.rank(), group.size())
-        self._configs = whole.embedding_bag_configs()
-        self._is_weighted = whole.is_weighted()
-        self._names = [name for names in output_names(self._configs) for name in names]
-        self._tables_R = [[c for c in self._configs if owners[c.name] == rank] for rank in range(size)]
-        self._features_R = [
-            list(dict.fromkeys(f for c in tables for f in c.feature_names)) for tables in self._tables_R
-        ]
-        self._width_R = [sum(c.embedding_dim * len(c.feature_names) for c in tables) for tables in self._tables_R]
-        self.own = _only(whole, self._tables_R[self._rank]) if self._tables_R[self._rank] else None
+        self._configs, self._is_weighted = unsharded.embedding_bag_configs(), unsharded.is_weighted()
+        self._route = Route(self._configs, shards, group)
+        self.own = own_bags(unsharded, self._route)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         return list(self._configs)
@@ -77,83 +82,124 @@ class ShardedQuantEmbeddingBagCollection(nn.Module):
 
     @torch.no_grad()
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """As the whole collection's; a collective.
+        """As the unsharded collection's.
 
         Raises:
-            ValueError: a feature or weights are missing; or, on the rank that holds the table, an id is outside it.
+            ValueError: as the unsharded one's, on the rank whose batch it is; the others name that rank.
         """
-        check_features(features, [name for names in self._features_R for name in names])
+        route, device = self._route, features.device()
+        try:
+            features = self._checked(features)
+        except ValueError as error:
+            route.refuse(error, device)
+        ids = {stream: Ids.of(features[stream.feature], stream.rows, self._is_weighted) for stream in route.streams}
+        asked, stride = route.ask(ids, features.stride(), device), features.stride()
+        found = [torch.empty(0, device=device) if self.own is None else self.own(of).values() for of in asked]
+        widths_R = [[read.shard.cols.size for read in reads] for reads in route.reads_R]
+        answers = route.answer(found, [stride * sum(widths) for widths in widths_R])
+        outputs = self._outputs(stride, device)
+        for reads, widths, vectors in zip(route.reads_R, widths_R, answers, strict=True):
+            for read, part in zip(reads, vectors.view(stride, sum(widths)).split(widths, dim=1), strict=True):
+                outputs[read.output][:, read.shard.cols.start : read.shard.cols.stop] += part
+        return self._finished(outputs, features)
+
+    def _checked(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        check_features(features, feature_names(self._configs))
+        if self._is_weighted and features.weights_or_none() is None:
+            raise ValueError("the collection is weighted, but the input has no weights")
         features = features.expanded()
-        parts = [[features[name] for name in names] for names in self._features_R]
-        empty = features.values().new_empty(0)
-        ids = [torch.cat([part.values() for part in of] or [empty]) for of in parts]
-        lengths = [torch.cat([part.lengths().to(empty.dtype) for part in of] or [empty]) for of in parts]
-        sizes = torch.tensor([[features.stride(), len(of)] for of in ids], device=empty.device)
-        told = _exchanged([*sizes], [2] * len(ids), self._group)
-        strides, counts = ([int(of[k]) for of in told] for k in (0, 1))
-        bags = [len(self._features_R[self._rank]) * stride for stride in strides]
-        got_lengths = _exchanged(lengths, bags, self._group)
-        got_ids = _exchanged(ids, counts, self._group)
-        got_weights: Sequence[torch.Tensor | None] = [None] * len(ids)
-        if self._is_weighted:
-            nothing = torch.empty(0, device=empty.device)
-            weights = [torch.cat([part.weights().float() for part in of] or [nothing]) for of in parts]
-            got_weights = _exchanged(weights, counts, self._group)
-        pooled = [self._pooled(*of).reshape(-1) for of in zip(got_ids, got_lengths, got_weights, strides, strict=True)]
-        stride = features.stride()
-        back = _exchanged(pooled, [stride * width for width in self._width_R], self._group)
-        return self._in_order([of.view(stride, width) for of, width in zip(back, self._width_R, strict=True)])
+        check_lookups(features, self._configs)
+        return features
 
-    def _pooled(
-        self, ids: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None, stride: int
-    ) -> torch.Tensor:
-        """`[B, D]` of this rank's tables, for one rank's batch."""
-        if self.own is None:
-            return torch.empty(stride, 0, device=ids.device)
-        keys = self._features_R[self._rank]
-        return self.own(KeyedJaggedTensor(keys, ids, weights, lengths=lengths, stride=stride)).values()
+    def _outputs(self, stride: int, device: torch.device) -> list[torch.Tensor]:
+        """Zeros `[B, D]` for each feature of each table."""
+        return [torch.zeros(stride, c.embedding_dim, device=device) for c in self._configs for _ in c.feature_names]
 
-    def _in_order(self, vectors_R: Sequence[torch.Tensor]) -> KeyedTensor:
-        """The tables' vectors in the order of the whole collection."""
-        by_table: dict[str, torch.Tensor] = {}
-        for tables, vectors in zip(self._tables_R, vectors_R, strict=True):
-            widths = [config.embedding_dim * len(config.feature_names) for config in tables]
-            by_table |= zip((config.name for config in tables), vectors.split(widths, dim=1), strict=True)
-        widths = [config.embedding_dim for config in self._configs for _ in config.feature_names]
-        return KeyedTensor(self._names, widths, torch.cat([by_table[c.name] for c in self._configs], dim=1))
+    def _finished(self, outputs: Sequence[torch.Tensor], features: KeyedJaggedTensor) -> KeyedTensor:
+        """Sums over tables that are cut by rows become means where the table asks for them."""
+        reads = [(config, name) for config in self._configs for name in config.feature_names]
+        for (config, name), sums in zip(reads, outputs, strict=True):
+            if config.pooling is PoolingType.MEAN and config.name in self._route.cut_by_rows:
+                sums /= features[name].lengths().clamp(min=1)[:, None]
+        keys = [name for names in output_names(self._configs) for name in names]
+        return KeyedTensor(keys, [config.embedding_dim for config, _ in reads], torch.cat(list(outputs), dim=1))
 
 
-def _exchanged(parts: Sequence[torch.Tensor], counts: Sequence[int], group: comm.Group) -> list[torch.Tensor]:
-    """Part r goes to rank r; `counts[r]` numbers come from it."""
-    sent = torch.cat([part.reshape(-1) for part in parts])
-    got = sent.new_empty(sum(counts))
-    comm.all_to_all(got, sent, list(counts), [part.numel() for part in parts], group)()
-    return list(got.split(list(counts)))
+class ShardedQuantEmbeddingCollection(nn.Module):
+    """As the quantized collection that it is made of, to the last bit. A call is a collective."""
+
+    def __init__(self, unsharded: EmbeddingCollection, group: comm.Group, shards: TablePlan) -> None:
+        super().__init__()
+        self._configs, self._need_indices = unsharded.embedding_configs(), unsharded.need_indices()
+        self._route = Route(self._configs, shards, group)
+        self.own = own_sequences(unsharded, self._route)
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        return list(self._configs)
+
+    def embedding_dim(self) -> int:
+        return self._configs[0].embedding_dim
+
+    def need_indices(self) -> bool:
+        return self._need_indices
+
+    @torch.no_grad()
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """As the unsharded collection's.
+
+        Raises:
+            ValueError: as the unsharded one's, on the rank whose batch it is; the others name that rank.
+        """
+        route, device = self._route, features.device()
+        try:
+            check_features(features, feature_names(self._configs))
+            check_lookups(features, self._configs)
+        except ValueError as error:
+            route.refuse(error, device)
+        ids = {of: Ids.of(features[of.feature], of.rows, weighted=False).as_one_bag() for of in route.streams}
+        found = [self._vectors(of) for of in route.ask(ids, 1, device)]
+        sizes_R = [[(len(ids[read.stream].values), read.shard.cols.size) for read in reads] for reads in route.reads_R]
+        answers = route.answer(found, [sum(n * width for n, width in sizes) for sizes in sizes_R])
+        names = [name for config in self._configs for name in config.feature_names]
+        dims = [config.embedding_dim for config in self._configs for _ in config.feature_names]
+        outputs = [
+            torch.empty(len(features[name].values()), dim, device=device) for name, dim in zip(names, dims, strict=True)
+        ]
+        for reads, sizes, vectors in zip(route.reads_R, sizes_R, answers, strict=True):
+            parts = vectors.split([n * width for n, width in sizes])
+            for read, size, part in zip(reads, sizes, parts, strict=True):
+                columns = outputs[read.output][:, read.shard.cols.start : read.shard.cols.stop]
+                at = ids[read.stream].at
+                columns[slice(None) if at is None else at] = part.view(size)
+        return self._jagged(features, names, outputs)
+
+    def _vectors(self, asked: KeyedJaggedTensor) -> torch.Tensor:
+        """Of this rank's shards, one after the other, flat."""
+        empty = torch.empty(0, device=asked.device())
+        of_shards = {} if self.own is None else self.own(asked)
+        return torch.cat([empty, *(jagged.values().reshape(-1) for jagged in of_shards.values())])
+
+    def _jagged(
+        self, features: KeyedJaggedTensor, names: Sequence[str], vectors: Sequence[torch.Tensor]
+    ) -> dict[str, JaggedTensor]:
+        keys = [name for of in output_names(self._configs) for name in of]
+        out = {}
+        for key, name, vectors_ND in zip(keys, names, vectors, strict=True):
+            ids = features[name]
+            weights = ids.values() if self._need_indices else None
+            out[key] = JaggedTensor(values=vectors_ND, weights=weights, lengths=ids.lengths())
+        return out
 
 
-def _only(whole: EmbeddingBagCollection, tables: Sequence[EmbeddingBagConfig]) -> EmbeddingBagCollection:
-    """A collection of some of the tables, with a copy of their bytes alone."""
-    assert whole.weights is not None, "a collection that is quantized in memory holds its tables"
-    by_name = {place.table: place for place in whole.places}
-    moved: list[TablePlace] = []
-    pieces: list[torch.Tensor] = []
-    at = 0
-    for config in tables:
-        place = by_name[config.name]
-        size = -(-(place.end - place.begin) // TABLE_ALIGNMENT) * TABLE_ALIGNMENT
-        piece = whole.weights.new_zeros(size)
-        piece[: place.end - place.begin] = whole.weights[place.begin : place.end]
-        moved.append(replace(place, begin=at))
-        pieces.append(piece)
-        at += size
-    return EmbeddingBagCollection(list(tables), moved, torch.cat(pieces), whole.is_weighted(), whole.row_alignment)
-
-
-def _dealt(places: Sequence[TablePlace], size: int) -> dict[str, int]:
-    """Each table to the rank that has the fewest bytes so far, the largest table first."""
-    held, owners = [0] * size, {}
+def _dealt(places: Sequence[TablePlace], size: int) -> TablePlan:
+    """Each table to the rank that has the fewest bytes so far, the largest first; over all ranks, where it is larger
+    than a rank's share of all."""
+    share = sum(place.end - place.begin for place in places) / size
+    held, shards = [0] * size, {}
     for place in sorted(places, key=lambda place: (place.begin - place.end, place.table)):
-        rank = held.index(min(held))
-        owners[place.table] = rank
-        held[rank] += place.end - place.begin
-    return owners
+        cut = place.end - place.begin > share
+        ranks = list(range(size)) if cut else [held.index(min(held))]
+        shards[place.table] = (by_rows if cut else whole)(place.table, place.rows, place.dim, ranks)
+        for shard in shards[place.table]:
+            held[shard.rank] += shard.rows.size * place.row_bytes
+    return shards

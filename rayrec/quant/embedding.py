@@ -11,7 +11,7 @@ from torch import nn
 from rayrec import modules
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.modules.embedding import check_features, check_tables, feature_names, output_names
-from rayrec.quant.check import check_ids
+from rayrec.quant.check import check_lookups
 from rayrec.quant.formats import TableFormat, dequantize_rows, quantize_rows
 from rayrec.quant.layout import TablePlace, place_tables
 from rayrec.quant.lookup import MEAN, SUM, Call, Reader, calls_of
@@ -67,6 +67,18 @@ class _Quantized(nn.Module, Generic[ConfigT]):
         return {place.table: place.format for place in self.places}
 
     @property
+    def data(self) -> torch.Tensor:
+        """uint8: all tables' bytes.
+
+        Raises:
+            ValueError: the collection was made without them.
+        """
+        found = self.weights if self.table_bytes.instead is None else self.table_bytes.instead
+        if found is None:
+            raise ValueError("the collection was made without its tables; give them by `table_bytes.instead`")
+        return found
+
+    @property
     def device(self) -> torch.device:
         return torch.device("cpu") if self.weights is None else self.weights.device
 
@@ -79,30 +91,14 @@ class _Quantized(nn.Module, Generic[ConfigT]):
         place = next((place for place in self.places if place.table == table), None)
         if place is None:
             raise ValueError(f"there is no table {table!r}; there are {[place.table for place in self.places]}")
-        rows = self._bytes()[place.begin : place.end].view(place.rows, place.row_bytes)
+        rows = self.data[place.begin : place.end].view(place.rows, place.row_bytes)
         return dequantize_rows(rows, place.format, place.dim)
-
-    def _bytes(self) -> torch.Tensor:
-        found = self.weights if self.table_bytes.instead is None else self.table_bytes.instead
-        if found is None:
-            raise ValueError("the collection was made without its tables; give them by `table_bytes.instead`")
-        return found
 
     def _check(self, features: KeyedJaggedTensor) -> None:
         """Ids, before the kernel. A graph that is exported is checked by who calls it."""
         if torch.compiler.is_exporting():
             return
-        smallest: dict[str, ConfigT] = {}
-        for config in self._configs:
-            for name in config.feature_names:
-                if name not in smallest or config.num_embeddings < smallest[name].num_embeddings:
-                    smallest[name] = config
-        read = [smallest.get(key) for key in features.keys()]
-        check_ids(
-            features,
-            [None if config is None else config.num_embeddings for config in read],
-            ["" if config is None else config.name for config in read],
-        )
+        check_lookups(features, self._configs)
 
     def _readers(self, features: KeyedJaggedTensor) -> list[Reader]:
         readers, column = [], 0
@@ -214,7 +210,7 @@ class EmbeddingBagCollection(_Quantized[EmbeddingBagConfig]):
         for call in calls:
             first = call.first_key * stride
             bags = offsets[first : first + len(call.columns) * stride + 1]
-            pieces.append(call.run(self._bytes(), values, bags, weights))
+            pieces.append(call.run(self.data, values, bags, weights))
         keys = [name for names in self._output_names for name in names]
         dims = [c.embedding_dim for c in self._configs for _ in c.feature_names]
         return KeyedTensor(keys, dims, _in_order(pieces, calls))
@@ -280,7 +276,7 @@ class EmbeddingCollection(_Quantized[EmbeddingConfig]):
                 values = ids.values()
                 (call,) = calls_of([next(readers)], features.device(), self.row_alignment)
                 bags = torch.arange(values.shape[0] + 1, device=values.device)  # every id is a bag of its own
-                vectors_ND = call.run(self._bytes(), values.long(), bags, None)
+                vectors_ND = call.run(self.data, values.long(), bags, None)
                 weights = values if self._need_indices else None
                 out[name] = JaggedTensor(values=vectors_ND, weights=weights, lengths=ids.lengths())
         return out

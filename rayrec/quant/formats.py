@@ -12,7 +12,6 @@ from enum import Enum
 import fbgemm_gpu  # noqa: F401  (registers torch.ops.fbgemm)
 import torch
 
-_HEADER_BYTES = 4  # scale and bias
 _BLOCK_NUMBERS = 16 << 20  # quantized at once: fbgemm's CUDA kernel overflows at 2**31, and memory stays small
 
 
@@ -33,10 +32,18 @@ class TableFormat(Enum):
         """fbgemm's number of this format."""
         return {"fp32": 0, "fp16": 1, "int8": 2, "int4": 3}[self.value]
 
+    @property
+    def header_bytes(self) -> int:
+        """Of a row: its scale and bias, where it has them."""
+        return 4 if self.bits <= 8 else 0
+
+    def holds(self, dim: int) -> bool:
+        """Whether there are rows of `dim` numbers: int4 keeps two in a byte, and fbgemm reads no half of one."""
+        return self is not TableFormat.INT4 or dim % 2 == 0
+
     def row_bytes(self, dim: int, alignment: int = 1) -> int:
         """Bytes of a row of `dim` numbers."""
-        header = _HEADER_BYTES if self.bits <= 8 else 0
-        exact = header + dim * self.bits // 8
+        exact = self.header_bytes + dim * self.bits // 8
         return -(-exact // alignment) * alignment
 
     @classmethod
@@ -70,8 +77,14 @@ def quantize_rows(rows_ND: torch.Tensor, format: TableFormat, table: str, alignm
     """uint8 `[N, row_bytes]` of the rows.
 
     Raises:
-        ValueError: a number that is not finite, or that the format cannot hold; names the table and the row.
+        ValueError: the format has no rows of this width, or a number that is not finite or that it cannot hold; names
+            the table and the row.
     """
+    if not format.holds(rows_ND.shape[1]):
+        raise ValueError(
+            f"table {table!r}: int4 keeps two numbers in a byte, and embedding_dim={rows_ND.shape[1]} is odd; "
+            "take int8 for this table"
+        )
     out = torch.zeros(
         len(rows_ND), format.row_bytes(rows_ND.shape[1], alignment), dtype=torch.uint8, device=rows_ND.device
     )
@@ -90,7 +103,7 @@ def dequantize_rows(rows: torch.Tensor, format: TableFormat, dim: int) -> torch.
         return rows.view(torch.float32)
     if format is TableFormat.FP16:
         return rows.view(torch.float16).float()
-    fused = torch.cat([rows[:, _HEADER_BYTES:], rows[:, :_HEADER_BYTES]], dim=1)
+    fused = torch.cat([rows[:, format.header_bytes :], rows[:, : format.header_bytes]], dim=1)
     return torch.ops.fbgemm.FusedNBitRowwiseQuantizedSBHalfToFloat(fused, format.bits)
 
 
@@ -105,15 +118,18 @@ def _packed(rows_ND: torch.Tensor, format: TableFormat) -> torch.Tensor:
         return rows_ND.contiguous().view(torch.uint8)
     if format is TableFormat.FP16:
         return rows_ND.half().contiguous().view(torch.uint8)
-    fused = torch.ops.fbgemm.FloatToFusedNBitRowwiseQuantizedSBHalf(rows_ND.contiguous(), format.bits)
-    return torch.cat([fused[:, -_HEADER_BYTES:], fused[:, :-_HEADER_BYTES]], dim=1)
+    dim = rows_ND.shape[1]
+    beyond = -dim % (16 // format.bits)  # fbgemm packs two bytes at a time; a number that is there changes no scale
+    padded = torch.cat([rows_ND, rows_ND[:, -1:].expand(-1, beyond)], dim=1) if beyond else rows_ND.contiguous()
+    fused = torch.ops.fbgemm.FloatToFusedNBitRowwiseQuantizedSBHalf(padded, format.bits)
+    return torch.cat([fused[:, -format.header_bytes :], fused[:, : format.row_bytes(dim) - format.header_bytes]], dim=1)
 
 
 def _check_finite(rows_ND: torch.Tensor, packed: torch.Tensor, format: TableFormat, table: str, start: int) -> None:
     """Scale and bias are as large as a row's largest numbers, but do not tell of a NaN."""
     finite = rows_ND.isfinite().all(1)
     if format is not TableFormat.FP32:
-        halves = packed if format is TableFormat.FP16 else packed[:, :_HEADER_BYTES].contiguous()
+        halves = packed if format is TableFormat.FP16 else packed[:, : format.header_bytes].contiguous()
         finite &= halves.view(torch.float16).isfinite().all(1)
     if not bool(finite.all()):
         row = start + int((~finite).nonzero()[0])
