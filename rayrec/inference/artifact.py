@@ -164,11 +164,26 @@ def listed_files(folder: Path) -> dict[str, tuple[int, int]]:
     return {path.relative_to(folder).as_posix(): (path.stat().st_size, checksum(path)) for path in paths}
 
 
-def map_tables(path: Path) -> torch.Tensor:
-    """uint8: the file's bytes, in memory that all processes share which only read it."""
+@dataclass(frozen=True, slots=True)
+class MappedTables:
+    """Tables in a file, in memory that all processes share which only read it.
+
+    Args:
+        data: uint8, the file's bytes.
+    """
+
+    data: torch.Tensor
+    _map: mmap.mmap
+
+    def release(self) -> None:
+        """Gives the pages that were read back to the system; they are read anew when they are needed."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def map_tables(path: Path) -> MappedTables:
     with open(path, "rb") as file:
-        data = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    return torch.frombuffer(data, dtype=torch.uint8)
+        held = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    return MappedTables(torch.frombuffer(held, dtype=torch.uint8), held)
 
 
 def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any]) -> None:

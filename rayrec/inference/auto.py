@@ -47,6 +47,8 @@ def choose_formats(
     loss = {(table.name, TableFormat.FP32): 0.0 for table in tables}
     for table in tables:
         for format in NARROWING[1:]:
+            if (table.name, format) not in bytes_of:
+                continue  # it has no rows of this width
             measured = _loss(score_with({**chosen, table.name: format}), sample, labels) - base
             loss[table.name, format] = abs(measured)  # a gain is chance
     total = sum(bytes_of[name, format] for name, format in chosen.items())
@@ -62,7 +64,7 @@ def choose_formats(
             )
             for name in chosen
             for narrow in NARROWING
-            if bytes_of[name, narrow] < bytes_of[name, chosen[name]]
+            if (name, narrow) in bytes_of and bytes_of[name, narrow] < bytes_of[name, chosen[name]]
         ]
         if budget is None:
             steps = [

@@ -74,7 +74,8 @@ class Wanted:
     """How to export.
 
     Args:
-        tables: format of all tables, or AUTO: each table's is chosen by measured loss of quality.
+        tables: format of all tables, or AUTO: each table's is chosen by measured loss of quality. A table of an odd
+            width, which int4 cannot hold, becomes int8.
         dense: number format of the dense layers.
         target: "eager" runs torch operators, "aoti" is compiled as well.
         budget: with AUTO, the tables' bytes as a share of fp32; None: as few as the limits of int8 allow.
@@ -96,10 +97,12 @@ class Wanted:
         if self.budget is not None and (self.tables != AUTO or not 0 < self.budget <= 1):
             raise ExportError(f"--budget {self.budget}: it is a share of the fp32 bytes in (0, 1], for --tables AUTO")
 
-    @property
-    def formats(self) -> list[TableFormat]:
-        """Those to make of every table."""
-        return list(TableFormat) if self.tables == AUTO else [TableFormat.of(self.tables)]
+    def formats_of(self, dim: int) -> list[TableFormat]:
+        """Those to make of a table of this width."""
+        if self.tables == AUTO:
+            return [format for format in TableFormat if format.holds(dim)]
+        wanted = TableFormat.of(self.tables)
+        return [wanted if wanted.holds(dim) else TableFormat.INT8]
 
 
 def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> Export:
@@ -111,19 +114,26 @@ def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> E
         out: must not exist.
 
     Raises:
-        ExportError: the folder exists, the model cannot be traced or compiled, or, without `force`, its scores are
-            outside their limits.
+        ExportError: the folder exists or cannot be written, the model cannot be traced or compiled, or, without
+            `force`, its scores are outside their limits.
         ValueError: the checkpoint lacks a table or a parameter, or a number does not fit its format.
     """
     wanted, out = wanted or Wanted(), Path(out)
     if out.exists():
         raise ExportError(f"{out} exists already: choose another folder, or remove it")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-        folder = Path(scratch) / "export"
-        folder.mkdir()
-        made = _Exporting(trained, wanted, Path(scratch)).run(folder)
-        folder.rename(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+            folder = Path(scratch) / "export"
+            folder.mkdir()
+            made = _Exporting(trained, wanted, Path(scratch)).run(folder)
+            folder.rename(out)
+    except OSError as error:
+        place = error.filename or out.parent
+        raise ExportError(
+            f"{out} was not written: {place}: {error.strerror or error}; check permissions and room (an export needs "
+            "that of the fp32 tables beside its own), or choose another folder"
+        ) from error
     return Export(out, made.index, made.parity)
 
 
@@ -149,7 +159,8 @@ class _Exporting:
         self.dense = trained.weights.dense()
 
     def run(self, folder: Path) -> Export:
-        candidates = write_candidates(self.scratch / "candidates", self.tables, self._read, self.wanted.formats)
+        wanted = {table.name: self.wanted.formats_of(table.embedding_dim) for table in self.tables}
+        candidates = write_candidates(self.scratch / "candidates", self.tables, self._read, wanted)
         reference = self.float_score(candidates)
         formats = self._formats(candidates, reference)
         places = write_chosen(folder / artifact.TABLES, candidates, self.tables, formats)
@@ -219,6 +230,7 @@ class _Exporting:
         def score(batch: Batch) -> torch.Tensor:
             with torch.no_grad():
                 _, logits = model(batch)
+            candidates.mapped.release()
             shifted: torch.Tensor = logits + self.trained.logit_shift
             return shifted
 
@@ -234,14 +246,15 @@ class _Exporting:
 
     def _formats(self, candidates: Candidates, reference: Score) -> dict[str, TableFormat]:
         if self.wanted.tables != AUTO:
-            return {table.name: TableFormat.of(self.wanted.tables) for table in self.tables}
+            return {table.name: self.wanted.formats_of(table.embedding_dim)[0] for table in self.tables}
 
         def score_with(formats: Mapping[str, TableFormat]) -> Score:
             scoring = self.scoring(candidates.chosen(formats), "fp32")
 
             def score(batch: Batch) -> torch.Tensor:
                 with torch.no_grad():
-                    logits: torch.Tensor = scoring(*graph.arguments(batch, self.trained.inputs, candidates.data))
+                    logits: torch.Tensor = scoring(*graph.arguments(batch, self.trained.inputs, candidates.mapped.data))
+                candidates.mapped.release()
                 return logits
 
             return score
@@ -252,11 +265,17 @@ class _Exporting:
 
     def _parity(self, folder: Path, reference: Score, formats: Mapping[str, TableFormat]) -> Parity:
         model = Model(folder, target=self.wanted.target, checksums=False)
+
+        def score(batch: Batch) -> torch.Tensor:
+            logits = model.score(batch)
+            model.tables.release()
+            return logits
+
         floats = sum(4 * table.num_embeddings * table.embedding_dim for table in self.tables)
         size = (folder / artifact.TABLES).stat().st_size
         parity = compare(
             reference,
-            model.score,
+            score,
             self.trained.batches(),
             self.trained.inputs.labels,
             Limits.of(formats.values(), self.wanted.dense),

@@ -97,7 +97,7 @@ class Model:
         if not dense.shape[0]:
             return torch.empty((0,) if inputs.labels is None else (0, len(inputs.labels)))
         checked = Batch(dense=dense.float(), sparse=sparse, label=batch.label)
-        return self._run(arguments(checked, inputs, self.tables))
+        return self._run(arguments(checked, inputs, self.tables.data))
 
 
 def _fits(index: Index) -> bool:
