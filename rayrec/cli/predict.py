@@ -11,7 +11,9 @@ import typer
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL|RUN", help="An exported folder, or a run folder.")],
     data: Annotated[str, typer.Argument(metavar="DATA", help="Parquet file, folder or glob.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the predictions; on a cluster, a shared one.")],
+    out: Annotated[
+        str, typer.Argument(metavar="OUT", help="Folder for the predictions, or a URI; on a cluster, a shared one.")
+    ],
     workers: Annotated[int, typer.Option(min=0, help="Ray workers, a CPU each; 0: this process alone.")] = 0,
     columns: Annotated[str | None, typer.Option(help="Columns to keep, as user,item; default: all.")] = None,
     bad_rows: Annotated[str, typer.Option(help="error: end with the first; skip: null as its prediction.")] = "error",
@@ -22,15 +24,12 @@ def predict(
 ) -> None:
     """Score Parquet files: every row once, its columns kept; the same command again goes on where it stopped."""
     from rayrec.inference.predict import predict as run_predict
-    from rayrec.train.export_run import export_run
+    from rayrec.train.export_run import exported_run
 
     if bad_rows not in ("error", "skip"):
         raise typer.BadParameter(f"--bad-rows {bad_rows}: error or skip")
     if (model / "config.yaml").exists():
-        exported = out / "_model"
-        if not exported.exists():
-            export_run(model, exported, allow_code=allow_code)
-        model = exported
+        model = exported_run(model, allow_code)
     done = run_predict(
         model,
         data,

@@ -6,25 +6,21 @@ which part it is. What is there already is not done again.
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rayrec.data import DataError, Manifest
 from rayrec.data.source.slices import Columns, FileSlice, Origin, read_slices, slices_of
 from rayrec.data.storage.opening import open_parquet
 from rayrec.data.storage.retries import Patience
 from rayrec.inference.model import Model
+from rayrec.inference.predictions import Output
 from rayrec.inference.scorer import Scorer, features_only
 
 PLAN, DONE = "_predict.json", "_done.json"
@@ -39,13 +35,13 @@ class Task:
 
     Args:
         model: folder of the export.
-        out: folder of the predictions.
+        out: path or URI of the predictions' folder.
         columns: of the input that are kept, with their types; those that are scored are read besides.
         bad_rows: "error" ends the job with the first, "skip" gives them null as prediction and counts them.
     """
 
     model: Path
-    out: Path
+    out: str
     columns: Columns
     bad_rows: Policy
     retries: int = 3
@@ -81,7 +77,7 @@ def predict(
     Args:
         model: an exported folder.
         data: files, folders or globs.
-        out: a folder that all workers see.
+        out: a folder that all workers see, a path or the URI of object storage.
         columns: of the input to keep; default: all.
         workers: actors of Ray Data, each a CPU; 0: this process.
         bad_rows: what happens to a row that cannot be used.
@@ -89,24 +85,24 @@ def predict(
 
     Raises:
         DataError: files that do not fit the schema; a bad row, with file, row group, row, column and fix.
-        ValueError: `out` holds predictions of other data or another model.
+        ValueError: `out` holds predictions of other data or another model, or cannot be written.
     """
-    begin, out = time.perf_counter(), Path(out)
+    begin, place = time.perf_counter(), Output(out)
     scorer = Scorer(Model(model))
     manifest = Manifest.read(data, features_only(scorer.schema), window_rows=rows_per_file)
     task = Task(
         model=Path(model).absolute(),
-        out=out.absolute(),
+        out=place.path,
         columns=_kept(manifest, columns, scorer.model.labels),
         bad_rows=bad_rows,
     )
     parts = [slices_of(manifest, window) for window in manifest.windows]
-    out.mkdir(parents=True, exist_ok=True)
     skipped: Counter[str] = Counter()
     rows = done = 0
-    with _locked(out):
-        _same_as_before(out, scorer.model.version, manifest, task, len(parts))
-        left = [number for number in range(len(parts)) if not _file(out, number).exists()]
+    with place.locked():
+        _same_as_before(place, scorer.model.version, manifest, task, len(parts))
+        there = place.parts()
+        left = [number for number in range(len(parts)) if number not in there]
         if len(left) < len(parts):
             say(f"{len(parts) - len(left)} of {len(parts)} parts are there already")
         for told in _work(task, parts, left, workers, scorer):
@@ -118,7 +114,7 @@ def predict(
                     fix="correct the data, or raise the limit of bad rows",
                 )
         seconds = time.perf_counter() - begin
-        _write(out / DONE, {"rows": manifest.rows, "parts": len(parts), "model": scorer.model.version})
+        place.write(DONE, {"rows": manifest.rows, "parts": len(parts), "model": scorer.model.version})
     return Predicted(done, rows, seconds, dict(skipped))
 
 
@@ -181,10 +177,7 @@ def predict_part(task: Task, scorer: Scorer, number: int, slices: tuple[FileSlic
     result = table.select(kept)
     for label, column in prediction_columns(scorer.model.labels).items():
         result = result.append_column(column, pa.array(scores.probabilities[label], from_pandas=True))
-    path = _file(task.out, number)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-    pq.write_table(result, temporary)
-    os.replace(temporary, path)
+    Output(task.out).write_part(number, result)
     return {"rows": table.num_rows, "skipped": dict(Counter(error.problem for error in scores.errors.values()))}
 
 
@@ -196,50 +189,17 @@ def _type_of(slices: Sequence[FileSlice], name: str) -> pa.DataType:
         return parquet.schema_arrow.field(name).type
 
 
-def _file(out: Path, number: int) -> Path:
-    return out / f"part-{number:06d}.parquet"
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """One job a folder. What an interrupted one left half written is removed."""
-    with open(out / "_lock", "a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another job is writing predictions into {out}; wait for it") from None
-        except OSError:
-            pass  # a file system without locks
-        for path in out.glob(".part-*"):
-            path.unlink(missing_ok=True)
-        yield
-
-
-def _same_as_before(out: Path, version: str, manifest: Manifest, task: Task, parts: int) -> None:
+def _same_as_before(out: Output, version: str, manifest: Manifest, task: Task, parts: int) -> None:
     plan = {
         "model": version,
         "data": manifest.fingerprint,
         "parts": parts,
         "columns": [name for name, _ in task.columns],
     }
-    path = out / PLAN
-    if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        differing = [key for key, value in plan.items() if before.get(key) != value]
-        if differing:
-            raise ValueError(
-                f"{out} holds predictions of another job (other {', '.join(differing)}); take another folder"
-            )
+    before = out.read(PLAN)
+    if before is None:
+        out.write(PLAN, plan)
         return
-    _write(path, plan)
-
-
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def parts_in(out: Path) -> Iterable[Path]:
-    """The files of predictions, in the order of the rows."""
-    return sorted(out.glob("part-*.parquet"))
+    differing = [key for key, value in plan.items() if before.get(key) != value]
+    if differing:
+        raise ValueError(f"{out} holds predictions of another job (other {', '.join(differing)}); take another folder")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rayrec.checkpoint import Checkpoint, CheckpointStore
+from rayrec.checkpoint.folder import open_folder
 from rayrec.checkpoint.weights import CheckpointWeights
 from rayrec.data import BatchStream, Manifest
 from rayrec.inference.export import Export, Trained, Wanted, export
@@ -17,7 +21,8 @@ from rayrec.models import Batch
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
 from rayrec.train.config.file import parse_config
-from rayrec.train.errors import TrainError
+from rayrec.train.errors import StorageError, TrainError
+from rayrec.train.report import write_report
 from rayrec.train.run_config import config_of_run
 from rayrec.train.run_folder import RunFolder
 from rayrec.train.worker.loop import EVAL_ROWS
@@ -43,7 +48,45 @@ def export_run(
         ValueError: not a run, no checkpoint, no evaluation rows, or what `rayrec.inference.export` raises.
     """
     folder, checkpoint = find_checkpoint(Path(source).absolute())
-    return export(trained_of(folder, checkpoint, data, factory, allow_code), out, wanted)
+    made = export(trained_of(folder, checkpoint, data, factory, allow_code), out, wanted)
+    with suppress(OSError, StorageError):  # an export needs no run that can be written
+        _note(folder, made)
+    return made
+
+
+def exported_run(run: str | Path, allow_code: bool = False) -> Path:
+    """The fp32 export of a run's last checkpoint in the run's own folder; made where it is not there yet.
+
+    Raises:
+        ValueError: as `export_run`.
+    """
+    folder, checkpoint = find_checkpoint(Path(run).absolute())
+    out = folder.path / "exports" / open_folder(checkpoint.path).name
+    if not out.exists():
+        export_run(run, out, allow_code=allow_code)
+    return out
+
+
+def _note(folder: RunFolder, made: Export) -> None:
+    """Tells the run of its export: a line in `exports.jsonl`, and the report anew."""
+    index, parity = made.index, made.parity
+    formats = sorted({place.format.value for place in index.places}, reverse=True)
+    line = {
+        "time": time.time(),
+        "path": str(made.folder.absolute()),
+        "version": index.version,
+        "step": index.origin.get("step"),
+        "tables": ", ".join(formats),
+        "dense": index.dense,
+        "target": index.targets[-1],
+        "share": parity.bytes["tables"] / parity.bytes["fp32"],
+        "trained": parity.trained,
+        "exported": parity.exported,
+        "within_limits": not parity.problems,
+    }
+    with open(folder.exports, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    write_report(folder.path)
 
 
 def find_checkpoint(source: Path) -> tuple[RunFolder, Checkpoint]:
@@ -59,7 +102,7 @@ def find_checkpoint(source: Path) -> tuple[RunFolder, Checkpoint]:
         if folder.path == source:
             found = store.latest()
         else:
-            found = next((one for one in store.all() if Path(one.path).name == source.name), None)
+            found = next((one for one in store.all() if open_folder(one.path).name == source.name), None)
         if found is None:
             raise TrainError(
                 f"{source} has no complete checkpoint: train it first, or name one of {folder.checkpoints}"
@@ -103,7 +146,7 @@ def trained_of(
         batches=lambda: _batches(config, manifest),
         recorded=None if data is not None else _recorded(folder, checkpoint.step),
         logit_shift=math.log(config.data.negative_rate),
-        origin={"run": config.name, "checkpoint": Path(checkpoint.path).name, "step": checkpoint.step},
+        origin={"run": config.name, "checkpoint": open_folder(checkpoint.path).name, "step": checkpoint.step},
     )
 
 

@@ -12,7 +12,16 @@ from rayrec.checkpoint.folder import open_folder
 from rayrec.train.errors import StorageError
 from rayrec.train.run_folder import RunFolder, write_atomically
 
-FILES = ("config.yaml", "plan.json", "metrics.jsonl", "footers.arrow", "result.json", "report.html", "evaluation.json")
+FILES = (
+    "config.yaml",
+    "plan.json",
+    "metrics.jsonl",
+    "footers.arrow",
+    "result.json",
+    "report.html",
+    "evaluation.json",
+    "exports.jsonl",
+)
 
 
 class Mirror:

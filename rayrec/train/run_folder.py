@@ -86,6 +86,11 @@ class RunFolder:
         return self.path / "result.json"
 
     @property
+    def exports(self) -> Path:
+        """A line for each export that was made of the run."""
+        return self.path / "exports.jsonl"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import resource
 import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +23,7 @@ from rayrec.quant import TableFormat
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.errors import TrainError
 from rayrec.train.export_run import export_run
+from rayrec.train.report import write_report
 from tests.inference.runs import TWO_LABELS, WEIGHTED, TwoTowers, train, trainer_scores
 from tests.ranks import Ranks
 from tests.train import small
@@ -214,6 +218,35 @@ def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path, exported: P
         Wanted(tables="int3")
     with pytest.raises(ExportError, match="--budget"):
         Wanted(tables="int8", budget=0.5)
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_nothing_stays(run: Path, tmp_path: Path) -> None:
+    """A file in its way, and a disk that is full: no file may be larger than a few bytes."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExportError, match=r"out was not written: .*: (Not a directory|File exists)"):
+        export_run(run, tmp_path / "file" / "out")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        with pytest.raises(ExportError, match=r"model was not written: .*File too large; check permissions and room"):
+            export_run(run, tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_runs_report_links_to_its_exports(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "exports.jsonl").unlink(missing_ok=True)
+    kept = export_run(copy, tmp_path / "a folder" / "int8 & more", Wanted(tables="int8"))
+    removed = export_run(copy, tmp_path / "removed")
+    shutil.rmtree(removed.folder)
+    write_report(copy)
+    page = (copy / "report.html").read_text()
+    (link,) = re.findall(r"<a href='([^']+)'", page)
+    assert (copy / unquote(link)).samefile(kept.folder / "parity.html")
+    assert f"title='{removed.folder}'>removed (removed)" in page
+    assert f"{kept.parity.exported['auc']:.6f}" in page and kept.index.version in page
 
 
 @pytest.mark.parametrize("damage", ["bytes", "cut", "missing", "index", "outside", "format", "target"])

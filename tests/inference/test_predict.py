@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 import torch
+from moto.server import ThreadedMotoServer
 
 from rayrec.data import DataError
 from rayrec.inference import Model
-from rayrec.inference.predict import parts_in, predict
+from rayrec.inference.predict import predict
+from rayrec.inference.predictions import parts_in
 from rayrec.train.export_run import export_run
+from tests.data.test_remote import KEYS
 from tests.inference.runs import TWO_LABELS, train, trainer_scores
 from tests.train import small
 
@@ -80,6 +86,63 @@ def test_bad_rows_end_the_job_with_their_place_or_stay_without_prediction(model:
     assert [row for row, null in enumerate(nulls) if null] == [17, 33]
     with pytest.raises(DataError, match="more than 1 rows"):
         predict(model, str(tmp_path / "rows.parquet"), tmp_path / "limit", bad_rows="skip", bad_rows_limit=1)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Options of URIs in a bucket `scores` of a local S3 server."""
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    moto = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    options = f"?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
+    filesystem, _ = pafs.FileSystem.from_uri(f"s3://scores{options}&allow_bucket_creation=true")
+    filesystem.create_dir("scores")
+    yield options
+    moto.stop()
+
+
+def test_predictions_in_object_storage_are_those_of_a_folder_and_go_on_where_they_stopped(
+    model: Path, run: Path, tmp_path: Path, bucket: str
+) -> None:
+    data, uri = str(run.parent.parent / "eval"), f"s3://scores/of/eval{bucket}"
+    predict(model, data, tmp_path / "out", rows_per_file=100)
+    predict(model, data, uri, rows_per_file=100)
+    filesystem, folder = pafs.FileSystem.from_uri(uri)
+
+    def there() -> pa.Table:
+        found = filesystem.get_file_info(pafs.FileSelector(folder))
+        paths = sorted(info.path for info in found if info.base_name.startswith("part-"))
+        return pa.concat_tables([pq.read_table(path, filesystem=filesystem) for path in paths])
+
+    assert there().equals(read(tmp_path / "out"))
+    filesystem.delete_file(f"{folder}/part-000001.parquet")
+    assert predict(model, data, uri, rows_per_file=100).parts == 1
+    assert there().equals(read(tmp_path / "out"))
+    with pytest.raises(ValueError, match="another job"):
+        predict(model, data, uri, rows_per_file=50)
+    with pytest.raises(ValueError, match=r"no-such-bucket/x.* cannot be"):
+        predict(model, data, f"s3://no-such-bucket/x{bucket}")
+    with pytest.raises(DataError, match="was given with credentials"):
+        predict(model, data, f"s3://key:secret@scores/x{bucket}")
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_keeps_what_it_has(model: Path, run: Path, tmp_path: Path) -> None:
+    """No file may be larger than a few bytes, as on a disk that is full."""
+    data, out = str(run.parent.parent / "eval"), tmp_path / "out"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"file/out cannot be written \(Not a directory\)"):
+        predict(model, data, tmp_path / "file" / "out")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(ValueError, match=r"out cannot be written \(.*\); check address, permissions and room"):
+            predict(model, data, out, rows_per_file=100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(out.glob("*part-*")), "what there was of a part is removed"
+    assert predict(model, data, out, rows_per_file=100).rows == 301
 
 
 @pytest.mark.long

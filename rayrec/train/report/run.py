@@ -39,6 +39,7 @@ class RunRecord:
     train: tuple[Line, ...]
     evals: tuple[Line, ...]
     events: tuple[Line, ...]
+    exports: tuple[Line, ...]
     result: Line | None
     problems: tuple[str, ...]
 
@@ -142,7 +143,7 @@ def read_run(run_dir: Path) -> RunRecord:
             f"run folder {run_dir}: holds no config.yaml, plan.json, metrics.jsonl or result.json; "
             "give <storage path>/<name> of a run"
         )
-    lines = _json_lines(metrics_text or "", problems)
+    lines = _json_lines(metrics_text or "", "metrics.jsonl", problems)
     config = _yaml(config_text, problems)
     plan_data = _json(plan_text, "plan.json", problems) or {}
     return RunRecord(
@@ -156,6 +157,7 @@ def read_run(run_dir: Path) -> RunRecord:
         train=tuple(line for line in lines if line.get("kind") == "train"),
         evals=tuple(line for line in lines if line.get("kind") == "eval"),
         events=tuple(line for line in lines if line.get("kind") == "event"),
+        exports=tuple(_json_lines(_read(run_dir / "exports.jsonl", problems) or "", "exports.jsonl", problems)),
         result=_json(result_text, "result.json", problems),
         problems=tuple(problems),
     )
@@ -185,7 +187,7 @@ def _json(text: str | None, name: str, problems: list[str]) -> dict[str, Any] | 
     return data
 
 
-def _json_lines(text: str, problems: list[str]) -> list[dict[str, Any]]:
+def _json_lines(text: str, name: str, problems: list[str]) -> list[dict[str, Any]]:
     lines, bad = [], 0
     rows = text.splitlines()
     for row in rows:
@@ -198,7 +200,7 @@ def _json_lines(text: str, problems: list[str]) -> list[dict[str, Any]]:
         elif row.strip():
             bad += 1
     if bad:
-        problems.append(f"metrics.jsonl: {bad} of {len(rows)} lines could not be read and were left out")
+        problems.append(f"{name}: {bad} of {len(rows)} lines could not be read and were left out")
     return lines
 
 
