@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from functools import partial
-from itertools import pairwise
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ from rayrec.data.mapping.collate import collate
 from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.problems import Problems, Unplaced
 from rayrec.data.mapping.rows import Rows
-from rayrec.data.order.epoch import EpochOrder, row_order
+from rayrec.data.order.epoch import row_order
+from rayrec.data.order.rank_part import EpochPlanner, Ordering
 from rayrec.data.source.slices import read_slices
 from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.reading import pieces_of
@@ -149,8 +150,9 @@ def stages(manifest: Manifest, schema: Schema, rows_of: dict[str, int]) -> dict[
         times.setdefault(stage, []).append((time.thread_time() - begin) / rows * 1e9)
         return result
 
-    epoch = EpochOrder.of([window.rows for window in manifest.windows], seed=0, epoch=0, shuffle=False)
-    for piece in pieces_of(manifest, epoch, [*pairwise(epoch.starts.tolist())])[:8]:
+    planner = EpochPlanner(manifest)
+    part = planner.open(Cursor.start(0), Ordering(seed=0, shuffle=False), 0, 1)
+    for piece in islice(pieces_of(planner, part), 8):
         read = partial(read_slices, piece.slices, manifest.columns, Patience(0))
         table, _ = clock("read and decode Parquet", read, piece.rows)
         mapping = partial(map_rows, table, schema, rows_of, Problems(Unplaced()))
@@ -219,7 +221,7 @@ def measure(folder: Path, rows: int, epochs: int) -> dict[str, Any]:
     rows_of = {name: max(16, size // 2) for name, size in spec.ids.items()}
     manifest = Manifest.read(str(folder), schema)
     large = Manifest.read(str(folder / "_large"), schema)
-    files = [file.uri for file in manifest.files]
+    files = manifest.files.uris
     default, only_ray, local = ReadOptions(), ReadOptions(reader="ray"), ReadOptions(reader="local")
     whole = "full path"
     contenders: dict[str, Epoch] = {

@@ -173,7 +173,7 @@ MUTABLE = {
     "rayrec/datasets/utils.py": {"Batch"},
     "rayrec/train/worker/guards.py": {"Guards"},
     "rayrec/train/evaluate_run.py": {"_Ending"},
-    "rayrec/data/source/footer_cache.py": {"FooterCache"},
+    "rayrec/data/source/footer_index.py": {"FooterIndex"},
     "rayrec/data/source/slices.py": {"_Stream"},
     "rayrec/data/mapping/problems.py": {"Problems"},
     "rayrec/data/tools/check.py": {"FeatureReport", "CheckReport"},

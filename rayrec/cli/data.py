@@ -83,6 +83,28 @@ def vocabulary(
 
 
 @app.command()
+def index(
+    paths: Annotated[list[str], typer.Argument(help="Parquet files, folders or globs, local or URIs.")],
+    out: Annotated[
+        str | None, typer.Option(help="The file to write, for data.train.index; default: in the folder itself.")
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--column", help="Keep the ends of this column for filters; may be repeated. Default: all."),
+    ] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Read side by side on Ray.")] = False,
+) -> None:
+    """Write down what all footers say, so that runs read only those of files that are new or changed since."""
+    from rayrec.data.tools.index import write_index
+    from rayrec.data.tools.on_ray import start_ray
+
+    if ray:
+        start_ray()
+    done = write_index(paths, out, columns)
+    typer.echo(f"{done.files:,} files, {done.row_groups:,} row groups, {done.rows:,} rows in {done.path}")
+
+
+@app.command()
 def check(
     config: Annotated[Path, typer.Argument(help="A train config.")],
     page: Annotated[Path | None, typer.Option("--html", help="Also write the result as a page.")] = None,

@@ -9,18 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rayrec.data.errors import DataError, DataUnavailable
+    from rayrec.data.errors import DataError, DataUnavailable, FileChanged
     from rayrec.data.mapping.collate import empty_batch, to_batch
     from rayrec.data.mapping.id_mappings import Hash, Identity, Vocabulary
     from rayrec.data.mapping.mapping import Mapping
     from rayrec.data.mapping.schema import DenseFeature, Label, SampleWeight, Schema, SparseFeature, Task
     from rayrec.data.mapping.transforms import Standardize
     from rayrec.data.options import BadRows, ReadOptions, Shuffle
-    from rayrec.data.order.cursor import Cursor, RankCursor
+    from rayrec.data.order.cursor import Cursor
     from rayrec.data.order.mix import Mix, manifest_of
-    from rayrec.data.order.mix_cursor import MixCursor, cursor_from_dict, merge
     from rayrec.data.source.dataset import DataSet, TrainingData, WeightedDataSet, data_sets
-    from rayrec.data.source.footer_cache import FooterCache
+    from rayrec.data.source.footer_index import FooterIndex
+    from rayrec.data.source.footers import FooterReading
     from rayrec.data.source.manifest import Manifest
     from rayrec.data.stream.batch_stream import BatchStream
     from rayrec.data.stream.mixed_stream import MixedStream
@@ -34,16 +34,16 @@ _HOMES = {
     "DataUnavailable": "rayrec.data.errors",
     "DataSet": "rayrec.data.source.dataset",
     "DenseFeature": "rayrec.data.mapping.schema",
-    "FooterCache": "rayrec.data.source.footer_cache",
+    "FileChanged": "rayrec.data.errors",
+    "FooterIndex": "rayrec.data.source.footer_index",
+    "FooterReading": "rayrec.data.source.footers",
     "Hash": "rayrec.data.mapping.id_mappings",
     "Identity": "rayrec.data.mapping.id_mappings",
     "Label": "rayrec.data.mapping.schema",
     "Manifest": "rayrec.data.source.manifest",
     "Mapping": "rayrec.data.mapping.mapping",
     "Mix": "rayrec.data.order.mix",
-    "MixCursor": "rayrec.data.order.mix_cursor",
     "MixedStream": "rayrec.data.stream.mixed_stream",
-    "RankCursor": "rayrec.data.order.cursor",
     "ReadOptions": "rayrec.data.options",
     "SampleWeight": "rayrec.data.mapping.schema",
     "Schema": "rayrec.data.mapping.schema",
@@ -55,11 +55,9 @@ _HOMES = {
     "Vocabulary": "rayrec.data.mapping.id_mappings",
     "WeightedDataSet": "rayrec.data.source.dataset",
     "build_vocabulary": "rayrec.data.tools.counting",
-    "cursor_from_dict": "rayrec.data.order.mix_cursor",
     "data_sets": "rayrec.data.source.dataset",
     "empty_batch": "rayrec.data.mapping.collate",
     "manifest_of": "rayrec.data.order.mix",
-    "merge": "rayrec.data.order.mix_cursor",
     "to_batch": "rayrec.data.mapping.collate",
     "write_vocabulary": "rayrec.data.tools.counting",
 }
@@ -72,16 +70,16 @@ __all__ = [
     "DataSet",
     "DataUnavailable",
     "DenseFeature",
-    "FooterCache",
+    "FileChanged",
+    "FooterIndex",
+    "FooterReading",
     "Hash",
     "Identity",
     "Label",
     "Manifest",
     "Mapping",
     "Mix",
-    "MixCursor",
     "MixedStream",
-    "RankCursor",
     "ReadOptions",
     "SampleWeight",
     "Schema",
@@ -93,11 +91,9 @@ __all__ = [
     "Vocabulary",
     "WeightedDataSet",
     "build_vocabulary",
-    "cursor_from_dict",
     "data_sets",
     "empty_batch",
     "manifest_of",
-    "merge",
     "to_batch",
     "write_vocabulary",
 ]

@@ -69,5 +69,9 @@ class DataUnavailable(DataError):
     """Storage did not answer, for as long as patience lasts: the input may be right, and another attempt may work."""
 
 
+class FileChanged(DataError):
+    """A file is not the one that it was: it was written anew while a run, or an epoch, still needs its rows."""
+
+
 def _rebuilt(kind: type[DataError], parts: dict[str, Any]) -> DataError:
     return kind(parts.pop("problem"), **parts)

@@ -126,7 +126,7 @@ def prediction_columns(labels: Sequence[str]) -> dict[str, str]:
 def _kept(manifest: Manifest, wanted: Sequence[str] | None, labels: Sequence[str]) -> Columns:
     """The columns to copy, by the first file's footer, partitions among them."""
     first = manifest.files[0]
-    with open_parquet(first.uri, first.size_bytes) as parquet:
+    with open_parquet(first.uri, first.version) as parquet:
         kinds = dict(zip(parquet.schema_arrow.names, parquet.schema_arrow.types, strict=True))
     kinds |= {name: pa.string() if isinstance(value, str) else pa.int64() for name, value in first.partition}
     kinds |= {name: kind for name, kind in manifest.columns if name in kinds}
@@ -182,10 +182,10 @@ def predict_part(task: Task, scorer: Scorer, number: int, slices: tuple[FileSlic
 
 
 def _type_of(slices: Sequence[FileSlice], name: str) -> pa.DataType:
-    partition = dict(slices[0].partition)
+    partition = dict(slices[0].file.partition)
     if name in partition:
         return pa.string() if isinstance(partition[name], str) else pa.int64()
-    with open_parquet(slices[0].uri, slices[0].size_bytes) as parquet:
+    with open_parquet(slices[0].uri, slices[0].file.version) as parquet:
         return parquet.schema_arrow.field(name).type
 
 

@@ -28,7 +28,7 @@ def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
             for data in _sections(raw["data"][field]):
                 _refuse_left_behind(data["path"], f"data.{field}", here)
     for data in [*_sections(raw["data"]["train"]), *_sections(raw["data"]["eval"])]:
-        data["path"] = _absolute(data["path"], here)
+        data["path"], data["index"] = _absolute(data["path"], here), _absolute(data["index"], here)
     for field in ("plan", "calibration"):
         raw["sharding"][field] = _absolute(raw["sharding"][field], here)
     raw["storage"]["path"] = _absolute(raw["storage"]["path"], home)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayrec.data import FooterCache, Manifest, Mix, Shuffle, manifest_of
+from rayrec.data import DataSet, FooterIndex, FooterReading, Manifest, Mix, Shuffle, manifest_of
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
+from rayrec.data.source.periods import Periods, count_periods
+from rayrec.data.storage.retries import Patience
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
+from rayrec.train.driver.cluster import connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.launch import run_job
 from rayrec.train.driver.recorder import Lines, Recorder, told
@@ -105,6 +109,7 @@ class Trainer:
         with self.folder.locked():
             self.mirror.pull()
             self.config = with_versions(self.config, self.folder.read_config())
+            self._count_epochs()
             finished = self._finished()
             if finished is not None:
                 self._show(finished)
@@ -139,10 +144,11 @@ class Trainer:
         """Everything that can be wrong with data and model is found here, before any worker starts."""
         config = self.config
         schema = config.data_schema
-        footers = FooterCache.open(self.folder.footers)
-        shuffle = config.data.shuffle if isinstance(config.data.shuffle, Shuffle) else Shuffle()
-        train = manifest_of(config.data.train, schema.for_training, footers, shuffle.rows)
-        evaluation = None if config.data.eval is None else Manifest.of(config.data.eval, schema, footers)
+        footers = FooterIndex.open(self.folder.footers)
+        read = config.data.read
+        connect = connected if config.trainer.num_workers else nullcontext
+        reading = FooterReading(footers, Patience(read.retries, read.patience_s), connect)
+        train, evaluation, periods = self._data(reading)
         footers.save()
         if evaluation is not None:
             for part in train.parts:
@@ -163,15 +169,34 @@ class Trainer:
             calibration=build.calibration(config),
             mapping=mapping,
             warm_start=warm_start(config, mapping),
+            periods=periods,
         )
 
+    def _data(self, reading: FooterReading) -> tuple[Manifest | Mix, Manifest | None, Periods | None]:
+        """What is trained and evaluated on."""
+        data, schema = self.config.data, self.config.data_schema
+        rows = (data.shuffle if isinstance(data.shuffle, Shuffle) else Shuffle()).rows
+        if data.progressive is not None and isinstance(data.train, DataSet):
+            both = Manifest.of(data.train, schema, reading, rows, data.progressive)
+            return both, both, Periods.of(both, data.progressive)
+        train = manifest_of(data.train, schema.for_training, reading, rows)
+        return train, None if data.eval is None else Manifest.of(data.eval, schema, reading), None
+
     def _tell_data(self, train: Manifest | Mix, evaluation: Manifest | None) -> None:
-        told = [f"training on {train.rows:,} rows in {len(train.files):,} files"]
+        told = [f"training on {train.rows:,} rows in {train.num_files:,} files"]
         if self.config.data.negative_rate < 1:
             told[0] += f" (negatives at a rate of {self.config.data.negative_rate:g})"
         if evaluation is not None:
-            told.append(f"evaluation on {evaluation.rows:,} rows in {len(evaluation.files):,} files")
+            told.append(f"evaluation on {evaluation.rows:,} rows in {evaluation.num_files:,} files")
         self.display.say(f"run {self.config.name}: {', '.join(told)}")
+
+    def _count_epochs(self) -> None:
+        """Progressive training has as many epochs as there are periods but the last."""
+        data, column = self.config.data.train, self.config.data.progressive
+        if column is not None:
+            assert isinstance(data, DataSet), "a config's check refuses others"
+            trainer = self.config.trainer.model_copy(update={"epochs": count_periods(data, column) - 1})
+            self.config = self.config.model_copy(update={"trainer": trainer})
 
     def _finished(self) -> Result | None:
         """The result of an earlier run of this name that has all its epochs."""

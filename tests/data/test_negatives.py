@@ -82,7 +82,7 @@ def test_exactly_once_under_stops_and_resizes(manifest: Manifest, data: st.DataO
                 after.append(at)
         cursor = Cursor.from_dict(Cursor.merge(after).to_dict())
     assert sorted(ids) == expected
-    assert cursor.finished(manifest)
+    assert cursor.rows_done == manifest.rows
 
 
 def test_bad_rows_are_not_drawn_away(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_bad_rows_are_not_drawn_away(tmp_path: Path) -> None:
     with stream(manifest, Cursor.start(0), 0, 1, options=options, negative_rate=RATE) as batches:
         found = list(batches)
     assert batches.skipped.count == found[-1][1].skipped == 8
-    assert sum(batch.rows for batch, _ in found) + 8 < 400 == found[-1][1].rows
+    assert sum(batch.rows for batch, _ in found) + 8 < 400 == found[-1][1].rows_done
 
 
 def test_of_several_labels_no_row_is_a_negative(manifest: Manifest) -> None:

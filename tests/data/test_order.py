@@ -3,33 +3,59 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
+from random import Random
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rayrec.data import Manifest
 from rayrec.data.errors import DataError
-from rayrec.data.order.cursor import Cursor, RankCursor, open_rank
-from rayrec.data.order.epoch import EpochOrder, Interval, count, deal, deal_steps, row_order, steps_of, subtract, union
+from rayrec.data.order import rank_part
+from rayrec.data.order.cursor import Cursor
+from rayrec.data.order.deal import deal, deal_steps
+from rayrec.data.order.epoch import EpochOrder, row_order, steps_of
 from rayrec.data.order.epoch import dealt as dealt_rows
+from rayrec.data.order.intervals import Interval, Spans, between, count, head, inside, spans, tail, union
+from rayrec.data.order.rank_part import EpochPlanner, Ordering, RankPart
+from rayrec.data.stream.reading import pieces_of
+from tests.data.sets import SCHEMA, write
 
 intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda p: (min(p), max(p))), max_size=8)
 windows = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 
 
-def positions(spans: list[Interval] | tuple[Interval, ...]) -> list[int]:
+def positions(spans: list[Interval] | tuple[Interval, ...] | Spans) -> list[int]:
     return [i for start, stop in spans for i in range(start, stop)]
 
 
+def place(order: EpochOrder, position: int) -> tuple[int, int]:
+    """The block of a position, and the block's group."""
+    block = int(np.searchsorted(order.starts, position, side="right")) - 1
+    return block, int(np.searchsorted(order.groups, block, side="right")) - 1
+
+
 @settings(max_examples=200, deadline=None)
-@given(intervals, intervals)
-def test_union_and_subtract_are_set_operations(some: list[Interval], others: list[Interval]) -> None:
+@given(intervals, intervals, st.lists(st.integers(0, 60), min_size=2), st.integers(0, 70))
+def test_intervals_are_sets_of_positions(
+    some: list[Interval], others: list[Interval], edges: list[int], number: int
+) -> None:
     merged = union(some)
     assert positions(merged) == sorted(set(positions(some)))
     assert all(a[1] < b[0] for a, b in pairwise(merged))
-    rest = subtract(others, merged)
-    assert positions(rest) == [i for i in positions(others) if i not in set(positions(some))]
+    left = between(sorted(edges), merged)
+    assert positions(left) == [i for i in range(min(edges), max(edges)) if i not in set(positions(some))]
+    assert all(not any(start < edge < stop for edge in edges) for start, stop in left)
+    sequence = spans(others)
+    assert positions(head(sequence, number)) == positions(others)[:number]
+    assert positions(tail(sequence, number)) == positions(others)[number:]
+    everything = positions(others)
+    wanted = [i for i in positions(merged) if i < len(everything)]
+    assert positions(inside(sequence, spans(merged))) == [everything[i] for i in wanted]
 
 
 @settings(max_examples=150, deadline=None)
@@ -42,7 +68,7 @@ def test_deal_gives_all_that_is_left_evenly(sizes: list[int], done: list[Interva
     assert sorted(everything) == list(range(order.rows))
     assert max(map(count, dealt)) - min(map(count, dealt)) <= 1
     for start, stop in (piece for part in dealt for piece in part):
-        assert order.place(start) == order.place(stop - 1), "a piece lies in one window"
+        assert place(order, start) == place(order, stop - 1), "a piece lies in one window"
 
 
 @settings(max_examples=150, deadline=None)
@@ -63,12 +89,13 @@ def test_an_epoch_has_every_window_once_and_runs_in_their_order(
     assert sorted(order.windows.tolist()) == list(range(passes * len(sizes)))
     assert order.rows == passes * sum(sizes)
     run_of = [number for number, length in enumerate(lengths) for _ in range(length)]
-    places = [order.place(int(start)) for start in order.starts[:-1]]
-    assert [window for place in places for window in place.windows] == order.windows.tolist()
     groups: dict[int, list[list[int]]] = {}
-    for place in places:
-        assert place.stop - place.start == sum(sizes[window % len(sizes)] for window in place.windows)
-        groups.setdefault(place.group, []).append([run_of[window % len(sizes)] for window in place.windows])
+    for start, stop, first, last in zip(
+        order.starts[:-1], order.starts[1:], order.blocks[:-1], order.blocks[1:], strict=True
+    ):
+        own = order.windows[first:last].tolist()
+        assert stop - start == sum(sizes[window % len(sizes)] for window in own)
+        groups.setdefault(place(order, start)[1], []).append([run_of[window % len(sizes)] for window in own])
     for blocks in groups.values():
         assert len(blocks[0]) <= interleave and all(set(block) <= set(blocks[0]) for block in blocks)
     for run, length in enumerate(lengths):
@@ -106,34 +133,88 @@ def test_deal_cuts_only_the_windows_that_fit_nowhere() -> None:
     assert [len(part) for part in deal(EpochOrder.of([1000], seed=0, epoch=0, shuffle=True), (), 8)] == [1] * 8
 
 
-@settings(max_examples=150, deadline=None)
-@given(windows, st.lists(st.tuples(st.integers(1, 6), st.floats(0, 1)), max_size=6), st.randoms())
-def test_exactly_once_under_any_stops_and_resizes(sizes: list[int], runs: list[tuple[int, float]], random) -> None:
-    order = EpochOrder.of(sizes, seed=5, epoch=2, shuffle=True)
-    cursor, consumed = Cursor.start(2), []
-    for world_size, part in [*runs, (3, 1.0)]:
-        after = []
-        for rank in range(world_size):
-            start = open_rank(cursor, order, "data", rank, world_size)
-            share = part if part == 1.0 else part * random.random()
-            rows = round(count(start.pieces) * share)
-            consumed += positions(start.pieces)[:rows]
-            after.append(RankCursor(start.base, start.pieces, rows))
-        cursor = Cursor.from_dict(json.loads(json.dumps(Cursor.merge(after).to_dict())))
-    assert sorted(consumed) == list(range(order.rows))
-    assert cursor.rows_done == order.rows
+@pytest.fixture(scope="module")
+def planners(tmp_path_factory: pytest.TempPathFactory) -> list[EpochPlanner]:
+    """Of data sets whose windows are cut, whole, and joined row groups."""
+    drawn = [
+        ([7, 30, 0, 12], 9, {"window_rows": 5}),
+        ([40, 3], 40, {"window_bytes": 700}),
+        ([8] * 9, 4, {"window_rows": 20}),
+    ]
+    sets = [(write(tmp_path_factory.mktemp("set"), sizes, groups), limits) for sizes, groups, limits in drawn]
+    return [EpochPlanner(Manifest.read(str(folder), SCHEMA, **limits)) for folder, limits in sets]
 
 
-@settings(max_examples=60, deadline=None)
-@given(windows, st.integers(1, 5), st.lists(st.floats(0, 1), min_size=5, max_size=5))
-def test_as_many_ranks_go_on_exactly_where_each_was(sizes: list[int], world_size: int, stops: list[float]) -> None:
-    order = EpochOrder.of(sizes, seed=5, epoch=0, shuffle=True)
-    starts = [open_rank(Cursor.start(0), order, "data", rank, world_size) for rank in range(world_size)]
-    rows = [round(count(s.pieces) * part) for s, part in zip(starts, stops, strict=False)]
-    cursor = Cursor.merge(RankCursor(s.base, s.pieces, n) for s, n in zip(starts, rows, strict=True))
+def rows_of(planner: EpochPlanner, part: RankPart) -> list[tuple[str, int, int]]:
+    """Every row of a rank's part, in order: its file, row group, and place in the block's own sequence as a row."""
+    found = []
+    for piece in pieces_of(planner, part):
+        rows = [(s.uri, s.row_group, s.first_row + row) for s in piece.slices for row in range(s.start, s.stop)]
+        assert piece.before == len(found)
+        found += [rows[place] for place in piece.places]
+    assert len(found) == part.rows
+    return found
+
+
+orderings = st.builds(
+    Ordering,
+    seed=st.just(5),
+    shuffle=st.booleans(),
+    interleave=st.integers(1, 3),
+    passes=st.integers(1, 2),
+    step_rows=st.none(),
+) | st.builds(Ordering, seed=st.just(5), shuffle=st.just(False), step_rows=st.integers(1, 30))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.integers(0, 2),
+    st.lists(st.tuples(orderings, st.integers(1, 6), st.floats(0, 1)), min_size=1, max_size=4),
+    st.integers(1, 7),
+    st.randoms(),
+)
+def test_exactly_once_under_any_stops_and_resizes(
+    planners: list[EpochPlanner],
+    number: int,
+    runs: list[tuple[Ordering, int, float]],
+    at_once: int,
+    random: Random,
+) -> None:
+    planner, cursor = planners[number], Cursor.start(2)
+    like = runs[0][0]  # a run keeps its order; its steps may change in size
+    consumed: list[tuple[str, int, int]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_part, "PIECES_AT_ONCE", at_once)
+        for given, world_size, part in [*runs, (like, 3, 1.0)]:
+            step_rows = None if like.step_rows is None else given.step_rows or like.step_rows
+            ordering, after = replace(like, step_rows=step_rows), []
+            for rank in range(world_size):
+                mine = planner.open(cursor, ordering, rank, world_size)
+                steps = len([*steps_of(mine.left, step_rows or 1)])
+                rows = round(mine.rows * (part if part == 1.0 else part * random.random()))
+                if step_rows is not None:  # all ranks are equally far
+                    done = [size for _, size in steps_of(mine.left, step_rows)][: round(part * steps)]
+                    rows = sum(dealt_rows(size, rank, world_size) for size in done)
+                consumed += rows_of(planner, mine)[:rows]
+                after.append(mine.cursor(rows))
+            cursor = Cursor.from_dict(json.loads(json.dumps(Cursor.merge(after).to_dict())))
+    everything = Counter(consumed)
+    assert set(everything.values()) == {like.passes} and len(everything) == planner.manifest.rows
+    assert cursor.rows_done == len(consumed)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2), st.integers(1, 5), st.lists(st.floats(0, 1), min_size=5, max_size=5))
+def test_as_many_ranks_go_on_exactly_where_each_was(
+    planners: list[EpochPlanner], number: int, world_size: int, stops: list[float]
+) -> None:
+    planner, ordering = planners[number], Ordering(seed=5)
+    starts = [planner.open(Cursor.start(0), ordering, rank, world_size) for rank in range(world_size)]
+    rows = [round(part.rows * stop) for part, stop in zip(starts, stops, strict=False)]
+    cursor = Cursor.merge(part.cursor(n) for part, n in zip(starts, rows, strict=True))
     for rank in range(world_size):
-        rest = open_rank(Cursor.from_dict(cursor.to_dict()), order, "data", rank, world_size)
-        assert positions(rest.pieces) == positions(starts[rank].pieces)[rows[rank] :]
+        rest = planner.open(Cursor.from_dict(cursor.to_dict()), ordering, rank, world_size)
+        assert rows_of(planner, rest) == rows_of(planner, starts[rank])[rows[rank] :]
 
 
 def test_orders_differ_by_epoch_and_seed_and_are_permutations() -> None:
@@ -154,11 +235,11 @@ def test_the_order_never_changes() -> None:
     assert row_order(0, 8, seed=7, epoch=1).tolist() == [5, 7, 3, 2, 0, 6, 4, 1]
 
 
-def test_cursor_of_other_data_is_refused() -> None:
-    order = EpochOrder.of([5], seed=0, epoch=0, shuffle=True)
-    cursor = open_rank(Cursor.start(0), order, "one", 0, 1).cursor()
-    with pytest.raises(DataError, match="does not fit"):
-        open_rank(cursor, order, "two", 0, 1)
+def test_cursor_of_other_data_is_refused(planners: list[EpochPlanner]) -> None:
+    cursor = planners[0].open(Cursor.start(0), Ordering(seed=0), 0, 1).cursor(0)
+    for other, ordering in ((1, Ordering(seed=0)), (0, Ordering(seed=1)), (0, Ordering(seed=0, interleave=2))):
+        with pytest.raises(DataError, match="does not fit"):
+            planners[other].open(cursor, ordering, 0, 1)
     with pytest.raises(ValueError, match="differ in epoch"):
         Cursor.merge([Cursor.start(0), Cursor.start(1)])
     with pytest.raises(ValueError, match="at least one"):
@@ -166,7 +247,7 @@ def test_cursor_of_other_data_is_refused() -> None:
     with pytest.raises(ValueError, match="version 7"):
         Cursor.from_dict({"version": 7})
     with pytest.raises(ValueError, match="malformed"):
-        Cursor.from_dict({"version": 1, "epoch": 1})
+        Cursor.from_dict({"version": 2, "epoch": 1})
 
 
 @pytest.mark.parametrize(("rows", "passes", "world"), [([3, 4], 2, 2), ([3, 3], 2, 4), ([5, 5, 1], 5, 3), ([2], 7, 4)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import os
 import pickle
 import threading
 import time
@@ -19,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.data import BadRows, BatchStream, Cursor, DataError, DataUnavailable, Manifest, ReadOptions, empty_batch
-from rayrec.data.order.cursor import RankCursor
 from rayrec.data.storage import retries
 from rayrec.data.stream import readers
 from rayrec.data.stream.reading import Piece
@@ -62,7 +62,7 @@ def test_every_row_once_with_its_own_values(manifest: Manifest, shuffle: bool) -
         with stream(manifest, Cursor.start(0), rank, 3, shuffle=shuffle) as batches:
             planned, found = batches.batches_left, list(batches)
             assert len(found) == planned and batches.batches_left == 0
-            assert sum(b.rows for b, _ in found) == batches.rows == found[-1][1].rows
+            assert sum(b.rows for b, _ in found) == batches.rows == found[-1][1].rows_done
             assert all(b.rows == 64 for b, _ in found[:-1])
         for batch, _ in found:
             rows = batch.sparse["row"].values().tolist()
@@ -97,7 +97,7 @@ def test_exactly_once_under_stops_and_resizes(manifest: Manifest, data: st.DataO
         after = []
         for rank in range(world_size):
             with stream(manifest, cursor, rank, world_size, batch_rows=batch_rows) as batches:
-                last: RankCursor = batches.start_cursor
+                last: Cursor = batches.start_cursor
                 for _ in range(min(steps, batches.batches_left)):
                     batch, last = next(batches)
                     ids += row_ids([batch])
@@ -109,7 +109,7 @@ def test_exactly_once_under_stops_and_resizes(manifest: Manifest, data: st.DataO
             ids += row_ids([batch])
             cursor = Cursor.merge([last])
     assert sorted(ids) == list(range(manifest.rows))
-    assert cursor.finished(manifest)
+    assert cursor.rows_done == manifest.rows
 
 
 def test_resume_continues_the_very_same_batches(manifest: Manifest) -> None:
@@ -150,7 +150,7 @@ def test_ray_and_local_give_the_same_batches(
     """Also where the first rows are read here and the rest, or nothing, through Ray."""
     monkeypatch.setattr(readers, "HEAD_ROWS", head_rows)
 
-    def take(options: ReadOptions) -> list[tuple[Batch, RankCursor]]:
+    def take(options: ReadOptions) -> list[tuple[Batch, Cursor]]:
         with stream(manifest, Cursor.start(3), 1, 2, options=options) as batches:
             return list(batches)
 
@@ -236,7 +236,11 @@ def test_files_that_change_or_vanish(tmp_path: Path, options: ReadOptions, runni
     data = bytearray(file.read_bytes())
     manifest = Manifest.read(str(tmp_path), SCHEMA)
     data[4:3000] = b"\xff" * 2996
+    changed_ns = file.stat().st_mtime_ns
     file.write_bytes(data)
+    with stream(manifest, Cursor.start(0), 0, 1, options=options) as batches, pytest.raises(DataError, match="changed"):
+        next(batches)
+    os.utime(file, ns=(changed_ns, changed_ns))  # a disk that lies
     with stream(manifest, Cursor.start(0), 0, 1, options=options) as batches:
         with pytest.raises(DataError, match="not readable as Parquet") as caught:
             list(batches)
@@ -295,7 +299,7 @@ def test_wrong_arguments(manifest: Manifest) -> None:
     with stream(manifest, Cursor.start(0), 0, 1) as batches:
         _, after = next(batches)
     with pytest.raises(DataError, match="does not fit"):
-        stream(manifest, after.cursor(), 0, 1, seed=1)
+        stream(manifest, after, 0, 1, seed=1)
 
 
 SKIP = BadRows(policy="skip")
@@ -325,7 +329,7 @@ def test_bad_rows_can_be_skipped(tmp_path: Path, options: ReadOptions, shuffle: 
         skipped += batches.skipped.count
         samples += batches.skipped.samples
     assert sorted(ids) == sorted(good)
-    assert Cursor.merge(after).finished(manifest)
+    assert Cursor.merge(after).rows_done == manifest.rows
     assert skipped == 5 and 2 <= len(samples) <= 4
     assert all(s.file == str(tmp_path / "x.parquet") and s.row in (0, 7, 8, 150, 199) for s in samples)
 
@@ -337,7 +341,7 @@ def test_the_last_cursor_counts_every_skipped_row(tmp_path: Path, bad: list[int]
     options = LOCAL.model_copy(update={"bad_rows": BadRows(policy="skip")})
     with stream(Manifest.read(str(tmp_path), SCHEMA), Cursor.start(0), 0, 1, shuffle=False, options=options) as batches:
         *_, (_, last) = batches
-    assert (last.skipped, last.rows) == (len(bad), 100)
+    assert (last.skipped, last.rows_done) == (len(bad), 100)
 
 
 def test_resume_with_skipped_rows(tmp_path: Path) -> None:
@@ -351,7 +355,7 @@ def test_resume_with_skipped_rows(tmp_path: Path) -> None:
             with stream(manifest, cursor, 0, 1, options=options, batch_rows=9) as batches:
                 for number, (batch, after) in enumerate(batches):
                     ids += row_ids([batch])
-                    cursor, passed = after.cursor(), after.skipped
+                    cursor, passed = after, after.skipped
                     if number == stop:
                         break
             skipped += passed
@@ -377,7 +381,7 @@ def test_only_bad_rows_still_finish_the_epoch(tmp_path: Path) -> None:
     options = LOCAL.model_copy(update={"bad_rows": SKIP})
     with stream(manifest, Cursor.start(0), 0, 1, options=options) as batches:
         ((batch, after),) = list(batches)
-    assert batch.rows == 0 and after.cursor().finished(manifest) and batches.skipped.count == 50
+    assert batch.rows == 0 and after.rows_done == manifest.rows and batches.skipped.count == 50
 
 
 def test_unreadable_files_can_be_skipped(tmp_path: Path) -> None:

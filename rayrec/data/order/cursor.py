@@ -1,42 +1,69 @@
 """Where a run is in an epoch: small, exact, and free of any number of ranks.
 
-What the positions mean is `order/epoch.py`'s matter; who writes cursors to storage is the checkpoint's.
+What was dealt to whom is computed again from it, by `rank_part.py`; who writes cursors to storage is the checkpoint's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rayrec.data.errors import DataError
-from rayrec.data.order.epoch import EpochOrder, Interval, Intervals, count, deal, deal_steps, subtract, union
+from rayrec.data.order.intervals import Intervals, count, union
 
-CURSOR_VERSION = 1
+CURSOR_VERSION = 2
 
 
-class _HasRows(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far one data set has been read in an epoch.
+
+    Args:
+        data: fingerprint of the data set and its order.
+        world_size: ranks that it was dealt to.
+        before: what was done when it was dealt, as intervals of the epoch's sequence.
+        rows: of its ranks, how many rows of its part each has done; those that are missing none.
+        step_rows: of all ranks, where steps go along the sequence.
+        total: rows of the whole sequence.
+    """
+
+    data: str
+    world_size: int
+    total: int
+    before: Intervals = ()
+    rows: tuple[tuple[int, int], ...] = ()
+    step_rows: int | None = None
+
     @property
-    def rows(self) -> int: ...
+    def rows_done(self) -> int:
+        return count(self.before) + sum(rows for _, rows in self.rows)
+
+    @property
+    def over(self) -> bool:
+        """Whether all of it has been read."""
+        return self.rows_done >= self.total
+
+    def rows_of(self, rank: int) -> int:
+        """Rows of its part that a rank has done."""
+        return dict(self.rows).get(rank, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """What of one epoch is done, as intervals of its row sequence.
+    """What of one epoch is done: by one rank while it goes on, by all ranks in a checkpoint.
 
     Args:
         epoch: from 0.
-        done: intervals that have been consumed.
-        data: fingerprint of data set and order that `done` refers to; None before the first batch.
-        world_size: ranks that the epoch was last dealt to, so that as many ranks go on exactly as they were.
-        dealt_after: what was done when it was last dealt.
+        parts: one a data set; none at the beginning of an epoch, which is the beginning of any data.
+        given: of several data sets, rows that all ranks together have been given in this epoch.
+        skipped: rows that could not be used and were left out since the stream was opened; not kept in checkpoints.
     """
 
     epoch: int
-    done: Intervals = ()
-    data: str | None = None
-    world_size: int | None = None
-    dealt_after: Intervals = ()
+    parts: tuple[Progress, ...] = ()
+    given: int = 0
+    skipped: int = 0
 
     @classmethod
     def start(cls, epoch: int) -> Cursor:
@@ -45,46 +72,65 @@ class Cursor:
 
     @property
     def rows_done(self) -> int:
-        return count(self.done)
+        """Rows of all data sets."""
+        return sum(part.rows_done for part in self.parts)
 
-    def finished(self, manifest: _HasRows) -> bool:
-        """Whether every row of the epoch is done."""
-        return self.rows_done >= manifest.rows
+    def split(self, parts: int) -> list[Cursor]:
+        """The cursor of each of so many data sets.
+
+        Raises:
+            DataError: it was made with another number of them.
+        """
+        if not self.parts:
+            return [Cursor.start(self.epoch)] * parts
+        if len(self.parts) != parts:
+            raise DataError(
+                "the checkpoint's place in the data does not fit: it was made with another number of data sets",
+                fix="restore what the run was started with, or start a new run under another name",
+            )
+        return [Cursor(epoch=self.epoch, parts=(part,)) for part in self.parts]
 
     @staticmethod
-    def merge(cursors: Iterable[Cursor | RankCursor]) -> Cursor:
+    def join(cursors: Sequence[Cursor], given: int) -> Cursor:
+        """That of several data sets."""
+        return Cursor(
+            epoch=cursors[0].epoch,
+            parts=tuple(part for cursor in cursors for part in cursor.parts),
+            given=given,
+            skipped=sum(cursor.skipped for cursor in cursors),
+        )
+
+    @staticmethod
+    def merge(cursors: Iterable[Cursor]) -> Cursor:
         """The state of all ranks together.
 
         Raises:
             ValueError: none given, or they are of different epochs, data sets or deals.
         """
-        states = [c.cursor() if isinstance(c, RankCursor) else c for c in cursors]
+        states = list(cursors)
         if not states:
             raise ValueError("Cursor.merge needs the cursor of at least one rank")
-        started = [state for state in states if state.data is not None] or states[:1]
-        for name in ("epoch", "data", "world_size", "dealt_after"):
-            found = {getattr(state, name) for state in (states if name == "epoch" else started)}
-            if len(found) > 1:
-                raise ValueError(f"Cursor.merge: the ranks' cursors differ in {name}: {sorted(map(str, found))}")
-        head = started[0]
-        return Cursor(
-            epoch=head.epoch,
-            done=union(i for state in states for i in state.done),
-            data=head.data,
-            world_size=head.world_size,
-            dealt_after=head.dealt_after,
-        )
+        if len({state.epoch for state in states}) > 1:
+            raise ValueError(f"Cursor.merge: the ranks' cursors differ in epoch: {[state.epoch for state in states]}")
+        started = [state for state in states if state.parts] or states[:1]
+        parts = [_merged(same) for same in zip(*(state.parts for state in started), strict=True)]
+        given, skipped = max(state.given for state in states), sum(state.skipped for state in states)
+        return Cursor(epoch=states[0].epoch, parts=tuple(parts), given=given, skipped=skipped)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values that `from_dict` reads."""
-        return {
-            "version": CURSOR_VERSION,
-            "epoch": self.epoch,
-            "done": [list(i) for i in self.done],
-            "data": self.data,
-            "world_size": self.world_size,
-            "dealt_after": [list(i) for i in self.dealt_after],
-        }
+        parts = [
+            {
+                "data": part.data,
+                "world_size": part.world_size,
+                "total": part.total,
+                "before": [list(interval) for interval in part.before],
+                "rows": [list(pair) for pair in part.rows],
+                "step_rows": part.step_rows,
+            }
+            for part in self.parts
+        ]
+        return {"version": CURSOR_VERSION, "epoch": self.epoch, "parts": parts, "given": self.given}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cursor:
@@ -96,82 +142,30 @@ class Cursor:
         if data.get("version") != CURSOR_VERSION:
             raise ValueError(f"data cursor version {data.get('version')!r}: this rayrec reads {CURSOR_VERSION}")
         try:
-            return cls(
-                epoch=int(data["epoch"]),
-                done=union((int(a), int(b)) for a, b in data["done"]),
-                data=data["data"],
-                world_size=data["world_size"],
-                dealt_after=union((int(a), int(b)) for a, b in data["dealt_after"]),
+            parts = tuple(
+                Progress(
+                    data=str(part["data"]),
+                    world_size=int(part["world_size"]),
+                    total=int(part["total"]),
+                    before=union((int(a), int(b)) for a, b in part["before"]),
+                    rows=tuple(sorted((int(rank), int(rows)) for rank, rows in part["rows"])),
+                    step_rows=None if part["step_rows"] is None else int(part["step_rows"]),
+                )
+                for part in data["parts"]
             )
+            return cls(epoch=int(data["epoch"]), parts=parts, given=int(data["given"]))
         except (KeyError, TypeError) as error:
             raise ValueError(f"data cursor is malformed: {error!r}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class RankCursor:
-    """One rank's state after a batch; cheap to make, turned into a `Cursor` only when asked.
-
-    Args:
-        base: what all ranks had done when this rank's stream was opened.
-        pieces: this rank's part of the rest, in order.
-        rows: rows of those pieces consumed so far.
-        skipped: those of them that could not be used and were left out.
-    """
-
-    base: Cursor
-    pieces: tuple[Interval, ...]
-    rows: int
-    skipped: int = 0
-
-    @property
-    def epoch(self) -> int:
-        return self.base.epoch
-
-    def cursor(self) -> Cursor:
-        """`base` with this rank's rows done."""
-        done, left = list(self.base.done), self.rows
-        for start, stop in self.pieces:
-            if left <= 0:
-                break
-            done.append((start, min(stop, start + left)))
-            left -= stop - start
-        base = self.base
-        return Cursor(
-            epoch=base.epoch,
-            done=union(done),
-            data=base.data,
-            world_size=base.world_size,
-            dealt_after=base.dealt_after,
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same JSON values as the `Cursor`'s."""
-        return self.cursor().to_dict()
-
-
-def open_rank(
-    cursor: Cursor, order: EpochOrder, data: str, rank: int, world_size: int, in_steps_of: int | None = None
-) -> RankCursor:
-    """This rank's part of what is left of the cursor's epoch.
-
-    As many ranks as before go on exactly where each was; another number of ranks is dealt the rest anew.
-
-    Args:
-        in_steps_of: rows of a step of all ranks, where steps go along the sequence: all ranks are as far then.
-
-    Raises:
-        DataError: the cursor was made with other data, another seed, or another window size.
-    """
-    if cursor.data not in (None, data):
-        raise DataError(
-            "the checkpoint's place in the data does not fit: files, row counts, seed, shuffle or window size changed",
-            fix="restore what the run was started with, or start a new run under another name",
-        )
-    if in_steps_of is not None:
-        base = Cursor(epoch=cursor.epoch, done=cursor.done, data=data, world_size=world_size, dealt_after=cursor.done)
-        return RankCursor(base, tuple(deal_steps(order, cursor.done, rank, world_size, in_steps_of)), 0)
-    same = cursor.world_size == world_size and cursor.data is not None
-    dealt_after = cursor.dealt_after if same else cursor.done
-    base = Cursor(epoch=cursor.epoch, done=cursor.done, data=data, world_size=world_size, dealt_after=dealt_after)
-    mine = subtract(deal(order, dealt_after, world_size)[rank], cursor.done)
-    return RankCursor(base, tuple(mine), 0)
+def _merged(parts: Sequence[Progress]) -> Progress:
+    """What several ranks have done of one data set."""
+    for name in ("data", "world_size", "total", "before", "step_rows"):
+        found = {getattr(part, name) for part in parts}
+        if len(found) > 1:
+            raise ValueError(f"Cursor.merge: the ranks' cursors differ in {name}: {sorted(map(str, found))}")
+    rows: dict[int, int] = {}
+    for part in parts:
+        for rank, done in part.rows:
+            rows[rank] = max(done, rows.get(rank, 0))
+    return replace(parts[0], rows=tuple(sorted(rows.items())))

@@ -1,25 +1,21 @@
-"""The order of an epoch's rows and how they are dealt to ranks: pure functions of seed, epoch, windows, what is done.
+"""The order of an epoch's rows: a pure function of seed, epoch and windows. `deal.py` deals them to ranks.
 
 An epoch is one sequence of all rows: the windows in a seeded order, the rows of one window, or of several that are
 mixed, in a seeded order of their own.
-Work, done or to do, is always a set of intervals of that sequence, so nothing here depends on a number of ranks for
-longer than one deal. Reading rows is `stream/reading.py`'s work.
+Work, done or to do, is always a set of intervals of that sequence, so nothing depends on a number of ranks for longer
+than one deal. Reading rows is `stream/reading.py`'s work.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from rayrec.data.mapping.hashing import mix64_array, seed_of
 
-Interval = tuple[int, int]
-Intervals = tuple[Interval, ...]
 I64 = npt.NDArray[np.int64]
 
 _WINDOWS, _ROWS = 1, 2  # keep the two kinds of shuffle apart for one seed
@@ -50,14 +46,14 @@ class EpochOrder:
     @classmethod
     def of(
         cls,
-        window_rows: Sequence[int],
+        window_rows: Sequence[int] | I64,
         *,
         seed: int,
         epoch: int,
         shuffle: bool,
         passes: int = 1,
         interleave: int = 1,
-        runs: Sequence[int] | None = None,
+        runs: Sequence[int] | I64 | None = None,
     ) -> EpochOrder:
         """The order of `epoch` over windows of these sizes; the given order unless `shuffle`. Each pass has an order of
         its own, which does not depend on how many passes follow.
@@ -81,23 +77,6 @@ class EpochOrder:
         block_starts = _with_end(np.concatenate(blocks))
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[windows % max(1, len(sizes))])])
         return cls(windows, block_starts, ends[block_starts], _with_end(np.concatenate(groups)), passes)
-
-    def place(self, position: int) -> Place:
-        """Where a position of the sequence lies."""
-        block = int(np.searchsorted(self.starts, position, side="right")) - 1
-        group = int(np.searchsorted(self.groups, block, side="right")) - 1
-        windows = self.windows[self.blocks[block] : self.blocks[block + 1]].tolist()
-        return Place(tuple(windows), group, int(self.starts[block]), int(self.starts[block + 1]))
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A block: its windows, the group it belongs to, and its positions `[start, stop)` in the sequence."""
-
-    windows: tuple[int, ...]
-    group: int
-    start: int
-    stop: int
 
 
 def _one_pass(
@@ -134,115 +113,11 @@ def _permutation(size: int, seed: int) -> I64:
     return by_low[np.argsort(high[by_low], kind="stable")]
 
 
-def union(intervals: Iterable[Interval]) -> Intervals:
-    """The same positions as sorted intervals that neither overlap nor touch; empty ones vanish."""
-    merged: list[Interval] = []
-    for start, stop in sorted(i for i in intervals if i[0] < i[1]):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return tuple(merged)
-
-
-def subtract(pieces: Iterable[Interval], done: Intervals) -> list[Interval]:
-    """The parts of `pieces`, in their order, that `done` (from `union`) does not cover."""
-    stops = [stop for _, stop in done]
-    rest: list[Interval] = []
-    for start, stop in pieces:
-        index = int(np.searchsorted(stops, start, side="right"))
-        while start < stop:
-            hole = done[index] if index < len(done) else (stop, stop)
-            if start < hole[0]:
-                rest.append((start, min(stop, hole[0])))
-            start, index = max(start, hole[1]), index + 1
-    return rest
-
-
-def count(intervals: Iterable[Interval]) -> int:
-    """How many positions the intervals hold together."""
-    return sum(stop - start for start, stop in intervals)
-
-
-def deal(order: EpochOrder, done: Intervals, world_size: int) -> list[list[Interval]]:
-    """What is left of the epoch as one list of pieces per rank, each piece inside one group, pass after pass.
-
-    Ranks' rows differ by at most one, in a pass and in all: who has one more goes round from pass to pass.
-    """
-    edges = order.starts[order.groups]
-    groups = (len(edges) - 1) // order.passes
-    dealt: list[list[Interval]] = [[] for _ in range(world_size)]
-    first = 0  # the rank that begins where the pass before ended
-    for number in range(order.passes):
-        starts = edges[number * groups : (number + 1) * groups + 1].tolist()
-        pieces = subtract(((a, b) for a, b in pairwise(starts) if a < b), done)
-        for rank, mine in enumerate(_deal(pieces, world_size)):
-            dealt[(rank + first) % world_size] += mine
-        first = (first + count(pieces)) % world_size
-    return dealt
-
-
-def deal_steps(order: EpochOrder, done: Intervals, rank: int, world_size: int, batch_rows: int) -> list[Interval]:
-    """This rank's part of every step when steps go along the sequence: no row of a step comes before one of an earlier.
-
-    Args:
-        batch_rows: rows of a step, of all ranks together; the last step may have fewer.
-    """
-    left = subtract([(0, order.rows)], done)
-    mine: list[Interval] = []
-    for first, size in steps_of(count(left), batch_rows):
-        start = first + sum(dealt(size, other, world_size) for other in range(rank))
-        mine += _inside(left, start, start + dealt(size, rank, world_size))
-    return mine
+def dealt(batch_size: int, rank: int, world_size: int) -> int:
+    """The rows of one rank in a batch of all ranks together."""
+    return batch_size // world_size + (rank < batch_size % world_size)
 
 
 def steps_of(rows: int, batch_rows: int) -> Iterator[tuple[int, int]]:
     """Where each step starts, and its rows."""
     return ((first, min(batch_rows, rows - first)) for first in range(0, rows, batch_rows))
-
-
-def _inside(pieces: Sequence[Interval], start: int, stop: int) -> Iterator[Interval]:
-    """The positions `[start, stop)` of those that the pieces hold, counted from 0."""
-    at = 0
-    for first, last in pieces:
-        a, b = max(start - at, 0), min(stop - at, last - first)
-        if a < b:
-            yield first + a, first + b
-        at += last - first
-
-
-def _deal(pieces: Sequence[Interval], world_size: int) -> list[list[Interval]]:
-    """The pieces as one list per rank, whose rows differ by at most one.
-
-    Groups go whole to the rank with the fewest rows while they fit; only the few
-    that fit nowhere are cut, so almost every one is read by one rank.
-    """
-    share, extra = divmod(count(pieces), world_size)
-    room = [share + (rank < extra) for rank in range(world_size)]
-    dealt: list[list[Interval]] = [[] for _ in range(world_size)]
-    heap = [(-free, rank) for rank, free in enumerate(room)]
-    heapq.heapify(heap)
-    left_over: list[Interval] = []
-    for start, stop in pieces:
-        rank = heap[0][1]
-        if stop - start > room[rank]:
-            left_over.append((start, stop))
-            continue
-        dealt[rank].append((start, stop))
-        room[rank] -= stop - start
-        heapq.heapreplace(heap, (-room[rank], rank))
-    rank = 0
-    for start, stop in left_over:
-        while start < stop:
-            while not room[rank]:
-                rank += 1
-            cut = min(stop, start + room[rank])
-            dealt[rank].append((start, cut))
-            room[rank] -= cut - start
-            start = cut
-    return dealt
-
-
-def dealt(batch_size: int, rank: int, world_size: int) -> int:
-    """The rows of one rank in a batch of all ranks together."""
-    return batch_size // world_size + (rank < batch_size % world_size)

@@ -6,8 +6,10 @@ Pure facts and functions; the batches are `mixed_stream.py`'s.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from math import ceil, lcm
 
 import numpy as np
@@ -16,11 +18,15 @@ from rayrec.data.errors import DataError
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.order.epoch import dealt
 from rayrec.data.source.dataset import DataSet, WeightedDataSet
-from rayrec.data.source.footer_cache import FooterCache
-from rayrec.data.source.footers import FileFacts
-from rayrec.data.source.manifest import WINDOW_ROWS, Manifest
-from rayrec.data.source.slices import passing, read_slices, slices_of
+from rayrec.data.source.filters import Condition
+from rayrec.data.source.footers import FooterReading
+from rayrec.data.source.manifest import Manifest
+from rayrec.data.source.parallel import each
+from rayrec.data.source.slices import Columns, FileSlice, passing, read_slices, slices_of
+from rayrec.data.source.windows import WINDOW_ROWS
 from rayrec.data.storage.retries import Patience
+
+_WINDOWS_PER_TASK, _WINDOWS_FOR_RAY = 8, 64
 
 
 @dataclass(frozen=True)
@@ -44,21 +50,24 @@ class Mix:
         cls,
         data: Sequence[WeightedDataSet],
         schema: Schema,
-        cache: FooterCache | None = None,
+        reading: FooterReading | None = None,
         window_rows: int = WINDOW_ROWS,
     ) -> Mix:
         """That of a config. Where filters ask more than partitions, their columns are read here, to count.
 
         Args:
-            cache: footers read earlier.
+            reading: footers read earlier, and how others are read.
 
         Raises:
             DataError: as `Manifest.read`, a data set of whose rows none passes, or columns that differ in type.
         """
-        parts = tuple(Manifest.of(one, schema, cache, window_rows) for one in data)
+        parts = tuple(Manifest.of(one, schema, reading, window_rows) for one in data)
         for part in parts[1:]:
             part.check_like(parts[0])
-        passing = tuple(rows_that_pass(part) for part in parts)
+        how = reading or FooterReading()
+        many = sum(len(part.windows) for part in parts if part.filters) > _WINDOWS_FOR_RAY
+        with how.connect() if many else nullcontext():
+            passing = tuple(rows_that_pass(part, how.patience) for part in parts)
         for one, rows in zip(data, passing, strict=True):
             if not rows:
                 raise DataError(f"no row of {one} passes the filters", fix="correct them, or take it out of the mix")
@@ -71,8 +80,8 @@ class Mix:
         return lasting.index(max(lasting))
 
     @property
-    def files(self) -> tuple[FileFacts, ...]:
-        return tuple(file for part in self.parts for file in part.files)
+    def num_files(self) -> int:
+        return sum(part.num_files for part in self.parts)
 
     @property
     def rows(self) -> int:
@@ -97,13 +106,13 @@ class Mix:
 def manifest_of(
     data: DataSet | Sequence[WeightedDataSet],
     schema: Schema,
-    cache: FooterCache | None = None,
+    reading: FooterReading | None = None,
     window_rows: int = WINDOW_ROWS,
 ) -> Manifest | Mix:
     """What a config's `data.train` consists of; raises as `Manifest.of` and `Mix.of`."""
     if isinstance(data, DataSet):
-        return Manifest.of(data, schema, cache, window_rows)
-    return Mix.of(data, schema, cache, window_rows)
+        return Manifest.of(data, schema, reading, window_rows)
+    return Mix.of(data, schema, reading, window_rows)
 
 
 def whole(weights: Sequence[float]) -> tuple[int, ...]:
@@ -144,14 +153,23 @@ def batch_shares(
         before = after
 
 
-def rows_that_pass(manifest: Manifest) -> int:
-    """Rows of a pass that meet the filters; those that cannot be read do."""
+def rows_that_pass(manifest: Manifest, patience: Patience) -> int:
+    """Rows of a pass that meet the filters; those that cannot be read do. Read side by side, on Ray where it runs."""
     if not manifest.filters:
         return manifest.rows
     asked = {condition.column for condition in manifest.filters}
     columns = tuple((name, kind) for name, kind in manifest.columns if name in asked)
+    windows = manifest.windows
+    firsts = range(0, len(windows), _WINDOWS_PER_TASK)
+    parts = ([slices_of(manifest, window) for window in windows[at : at + _WINDOWS_PER_TASK]] for at in firsts)
+    return sum(each(partial(_passing, columns=columns, filters=manifest.filters, patience=patience), parts))
+
+
+def _passing(
+    windows: Sequence[Sequence[FileSlice]], columns: Columns, filters: Sequence[Condition], patience: Patience
+) -> int:
     count = 0
-    for window in manifest.windows:
-        table, missing = read_slices(slices_of(manifest, window), columns, Patience())
-        count += int(np.count_nonzero(passing(table, missing, manifest.filters)))
+    for slices in windows:
+        table, missing = read_slices(slices, columns, patience)
+        count += int(np.count_nonzero(passing(table, missing, filters)))
     return count

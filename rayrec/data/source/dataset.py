@@ -26,12 +26,15 @@ class DataSet(Strict):
         filters: conditions `[column, operator, value]` that a row must meet, all of them, to be read, as
             `[[day, '>=', '2024-01-01'], [country, in, [de, fr]]]`; operators `= != < <= > >= in`, `not in`.
             A null meets none. Files and row groups without such rows are not opened.
+        index: file that `rayrec data index` wrote, so that a run reads only the footers of new and changed files;
+            default: the one in the folder, if there is one.
     """
 
     path: str | list[str]
     table: TableFormat | None = None
     version: int | None = Field(default=None, ge=0)
     filters: list[list[Any]] = Field(default=[])
+    index: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -48,6 +51,13 @@ class DataSet(Strict):
     @classmethod
     def _conditions(cls, given: Any) -> Any:
         return [Condition.parse(one).to_list() for one in given] if isinstance(given, list | tuple) else given
+
+    @field_validator("index")
+    @classmethod
+    def _no_secret_in_index(cls, given: str | None) -> str | None:
+        if given is not None and (problem := secret_in(given)) is not None:
+            raise ValueError(problem)
+        return given
 
     @field_validator("path")
     @classmethod

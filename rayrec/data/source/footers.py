@@ -1,193 +1,207 @@
-"""What single files hold, by their footers and paths: columns, row groups, partitions, what filters rule out."""
+"""Footers of many files: read side by side, into columns that any schema and any filters can be asked of later.
+
+What follows from them for one data set is `manifest.py`'s matter, where they are kept is `footer_index.py`'s.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pat
 
-from rayrec.data.errors import DataError
-from rayrec.data.mapping.columns import check_types
-from rayrec.data.mapping.schema import Schema
-from rayrec.data.source.filters import Condition, plain_type
-from rayrec.data.source.footer_cache import FooterCache
-from rayrec.data.source.partitions import Values, partitions_of
+from rayrec.data.mapping.arrow_types import is_text
+from rayrec.data.source.filters import plain_type
+from rayrec.data.source.footer_index import FACTS, HIGH, LOW, FooterIndex
+from rayrec.data.source.parallel import each, in_threads
 from rayrec.data.storage.files import Found
-from rayrec.data.storage.locations import plain_path
-from rayrec.data.storage.opening import unreadable
+from rayrec.data.storage.opening import Footer, read_footer, unreadable
+from rayrec.data.storage.retries import Patience, with_patience
 
-Partition = tuple[tuple[str, int | str | None], ...]
 Types = dict[str, pa.DataType]
 
-_FOOTER_THREADS = 16
+FILES_PER_TASK = 64
+FILES_FOR_RAY = 512
+
+
+class Connect(Protocol):
+    """Connects Ray for the time of a block."""
+
+    def __call__(self) -> AbstractContextManager[object]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class FileFacts:
-    """One file.
+class FooterReading:
+    """How footers are read.
 
     Args:
-        group_rows: rows of its row groups.
-        row_bytes: about how many bytes a decoded row takes.
-        partition: columns that its folders give, with their value.
-        left_out: row groups in which no row can pass the filters.
+        index: those that were read before.
+        patience: with reads that fail.
+        connect: what to do for Ray to be there where there are more than `FILES_FOR_RAY` to read; default: nothing.
     """
 
-    uri: str
-    size_bytes: int
-    group_rows: tuple[int, ...]
-    row_bytes: float
-    partition: Partition = ()
-    left_out: frozenset[int] = frozenset()
+    index: FooterIndex | None = None
+    patience: Patience = field(default_factory=Patience)
+    connect: Connect = nullcontext
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionedFile:
-    """A file and the columns that its folders give."""
+def read_footers(found: Sequence[Found], statistics: Collection[str] | None, how: FooterReading) -> pa.Table:
+    """The facts of all files, in their order: the columns of `FACTS`, and of some columns the ends of every row group.
 
-    file: Found
-    values: Values
-
-
-@dataclass(frozen=True, slots=True)
-class Partitioned:
-    """Files with their partitions, and the type of every partition column."""
-
-    files: Sequence[PartitionedFile]
-    types: Types
-
-    @classmethod
-    def of(cls, found: Sequence[Found], wanted: Collection[str] | None = None) -> Partitioned:
-        """The partitions of files, as far as their columns are wanted (None: all)."""
-        values, types = partitions_of([plain_path(file.uri) for file in found], wanted)
-        return cls([PartitionedFile(*pair) for pair in zip(found, values, strict=True)], types)
-
-    def that_pass(self, conditions: Sequence[Condition]) -> Partitioned:
-        """Without the files that a condition on their folders rules out."""
-        kept = np.ones(len(self.files), dtype=np.bool_)
-        for condition in conditions:
-            kind = self.types.get(condition.column)
-            if kind is None:
-                continue
-            condition.check(kind, self.files[0].file.uri)
-            here = np.array([condition.column in one.values for one in self.files])
-            kept &= ~here | condition.holds(pa.array([one.values.get(condition.column) for one in self.files], kind))
-        return Partitioned([one for one, keep in zip(self.files, kept, strict=True) if keep], self.types)
-
-
-def read_footers(
-    found: Partitioned, schema: Schema, conditions: Sequence[Condition], cache: FooterCache
-) -> list[tuple[FileFacts, Types]]:
-    """The facts of all files, and the types of the columns that are read.
+    Args:
+        statistics: of which columns; None: of all that have some.
 
     Raises:
-        DataError: a file that is not Parquet, a column that is missing or has a wrong type.
+        DataError: a file that is gone or is not Parquet.
     """
-    with ThreadPoolExecutor(max(1, min(_FOOTER_THREADS, len(found.files)))) as pool:
-        return list(pool.map(lambda one: _read_footer(one, found.types, schema, conditions, cache), found.files))
+    index = how.index or FooterIndex()
+    places, known = index.known(found, statistics)
+    missing = np.setdiff1d(np.arange(len(found)), places)
+    if not len(missing):
+        return known.take(pa.array(np.argsort(places)))
+    new = [found[number] for number in missing.tolist()]
+    types = _types_of(_patiently(new[0], how.patience), new[0].uri, statistics)
+    chunks = [new[first : first + FILES_PER_TASK] for first in range(0, len(new), FILES_PER_TASK)]
+    read_chunk = partial(_read_chunk, types=types, patience=how.patience)
+    with how.connect() if len(new) > FILES_FOR_RAY else nullcontext():
+        read = pa.concat_tables(list(each(read_chunk, chunks)) if len(chunks) > 1 else [read_chunk(new)])
+    index.add(new, read)
+    if not len(places):
+        return read
+    both = pa.concat_tables([known, _like(read, known)])
+    return both.take(pa.array(np.argsort(np.concatenate([places, missing]))))
 
 
-def check_same_types(footers: Sequence[tuple[FileFacts, Types]]) -> None:
-    """That every column has one type in all files.
-
-    Raises:
-        DataError: it has not.
-    """
-    first, types = footers[0]
-    for facts, found in footers[1:]:
-        for column, kind in found.items():
-            if kind != types[column]:
-                raise DataError(
-                    f"the column's type changes between files: {kind} here, {types[column]} in {first.uri}",
-                    file=facts.uri,
-                    column=column,
-                    fix="write all files with one type for this column",
-                )
+def _patiently(file: Found, patience: Patience) -> Footer:
+    return with_patience(partial(read_footer, file.uri), file.uri, patience)
 
 
-def _read_footer(
-    one: PartitionedFile, types: Types, schema: Schema, conditions: Sequence[Condition], cache: FooterCache
-) -> tuple[FileFacts, Types]:
-    uri, footer = one.file.uri, cache.read(one.file)
+def _read_chunk(files: Sequence[Found], types: Types, patience: Patience) -> pa.Table:
+    remote = "://" in files[0].uri
+    footers = list(in_threads(partial(_patiently, patience=patience), files, 8)) if remote else None
+    facts = _Facts(types)
+    for number, file in enumerate(files):
+        facts.add(file, _patiently(file, patience) if footers is None else footers[number])
+    return facts.table()
+
+
+class _Facts:
+    """Collects the facts of files, column by column."""
+
+    def __init__(self, types: Types) -> None:
+        self._types = types
+        self._columns: dict[str, list[object]] = {name: [] for name in FACTS.names}
+        self._ends: dict[str, list[pa.Array]] = {side + name: [] for name in types for side in (LOW, HIGH)}
+        self._last: tuple[pq.ParquetSchema, Mapping[bytes, bytes] | None, pa.Schema, bytes] | None = None
+
+    def add(self, file: Found, footer: Footer) -> None:
+        metadata, version = footer.metadata, footer.version
+        arrow, written = self._schema(metadata, file.uri)
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        values = (
+            file.size_bytes, file.changed_ns, version.footer, version.etag, written,
+            [group.num_rows for group in groups], _column_bytes(groups, arrow),
+        )  # fmt: skip
+        for name, value in zip(FACTS.names, values, strict=True):
+            self._columns[name].append(value)
+        paths = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
+        for name, kind in self._types.items():
+            place = arrow.get_field_index(name)
+            fits = place >= 0 and plain_type(arrow.field(place).type) == kind
+            lows, highs = _ends(groups, paths.get(name) if fits else None, kind)
+            self._ends[LOW + name].append(lows)
+            self._ends[HIGH + name].append(highs)
+
+    def table(self) -> pa.Table:
+        columns = {column.name: pa.array(self._columns[column.name], column.type) for column in FACTS}
+        lengths = columns["group_rows"].value_lengths().to_numpy()
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        for name, lists in self._ends.items():
+            kind = self._types[name.removeprefix(LOW).removeprefix(HIGH)]
+            flat = pa.concat_arrays([pa.array([], kind), *lists])
+            columns[name] = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat)
+        return pa.table({name: columns[name] for name in [*FACTS.names, *self._ends]})
+
+    def _schema(self, metadata: pq.FileMetaData, uri: str) -> tuple[pa.Schema, bytes]:
+        """The Arrow schema, made once for files that are alike."""
+        last = self._last
+        if last is None or not metadata.schema.equals(last[0]) or metadata.metadata != last[1]:
+            try:
+                arrow = metadata.schema.to_arrow_schema().remove_metadata()
+                last = (metadata.schema, metadata.metadata, arrow, arrow.serialize().to_pybytes())
+            except (pa.ArrowException, OSError) as error:
+                raise unreadable(uri, error) from error
+            self._last = last
+        return last[2], last[3]
+
+
+def _types_of(footer: Footer, uri: str, statistics: Collection[str] | None) -> Types:
+    """The types that values of columns are compared in, as far as there can be statistics of them."""
     try:
-        arrow = footer.schema.to_arrow_schema()
+        arrow = footer.metadata.schema.to_arrow_schema()
     except (pa.ArrowException, OSError) as error:
         raise unreadable(uri, error) from error
-    arrow = _with_partitions(arrow, {name: types[name] for name in one.values})
-    check_types(schema, arrow, uri)
-    for condition in conditions:
-        condition.check_in(arrow, uri)
-    groups = tuple(footer.row_group(g).num_rows for g in range(footer.num_row_groups))
-    columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
-    in_file = [c for c in conditions if c.column not in one.values]
-    left_out = _left_out(footer, arrow, in_file) if in_file else frozenset()
-    row_bytes = _row_bytes(footer, set(columns))
-    facts = FileFacts(uri, one.file.size_bytes, groups, row_bytes, tuple(one.values.items()), left_out)
-    return facts, {name: arrow.field(name).type for name in columns}
+    kinds = {field.name: plain_type(field.type) for field in arrow}
+    ordered = {name: kind for name, kind in kinds.items() if _ordered(kind)}
+    return ordered if statistics is None else {name: ordered.get(name, pa.null()) for name in sorted(statistics)}
 
 
-def nothing_left(uri: str, conditions: Sequence[Condition]) -> DataError:
-    """The error of a data set that has no row to read."""
-    if not conditions:
-        return DataError("the data set has no rows", file=uri, fix="check how the files were written")
-    told = " and ".join(f"`{condition}`" for condition in conditions)
-    return DataError(f"no row can pass the filters {told}; looked at files like this one", file=uri, fix="check them")
+def _ordered(kind: pa.DataType) -> bool:
+    return is_text(kind) or any(
+        is_kind(kind) for is_kind in (pat.is_integer, pat.is_floating, pat.is_boolean, pat.is_temporal, pat.is_decimal)
+    )
 
 
-def with_partition(batch: pa.RecordBatch, one: PartitionedFile, types: Types) -> pa.Table:
-    """All columns of a file's rows, those of its folders among them."""
-    table = pa.Table.from_batches([batch]).drop_columns([n for n in batch.schema.names if n in one.values])
-    for name, value in one.values.items():
-        table = table.append_column(name, pa.repeat(pa.scalar(value, types[name]), len(table)))
-    return table
-
-
-def _with_partitions(arrow: pa.Schema, types: Types) -> pa.Schema:
-    """A folder's value stands before a column of that name in the file."""
-    fields = [field for field in arrow if field.name not in types]
-    return pa.schema([*fields, *(pa.field(name, kind) for name, kind in types.items())])
-
-
-def _left_out(footer: pq.FileMetaData, arrow: pa.Schema, conditions: Sequence[Condition]) -> frozenset[int]:
-    """Row groups whose smallest and largest values say that no row can pass."""
-    kept = np.ones(footer.num_row_groups, dtype=np.bool_)
-    for condition in conditions:
-        ends = _ends(footer, condition.column, arrow.field(condition.column).type)
-        if ends is not None:
-            kept &= condition.may_hold(*ends)
-    return frozenset(np.flatnonzero(~kept).tolist())
-
-
-def _ends(footer: pq.FileMetaData, column: str, kind: pa.DataType) -> tuple[pa.Array, pa.Array] | None:
+def _ends(groups: Sequence[pq.RowGroupMetaData], index: int | None, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
     """The smallest and the largest value of every row group, null where they are not known."""
-    kind = plain_type(kind)
-    paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
-    if column not in paths:
-        return None
+    unknown = pa.nulls(len(groups), kind)
+    if index is None:
+        return unknown, unknown
     lows, highs = [], []
-    for group in range(footer.num_row_groups):
-        statistics = footer.row_group(group).column(paths.index(column)).statistics
+    for group in groups:
+        statistics = group.column(index).statistics
         known = statistics is not None and statistics.has_min_max
         lows.append(statistics.min if known else None)
         highs.append(statistics.max if known else None)
     try:
         return pa.array(lows, kind), pa.array(highs, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return None  # a type whose statistics pyarrow does not read
+        return unknown, unknown  # a type whose statistics pyarrow does not read
 
 
-def _row_bytes(footer: pq.FileMetaData, columns: set[str]) -> float:
-    """About how many bytes one row takes when decoded, judged by the file's first row group."""
-    if not footer.num_rows:
-        return 0.0
-    group = next(g for g in map(footer.row_group, range(footer.num_row_groups)) if g.num_rows)
-    total = 0
+def _column_bytes(groups: Iterable[pq.RowGroupMetaData], arrow: pa.Schema) -> list[float]:
+    """About how many bytes a decoded row takes in each column, judged by the file's first row group with rows."""
+    names = arrow.names
+    found = dict.fromkeys(names, 0.0)
+    group = next((group for group in groups if group.num_rows), None)
+    if group is None:
+        return [0.0] * len(names)
     for index in range(group.num_columns):
         chunk = group.column(index)
-        if any(chunk.path_in_schema == c or chunk.path_in_schema.startswith(c + ".") for c in columns):
-            total += max(chunk.total_uncompressed_size, 8 * chunk.num_values)
-    return total / group.num_rows
+        path = chunk.path_in_schema
+        while path not in found and "." in path:
+            path = path.rpartition(".")[0]
+        if path in found:
+            found[path] += max(chunk.total_uncompressed_size, 8 * chunk.num_values) / group.num_rows
+    return [found[name] for name in names]
+
+
+def _like(table: pa.Table, other: pa.Table) -> pa.Table:
+    """With the columns of the other; statistics of another type there are not known here."""
+    columns = {}
+    for column in other.schema:
+        name = column.name
+        if name in table.column_names and table.schema.field(name).type == column.type:
+            columns[name] = table[name]
+        else:
+            rows = table["group_rows"].combine_chunks()
+            nulls = pa.nulls(len(rows.flatten()), column.type.value_type)
+            offsets = pa.array(np.concatenate([[0], np.cumsum(rows.value_lengths().to_numpy())]), pa.int32())
+            columns[name] = pa.ListArray.from_arrays(offsets, nulls)
+    return pa.table(columns)

@@ -2,52 +2,32 @@
 
 Files and row groups that filters rule out are left out here; their other rows are judged when they are read. In which
 order windows are read is decided in `order/epoch.py`, how in `stream/reading.py`, what a file holds in `footers.py`.
+All of it is in columns: 100 bytes a row group at most.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_text, leaf_of
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.source.dataset import DataSet
+from rayrec.data.source.facts import check_columns, file_table
+from rayrec.data.source.file_table import FileTable
 from rayrec.data.source.filters import Condition, parse_all
-from rayrec.data.source.footer_cache import FooterCache
-from rayrec.data.source.footers import FileFacts, Partitioned, check_same_types, nothing_left, read_footers
+from rayrec.data.source.footer_index import FooterIndex, index_file
+from rayrec.data.source.footers import FooterReading, read_footers
 from rayrec.data.source.lake import TableFiles
-from rayrec.data.storage.files import find_files
-
-WINDOW_ROWS = 65_536
-WINDOW_BYTES = 128 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Rows `[start, stop)` of one row group; `first_row` is the row of the file that the row group starts with."""
-
-    file: int
-    row_group: int
-    start: int
-    stop: int
-    first_row: int
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Rows that are read and shuffled together: neighbouring row groups, or a part of a very large one."""
-
-    slices: tuple[Slice, ...]
-
-    @property
-    def rows(self) -> int:
-        return sum(s.stop - s.start for s in self.slices)
+from rayrec.data.source.partitioned import find_partitioned, nothing_left
+from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS, Windows
 
 
 @dataclass(frozen=True)
@@ -60,12 +40,14 @@ class Manifest:
             any number of ranks.
         columns: the Arrow type of every column that is read, partitions among them.
         filters: what rows are asked when they are read.
+        limits: of windows: rows and bytes.
     """
 
-    files: tuple[FileFacts, ...]
-    windows: tuple[Window, ...]
+    files: FileTable
+    windows: Windows
     columns: tuple[tuple[str, pa.DataType], ...]
     filters: tuple[Condition, ...] = ()
+    limits: tuple[int, int] = (WINDOW_ROWS, WINDOW_BYTES)
 
     @classmethod
     def read(
@@ -76,7 +58,8 @@ class Manifest:
         filters: Iterable[Any] = (),
         window_rows: int = WINDOW_ROWS,
         window_bytes: int = WINDOW_BYTES,
-        cache: FooterCache | None = None,
+        reading: FooterReading | None = None,
+        by: str | None = None,
     ) -> Manifest:
         """Reads the footers of all files and checks their columns.
 
@@ -86,7 +69,8 @@ class Manifest:
             filters: conditions `(column, operator, value)` that rows must meet, as `filters.Condition` reads them.
             window_rows: smaller row groups are joined to windows of about so many rows.
             window_bytes: a row group that takes more memory than this is cut into several windows.
-            cache: footers read earlier; those of files that are new or changed are added to it.
+            reading: footers read earlier, to which new ones are added, and how those are read.
+            by: a column that folders give, for `only`.
 
         Raises:
             DataError: a missing path, a folder without Parquet files, a file that is not Parquet, a column that is
@@ -94,25 +78,44 @@ class Manifest:
             ValueError: a filter that is none.
         """
         conditions = parse_all(filters)
-        found = _found(paths, [*schema.columns, *(c.column for c in conditions)])
-        footers = read_footers(found.that_pass(conditions), schema, conditions, cache or FooterCache())
-        if not footers:
-            raise nothing_left(found.files[0].file.uri, conditions)
-        check_same_types(footers)
-        files = tuple(facts for facts, _ in footers)
-        windows = tuple(_windows(files, window_rows, window_bytes))
-        if not windows:
-            raise nothing_left(files[0].uri, conditions)
-        everywhere = set.intersection(*({name for name, _ in file.partition} for file in files))
+        columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
+        everything = find_partitioned(paths, {*columns, *([] if by is None else [by])})
+        found = everything.that_pass(conditions)
+        if not found.files:
+            raise nothing_left(everything.files[0].file.uri, conditions)
+        everywhere = set.intersection(*map(set, {tuple(one.values) for one in found.files}))
         to_ask = tuple(c for c in conditions if c.column not in everywhere)
-        return cls(files, windows, tuple(footers[0][1].items()), to_ask)
+        asked = {condition.column for condition in to_ask}
+        facts = read_footers([one.file for one in found.files], asked, reading or FooterReading())
+        types = check_columns(found, facts, schema, conditions)
+        files = file_table(found, facts, columns, to_ask)
+        windows = Windows.of(files, window_rows, window_bytes)
+        if not len(windows):
+            raise nothing_left(found.files[0].file.uri, conditions)
+        return cls(files, windows, tuple(types.items()), to_ask, (window_rows, window_bytes))
 
     @classmethod
     def of(
-        cls, data: DataSet, schema: Schema, cache: FooterCache | None = None, window_rows: int = WINDOW_ROWS
+        cls,
+        data: DataSet,
+        schema: Schema,
+        reading: FooterReading | None = None,
+        window_rows: int = WINDOW_ROWS,
+        by: str | None = None,
     ) -> Manifest:
-        """That of a config's data set; raises as `read`."""
-        return cls.read(data.listed(), schema, filters=data.filters, cache=cache, window_rows=window_rows)
+        """That of a config's data set, by the index that its folder has; raises as `read`."""
+        reading = reading or FooterReading()
+        paths = [data.path] if isinstance(data.path, str) else data.path
+        index = (reading.index or FooterIndex()).also([data.index] if data.index else [index_file(p) for p in paths])
+        reading = FooterReading(index, reading.patience, reading.connect)
+        return cls.read(data.listed(), schema, filters=data.filters, reading=reading, window_rows=window_rows, by=by)
+
+    def only(self, part: tuple[str, int | str]) -> Manifest:
+        """The part whose folders give a column this value; maybe nothing."""
+        folders = [number for number, (_, partition) in enumerate(self.files.folders) if part in partition]
+        numbers = np.flatnonzero(np.isin(self.files.columns.column("folder").to_numpy(), folders))
+        files = self.files.select(numbers)
+        return replace(self, files=files, windows=Windows.of(files, *self.limits))
 
     def check_like(self, other: Manifest) -> None:
         """That no column holds texts here and numbers there: one id would be hashed to two table rows.
@@ -135,79 +138,35 @@ class Manifest:
         """The data sets it is made of, as of a `Mix`."""
         return (self,)
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Rows of one epoch, before `filters` are asked."""
-        return sum(window.rows for window in self.windows)
+        return int(self.windows.rows.sum())
 
     @property
-    def runs(self) -> list[int]:
-        """How many windows in a row lie in one row group, run after run; 1 for those that hold whole ones."""
-        runs: list[int] = []
-        last: tuple[int, int] | None = None
-        for window in self.windows:
-            first = window.slices[0]
-            here = (first.file, first.row_group)
-            cut = (
-                len(window.slices) == 1
-                and first.stop - first.start < self.files[first.file].group_rows[first.row_group]
-            )
-            if cut and here == last:
-                runs[-1] += 1
-            else:
-                runs.append(1)
-            last = here if cut else None
-        return runs
+    def num_files(self) -> int:
+        return len(self.files)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes in memory, and about so many when it is sent."""
+        return self.files.nbytes + self.windows.nbytes
+
+    @cached_property
     def fingerprint(self) -> str:
-        """Names what the windows hold (file names, bytes, rows), and the filters; equal for a set that was moved."""
+        """Names what the windows hold (file names, bytes, footers, rows), and the filters; equal for a set that was
+        moved."""
+        files = self.files
         digest = hashlib.sha256()
-        for file in self.files:
-            name = file.uri.partition("?")[0].rpartition("/")[2]
-            digest.update(repr((name, file.size_bytes, file.group_rows)).encode())
-            if file.partition:
-                digest.update(repr(file.partition).encode())
-        for window in self.windows:
-            digest.update(repr([(s.file, s.row_group, s.start, s.stop) for s in window.slices]).encode())
+        digest.update("\0".join(files.columns.column("name").to_pylist()).encode())
+        digest.update(repr([partition for _, partition in files.folders]).encode())
+        for name in ("folder", "size_bytes", "footer"):
+            digest.update(files.columns.column(name).to_numpy(zero_copy_only=False).tobytes())
+        for array in (files.offsets, files.group_rows, self.windows.parts, self.windows.edges):
+            digest.update(array.tobytes())
         if self.filters:
             digest.update(repr(self.filters).encode())
         return digest.hexdigest()[:32]
 
-
-def _found(paths: str | Sequence[str] | TableFiles, columns: Sequence[str]) -> Partitioned:
-    """The files, with the partitions that lie in their paths."""
-    if isinstance(paths, TableFiles):
-        return Partitioned.of(paths.files, columns if paths.hive else ())
-    return Partitioned.of(find_files(paths), columns)
-
-
-def _windows(files: Sequence[FileFacts], window_rows: int, window_bytes: int) -> Iterator[Window]:
-    slices: list[Slice] = []
-    rows, size = 0, 0.0
-    for number, file in enumerate(files):
-        first_row = 0
-        for group, group_rows in enumerate(file.group_rows):
-            for start, stop in _cut(0 if group in file.left_out else group_rows, file.row_bytes, window_bytes):
-                too_large = size + (stop - start) * file.row_bytes > window_bytes
-                overshoots = rows + stop - start - window_rows > window_rows - rows
-                if slices and (too_large or overshoots):
-                    yield Window(tuple(slices))
-                    slices, rows, size = [], 0, 0.0
-                slices.append(Slice(number, group, start, stop, first_row))
-                rows, size = rows + stop - start, size + (stop - start) * file.row_bytes
-                if rows >= window_rows:
-                    yield Window(tuple(slices))
-                    slices, rows, size = [], 0, 0.0
-            first_row += group_rows
-    if slices:
-        yield Window(tuple(slices))
-
-
-def _cut(rows: int, row_bytes: float, window_bytes: int) -> Iterator[tuple[int, int]]:
-    """Equal parts of a row group, as few as fit into `window_bytes`; none of an empty one."""
-    if not rows:
-        return
-    parts = min(rows, max(1, -(-int(rows * row_bytes) // window_bytes)))
-    bounds = [rows * part // parts for part in range(parts + 1)]
-    yield from pairwise(bounds)
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in ("files", "windows", "columns", "filters", "limits")}

@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 
 from rayrec.data.errors import DataError, DataUnavailable
 from rayrec.data.mapping.arrow_types import without_views
+from rayrec.data.source.file_table import DataFile
 from rayrec.data.source.filters import Condition, Mask, rows_that_pass
-from rayrec.data.source.footers import Partition
-from rayrec.data.source.manifest import Manifest, Slice, Window
+from rayrec.data.source.manifest import Manifest
+from rayrec.data.source.windows import Slices, Window
 from rayrec.data.storage.opening import open_parquet, unreadable
 from rayrec.data.storage.retries import Patience, with_patience
 
@@ -35,14 +36,16 @@ _MOST_STREAMS = 64
 class FileSlice:
     """Rows `[start, stop)` of a row group, with all that is needed to read them anywhere."""
 
-    uri: str
-    size_bytes: int
+    file: DataFile
     row_group: int
     group_rows: int
     start: int
     stop: int
     first_row: int
-    partition: Partition = ()
+
+    @property
+    def uri(self) -> str:
+        return self.file.uri
 
     @property
     def rows(self) -> int:
@@ -119,22 +122,27 @@ def read_slices(
 
 def slices_of(manifest: Manifest, window: Window) -> tuple[FileSlice, ...]:
     """The parts of files that a window consists of."""
-
-    def placed(part: Slice) -> FileSlice:
-        file = manifest.files[part.file]
-        group_rows = file.group_rows[part.row_group]
-        return FileSlice(
-            file.uri,
-            file.size_bytes,
+    numbers = sorted({part.file for part in window.slices})
+    files = dict(zip(numbers, manifest.files.take(np.array(numbers)), strict=True))
+    offsets, group_rows = manifest.files.offsets, manifest.files.group_rows
+    return tuple(
+        FileSlice(
+            files[part.file],
             part.row_group,
-            group_rows,
+            int(group_rows[offsets[part.file] + part.row_group]),
             part.start,
             part.stop,
             part.first_row,
-            file.partition,
         )
+        for part in window.slices
+    )
 
-    return tuple(placed(part) for part in window.slices)
+
+def slices_from(columns: Slices, files: Sequence[DataFile]) -> list[FileSlice]:
+    """Slices whose files are numbered by their places in `files`."""
+    values = (columns.row_group, columns.group_rows, columns.start, columns.stop, columns.first_row)
+    rows = zip(columns.file.tolist(), *(column.tolist() for column in values), strict=True)
+    return [FileSlice(files[file], *rest) for file, *rest in rows]
 
 
 def passing(table: pa.Table, missing: Sequence[Unreadable], filters: Sequence[Condition]) -> Mask:
@@ -147,7 +155,7 @@ def passing(table: pa.Table, missing: Sequence[Unreadable], filters: Sequence[Co
 
 def _read_file(parts: Sequence[FileSlice], columns: Columns, streams: RowGroupStreams) -> list[pa.Table]:
     """Slices of one file, its partitions among their columns."""
-    partition = dict(parts[0].partition)
+    partition = dict(parts[0].file.partition)
     names = [name for name, _ in columns if name not in partition]
     try:
         return [_in_order(table, columns, partition) for table in _tables(parts, names, streams)]
@@ -183,7 +191,7 @@ def _tables(parts: Sequence[FileSlice], columns: list[str], streams: RowGroupStr
         if not whole:
             yield from (streams.read(part, columns) for part in some)
             continue
-        with open_parquet(some[0].uri, some[0].size_bytes) as parquet:
+        with open_parquet(some[0].uri, some[0].file.version) as parquet:
             _check_groups(parquet, some)
             # One thread a task: Ray runs as many tasks as there are CPUs.
             yield parquet.read_row_groups([part.row_group for part in some], columns=columns, use_threads=False)
@@ -243,7 +251,7 @@ class RowGroupStreams:
 
 
 def _begin(part: FileSlice, columns: list[str]) -> _Stream:
-    parquet = open_parquet(part.uri, part.size_bytes)
+    parquet = open_parquet(part.uri, part.file.version)
     _check_groups(parquet, [part])
     batches = parquet.iter_batches(_CHUNK_ROWS, row_groups=[part.row_group], columns=columns, use_threads=False)
     return _Stream(parquet, batches)

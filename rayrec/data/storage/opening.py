@@ -1,38 +1,138 @@
-"""Opens Parquet files and says what is wrong with one that does not open."""
+"""Opens Parquet files and says what is wrong with one that does not open, or is not the one that it was."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+from dataclasses import dataclass
+
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from rayrec.data.errors import DataError
+from rayrec.data.errors import DataError, FileChanged
 from rayrec.data.storage.formats import format_of, how_to_convert
 from rayrec.data.storage.locations import open_filesystem
 
+_TAIL_BYTES = 64 << 10  # holds nearly every footer: one request to object storage
 
-def open_parquet(uri: str, size_bytes: int | None = None) -> pq.ParquetFile:
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What tells a file from one that was written over it, as far as it is known.
+
+    Args:
+        changed_ns: time of the last change, on a local file system.
+        footer: hash of the Parquet footer.
+        etag: hash of what object storage calls the content.
+    """
+
+    size_bytes: int
+    changed_ns: int | None = None
+    footer: int | None = None
+    etag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """A file's footer, and the version that it was read of."""
+
+    metadata: pq.FileMetaData
+    version: Version
+
+
+def read_footer(uri: str) -> Footer:
+    """The footer of a file: one read of its end, mostly.
+
+    Raises:
+        DataError: as `open_parquet`.
+    """
+    return _open(uri)[1]
+
+
+def open_parquet(uri: str, version: Version | None = None) -> pq.ParquetFile:
     """Opens a file for reading, its footer read.
 
     Args:
-        size_bytes: what its size must be.
+        version: what it must be.
 
     Raises:
-        DataError: the file is gone, is not Parquet, or has another size than it had.
+        FileChanged: it is another one.
+        DataError: the file is gone or is not Parquet.
     """
+    source, footer = _open(uri, version)
+    try:
+        return pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=footer.version.changed_ns is None)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise unreadable(uri, error) from error
+
+
+def _open(uri: str, expected: Version | None = None) -> tuple[pa.NativeFile, Footer]:
     filesystem, path = open_filesystem(uri)
     try:
         source = filesystem.open_input_file(path)
-        if size_bytes is not None and source.size() != size_bytes:
-            raise DataError(
-                f"the file changed while the run was going on: {source.size()} bytes now, {size_bytes} before",
-                file=uri,
-                fix="do not write to files that are being read; start the run again",
-            )
-        return pq.ParquetFile(source, pre_buffer=not path.startswith("/"))
+        size = source.size()
+        if expected is not None and size != expected.size_bytes:
+            raise _changed(uri, f"{size} bytes now, {expected.size_bytes} before")
+        raw = _raw_footer(source, size)
+        metadata = pq.read_metadata(pa.BufferReader(raw))
+        local = isinstance(filesystem, pafs.LocalFileSystem)
+        changed_ns = os.stat(path).st_mtime_ns if local else None
+        found = Version(size, changed_ns, _hash(raw), _etag(source))
     except FileNotFoundError as error:
         raise DataError("the file is gone", file=uri, fix="restore it, and check that every node sees it") from error
     except (pa.ArrowInvalid, OSError) as error:
         raise unreadable(uri, error) from error
+    if expected is not None and (what := _difference(found, expected)) is not None:
+        raise _changed(uri, f"{what} than before")
+    return source, Footer(metadata, found)
+
+
+def _raw_footer(source: pa.NativeFile, size: int) -> bytes:
+    """The footer with its length and the magic bytes; of a file that has none, what pyarrow can complain of."""
+    tail = source.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
+    needed = int.from_bytes(tail[-8:-4], "little") + 8
+    if tail[-4:] != b"PAR1" or needed > size:
+        return bytes(tail)
+    return bytes(tail[-needed:] if needed <= len(tail) else source.read_at(needed, size - needed))
+
+
+def _difference(found: Version, expected: Version) -> str | None:
+    if expected.footer is not None and found.footer != expected.footer:
+        return "another footer"
+    if None not in (expected.etag, found.etag) and found.etag != expected.etag:
+        return "another ETag"
+    if expected.changed_ns and found.changed_ns and not _same_time(found.changed_ns, expected.changed_ns):
+        return "another time of change"
+    return None
+
+
+def _same_time(one: int, other: int) -> bool:
+    """Nodes may see a file system's times in seconds or in parts of them."""
+    if one % 1_000_000_000 and other % 1_000_000_000:
+        return one == other
+    return one // 1_000_000_000 == other // 1_000_000_000
+
+
+def _changed(uri: str, what: str) -> FileChanged:
+    return FileChanged(
+        f"the file changed while the run was going on: {what}",
+        file=uri,
+        fix="do not write to files that are being read, add new ones; start the run again",
+    )
+
+
+def _hash(raw: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little", signed=True)
+
+
+def _etag(source: pa.NativeFile) -> int | None:
+    try:
+        found = {str(key).lower(): value for key, value in (source.metadata() or {}).items()}
+    except (pa.ArrowException, OSError, AttributeError):
+        return None
+    etag = next((value for key, value in found.items() if "etag" in key), None)
+    return None if not etag else _hash(etag if isinstance(etag, bytes) else str(etag).encode())
 
 
 def unreadable(uri: str, error: Exception) -> DataError:

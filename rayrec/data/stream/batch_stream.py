@@ -1,6 +1,6 @@
 """One rank's part of an epoch as a stream of batches, each with the cursor that says what is done after it.
 
-Order and dealing are `order/epoch.py`'s, reading is `reading.py`'s, cutting into batches `batching.py`'s, the thread
+What is read when is `order/rank_part.py`'s, reading is `reading.py`'s, cutting into batches `batching.py`'s, the thread
 that does it ahead of time `prefetch.py`'s.
 """
 
@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import repeat
 from types import TracebackType
 
 from rayrec.data.mapping.map_rows import check_rows_of
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.options import ReadOptions
-from rayrec.data.order.cursor import Cursor, RankCursor, open_rank
-from rayrec.data.order.epoch import EpochOrder, count, dealt, steps_of
+from rayrec.data.order.cursor import Cursor
+from rayrec.data.order.epoch import dealt, steps_of
+from rayrec.data.order.rank_part import Ordering
 from rayrec.data.source.manifest import Manifest
+from rayrec.data.source.periods import Only
 from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.batching import Skipped, make_batches, make_steps
 from rayrec.data.stream.prefetch import Prefetcher
 from rayrec.data.stream.readers import choose
 from rayrec.data.stream.reading import Recipe, pieces_of
+from rayrec.data.stream.shared_manifest import SharedManifest, planner_of
 from rayrec.models.batch import Batch
 
-Item = tuple[Batch, RankCursor]
+Item = tuple[Batch, Cursor]
 
 
 class BatchStream:
@@ -48,6 +52,7 @@ class BatchStream:
         interleave: windows whose rows are shuffled together.
         in_steps_of: rows of a batch of all ranks: batches go along the order of the files then, so that no row of one
             comes before a row of an earlier one on any rank, and lack the rows that are left out.
+        only: a column that folders give, and its value: the part of the data set that is read.
         options: how to read.
         negative_rate: the part of the rows with label 0 that is read, drawn anew each epoch; the schema has one label.
 
@@ -60,7 +65,7 @@ class BatchStream:
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: Manifest | SharedManifest,
         schema: Schema,
         rows_of: Mapping[str, int],
         *,
@@ -76,6 +81,7 @@ class BatchStream:
         passes: int = 1,
         interleave: int = 1,
         in_steps_of: int | None = None,
+        only: Only | None = None,
     ) -> None:
         if batch_rows <= 0 or not 0 <= rank < world_size:
             raise ValueError(f"batch_rows={batch_rows} must be positive and rank={rank} in [0, {world_size})")
@@ -83,20 +89,12 @@ class BatchStream:
             raise ValueError(f"negative_rate={negative_rate} works with one label; the schema has {len(schema.tasks)}")
         check_rows_of(schema, rows_of)
         options = options or ReadOptions()
-        rows = [w.rows for w in manifest.windows]
-        order = EpochOrder.of(
-            rows,
-            seed=seed,
-            epoch=cursor.epoch,
-            shuffle=shuffle,
-            passes=passes,
-            interleave=interleave,
-            runs=manifest.runs,
-        )
-        data = f"{manifest.fingerprint}-{seed}-{interleave if shuffle else 0}"
-        self.start_cursor = open_rank(cursor, order, data, rank, world_size, in_steps_of)
-        self.rows = count(self.start_cursor.pieces)
-        self._batch_rows, self._given, self._read = batch_rows, 0, 0
+        planner = planner_of(manifest)
+        ordering = Ordering(seed=seed, shuffle=shuffle, interleave=interleave, passes=passes, step_rows=in_steps_of)
+        ordering = replace(ordering, only=only)
+        part = planner.open(cursor, ordering, rank, world_size)
+        self.start_cursor, self.rows = part.cursor(0), part.rows
+        self._batch_rows, self._given, self._read, self._first = batch_rows, 0, 0, part.first
         self._options, self._in_steps = options, in_steps_of is not None
         self.skipped = Skipped()
         recipe = Recipe(
@@ -111,18 +109,16 @@ class BatchStream:
             manifest.filters,
             negative_rate,
         )
-        pieces = pieces_of(manifest, order, self.start_cursor.pieces)
         reader = choose(options)
 
         def batches() -> Generator[Item]:
-            tables = reader(pieces, recipe, options)
+            tables = reader(pieces_of(planner, part), recipe, options)
             skipped, fewer = self.skipped, recipe.leaves_out
             if in_steps_of is not None:
-                left = order.rows - cursor.rows_done
-                steps = [dealt(size, rank, world_size) for _, size in steps_of(left, in_steps_of)]
-                return make_steps(tables, schema, steps, self.start_cursor, options.bad_rows, skipped)
+                steps = [dealt(size, rank, world_size) for _, size in steps_of(part.left, in_steps_of)]
+                return make_steps(tables, schema, steps, part, options.bad_rows, skipped)
             wanted = repeat(int(batch_rows)) if sizes is None else sizes
-            return make_batches(tables, schema, wanted, self.start_cursor, options.bad_rows, skipped, fewer)
+            return make_batches(tables, schema, wanted, part, options.bad_rows, skipped, fewer)
 
         self._ahead = Prefetcher(batches, options.prefetch_batches)
 
@@ -132,7 +128,8 @@ class BatchStream:
 
     def __next__(self) -> Item:
         batch, cursor = self._ahead.take(self._options.longest_wait_s)
-        self._given, self._read = self._given + batch.rows, cursor.rows
+        ((_, passed),) = cursor.parts[0].rows
+        self._given, self._read = self._given + batch.rows, passed - self._first
         return batch, cursor
 
     @property

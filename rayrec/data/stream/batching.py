@@ -17,8 +17,8 @@ from rayrec.data.mapping.collate import collate
 from rayrec.data.mapping.rows import Part, Rows, from_columns
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.options import BadRows
-from rayrec.data.order.cursor import RankCursor
-from rayrec.data.order.epoch import count
+from rayrec.data.order.cursor import Cursor
+from rayrec.data.order.rank_part import RankPart
 from rayrec.data.stream.reading import END
 from rayrec.data.stream.records import PROBLEM, from_array
 from rayrec.models.batch import Batch
@@ -59,12 +59,12 @@ class _Waiting:
     bad: deque[int] = field(default_factory=deque)
     skipped: int = 0
 
-    def cursor(self, start: RankCursor, passed: int) -> RankCursor:
+    def cursor(self, part: RankPart, passed: int) -> Cursor:
         """The rank's state after so many rows; asked in order."""
         while self.bad and self.bad[0] <= passed:
             self.bad.popleft()
             self.skipped += 1
-        return RankCursor(start.base, start.pieces, passed, self.skipped)
+        return part.cursor(passed, self.skipped)
 
     def add(self, rows: Rows, ends: I64, start: int, stop: int) -> None:
         if start < stop:
@@ -96,11 +96,11 @@ def make_batches(
     tables: Iterator[pa.Table],
     schema: Schema,
     sizes: Iterable[int],
-    start: RankCursor,
+    part: RankPart,
     policy: BadRows,
     skipped: Skipped,
     fewer: bool = False,
-) -> Generator[tuple[Batch, RankCursor]]:
+) -> Generator[tuple[Batch, Cursor]]:
     """Batches of exactly so many good rows across tables, the last maybe smaller, each with the cursor after it.
 
     The last cursor has all rows done, also where bad rows come last; where no row is good, it comes with an empty
@@ -113,7 +113,7 @@ def make_batches(
     Raises:
         DataError: the first bad row, or more of them than the policy allows.
     """
-    waiting, read, consumed, total = _Waiting(), 0, 0, count(start.pieces)
+    waiting, read, consumed, total = _Waiting(), 0, 0, part.rows
     wanted = iter(sizes)
     size = next(wanted)
     ready: Batch | None = None  # held back until it is known whether it is the last
@@ -125,20 +125,20 @@ def make_batches(
                 _add(batch, len(schema.sparse), ends, waiting, policy, skipped)
                 while waiting.rows >= size:
                     if ready is not None:
-                        yield ready, waiting.cursor(start, consumed)
+                        yield ready, waiting.cursor(part, consumed)
                     parts, consumed = waiting.take(size)
                     ready, size = collate(parts, schema), next(wanted)
         if read != total and not fewer:
             raise DataError(f"{read} rows were read where the footers promise {total}")
         if ready is not None and waiting.rows:
-            yield ready, waiting.cursor(start, consumed)
+            yield ready, waiting.cursor(part, consumed)
         if ready is None or waiting.rows:
             ready = collate(waiting.take(waiting.rows)[0], schema)
         if total:
-            yield ready, waiting.cursor(start, total)
+            yield ready, waiting.cursor(part, total)
     except DataError:
         if ready is not None:
-            yield ready, waiting.cursor(start, consumed)
+            yield ready, waiting.cursor(part, consumed)
         raise
     finally:
         close = getattr(tables, "close", None)
@@ -150,10 +150,10 @@ def make_steps(
     tables: Iterator[pa.Table],
     schema: Schema,
     steps: Iterable[int],
-    start: RankCursor,
+    part: RankPart,
     policy: BadRows,
     skipped: Skipped,
-) -> Generator[tuple[Batch, RankCursor]]:
+) -> Generator[tuple[Batch, Cursor]]:
     """Batches that go along the rank's sequence: the good rows of so many of its rows, one batch after another.
 
     Closing this closes `tables`.
@@ -174,10 +174,10 @@ def make_steps(
                 read = int(ends[-1]) if len(ends) else read
                 _add(batch, len(schema.sparse), ends, waiting, policy, skipped)
                 while end is not None and read >= end:
-                    yield collate(waiting.take_until(end), schema), waiting.cursor(start, end)
+                    yield collate(waiting.take_until(end), schema), waiting.cursor(part, end)
                     end = next(ends_of_steps, None)
         while end is not None:  # rows that were left out came last
-            yield collate(waiting.take_until(end), schema), waiting.cursor(start, end)
+            yield collate(waiting.take_until(end), schema), waiting.cursor(part, end)
             end = next(ends_of_steps, None)
     finally:
         close = getattr(tables, "close", None)

@@ -16,13 +16,12 @@ from rayrec.data.options import ReadOptions
 from rayrec.data.order.cursor import Cursor
 from rayrec.data.order.epoch import dealt
 from rayrec.data.order.mix import Mix, batch_shares
-from rayrec.data.order.mix_cursor import MixCursor
 from rayrec.data.stream.batch_stream import BatchStream
 from rayrec.data.stream.batching import Skipped
 from rayrec.models.batch import Batch
 from rayrec.sparse import KeyedJaggedTensor
 
-Item = tuple[Batch, MixCursor]
+Item = tuple[Batch, Cursor]
 
 
 class MixedStream:
@@ -50,17 +49,19 @@ class MixedStream:
         batch_rows: int,
         rank: int,
         world_size: int,
-        cursor: Cursor | MixCursor,
+        cursor: Cursor,
         seed: int,
         interleave: int = 1,
         options: ReadOptions | None = None,
     ) -> None:
-        start, options = MixCursor.of(cursor, len(mix.parts)), options or ReadOptions()
+        starts, options = cursor.split(len(mix.parts)), options or ReadOptions()
+        if cursor.parts and cursor.parts[mix.longest].over:  # nothing of the others is read either
+            starts = [Cursor.start(cursor.epoch) if number != mix.longest else one for number, one in enumerate(starts)]
         self._schema, self._batch_rows, self._longest = schema, batch_rows, mix.longest
         mean = [dealt(batch_rows, rank, world_size) * weight / sum(mix.weights) for weight in mix.weights]
 
         def steps() -> Iterator[list[int]]:
-            return batch_shares(mix.weights, start.given, batch_rows, rank, world_size)
+            return batch_shares(mix.weights, cursor.given, batch_rows, rank, world_size)
 
         def sizes(number: int) -> Iterator[int]:
             return (step[number] for step in steps() if step[number])
@@ -68,8 +69,7 @@ class MixedStream:
         self._open = ExitStack()
         self._parts: list[BatchStream] = []
         with ExitStack() as opening:  # what is open ends with the first that cannot be
-            for number, (manifest, part) in enumerate(zip(mix.parts, start.parts, strict=True)):
-                assert isinstance(part, Cursor), "streams start from cursors of all ranks"
+            for number, (manifest, part) in enumerate(zip(mix.parts, starts, strict=True)):
                 stream = BatchStream(
                     manifest,
                     schema,
@@ -88,7 +88,8 @@ class MixedStream:
             self._open = opening.pop_all()
         self._steps = steps()
         self._skipped, self._sampled = Skipped(), [0] * len(self._parts)
-        self._cursor = self.start_cursor = MixCursor(tuple(part.start_cursor for part in self._parts), start.given)
+        self._cursors, self._rows_given = [part.start_cursor for part in self._parts], cursor.given
+        self.start_cursor = Cursor.join(self._cursors, cursor.given)
 
     def __iter__(self) -> Iterator[Item]:
         """The batches that have not been taken yet."""
@@ -99,20 +100,20 @@ class MixedStream:
         while not longest.over:
             batch = self._step(next(self._steps))
             if batch.rows or longest.over:
-                return batch, self._cursor
+                return batch, Cursor.join(self._cursors, self._rows_given)
         raise StopIteration
 
     def _step(self, rows: Sequence[int]) -> Batch:
         """The parts of one batch together; a data set that a rank's part ran out of lacks in it."""
-        batches, cursors = [], list(self._cursor.parts)
+        batches = []
         for number, stream in enumerate(self._parts):
             found = next(stream, None) if rows[number] else None
             if number == self._longest and rows[number] and found is None:
                 raise StopIteration  # closed
             if found is not None:
-                batch, cursors[number] = found
+                batch, self._cursors[number] = found
                 batches.append(batch)
-        self._cursor = MixCursor(tuple(cursors), self._cursor.given + self._batch_rows)
+        self._rows_given += self._batch_rows
         return joined(batches) if batches else empty_batch(self._schema)
 
     @property

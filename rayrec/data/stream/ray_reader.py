@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -91,14 +92,15 @@ def tasks_of(pieces: Sequence[Piece], at_once: int) -> list[Sequence[Piece]]:
     return tasks
 
 
-def read_ray(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Generator[pa.Table]:
+def read_ray(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> Generator[pa.Table]:
     """Reads in Ray tasks, at most `options.concurrent_reads` of them at a time.
 
     Closing the iterator ends the Ray pipeline.
     """
     _check_cpus(options)
-    for first in range(0, len(pieces), _PIECES_PER_DATASET):
-        dataset = _dataset(pieces[first : first + _PIECES_PER_DATASET], recipe, options)
+    coming = iter(pieces)
+    while some := list(islice(coming, _PIECES_PER_DATASET)):
+        dataset = _dataset(some, recipe, options)
         tables: Any = iter(dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1))
         try:
             yield from tables

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Protocol
 
 import pyarrow as pa
@@ -22,10 +22,10 @@ HEAD_ROWS = 65_536
 class Reader(Protocol):
     """Gives the table of every piece, in order, in one or more parts."""
 
-    def __call__(self, pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]: ...
+    def __call__(self, pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]: ...
 
 
-def read_local(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]:
+def read_local(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]:
     """Reads in the calling thread."""
     streams = RowGroupStreams()
     try:
@@ -35,19 +35,24 @@ def read_local(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) ->
         streams.close()
 
 
-def read_auto(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]:
+def read_auto(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]:
     """Reads the first `HEAD_ROWS` rows in the calling thread and the rest through Ray, which starts meanwhile.
 
     Nobody waits for the first rows of an epoch until Ray has made its processes, and few rows need none at all.
     """
     from rayrec.data.stream.ray_reader import read_ray  # Ray Data takes a second to import: only where it is used
 
-    before = accumulate((piece.rows for piece in pieces), initial=0)
-    head = sum(rows < HEAD_ROWS for _, rows in zip(pieces, before, strict=False))
-    rest = pieces[head:]
-    coming = Prefetcher(lambda: read_ray(rest, recipe, options), depth=1) if rest else None
+    coming_pieces = iter(pieces)
+    head: list[Piece] = []
+    while sum(piece.rows for piece in head) < HEAD_ROWS and (piece := next(coming_pieces, None)) is not None:
+        head.append(piece)
+    first = next(coming_pieces, None)
+    coming = None
+    if first is not None:
+        rest = chain([first], coming_pieces)
+        coming = Prefetcher(lambda: read_ray(rest, recipe, options), depth=1)
     try:
-        yield from read_local(pieces[:head], recipe, options)
+        yield from read_local(head, recipe, options)
         if coming is not None:
             yield from coming.each(options.longest_wait_s)
     finally:

@@ -1,12 +1,13 @@
 """Reads one piece of a window into mapped rows: the work of one read task, the same wherever it runs.
 
-Which pieces a rank reads is dealt in `order/epoch.py`; who runs the tasks is decided in `readers.py`.
+Which pieces a rank reads is dealt in `order/rank_part.py`; who runs the tasks is decided in `readers.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,10 @@ from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Rows, joined, to_columns
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.options import BadRows
-from rayrec.data.order.epoch import EpochOrder, Interval, Place, count, row_order
+from rayrec.data.order.epoch import row_order
+from rayrec.data.order.intervals import Interval, count
+from rayrec.data.order.rank_part import PieceColumns, RankPart
 from rayrec.data.source.filters import Condition, Mask
-from rayrec.data.source.manifest import Manifest
 from rayrec.data.source.negatives import draw
 from rayrec.data.source.slices import (
     Columns,
@@ -29,7 +31,7 @@ from rayrec.data.source.slices import (
     Unreadable,
     passing,
     read_slices,
-    slices_of,
+    slices_from,
     within,
 )
 from rayrec.data.storage.retries import Patience
@@ -100,32 +102,31 @@ class Recipe:
         return bool(self.filters) or self.negative_rate < 1
 
 
-def pieces_of(manifest: Manifest, order: EpochOrder, intervals: Sequence[Interval]) -> list[Piece]:
-    """The pieces of a rank, in the order they are consumed."""
-    pieces: list[Piece] = []
-    before, windows = 0, manifest.windows
-    for place, parts in _by_block(order, intervals):
-        slices = tuple(part for number in place.windows for part in slices_of(manifest, windows[number % len(windows)]))
-        pieces.append(Piece(slices, place.windows[0], parts, place.group, before))
+class Planner(Protocol):
+    """Says piece by piece what a rank reads, as `rank_part.EpochPlanner` does."""
+
+    def pieces(self, part: RankPart, passed: int) -> PieceColumns: ...
+
+
+def pieces_of(planner: Planner, part: RankPart) -> Iterator[Piece]:
+    """The pieces of a rank, in the order they are consumed; asked for as they are needed."""
+    passed = 0
+    while passed < part.rows:
+        found = planner.pieces(part, passed)
+        for piece in _pieces(found, passed):
+            yield piece
+            passed += piece.rows
+
+
+def _pieces(found: PieceColumns, before: int) -> Iterator[Piece]:
+    first_slice = first = 0
+    slices = slices_from(found.slices, found.files)
+    columns = (found.window, found.group, found.slice_ends, found.interval_ends)
+    for window, group, slice_end, end in zip(*(column.tolist() for column in columns), strict=True):
+        parts = tuple((start, stop) for start, stop in found.intervals[first:end].tolist())
+        yield Piece(tuple(slices[first_slice:slice_end]), window, parts, group, before)
         before += count(parts)
-    return pieces
-
-
-def _by_block(order: EpochOrder, intervals: Sequence[Interval]) -> Iterator[tuple[Place, tuple[Interval, ...]]]:
-    """The intervals' parts in each block, neighbours of one block together."""
-    place: Place | None = None
-    parts: list[Interval] = []
-    for start, stop in intervals:
-        while start < stop:
-            if place is None or not place.start <= start < place.stop:
-                if place is not None:
-                    yield place, tuple(parts)
-                place, parts = order.place(start), []
-            end = min(stop, place.stop)
-            parts.append((start - place.start, end - place.start))
-            start = end
-    if place is not None:
-        yield place, tuple(parts)
+        first_slice, first = slice_end, end
 
 
 def read_piece(piece: Piece, recipe: Recipe, streams: RowGroupStreams | None = None) -> pa.Table:

@@ -149,7 +149,7 @@ def check(
     bad_rows = bad_rows or BadRows()
     features = [_Feature(f, rows_of[f.name]) for f in schema.sparse]
     report = CheckReport(0, 0, Counter(), [], 0, [])
-    windows = [(part, window) for part in data.parts for window in part.windows]
+    windows = ((part, window) for part in data.parts for window in part.windows)
     for part, window in windows:
         table, problems = read_rows(slices_of(part, window), part.columns, part.filters, redact=bad_rows.redact)
         rows = map_rows(table, schema, rows_of, problems)

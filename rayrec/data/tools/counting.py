@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 from rayrec.data.mapping.arrow_types import is_list, without_views
 from rayrec.data.mapping.lists import unnest
 from rayrec.data.mapping.schema import SparseFeature
-from rayrec.data.source.manifest import Manifest, Window
+from rayrec.data.source.manifest import Manifest
+from rayrec.data.source.slices import slices_of
+from rayrec.data.source.windows import Window
 from rayrec.data.storage.locations import open_filesystem
-from rayrec.data.stream.reading import read_rows, slices_of
+from rayrec.data.stream.reading import read_rows
 
 _MERGE_ROWS = 4 << 20
 

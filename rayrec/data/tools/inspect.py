@@ -17,9 +17,9 @@ import pyarrow.types as pat
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import without_views
 from rayrec.data.source.filters import Condition, parse_all, rows_that_pass
-from rayrec.data.source.footers import Partitioned, nothing_left, with_partition
+from rayrec.data.source.partitioned import Partitioned, nothing_left, with_partition
 from rayrec.data.storage.files import find_files
-from rayrec.data.storage.opening import open_parquet
+from rayrec.data.storage.opening import Version, open_parquet
 from rayrec.data.tools.column_facts import ColumnFacts, column_facts
 from rayrec.data.tools.proposal import propose
 
@@ -60,7 +60,7 @@ def inspect(paths: str | Sequence[str], sample_rows: int = SAMPLE_ROWS, filters:
     spans: dict[str, tuple[int, int] | None] = {}
     rows = looked_at = 0
     for one in found.files:
-        with open_parquet(one.file.uri, one.file.size_bytes) as parquet:
+        with open_parquet(one.file.uri, Version(one.file.size_bytes)) as parquet:
             rows += parquet.metadata.num_rows
             _widen(spans, parquet.metadata)
             wanted = -(-sample_rows // len(found.files))

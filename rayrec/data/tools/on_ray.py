@@ -26,7 +26,7 @@ def each(function: Callable[[A], T], inputs: Sequence[A], *, on_ray: bool) -> It
         return
     import ray
 
-    ray.init(ignore_reinit_error=True, logging_level=logging.ERROR)
+    start_ray()
     task: Any = ray.remote(_call)
     refs = [task.remote(function, item) for item in inputs]
     for ref in refs:
@@ -36,6 +36,13 @@ def each(function: Callable[[A], T], inputs: Sequence[A], *, on_ray: bool) -> It
             if isinstance(error.cause, DataError):
                 raise error.cause from None
             raise
+
+
+def start_ray() -> None:
+    """Connects the Ray that RAY_ADDRESS names, or starts a local one, unless one is connected."""
+    import ray
+
+    ray.init(ignore_reinit_error=True, logging_level=logging.ERROR)
 
 
 def _call(function: Callable[[A], T], item: A) -> T:

@@ -6,7 +6,7 @@ the sections of the optimizers and of the trainer in files of their own.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -45,7 +45,22 @@ class DataConfig(Section):
         description="how rows are mixed in training; `none`: steps go along the order of the files (their names, then "
         "their rows), for logs in the order of time",
     )
+    progressive: str | None = Field(
+        default=None,
+        description="a column whose values are folders of `data.train`, as `day` of `day=2024-01-02`: each epoch "
+        "trains on one value, in their order, and is evaluated on the next; `trainer.epochs` is all but the last, and "
+        "the same command goes on when there are new ones",
+    )
     read: ReadOptions = Field(default=ReadOptions(), description="how the files are read")
+
+    @model_validator(mode="after")
+    def _one_progressive_set(self) -> Self:
+        if self.progressive is not None and (self.eval is not None or not isinstance(self.train, DataSet)):
+            raise ValueError(
+                "progressive needs one data set in train and none in eval: each period is trained on after the model "
+                "was evaluated on it"
+            )
+        return self
 
 
 class TableConfig(Section):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rayrec.data.stream.shared_manifest import shared
 from rayrec.train.driver.cluster import Cluster, await_resources, connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.failures import failure_reason, failure_reporter, line_of
@@ -99,8 +101,12 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
     actor = _mailbox_actor(attempts_before)
     signals = _stop_signals(job, lambda: ray.get(actor.ask_stop.remote(), timeout=30), display)
     try:
-        with listening(signals), drained(lambda: ray.get(actor.take.remote(), timeout=30), listener):
-            _fit(job, actor, need, listener, signals)
+        with (
+            listening(signals),
+            drained(lambda: ray.get(actor.take.remote(), timeout=30), listener),
+            shared(job.train, job.eval) as (train, evaluation),
+        ):
+            _fit(replace(job, train=train, eval=evaluation), actor, need, listener, signals)
     finally:
         with suppress(Exception):  # the cluster may be gone
             ray.kill(actor)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from rayrec.checkpoint import Checkpoint
-from rayrec.data import Cursor, RankCursor, data_sets, empty_batch
+from rayrec.data import Cursor, data_sets, empty_batch
 from rayrec.distributed import TrainPipeline
 from rayrec.train import build
 from rayrec.train.errors import TrainError
@@ -71,11 +71,9 @@ class Loop:
             self.saver.close()
 
     def _run(self) -> dict[str, Any]:
-        assert not isinstance(self.position.cursor, RankCursor)
         self.streams.prepare("train", self.position.cursor)
         self.learner = self.load()
         position = self._resumed_position()
-        assert not isinstance(position.cursor, RankCursor)
         if position != self.position:  # the newest checkpoint was damaged
             self.position = position
             self.streams.close()
@@ -106,10 +104,9 @@ class Loop:
 
     def _epoch(self, position: Position) -> Position:
         """What the position's cursor leaves of its epoch."""
-        assert not isinstance(position.cursor, RankCursor)
         began = time.perf_counter()
         stream = self.streams.take("train", position.cursor)
-        first_step, whole_epoch = position.step, not position.cursor.done
+        first_step, whole_epoch = position.step, not position.cursor.rows_done
         with stream, self._watched(stream, "training"):
             for given in self._ahead(in_step(stream, self.empty, self.session.control, since=began)):
                 self.learner.set_learning_rates(*self._learning_rates(position.step))
@@ -128,7 +125,7 @@ class Loop:
         if whole_epoch and position.step == first_step:
             names = ", ".join(map(str, data_sets(self.config.data.train)))
             raise TrainError(
-                f"no row to train on: of the {self.job.train.rows:,} rows of {names} none passed the "
+                f"no row to train on: of the {self.job.epoch_rows(position.epoch):,} rows of {names} none passed the "
                 "filters and could be used; check the filters, or the rows with `rayrec data check`"
             )
         if not self.window.empty:
@@ -146,13 +143,13 @@ class Loop:
 
     def _steps_left(self, position: Position, stream: Stream) -> int:
         """To the end of the run, as far as it is known how many rows are left out."""
-        per_epoch = self.job.train.rows * stream.share_given / self.config.trainer.batch_size
+        per_epoch = self.job.epoch_rows(position.epoch) * stream.share_given / self.config.trainer.batch_size
         return stream.batches_left + (self.last_epoch - position.epoch) * math.ceil(per_epoch)
 
     def _prepare_next(self, epoch: int) -> None:
         """Let reading begin for what comes after this epoch."""
         if self.job.eval is not None:
-            self.streams.prepare("eval", EVAL_ROWS)
+            self.streams.prepare("eval", Cursor.start(epoch))
         if epoch < self.last_epoch:
             self.streams.prepare("train", Cursor.start(epoch + 1))
 
@@ -208,7 +205,7 @@ class Loop:
         Raises:
             StopRequested: in the middle of it.
         """
-        stream = self.streams.take("eval", EVAL_ROWS)
+        stream = self.streams.take("eval", Cursor.start(position.epoch))
         with self._watched(stream, "evaluation"):
             scores = evaluate(self.learner, stream, self.config, self.session, most_rows)
         self._tell("eval", position, **scores, **({} if most_rows is None else {"partial": True}))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rayrec.data import Cursor, MixCursor, RankCursor, cursor_from_dict, merge
+from rayrec.data import Cursor
 from rayrec.train.worker.guards import Best
 from rayrec.train.worker.lockstep import Control, StepInput
 
@@ -30,7 +30,7 @@ class Position:
     skipped: int
     seconds: float
     wait_s: float
-    cursor: Cursor | RankCursor | MixCursor
+    cursor: Cursor
     best: Best = field(default_factory=Best)
 
     @property
@@ -51,9 +51,8 @@ class Position:
 
     def merged(self, control: Control) -> Position:
         """The position of all ranks together; a collective."""
-        cursors = control.gather(self.cursor)
-        skipped = sum(cursor.skipped for cursor in cursors if not isinstance(cursor, Cursor))
-        return replace(self, cursor=merge(cursors), skipped=self.skipped + skipped)
+        cursor = Cursor.merge(control.gather(self.cursor))
+        return replace(self, cursor=replace(cursor, skipped=0), skipped=self.skipped + cursor.skipped)
 
     def next_epoch(self) -> Position:
         return replace(self, cursor=Cursor.start(self.epoch + 1))
@@ -72,7 +71,7 @@ class Position:
             skipped=int(raw.get("skipped", 0)),
             seconds=float(raw["seconds"]),
             wait_s=float(raw["wait_s"]),
-            cursor=cursor_from_dict(raw["cursor"]),
+            cursor=Cursor.from_dict(raw["cursor"]),
             best=Best.from_dict(raw.get("best")),
         )
 

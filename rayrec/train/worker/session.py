@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from rayrec.data import Manifest, Mix
+from rayrec.data.source.periods import Periods
+from rayrec.data.stream.shared_manifest import SharedManifest
 from rayrec.distributed.comm import Group
 from rayrec.distributed.planner.calibration import Calibration
 from rayrec.distributed.planner.container import cpus
@@ -39,11 +41,12 @@ class Job:
         warm_start: weights that a run without a checkpoint begins with.
         task: train to the end, or only score the last checkpoint on the evaluation rows.
         calibration: measured speeds for the planner.
+        periods: where each epoch trains on one, and is evaluated on the next.
     """
 
     config: TrainConfig
-    train: Manifest | Mix
-    eval: Manifest | None
+    train: Manifest | SharedManifest | Mix
+    eval: Manifest | SharedManifest | None
     folder: Path
     checkpoints: str
     factory: Factory | None = None
@@ -52,6 +55,11 @@ class Job:
     warm_start: WarmStart | None = None
     task: Literal["fit", "evaluate"] = "fit"
     calibration: Calibration | None = None
+    periods: Periods | None = None
+
+    def epoch_rows(self, epoch: int) -> int:
+        """Rows of an epoch, before filters are asked."""
+        return self.train.rows if self.periods is None else self.periods.rows[epoch]
 
     @property
     def files(self) -> RunFolder:

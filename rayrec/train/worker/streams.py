@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rayrec.data import BatchStream, Cursor, Manifest, Mix, MixCursor, MixedStream, Shuffle
+from rayrec.data import BatchStream, Cursor, Manifest, Mix, MixedStream, Shuffle
 from rayrec.data.order.epoch import dealt
-from rayrec.data.order.mix_cursor import other_data
+from rayrec.data.stream.shared_manifest import SharedManifest
 from rayrec.train import build
 from rayrec.train.worker.session import Job, Session
 
 Use = Literal["train", "eval"]
-Place = Cursor | MixCursor
 Stream = BatchStream | MixedStream
 
 
@@ -22,7 +21,7 @@ class Streams:
         self._job, self._session = job, session
         self._ready: dict[tuple[Use, int], Stream | Exception] = {}
 
-    def prepare(self, use: Use, cursor: Place) -> None:
+    def prepare(self, use: Use, cursor: Cursor) -> None:
         """Start reading now what `take` will be asked for; what goes wrong is told then."""
         key = (use, cursor.epoch)
         if key not in self._ready:
@@ -31,7 +30,7 @@ class Streams:
             except Exception as error:
                 self._ready[key] = error
 
-    def take(self, use: Use, cursor: Place) -> Stream:
+    def take(self, use: Use, cursor: Cursor) -> Stream:
         """The stream of what the cursor leaves of its epoch; close it after use. A collective.
 
         Raises:
@@ -54,18 +53,19 @@ class Streams:
                 stream.close()
         self._ready.clear()
 
-    def _open(self, use: Use, cursor: Place) -> Stream:
+    def _open(self, use: Use, cursor: Cursor) -> Stream:
         manifest = self._job.train if use == "train" else self._job.eval
         assert manifest is not None
         if isinstance(manifest, Mix):
             return self._open_mix(manifest, cursor)
         return self._open_one(manifest, use, cursor)
 
-    def _open_one(self, manifest: Manifest, use: Use, cursor: Place) -> BatchStream:
+    def _open_one(self, manifest: Manifest | SharedManifest, use: Use, cursor: Cursor) -> BatchStream:
         config, session = self._job.config, self._session
-        if isinstance(cursor, MixCursor):
-            raise other_data()
-        shuffle = config.data.shuffle if use == "train" else None
+        shuffle, periods = config.data.shuffle if use == "train" else None, self._job.periods
+        only = None
+        if periods is not None:
+            only = periods.train(cursor.epoch) if use == "train" else periods.eval(cursor.epoch)
         return BatchStream(
             manifest,
             config.data_schema.for_training if use == "train" else config.data_schema,
@@ -80,9 +80,10 @@ class Streams:
             in_steps_of=config.trainer.batch_size if shuffle == "none" else None,
             options=config.data.read,
             negative_rate=config.data.negative_rate if use == "train" else 1.0,
+            only=only,
         )
 
-    def _open_mix(self, mix: Mix, cursor: Place) -> MixedStream:
+    def _open_mix(self, mix: Mix, cursor: Cursor) -> MixedStream:
         config, session = self._job.config, self._session
         shuffle = config.data.shuffle
         return MixedStream(

@@ -1,0 +1,114 @@
+"""What footers say of one data set: that its columns fit, how large its rows are, which row groups filters rule out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rayrec.data.errors import DataError
+from rayrec.data.mapping.columns import check_types
+from rayrec.data.mapping.schema import Schema
+from rayrec.data.source.file_table import COLUMNS, I64, FileTable, Mask, folders_of
+from rayrec.data.source.filters import Condition
+from rayrec.data.source.footer_index import HIGH, LOW
+from rayrec.data.source.partitioned import Partitioned, PartitionedFile, Types, with_partitions
+
+
+def check_columns(found: Partitioned, facts: pa.Table, schema: Schema, conditions: Sequence[Condition]) -> Types:
+    """The types of the columns that are read, the same in all files.
+
+    Raises:
+        DataError: a column that is missing, has a wrong type, or another type than in the first file.
+    """
+    codes, schemas = _schemas(facts)
+    kinds: dict[tuple[int, tuple[str, ...]], PartitionedFile] = {}
+    for code, one in zip(codes.tolist(), found.files, strict=True):
+        kinds.setdefault((code, tuple(one.values)), one)
+    columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
+    first: tuple[str, Types] | None = None
+    for (code, names), one in kinds.items():
+        uri, arrow = one.file.uri, with_partitions(schemas[code], {name: found.types[name] for name in names})
+        check_types(schema, arrow, uri)
+        for condition in conditions:
+            condition.check_in(arrow, uri)
+        types = {name: arrow.field(name).type for name in columns}
+        first = first or (uri, types)
+        for name, kind in types.items():
+            if kind != first[1][name]:
+                raise DataError(
+                    f"the column's type changes between files: {kind} here, {first[1][name]} in {first[0]}",
+                    file=uri,
+                    column=name,
+                    fix="write all files with one type for this column",
+                )
+    assert first is not None, "there are files"
+    return first[1]
+
+
+def file_table(
+    found: Partitioned, facts: pa.Table, columns: Sequence[str], conditions: Sequence[Condition]
+) -> FileTable:
+    """The files of a data set in columns.
+
+    Args:
+        columns: what is read.
+        conditions: what rows are asked.
+    """
+    which, names, folders = folders_of((one.file.uri for one in found.files), (one.values for one in found.files))
+    lists = _list(facts, "group_rows")
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lists.value_lengths().to_numpy(), dtype=np.int64)])
+    arrays = [pa.array(which, pa.int32()), pa.array(names, pa.string())]
+    arrays += [_flat(facts, name) for name in ("size_bytes", "changed_ns", "footer", "etag")]
+    arrays.append(pa.array(_row_bytes(facts, columns), pa.float32()))
+    group_rows = lists.flatten().to_numpy().astype(np.int64)
+    left_out = _left_out(found, facts, offsets, conditions)
+    return FileTable(tuple(folders), pa.record_batch(arrays, schema=COLUMNS), offsets, group_rows, left_out)
+
+
+def _schemas(facts: pa.Table) -> tuple[I64, list[pa.Schema]]:
+    """The schema of each file as a number, and the schemas."""
+    found = facts["schema"].unify_dictionaries().combine_chunks()
+    found = found.chunk(0) if isinstance(found, pa.ChunkedArray) else found
+    schemas = [pa.ipc.read_schema(pa.BufferReader(raw)) for raw in found.dictionary.to_pylist()]
+    return found.indices.to_numpy().astype(np.int64), schemas
+
+
+def _flat(facts: pa.Table, name: str) -> pa.Array:
+    found = facts[name].combine_chunks()
+    return found.chunk(0) if isinstance(found, pa.ChunkedArray) else found
+
+
+def _list(facts: pa.Table, name: str) -> pa.ListArray:
+    return _flat(facts, name)
+
+
+def _row_bytes(facts: pa.Table, columns: Sequence[str]) -> npt.NDArray[np.float64]:
+    """About how many bytes a decoded row of these columns takes, file by file."""
+    codes, schemas = _schemas(facts)
+    lists = _list(facts, "column_bytes")
+    each, lengths = lists.flatten().to_numpy(), lists.value_lengths().to_numpy()
+    begin = np.cumsum(lengths) - lengths
+    total = np.zeros(len(codes))
+    for code, schema in enumerate(schemas):
+        files = np.flatnonzero(codes == code)
+        for place in (schema.get_field_index(name) for name in columns):
+            if place >= 0:
+                total[files] += each[begin[files] + place]
+    return total
+
+
+def _left_out(found: Partitioned, facts: pa.Table, offsets: I64, conditions: Sequence[Condition]) -> Mask:
+    """Row groups whose smallest and largest values say that no row can pass."""
+    out = np.zeros(offsets[-1], np.bool_)
+    for condition in conditions:
+        if LOW + condition.column not in facts.column_names:
+            continue
+        low, high = (_list(facts, side + condition.column).flatten() for side in (LOW, HIGH))
+        if pa.types.is_null(low.type):
+            continue
+        in_file = np.array([condition.column not in one.values for one in found.files])
+        out |= ~condition.may_hold(low, high) & np.repeat(in_file, np.diff(offsets))
+    return out

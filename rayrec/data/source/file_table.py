@@ -1,0 +1,194 @@
+"""The files of a data set in columns: a hundred thousand of them in a few megabytes, made into objects one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rayrec.data.source.partitions import Values
+from rayrec.data.storage.opening import Version
+
+I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Partition = tuple[tuple[str, int | str | None], ...]
+
+COLUMNS = pa.schema(
+    [
+        ("folder", pa.int32()),
+        ("name", pa.string()),
+        ("size_bytes", pa.int64()),
+        ("changed_ns", pa.int64()),
+        ("footer", pa.int64()),
+        ("etag", pa.int64()),
+        ("row_bytes", pa.float32()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file, with all that is needed to read it anywhere.
+
+    Args:
+        version: what it was when its footer was read.
+        partition: columns that its folders give, with their value.
+    """
+
+    uri: str
+    version: Version
+    partition: Partition = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return self.version.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts(DataFile):
+    """One file and its row groups.
+
+    Args:
+        group_rows: rows of its row groups.
+        row_bytes: about how many bytes a decoded row takes.
+        left_out: row groups in which no row can pass the filters.
+    """
+
+    group_rows: tuple[int, ...] = ()
+    row_bytes: float = 0.0
+    left_out: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class FileTable(Sequence[FileFacts]):
+    """Files and their row groups, in reading order.
+
+    Args:
+        folders: what the files' paths begin with, and what those folders say of partitions.
+        columns: `COLUMNS`, a row a file; `folder` counts `folders`.
+        offsets: where each file's row groups begin among those of all, and the end, [F + 1].
+        group_rows: rows of each row group, [G].
+        left_out: row groups in which no row can pass the filters, [G].
+    """
+
+    folders: tuple[tuple[str, Partition], ...]
+    columns: pa.RecordBatch
+    offsets: I64
+    group_rows: I64
+    left_out: Mask
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        arrays = self.offsets.nbytes + self.group_rows.nbytes + self.left_out.nbytes
+        return int(self.columns.nbytes + arrays + sum(len(folder) for folder, _ in self.folders))
+
+    @cached_property
+    def rows_before(self) -> I64:
+        """Rows of all row groups before each, and of all, [G + 1]."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.group_rows)])
+
+    def __len__(self) -> int:
+        return int(self.columns.num_rows)
+
+    @overload
+    def __getitem__(self, index: int) -> FileFacts: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[FileFacts]: ...
+    def __getitem__(self, index: int | slice) -> FileFacts | list[FileFacts]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        first, last = self.offsets[number : number + 2].tolist()
+        (file,) = self.take(np.array([number]))
+        return FileFacts(
+            file.uri,
+            file.version,
+            file.partition,
+            tuple(self.group_rows[first:last].tolist()),
+            float(self.columns.column("row_bytes")[number].as_py()),
+            frozenset(np.flatnonzero(self.left_out[first:last]).tolist()),
+        )
+
+    def __iter__(self) -> Iterator[FileFacts]:
+        return (self[number] for number in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FileTable):
+            return NotImplemented
+        arrays = ((getattr(self, name), getattr(other, name)) for name in ("offsets", "group_rows", "left_out"))
+        same = self.folders == other.folders and self.columns.equals(other.columns)
+        return same and all(np.array_equal(*pair) for pair in arrays)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "rows_before"}
+
+    def take(self, numbers: I64) -> list[DataFile]:
+        """Some of the files."""
+        rows = self.columns.take(pa.array(numbers)).to_pylist()
+        return [_file(row, *self.folders[row["folder"]]) for row in rows]
+
+    def select(self, numbers: I64) -> FileTable:
+        """A table of some of the files."""
+        starts, stops = self.offsets[numbers], self.offsets[numbers + 1]
+        groups = ranges(starts, stops)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(stops - starts)])
+        used, folder = np.unique(self.columns.column("folder").to_numpy()[numbers], return_inverse=True)
+        columns = self.columns.take(pa.array(numbers))
+        columns = columns.set_column(0, COLUMNS.field(0), pa.array(folder.reshape(-1), pa.int32()))
+        folders = tuple(self.folders[number] for number in used.tolist())
+        return FileTable(folders, columns, offsets, self.group_rows[groups], self.left_out[groups])
+
+    @property
+    def uris(self) -> list[str]:
+        """Of all files."""
+        names, folders = self.columns.column("name").to_pylist(), self.columns.column("folder").to_pylist()
+        return [join(self.folders[folder][0], name) for folder, name in zip(folders, names, strict=True)]
+
+
+def _file(row: dict[str, Any], folder: str, partition: Partition) -> DataFile:
+    version = Version(row["size_bytes"], row["changed_ns"], row["footer"], row["etag"])
+    return DataFile(join(folder, row["name"]), version, partition)
+
+
+def ranges(starts: I64, stops: I64) -> I64:
+    """The numbers from each start to its stop, one range after another."""
+    lengths = stops - starts
+    return np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+
+
+def split(uri: str) -> tuple[str, str]:
+    """A path's folder, with the options of a URI, and its name."""
+    path, mark, options = uri.partition("?") if "://" in uri else (uri, "", "")
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}{mark}{options}", name
+
+
+def join(folder: str, name: str) -> str:
+    """What `split` took apart."""
+    path, mark, options = folder.partition("?") if "://" in folder else (folder, "", "")
+    return f"{path}{name}{mark}{options}"
+
+
+def folders_of(
+    uris: Iterable[str], values: Iterable[Values]
+) -> tuple[list[int], list[str], list[tuple[str, Partition]]]:
+    """The folder of each file as a number, its name, and the folders."""
+    numbers: dict[str, int] = {}
+    folders: list[tuple[str, Partition]] = []
+    which, names = [], []
+    for uri, value in zip(uris, values, strict=True):
+        folder, name = split(uri)
+        number = numbers.setdefault(folder, len(numbers))
+        if number == len(folders):
+            folders.append((folder, tuple(value.items())))
+        which.append(number)
+        names.append(name)
+    return which, names, folders

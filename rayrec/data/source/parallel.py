@@ -1,0 +1,78 @@
+"""Work on many files at once: on Ray where it runs, else in threads of this process."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from rayrec.data.errors import DataError
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+_THREADS = 16
+_CPUS = 0.25  # of a task: it waits for storage more than it computes
+
+
+def each(function: Callable[[A], T], inputs: Iterable[A]) -> Iterator[T]:
+    """The results, in the order of the inputs, of which a few are taken ahead.
+
+    Raises:
+        DataError: what the function raised, wherever it ran.
+    """
+    return _on_ray(function, inputs) if _ray_has_room() else in_threads(function, inputs)
+
+
+def in_threads(function: Callable[[A], T], inputs: Iterable[A], threads: int = _THREADS) -> Iterator[T]:
+    """As `each`, in threads of this process."""
+    with ThreadPoolExecutor(threads) as pool:
+        yield from _ahead(lambda item: pool.submit(function, item).result, inputs, 2 * threads)
+
+
+def _on_ray(function: Callable[[A], T], inputs: Iterable[A]) -> Iterator[T]:
+    import ray
+
+    task: Any = ray.remote(num_cpus=_CPUS, scheduling_strategy="SPREAD")(_call)
+    work = ray.put(function)
+
+    def begin(item: A) -> Callable[[], T]:
+        ref = task.remote(work, item)
+        return lambda: _result(ref)
+
+    return _ahead(begin, inputs, max(2, int(2 * ray.cluster_resources().get("CPU", 1.0) / _CPUS)))
+
+
+def _ahead(begin: Callable[[A], Callable[[], T]], inputs: Iterable[A], at_once: int) -> Iterator[T]:
+    waiting: deque[Callable[[], T]] = deque()
+    for item in inputs:
+        waiting.append(begin(item))
+        if len(waiting) >= at_once:
+            yield waiting.popleft()()
+    while waiting:
+        yield waiting.popleft()()
+
+
+def _ray_has_room() -> bool:
+    if "ray" not in sys.modules:
+        return False
+    import ray
+
+    return bool(ray.is_initialized()) and ray.available_resources().get("CPU", 0.0) >= _CPUS
+
+
+def _result(ref: Any) -> Any:
+    import ray
+
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, DataError):
+            raise error.cause from None
+        raise
+
+
+def _call(function: Callable[[A], T], item: A) -> T:
+    return function(item)  # Ray wants a plain function, ours may be a partial one

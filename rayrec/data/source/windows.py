@@ -1,0 +1,170 @@
+"""Windows: rows that are read and shuffled together, as neighbouring slices of row groups; in columns."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+
+from rayrec.data.source.file_table import I64, FileTable
+
+WINDOW_ROWS = 65_536
+WINDOW_BYTES = 128 << 20
+_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows `[start, stop)` of one row group; `first_row` is the row of the file that the row group starts with."""
+
+    file: int
+    row_group: int
+    start: int
+    stop: int
+    first_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Rows that are read and shuffled together: neighbouring row groups, or a part of a very large one."""
+
+    slices: tuple[Slice, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(s.stop - s.start for s in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Slices in columns, [S] each: the file, the row group in it, its rows, and as in `Slice`."""
+
+    file: I64
+    row_group: I64
+    group_rows: I64
+    start: I64
+    stop: I64
+    first_row: I64
+
+
+@dataclass(frozen=True)
+class Windows(Sequence[Window]):
+    """All windows of some files: cut where windows begin in the sequence of all slices.
+
+    Args:
+        files: whose rows they hold; row groups that are left out, or empty, have no slices.
+        parts: into how many slices each row group is cut, [G].
+        edges: the number of the slice that each window begins with, and the end, [W + 1].
+    """
+
+    files: FileTable
+    parts: I64
+    edges: I64
+
+    @classmethod
+    def of(cls, files: FileTable, window_rows: int, window_bytes: int) -> Windows:
+        """Windows of about so many rows; a row group that takes more memory than `window_bytes` is cut."""
+        rows = np.where(files.left_out, 0, files.group_rows)
+        row_bytes = np.repeat(files.columns.column("row_bytes").to_numpy().astype(np.float64), np.diff(files.offsets))
+        needed = -(-(rows * row_bytes).astype(np.int64) // window_bytes)
+        parts = np.minimum(rows, np.maximum(1, needed)).astype(np.int32)
+        return cls(files, parts, _edges(rows, parts, row_bytes, window_rows, window_bytes))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, beside those of the files."""
+        return int(self.parts.nbytes + self.edges.nbytes)
+
+    @cached_property
+    def rows(self) -> I64:
+        """Rows of each window, [W]."""
+        kept = np.where(self.parts > 0, self.files.group_rows, 0)
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
+        group, part = self._groups(self.edges[:-1])
+        cut = kept[group] * part // np.maximum(1, self.parts[group])
+        starts = np.append(before[group] + cut, before[-1])
+        return np.diff(starts)
+
+    @cached_property
+    def runs(self) -> I64:
+        """How many windows in a row lie in one row group, run after run; 1 for those that hold whole ones."""
+        group, _ = self._groups(self.edges[:-1])
+        cut = (np.diff(self.edges) == 1) & (self.parts[group] > 1)
+        goes_on = cut[1:] & cut[:-1] & (group[1:] == group[:-1])
+        begins = np.flatnonzero(np.concatenate([np.ones(min(1, len(self)), np.bool_), ~goes_on]))
+        return np.diff(np.append(begins, len(self)))
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Window: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Window]: ...
+    def __getitem__(self, index: int | slice) -> Window | list[Window]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        found = self.slices(np.arange(self.edges[number], self.edges[number + 1]))
+        columns = (found.file, found.row_group, found.start, found.stop, found.first_row)
+        return Window(tuple(Slice(*values) for values in zip(*(c.tolist() for c in columns), strict=True)))
+
+    def __iter__(self) -> Iterator[Window]:
+        return (self[number] for number in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Windows):
+            return NotImplemented
+        return np.array_equal(self.parts, other.parts) and np.array_equal(self.edges, other.edges)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in ("files", "parts", "edges")}
+
+    def slices(self, numbers: I64) -> Slices:
+        """Slices by their numbers, in that order."""
+        group, part = self._groups(numbers)
+        file = np.searchsorted(self.files.offsets, group, side="right") - 1
+        first = self.files.offsets[file]
+        rows, parts, before = self.files.group_rows[group], self.parts[group].astype(np.int64), self.files.rows_before
+        return Slices(
+            file, group - first, rows, rows * part // parts, rows * (part + 1) // parts, before[group] - before[first]
+        )
+
+    def _groups(self, slices: I64) -> tuple[I64, I64]:
+        """The row group of each slice, and which slice of it that is."""
+        group = np.searchsorted(self._slices_before, slices, side="right") - 1
+        return group, slices - self._slices_before[group]
+
+    @cached_property
+    def _slices_before(self) -> I64:
+        """Slices before each row group, [G]; an empty one shares its number with the next one that is not."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.parts[:-1], dtype=np.int64)])
+
+
+def _edges(rows: I64, parts: I64, row_bytes: Any, window_rows: int, window_bytes: int) -> I64:
+    """Where windows begin: after so many rows, or before a slice with which they would be too large."""
+    edges, number, held, size = array("q", [0]), 0, 0, 0.0
+    for first in range(0, len(rows), _AT_ONCE):
+        some = slice(first, first + _AT_ONCE)
+        for group_rows, count, each in zip(
+            rows[some].tolist(), parts[some].tolist(), row_bytes[some].tolist(), strict=True
+        ):
+            for part in range(count):
+                more = group_rows * (part + 1) // count - group_rows * part // count
+                overshoots = held + more - window_rows > window_rows - held
+                if held and (overshoots or size + more * each > window_bytes):
+                    edges.append(number)
+                    held, size = 0, 0.0
+                held, size, number = held + more, size + more * each, number + 1
+                if held >= window_rows:
+                    edges.append(number)
+                    held, size = 0, 0.0
+    if held:
+        edges.append(number)
+    return np.frombuffer(edges, dtype=np.int64).copy()

@@ -1,0 +1,230 @@
+"""Many files: the manifest is small, a worker gets its part of it, an index saves the footers, a rewrite is noticed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import bench_manifest
+from rayrec.data import (
+    BatchStream,
+    Cursor,
+    DataError,
+    DataUnavailable,
+    FileChanged,
+    FooterIndex,
+    FooterReading,
+    Manifest,
+    WeightedDataSet,
+)
+from rayrec.data.order.mix import Mix
+from rayrec.data.order.rank_part import EpochPlanner, Ordering
+from rayrec.data.source import footers
+from rayrec.data.source.dataset import DataSet
+from rayrec.data.source.footer_index import INDEX_NAME
+from rayrec.data.storage.opening import Footer
+from rayrec.data.storage.retries import Patience
+from rayrec.data.stream.shared_manifest import shared
+from rayrec.data.tools.index import write_index
+from tests.data.sets import ROWS_OF, SCHEMA, table, write
+from tests.data.test_stream import LOCAL, row_ids, same
+
+FILES, GROUPS = 300, 10
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """So many files of so many row groups, indexed."""
+    folder = tmp_path_factory.mktemp("many") / "set"
+    bench_manifest.make(folder, FILES, GROUPS)
+    done = write_index([str(folder)])
+    assert (done.files, done.row_groups) == (FILES, FILES * GROUPS)
+    return folder
+
+
+def test_a_manifest_takes_100_bytes_a_row_group_and_a_rank_gets_its_part(many: Path) -> None:
+    manifest = bench_manifest.read(str(many))
+    groups = len(manifest.files.group_rows)
+    assert groups == FILES * GROUPS
+    sent = len(pickle.dumps(manifest))
+    assert manifest.nbytes <= 100 * groups and sent <= 100 * groups
+    planner, world, parts = EpochPlanner(manifest), 16, []
+    for rank in range(world):
+        part = planner.open(Cursor.start(0), Ordering(seed=0), rank, world)
+        rows, size = 0, 0
+        while rows < part.rows:
+            columns = planner.pieces(part, rows)
+            rows, size = rows + columns.rows, size + len(pickle.dumps(columns))
+        parts.append((rows, size))
+    assert sum(rows for rows, _ in parts) == manifest.rows
+    assert max(size for _, size in parts) < sent / 2
+
+
+@pytest.fixture
+def read_now(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files whose footers were read from the files themselves."""
+    names: list[str] = []
+
+    def spy(uri: str) -> Footer:
+        names.append(uri)
+        return read_footer(uri)
+
+    read_footer = footers.read_footer
+    monkeypatch.setattr(footers, "read_footer", spy)
+    return names
+
+
+def test_the_index_of_a_folder_is_found_and_filters_are_asked_of_it(many: Path, read_now: list[str]) -> None:
+    data = DataSet(path=str(many), filters=[["day", ">=", 3], ["price", "<", 1e9]])
+    manifest = Manifest.of(data, bench_manifest.SCHEMA, window_rows=1)
+    assert not read_now
+    without = Manifest.read(data.path, bench_manifest.SCHEMA, filters=data.filters, window_rows=1)
+    assert read_now and without == manifest and without.fingerprint == manifest.fingerprint
+    # templates hold the days 0 … 9, or 4 … 13, one a row group
+    assert manifest.rows == FILES // 2 * (7 + 10) * bench_manifest.ROWS
+
+
+def test_new_and_changed_files_are_read_beside_an_index(tmp_path: Path, read_now: list[str]) -> None:
+    folder = write(tmp_path / "set", [50, 60])
+    out = tmp_path / "elsewhere.arrow"
+    write_index([str(folder)], str(out), ["row"])
+    read_now.clear()
+    data = DataSet(path=str(folder), index=str(out), filters=[["row", ">=", 70]])
+    assert Manifest.of(data, SCHEMA).rows == 60 and not read_now
+    pq.write_table(table(30, 110), folder / "part-002.parquet")
+    assert Manifest.of(data, SCHEMA).rows == 90
+    assert {Path(name).name for name in read_now} == {"part-002.parquet"}
+    read_now.clear()
+    other = DataSet(path=str(folder), index=str(out), filters=[["age", ">", 0]])
+    assert Manifest.of(other, SCHEMA).rows == 140 and len(set(read_now)) == 3, "the index knows nothing of this column"
+    read_now.clear()
+    assert write_index([str(folder)], str(out), ["row"]).files == 3
+    assert {Path(name).name for name in read_now} == {"part-002.parquet"}
+    with pytest.raises(DataError, match="--out FILE"):
+        write_index([str(folder), str(folder)])
+    with pytest.raises(DataError, match="cannot be written"):
+        write_index([str(folder)], str(tmp_path / "nowhere" / "x.arrow"))
+    write_index([str(folder)])
+    assert (folder / INDEX_NAME).exists() and Manifest.of(DataSet(path=f"{folder}/*"), SCHEMA).rows == 140
+
+
+def opened(manifest: Any, cursor: Cursor, rank: int, world: int) -> BatchStream:
+    return BatchStream(
+        manifest, SCHEMA, ROWS_OF, batch_rows=16, rank=rank, world_size=world, cursor=cursor, seed=0, options=LOCAL
+    )
+
+
+def test_workers_that_ask_an_actor_read_the_same_batches(tmp_path: Path, running_ray: None) -> None:
+    manifest = Manifest.read(str(write(tmp_path, [230, 170])), SCHEMA, window_rows=30)
+    mix = Mix((manifest, manifest), (1, 1), (400, 400))
+    with shared(manifest, mix, None, manifest, sent_whole=0) as (held, of_mix, nothing, again):
+        assert nothing is None and again.holder is held.holder is of_mix.parts[1].holder
+        assert len(pickle.dumps(held)) < len(pickle.dumps(manifest)) and held.rows == 400
+        cursors = []
+        for rank in range(2):
+            with opened(manifest, Cursor.start(1), rank, 2) as whole, opened(held, Cursor.start(1), rank, 2) as part:
+                assert all(same(a, b) and x == y for (a, x), (b, y) in zip(whole, part, strict=True))
+            with opened(held, Cursor.start(1), rank, 2) as part:
+                cursors.append([next(part)[1] for _ in range(5)][-1])
+        cursor = Cursor.merge(cursors)
+        for rank in range(3):
+            with opened(manifest, cursor, rank, 3) as whole, opened(held, cursor, rank, 3) as part:
+                assert row_ids([b for b, _ in whole]) == row_ids([b for b, _ in part])
+        wrong = Cursor.merge([opened(Manifest.read(str(tmp_path), SCHEMA), Cursor.start(1), 0, 1).start_cursor])
+        with pytest.raises(DataError, match="does not fit"):
+            opened(held, wrong, 0, 1)
+    with shared(manifest) as (whole_manifest,):
+        assert whole_manifest is manifest, "a small one is sent as it is"
+
+
+def test_footers_are_read_by_ray_tasks(many: Path, running_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = footers.read_footer
+    seen: list[str] = []
+    monkeypatch.setattr(footers, "_read_chunk", InAnotherProcess(os.getpid()))
+    monkeypatch.setattr(footers, "read_footer", lambda uri: seen.append(uri) or first(uri))
+    assert len(Manifest.read(str(many), bench_manifest.SCHEMA, window_rows=1).files) == FILES
+    assert len(seen) == 1, "one file tells the types"
+
+
+class InAnotherProcess:
+    """Reads a chunk of footers, but not in the process of the test."""
+
+    def __init__(self, here: int) -> None:
+        self.here = here
+
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        assert os.getpid() != self.here
+        return footers._read_chunk(*args, **more)
+
+
+@pytest.mark.parametrize("how", ["bytes", "footer", "time"])
+def test_a_file_that_is_rewritten_in_place_is_noticed(tmp_path: Path, how: str) -> None:
+    file = write(tmp_path, [100]) / "part-000.parquet"
+    manifest = Manifest.read(str(tmp_path), SCHEMA)
+    before, stat = file.read_bytes(), file.stat()
+    changed = table(100, label=[1] * 100) if how == "footer" else table(101 if how == "bytes" else 100)
+    pq.write_table(changed, file, row_group_size=100)
+    if how == "footer":  # of the same length and time: only its own hash tells
+        data = bytearray(before)
+        at = data.rfind(b"parquet-cpp-arrow")
+        data[at : at + 7] = b"PARQUET"
+        file.write_bytes(data)
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    elif how == "time":
+        file.write_bytes(before)
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 5_000_000_000))
+    with (
+        opened(manifest, Cursor.start(0), 0, 1) as batches,
+        pytest.raises(FileChanged, match=f"changed .* {how}") as caught,
+    ):
+        next(batches)
+    assert caught.value.file == str(file)
+
+
+def test_a_rewritten_file_does_not_fit_a_cursor(tmp_path: Path) -> None:
+    folder = write(tmp_path, [100])
+    with opened(Manifest.read(str(folder), SCHEMA), Cursor.start(0), 0, 1) as batches:
+        _, cursor = next(batches)
+    other = table(100, label=[1] * 100)
+    pq.write_table(other, folder / "part-000.parquet", row_group_size=100)
+    with pytest.raises(DataError, match="does not fit"):
+        opened(Manifest.read(str(folder), SCHEMA), Cursor.merge([cursor]), 0, 1)
+    pq.write_table(table(20, 100), folder / "part-001.parquet")
+    with opened(Manifest.read(str(folder), SCHEMA), Cursor.start(1), 0, 1) as batches:
+        assert sorted(row_ids([b for b, _ in batches])) == list(range(120)), "new files come with the next epoch"
+
+
+def test_footers_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path / "set", [10, 20])
+    away = threading.Event()
+    threading.Timer(0.7, away.set).start()
+    first = footers.read_footer
+
+    def read(uri: str) -> Footer:
+        if not away.is_set():
+            raise DataError("no answer", file=uri) from OSError("no route to host")
+        return first(uri)
+
+    monkeypatch.setattr(footers, "read_footer", read)
+    monkeypatch.setattr("rayrec.data.storage.retries._answers", lambda uri: away.is_set())
+    patient = FooterReading(patience=Patience(0, 20))
+    assert Manifest.read(str(folder), SCHEMA, reading=patient).rows == 30
+    away.clear()
+    with pytest.raises(DataUnavailable, match=r"has not answered for 0\.1 s"):
+        Manifest.read(str(folder), SCHEMA, reading=FooterReading(patience=Patience(0, 0.1)))
+
+
+def test_mixes_and_several_paths_share_one_index(tmp_path: Path, read_now: list[str]) -> None:
+    sets = [WeightedDataSet(path=str(write(tmp_path / name, [30, 20]))) for name in "ab"]
+    index = FooterIndex.open(tmp_path / "run.arrow")
+    Mix.of(sets, SCHEMA, FooterReading(index))
+    assert index.save()
+    read_now.clear()
+    again = FooterIndex.open(tmp_path / "run.arrow")
+    assert Mix.of(sets, SCHEMA, FooterReading(again)).num_files == 4 and not read_now

@@ -1,0 +1,85 @@
+"""Day by day: an epoch trains on one day and is evaluated on the next; the same command goes on with new days."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from rayrec.train import Result, Trainer
+from rayrec.train.config.file import parse_config
+from rayrec.train.driver.console import Display
+from tests.train import small
+from tests.train.row_log import noted, with_row_ids
+
+DAY_ROWS = 90
+
+
+def write_day(folder: Path, day: int) -> None:
+    """Rows numbered through from day to day."""
+    part = small.table(1000, seed=0).slice(day * DAY_ROWS, DAY_ROWS)
+    (folder / f"day={day}").mkdir(parents=True)
+    pq.write_table(part, folder / f"day={day}" / "part-0.parquet", row_group_size=40)
+
+
+def fit(raw: dict[str, Any], log: Path) -> Result:
+    from functools import partial
+
+    from tests.train.row_log import Noted
+
+    display = Display(Console(file=io.StringIO()))
+    return Trainer(parse_config(raw), factory=partial(Noted, str(log), {}), display=display).fit()
+
+
+@pytest.mark.parametrize("shuffle", [{}, "none"])
+def test_each_day_is_trained_on_after_the_model_was_evaluated_on_it(tmp_path: Path, shuffle: Any) -> None:
+    for day in range(3):
+        write_day(tmp_path / "days", day)
+    raw = with_row_ids(tmp_path, 1000, trainer__batch_size=32)
+    raw["data"] |= {"train": str(tmp_path / "days"), "eval": None, "progressive": "day", "shuffle": shuffle}
+    result = fit(raw, tmp_path / "first")
+    assert (result.epochs, result.eval["samples"] if result.eval else None) == (2, DAY_ROWS)
+    steps = noted(tmp_path / "first", 0)
+    rows = [row for step in steps for row in step]
+    assert sorted(rows[:DAY_ROWS]) == list(range(DAY_ROWS))
+    assert sorted(rows[DAY_ROWS:]) == list(range(DAY_ROWS, 2 * DAY_ROWS))
+    if shuffle == "none":
+        assert rows == sorted(rows)
+    lines = (tmp_path / "runs" / "small" / "metrics.jsonl").read_text().splitlines()
+    told = [record for record in map(json.loads, lines) if record["kind"] == "eval"]
+    assert [(record["epoch"], record["samples"]) for record in told] == [(0, DAY_ROWS), (1, DAY_ROWS)]
+    assert fit(raw, tmp_path / "none").epochs == 2 and not (tmp_path / "none").exists()
+    write_day(tmp_path / "days", 3)
+    assert fit(raw, tmp_path / "second").epochs == 3
+    later = [row for step in noted(tmp_path / "second", 0) for row in step]
+    assert sorted(later) == list(range(2 * DAY_ROWS, 3 * DAY_ROWS))
+
+
+def test_what_cannot_be_progressive_is_refused(tmp_path: Path) -> None:
+    write_day(tmp_path / "days", 0)
+    raw = small.raw_config(tmp_path, data={"train": str(tmp_path / "days"), "progressive": "day"})
+    with pytest.raises(ValueError, match="the last one is only evaluated on"):
+        Trainer(parse_config(raw), display=Display(Console(file=io.StringIO()))).fit()
+    write_day(tmp_path / "days", 1)
+    raw["data"]["progressive"] = "week"
+    with pytest.raises(ValueError, match="lies in no folder week="):
+        Trainer(parse_config(raw), display=Display(Console(file=io.StringIO()))).fit()
+    for data in ({"train": str(tmp_path), "eval": str(tmp_path)}, {"train": [{"path": str(tmp_path), "weight": 1.0}]}):
+        with pytest.raises(ValueError, match="progressive needs one data set"):
+            parse_config(small.raw_config(tmp_path, data={**data, "progressive": "day"}))
+
+
+def test_files_may_be_added_between_epochs(tmp_path: Path) -> None:
+    write_day(tmp_path / "days", 0)
+    raw = with_row_ids(tmp_path, 1000, trainer__batch_size=32, trainer__epochs=1)
+    raw["data"] |= {"train": str(tmp_path / "days"), "eval": None}
+    fit(raw, tmp_path / "first")
+    write_day(tmp_path / "days", 1)
+    raw["trainer"]["epochs"] = 2
+    assert fit(raw, tmp_path / "second").epochs == 2
+    assert sorted(row for step in noted(tmp_path / "second", 0) for row in step) == list(range(2 * DAY_ROWS))
