@@ -10,8 +10,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from jobs import bench_manifest
+from rayrec.cli.app import app
 from rayrec.data import (
     BatchStream,
     Cursor,
@@ -88,6 +90,14 @@ def test_the_index_of_a_folder_is_found_and_filters_are_asked_of_it(many: Path, 
     assert read_now and without == manifest and without.fingerprint == manifest.fingerprint
     # templates hold the days 0 … 9, or 4 … 13, one a row group
     assert manifest.rows == FILES // 2 * (7 + 10) * bench_manifest.ROWS
+
+
+def test_the_command_writes_an_index(tmp_path: Path, read_now: list[str]) -> None:
+    folder = write(tmp_path, [50, 60], row_group_size=20)
+    done = CliRunner().invoke(app, ["data", "index", str(folder), "--column", "row"])
+    assert done.exit_code == 0 and "2 files, 6 row groups, 110 rows" in done.output
+    read_now.clear()
+    assert Manifest.of(DataSet(path=str(folder), filters=[["row", "<", 20]]), SCHEMA).rows == 20 and not read_now
 
 
 def test_new_and_changed_files_are_read_beside_an_index(tmp_path: Path, read_now: list[str]) -> None:

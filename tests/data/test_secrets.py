@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,36 @@ def test_a_uri_with_credentials_is_refused_wherever_one_is_read(uri: str, shown:
 )
 def test_other_names_are_left_alone(uri: str) -> None:
     assert secret_in(uri) is None and without_secrets(uri) == uri
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "data.train",
+        "data.eval",
+        "data.train.index",
+        "storage.path",
+        "init_from.path",
+        "sharding.plan",
+        "model.args.note",
+    ],
+)
+def test_no_field_of_a_config_may_hold_credentials_and_nothing_of_them_is_written(tmp_path: Path, field: str) -> None:
+    """Planted in a URI, of every field that takes one: the command's output and all files that it leaves."""
+    uri = f"s3://AKIA:{SECRET}@bucket/x"
+    small.write_all(tmp_path / "data", rows=100)
+    config, home = tmp_path / "train.yaml", tmp_path / "home"
+    raw = small.raw_config(tmp_path / "data")
+    raw["data"]["train"] = {"path": raw["data"]["train"]}
+    config.write_text(yaml.safe_dump(raw))
+    home.mkdir()
+    environment = os.environ | {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
+    command = [sys.executable, "-m", "rayrec.cli", "train", str(config), "--set", f"{field}={uri}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path)
+    shown = done.stdout + done.stderr
+    files = b"\n".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert done.returncode and "***" in shown, shown
+    assert SECRET not in shown and SECRET.encode() not in files
 
 
 def test_a_config_with_credentials_is_refused_without_repeating_them(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import random
 import shutil
@@ -249,6 +250,29 @@ def test_a_token_is_asked_for_everywhere_but_health(service: Service) -> None:
         assert server.ask("POST", "/score", {"rows": [GOOD]}, authorization="Bearer s3cret")[0] == 200
     finally:
         server.close()
+
+
+def test_nothing_of_a_request_is_kept_or_logged(
+    model: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Planted: the token, a wrong one, and values of good rows, of bad ones, and of a request that is no JSON."""
+    caplog.set_level(logging.DEBUG)
+    secrets = ["pl4nted-token", "pl4nted-guess", "pl4nted-city", "pl4nted-user", "pl4nted-text", "pl4nted-query"]
+    token, guess, city, user, text, query = secrets
+    service = Service([ModelSpec(name="ctr", path=model)])
+    server = Server(App(service, token=token))
+    try:
+        known = {"authorization": f"Bearer {token}"}
+        assert server.ask("POST", "/score", {"rows": [GOOD]}, authorization=f"Bearer {guess}")[0] == 401
+        assert server.ask("POST", "/score", {"rows": [{**GOOD, "city": city}]}, **known)[0] == 200
+        assert server.ask("POST", f"/score?key={query}", {"rows": [{**GOOD, "user": user}]}, **known)[0] == 400
+        assert server.ask("POST", "/score", f'{{"rows": {text}'.encode(), **known)[0] == 400
+        metrics = server.ask("GET", "/metrics", **known)[1].decode()
+    finally:
+        server.close()
+    written = capfd.readouterr()
+    everywhere = "\n".join([metrics, caplog.text, written.out, written.err, repr(service.log)])
+    assert not [secret for secret in secrets if secret in everywhere]
 
 
 def test_metrics_tell_rows_status_unknown_ids_and_drift(model: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import ray.data
 from ray._private.state import available_resources_per_node
+from ray.data import ExecutionResources
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
@@ -32,6 +33,9 @@ _PIECES_PER_TASK = 4
 
 # A task gives what it has read whenever it is so much, or once and a half; larger tables are cut, smaller ones joined.
 _BLOCK_BYTES = 16 << 20
+
+# What the read tasks of one rank may have in Ray's store: not a share of all of it, of which every rank would take one.
+_STORE_BYTES = 512 << 20
 
 _context_lock = threading.Lock()  # the context that a dataset takes over is a global of the process
 
@@ -145,6 +149,7 @@ def _dataset(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> D
     _hush()
     context = ray.data.DataContext.get_current().copy()
     context.execution_options.preserve_order = True
+    context.execution_options.resource_limits = ExecutionResources.for_limits(object_store_memory=_STORE_BYTES)
     context.target_max_block_size = _BLOCK_BYTES
     context.enable_progress_bars = False
     context.print_on_execution_start = False

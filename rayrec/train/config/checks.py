@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticCustomError
 
@@ -23,6 +23,7 @@ def check_config(config: TrainConfig) -> None:
     Raises:
         PydanticCustomError: the first disagreement; its context holds the path of the field.
     """
+    _check_secrets(config.to_dict(), "")
     _check_tables(config)
     _check_constraints(config)
     _check_model_args(config)
@@ -122,10 +123,20 @@ def _check_dlrm(config: TrainConfig) -> None:
         raise _refuse("model.args.over_arch", f"{over} must end with {wanted}: {why}")
 
 
+def _check_secrets(value: Any, field: str) -> None:
+    """No text of a config holds credentials: all of it is written into the run folder."""
+    if isinstance(value, str) and (problem := secret_in(value)) is not None:
+        raise _refuse(field, problem)
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            _check_secrets(one, f"{field}.{name}" if field else str(name))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _check_secrets(one, field)
+
+
 def _check_trainer(config: TrainConfig) -> None:
     trainer = config.trainer
-    if (problem := secret_in(config.storage.path)) is not None:
-        raise _refuse("storage.path", problem)
     if trainer.batch_size < trainer.num_workers:
         raise _refuse(
             "trainer.batch_size",
