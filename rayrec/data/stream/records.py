@@ -9,14 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.errors import DataError, DataUnavailable
+from rayrec.data.errors import DataError, DataUnavailable, FileChanged
 
 PROBLEM = "problem"
 
-_TEXTS, _NUMBERS = ("problem", "file", "column", "value", "fix"), ("row_group", "row")
-_KIND = pa.struct(
-    [("unavailable", pa.bool_()), *((name, pa.string()) for name in _TEXTS), *((name, pa.int64()) for name in _NUMBERS)]
-)
+_KINDS = {kind.__name__: kind for kind in (DataError, DataUnavailable, FileChanged)}
+_TEXTS, _NUMBERS = ("kind", "problem", "file", "column", "value", "fix"), ("row_group", "row")
+_KIND = pa.struct([*((name, pa.string()) for name in _TEXTS), *((name, pa.int64()) for name in _NUMBERS)])
 
 
 def no_problems(num_rows: int) -> pa.Array:
@@ -34,7 +33,7 @@ def to_array(num_rows: int, bad: npt.NDArray[np.int64], errors: Sequence[DataErr
     for place in bad[len(errors) :]:
         records[place] = {"problem": None}
     for place, error in zip(bad, errors, strict=False):
-        records[place] = {"unavailable": isinstance(error, DataUnavailable), **error.to_dict()}
+        records[place] = {"kind": type(error).__name__, **error.to_dict()}
     return pa.array(records, _KIND)
 
 
@@ -44,5 +43,4 @@ def from_array(problems: pa.Array) -> list[DataError]:
 
 
 def _error(record: dict[str, Any]) -> DataError:
-    kind = DataUnavailable if record.pop("unavailable") else DataError
-    return kind(record.pop("problem"), **record)
+    return _KINDS[record.pop("kind")](record.pop("problem"), **record)
