@@ -12,7 +12,6 @@ _PLANNER = (
     "the planner searches by a bound: say what you know by ParameterConstraints, or write the plan (sharding_plan)"
 )
 _COLLISIONS = "map ids to rows while reading (hash or vocabulary, rayrec.data), and give the table its rows"
-_METRICS = "rayrec.metrics.BinaryMetrics (AUC, NE, log loss, calibration) and GroupedAuc, over batches and ranks"
 _INFERENCE = "`rayrec export` and rayrec.inference.Model; rayrec.quant has the quantized collections"
 _CACHE = "fused_uvm_caching keeps hot rows on the device; there is no other store of rows"
 
@@ -48,8 +47,13 @@ MODULES = {f"rayrec.modules.{name}": text for name, text in MODULES.items()} | {
         ),
         _PLANNER,
     ),
+    "rayrec.metrics.gauc": "rayrec.metrics.GroupedAuc, exact over batches and ranks",
+    "rayrec.metrics.output": "RecMetricEnum.SCALAR of a task whose label is that output",
+    "rayrec.metrics.hindsight_target_pr": "RecMetricEnum.PRECISION and RECALL with a threshold",
+    "rayrec.metrics.multi_label_precision": "a task for each label, with RecMetricEnum.PRECISION",
     **dict.fromkeys(
-        (f"rayrec.metrics.{name}" for name in ("metric_module", "metrics_config", "rec_metric", "throughput")), _METRICS
+        (f"rayrec.metrics.{name}" for name in ("cpu_offloaded_metric_module", "cpu_comms_metric_module")),
+        "rayrec.metrics.metric_module.RecMetricModule; one all-reduce adds all of its sums up",
     ),
     **dict.fromkeys((f"rayrec.inference.{name}" for name in ("modules", "state_dict_transform")), _INFERENCE),
     "rayrec.quant.embedding_modules": _INFERENCE,
