@@ -97,6 +97,11 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         tables = self._tables(module)
         return {config.name: cast(nn.Parameter, tables[config.name].weight) for config in self._configs(module)}
 
+    @property
+    def codec(self) -> Codec | None:
+        """Number formats of the vectors on the wire; None for float32."""
+        return self._codec
+
     @abstractmethod
     def _configs(self, module: M) -> Sequence[BaseEmbeddingConfig]: ...
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 import torch
 
-from rayrec.distributed.sharding.vector_transport import Codec
+from rayrec.distributed.wire import BF16, FP8, FP8_WIDE, FP16, FP32, Codec, NumberFormat, fp8_rows, int8_rows
 
 COMM_OPS = ("pooled_embeddings_all_to_all", "pooled_embeddings_reduce_scatter", "sequence_embeddings_all_to_all")
 
 
 class CommType(Enum):
-    """A number format. Vectors travel as the first three."""
+    """A number format."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -27,18 +27,20 @@ class CommType(Enum):
         return self.value
 
 
-_DTYPES = {CommType.FP32: torch.float32, CommType.FP16: torch.float16, CommType.BF16: torch.bfloat16}
-
-
 @dataclass
 class QCommsConfig:
     """The formats of vectors (forward) and of their gradients (backward).
 
     Args:
-        forward_precision, backward_precision: FP32, FP16 or BF16.
-        forward_loss_scale, backward_loss_scale, fp8_quantize_dim, fp8_quantize_dim_bwd, fp8_bwd_uses_143,
-            mx4_quantize_dim, mx4_quantize_dim_bwd, mx4_rounding_mode, safe_check_on_nan_and_inf: of the other formats;
-            kept, and refused where a registry is made of them.
+        forward_precision, backward_precision: INT8 scales every 32 numbers by their least and greatest. FP8 without
+            `fp8_quantize_dim` cuts what is beyond ±0.9375 (backward ±0.875), as TorchRec's does.
+        forward_loss_scale, backward_loss_scale: numbers are multiplied by it while they travel as FP16 or BF16; the
+            other formats need none and ignore it.
+        fp8_quantize_dim, fp8_quantize_dim_bwd: so many numbers of FP8 share a scale, so that nothing is cut; backward
+            the same as forward, unless told.
+        fp8_bwd_uses_143: gradients travel with 4 exponent bits, as vectors do, not with 5.
+        fp8_output_dtype, output_dtype: taken where they say float32, which vectors arrive in.
+        mx4_quantize_dim, mx4_quantize_dim_bwd, mx4_rounding_mode: of MX4, which is refused.
     """
 
     forward_precision: CommType = CommType.FP32
@@ -48,10 +50,31 @@ class QCommsConfig:
     fp8_quantize_dim: int | None = None
     fp8_quantize_dim_bwd: int | None = None
     fp8_bwd_uses_143: bool | None = False
+    fp8_output_dtype: object | None = None
     mx4_quantize_dim: int | None = None
     mx4_quantize_dim_bwd: int | None = None
     mx4_rounding_mode: object | None = None
-    safe_check_on_nan_and_inf: bool = False
+    output_dtype: object | None = None
+
+    def __post_init__(self) -> None:
+        if self.backward_precision is CommType.FP8 and self.fp8_quantize_dim_bwd is None:
+            self.fp8_quantize_dim_bwd = self.fp8_quantize_dim
+
+
+def _fp8(row: int | None, wide: bool) -> NumberFormat:
+    if row is None:
+        return FP8_WIDE if wide else FP8
+    return fp8_rows(row, wide)
+
+
+_FORMATS: dict[CommType, Callable[[int | None, bool], NumberFormat]] = {
+    CommType.FP32: lambda row, wide: FP32,
+    CommType.FP16: lambda row, wide: FP16,
+    CommType.BF16: lambda row, wide: BF16,
+    CommType.FP8: _fp8,
+    CommType.INT8: lambda row, wide: int8_rows(),
+}
+_SCALED = (CommType.FP16, CommType.BF16)
 
 
 def get_qcomm_codecs_registry(
@@ -64,13 +87,21 @@ def get_qcomm_codecs_registry(
         device: taken and not needed.
 
     Raises:
-        ValueError: a format that vectors do not travel in, or a loss scale.
+        ValueError: MX4, or an output in another format than float32.
     """
-    formats = (qcomms_config.forward_precision, qcomms_config.backward_precision)
-    for kind in formats:
-        if kind not in _DTYPES:
-            raise ValueError(f"vectors do not travel as {kind.name}; use CommType.FP16 or CommType.BF16")
-    if qcomms_config.forward_loss_scale or qcomms_config.backward_loss_scale:
-        raise ValueError("there is no loss scale on the wire; use CommType.BF16, whose range is that of FP32")
-    codec = Codec(forward=_DTYPES[formats[0]], backward=_DTYPES[formats[1]])
+    of = qcomms_config
+    for kind in (of.forward_precision, of.backward_precision):
+        if kind not in _FORMATS:
+            raise ValueError(
+                f"vectors do not travel as {kind.name}, which has no operator for CPUs; use CommType.INT8, "
+                "or CommType.FP8 with fp8_quantize_dim"
+            )
+    if str(getattr(of.output_dtype or of.fp8_output_dtype, "name", "FP32")) != "FP32":
+        raise ValueError("vectors arrive as float32: leave output_dtype out")
+    codec = Codec(
+        forward=_FORMATS[of.forward_precision](of.fp8_quantize_dim, False),
+        backward=_FORMATS[of.backward_precision](of.fp8_quantize_dim_bwd, not of.fp8_bwd_uses_143),
+        forward_scale=(of.forward_loss_scale or 1.0) if of.forward_precision in _SCALED else 1.0,
+        backward_scale=(of.backward_loss_scale or 1.0) if of.backward_precision in _SCALED else 1.0,
+    )
     return dict.fromkeys((str(getattr(op, "value", op)) for op in comm_ops or COMM_OPS), codec)

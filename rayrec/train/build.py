@@ -21,6 +21,7 @@ from rayrec.distributed.planner.calibration import Calibration
 from rayrec.distributed.planner.estimate import Estimate
 from rayrec.distributed.planner.types import Cost, ParameterConstraints
 from rayrec.distributed.types import CacheParams, ModuleSharder, ShardingPlan
+from rayrec.distributed.wire import FORMATS, Codec
 from rayrec.models import MODELS
 from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
 from rayrec.optim import GradientClipping, GradientClippingOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
@@ -152,8 +153,15 @@ def fused_params(config: TrainConfig) -> dict[str, Any]:
 
 def sharders(config: TrainConfig) -> list[ModuleSharder[Any]]:
     """One for each kind of collection that a model may hold."""
-    params = fused_params(config)
-    return [EmbeddingBagCollectionSharder(fused_params=params), EmbeddingCollectionSharder(fused_params=params)]
+    params, codec = fused_params(config), _codec(config)
+    kinds = (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder)
+    return [kind(fused_params=params, codec=codec) for kind in kinds]
+
+
+def _codec(config: TrainConfig) -> Codec:
+    wire = config.sharding.wire
+    scale = wire.gradient_scale if wire.gradients in ("fp16", "bf16") else 1.0
+    return Codec(forward=FORMATS[wire.vectors], backward=FORMATS[wire.gradients], backward_scale=scale)
 
 
 def dense_optimizer(config: TrainConfig, parameters: Mapping[str, nn.Parameter]) -> KeyedOptimizer:

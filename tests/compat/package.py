@@ -93,5 +93,7 @@ def _equal(one: Any, other: Any, tolerance: float) -> bool:
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, int | float) and isinstance(other, int | float):
+        if math.isnan(one) and math.isnan(other):
+            return True
         return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
     return bool(one == other)

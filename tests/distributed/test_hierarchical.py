@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
 from rayrec.distributed.sharding import tiers
 from rayrec.distributed.sharding.place import _size_of_each
-from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharding, ShardingType
+from rayrec.distributed.wire import BF16, FP16, Codec, NumberFormat, int8_rows
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE, exchanges
@@ -154,11 +154,11 @@ def drawn(sizes: tuple[int, ...], weighted: bool = False) -> list[KeyedJaggedTen
     return [draw_kjt(generator, TABLES, size, 4, weighted) for size in sizes]
 
 
-@pytest.mark.parametrize("forward", [torch.float16, torch.bfloat16])
-def test_vectors_may_travel_in_half_precision(forward: torch.dtype) -> None:
+@pytest.mark.parametrize("forward", [FP16, BF16, int8_rows()], ids=lambda kind: kind.name)
+def test_vectors_may_travel_in_fewer_bits(forward: NumberFormat) -> None:
     steps, ebc = [drawn((4, 2, 3, 1))], EmbeddingBagCollection(TABLES, seed=2)
     (expected,), _ = train_plain(ebc, steps, SGD)
-    answers = on_ranks(WORLD, train_on_hosts, ebc, PLAN, steps, SGD, Codec(forward, torch.bfloat16))
+    answers = on_ranks(WORLD, train_on_hosts, ebc, PLAN, steps, SGD, Codec(forward, BF16))
     got = torch.cat([answer[0][0] for answer in answers])
     torch.testing.assert_close(got, expected, atol=2e-2, rtol=2e-2)
     assert not torch.equal(got, expected)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ShardingType
+from rayrec.distributed.wire import FP16, Codec
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE
@@ -38,8 +38,7 @@ def moved(group: dist.ProcessGroup, codec: Codec) -> float:
 
 
 def test_a_scale_keeps_small_gradients_on_the_wire() -> None:
-    half = torch.float16
-    found = [on_ranks(2, moved, codec)[1] for codec in (Codec(), Codec(backward=half), Codec(half, half, 2.0**20))]
+    found = [on_ranks(2, moved, codec)[1] for codec in (Codec(), Codec(backward=FP16), Codec(FP16, FP16, 2.0**20))]
     assert found[0] == pytest.approx(1.0, rel=1e-4)
     assert found[1] == 0.0
     assert found[2] == pytest.approx(1.0, rel=1e-2)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import RULES, EmbOptimType
 from rayrec.distributed.kernel.optimizer_rules import DecayMode
-from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharding, ShardingEnv, ShardingType
+from rayrec.distributed.wire import BF16, FP16, FP32, Codec, NumberFormat, fp8_rows, int8_rows
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
@@ -239,9 +239,9 @@ def test_half_precision_tables_follow_the_unsharded_module(data_type: DataType, 
     assert_same(ebc, plan, steps, params, expected, tol)
 
 
-@pytest.mark.parametrize("forward", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("backward", [torch.float32, torch.bfloat16])
-def test_vectors_may_travel_in_half_precision(forward: torch.dtype, backward: torch.dtype) -> None:
+@pytest.mark.parametrize("forward", [FP16, BF16, int8_rows(), fp8_rows()], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("backward", [FP32, BF16], ids=lambda kind: kind.name)
+def test_vectors_may_travel_in_fewer_bits(forward: NumberFormat, backward: NumberFormat) -> None:
     tables = small_tables()
     plan = {table.name: cut(table, ShardingType.ROW_WISE, [0, 1]) for table in tables}
     generator = torch.Generator().manual_seed(5)
@@ -252,7 +252,7 @@ def test_vectors_may_travel_in_half_precision(forward: torch.dtype, backward: to
     answers = on_ranks(WORLD, train_sharded, ebc, plan, steps, params, Codec(forward, backward))
     for step, output in enumerate(outputs):
         got = torch.cat([answer[0][step] for answer in answers])
-        torch.testing.assert_close(got, output, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(got, output, atol=5e-2, rtol=5e-2)
         assert not torch.equal(got, output)
 
 

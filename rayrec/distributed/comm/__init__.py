@@ -10,6 +10,7 @@ from rayrec.distributed.comm.collectives import (
     barrier,
     broadcast,
     broadcast_object,
+    count_bytes,
     count_collectives,
     exchange_on_hosts,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_object",
+    "count_bytes",
     "count_collectives",
     "exchange_on_hosts",
     "get_local_rank",

@@ -21,6 +21,7 @@ Wait = Callable[[], None]
 # torch 2.13 renames it
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _counters: list[Counter[str]] = []
+_byte_counters: list[Counter[str]] = []
 
 
 @contextmanager
@@ -32,6 +33,17 @@ def count_collectives() -> Iterator[Counter[str]]:
         yield counter
     finally:
         _counters.remove(counter)
+
+
+@contextmanager
+def count_bytes() -> Iterator[Counter[str]]:
+    """Counts the bytes that this process sends to others in exchanges, by name, while the context is open."""
+    counter: Counter[str] = Counter()
+    _byte_counters.append(counter)
+    try:
+        yield counter
+    finally:
+        _byte_counters.remove(counter)
 
 
 def _count(name: str) -> None:
@@ -64,6 +76,9 @@ def all_to_all(
     _count("all_to_all")
     outs = None if output_splits is None else list(output_splits)
     ins = None if input_splits is None else list(input_splits)
+    for counter in _byte_counters:
+        kept = len(inputs) // dist.get_world_size(group) if ins is None else ins[dist.get_rank(group)]
+        counter["all_to_all"] += (len(inputs) - kept) * inputs[:1].nbytes if len(inputs) else 0
     work = dist.all_to_all_single(output, inputs, outs, ins, group=group, async_op=True)
 
     def wait() -> None:

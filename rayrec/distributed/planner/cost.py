@@ -97,9 +97,10 @@ def shard_cost(
 
     - lookup: ids * (id_s + max(row bytes, sector) / row bandwidth) + out / memory bandwidth
     - input: (ids * (8 [+ 4 weighted]) + bags * 4) over the links, in the shares that come from this and other hosts
-    - output and gradient: `out` over the links likewise; every row block sends a partial sum for every bag. Where the
-      hierarchical executor runs (hosts of equally many ranks), row blocks of one host meet there first: `out` *
-      (local - 1) / local inside the host, and between hosts 1 / (row blocks of the host) of what the link would carry
+    - output and gradient: their numbers over the links likewise, in the bytes that the codec gives each; every row
+      block sends a partial sum for every bag. Where the hierarchical executor runs (hosts of equally many ranks), row
+      blocks of one host meet there first: these * (local - 1) / local inside the host, and between hosts
+      1 / (row blocks of the host) of what the link would carry
     - backward: reading `out` gradients, sorting ids (id_s each), and for each touched row row_s, and reading and
       writing it and its optimizer state
     - host: a constant for each shard
@@ -114,8 +115,8 @@ def shard_cost(
     device = topology.device
     share = shape[0] / table.rows
     ids = table.ids * share
-    vectors = table.bags if table.pooled else ids
-    out = vectors * shape[1] * VECTOR_ELEMENT_BYTES
+    numbers = (table.bags if table.pooled else ids) * shape[1]
+    out = numbers * VECTOR_ELEMENT_BYTES
     into = ids * (ID_BYTES + WEIGHT_BYTES * table.weighted) + table.bags * LENGTH_BYTES
     near, far = _links(local, topology)
     vector_near, vector_far = _vector_links(table, shape[0], local, topology)
@@ -124,11 +125,11 @@ def shard_cost(
         lookup=_read(table, kernel, ids, shape[1], rows_bw, device) + out / device.memory_bw,
         input_intra=into * near,
         input_inter=into * far,
-        output_intra=out * vector_near,
-        output_inter=out * vector_far,
+        output_intra=numbers * table.sent_bytes * vector_near,
+        output_inter=numbers * table.sent_bytes * vector_far,
         backward=out / device.memory_bw + _update(table, kernel, ids, shape, rows_bw, device),
-        gradient_intra=out * vector_near,
-        gradient_inter=out * vector_far,
+        gradient_intra=numbers * table.returned_bytes * vector_near,
+        gradient_inter=numbers * table.returned_bytes * vector_far,
         host=device.table_s,
     )
 

@@ -14,6 +14,7 @@ from rayrec.distributed.kernel import rule_of
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import ParameterConstraints, Table
 from rayrec.distributed.types import ModuleSharder, ShardingType
+from rayrec.distributed.wire import Codec
 from rayrec.modules.configs import BaseEmbeddingConfig
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Found:
     weighted: bool
     kernels: Mapping[str, tuple[str, ...]]
     state: tuple[int, int]
+    codec: Codec | None = None
 
 
 def find_tables(module: nn.Module, sharders: Sequence[ModuleSharder[Any]], compute_device: str) -> list[Found]:
@@ -119,6 +121,7 @@ def _facts(module: nn.Module, sharder: ModuleSharder[Any], compute_device: str) 
         "pooled": hasattr(module, "embedding_bag_configs"),
         "weighted": bool(weighted() if callable(weighted) else weighted),
         "kernels": runnable_kernels(sharder, compute_device),
+        "codec": getattr(sharder, "codec", None),
     }
 
 
@@ -152,6 +155,7 @@ def _table(found: Found, told: ParameterConstraints, topology: Topology, batch_s
     if told.num_ids is not None:
         ids = [n * topology.world_size for n in _per_feature(config.name, "num_ids", told.num_ids, count, 0.0)]
     ranks = _ranks(config.name, told.device_group, topology)
+    codec = found.codec or Codec()
     return Table(
         path=found.path,
         name=config.name,
@@ -170,6 +174,8 @@ def _table(found: Found, told: ParameterConstraints, topology: Topology, batch_s
         ranks=ranks,
         min_partition=_min_partition(config, told),
         cache_load_factor=None if told.cache_params is None else told.cache_params.load_factor,
+        sent_bytes=codec.forward.mean_bytes,
+        returned_bytes=codec.backward.mean_bytes,
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.types import CacheParams, ShardingPlan
+from rayrec.distributed.wire import VECTOR_ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from rayrec.distributed.planner.estimate import Estimate
@@ -75,6 +76,7 @@ class Table:
         kernels: for each sharding type that may be used, the kernels that may be used with it, best first.
         runnable: the same before the user's constraints.
         ranks: the ranks it may lie on, ascending.
+        sent_bytes, returned_bytes: of a number of a vector, and of a gradient, on its way between ranks.
     """
 
     path: str
@@ -94,6 +96,8 @@ class Table:
     ranks: tuple[int, ...]
     min_partition: int
     cache_load_factor: float | None = None
+    sent_bytes: float = VECTOR_ELEMENT_BYTES
+    returned_bytes: float = VECTOR_ELEMENT_BYTES
 
     @property
     def key(self) -> TableKey:

@@ -69,8 +69,8 @@ class _SequenceMessage:
     def come(self, piece: int) -> list[int]:
         return self.from_ranks
 
-    def pack(self, parts: Sequence[torch.Tensor], dtype: torch.dtype, piece: int) -> torch.Tensor:
-        flat = [part.to(dtype).reshape(-1) for part in parts]
+    def pack(self, parts: Sequence[torch.Tensor], piece: int) -> torch.Tensor:
+        flat = [part.float().reshape(-1) for part in parts]
         if len(flat) == 1:
             return flat[0]
         split = [part.split(sizes) for part, sizes in zip(flat, self.by_group.t().tolist(), strict=True)]

@@ -85,12 +85,12 @@ class _PooledMessage:
         own = self._own(piece)
         return [(own.stop - own.start) * width for width in self.exchange.widths]
 
-    def pack(self, parts: Sequence[torch.Tensor], dtype: torch.dtype, piece: int) -> torch.Tensor:
+    def pack(self, parts: Sequence[torch.Tensor], piece: int) -> torch.Tensor:
         if self.num_pieces == 1:
-            return parts[0].to(dtype).reshape(-1)
+            return parts[0].float().reshape(-1)
         of_ranks = parts[0].split([edges[-1] for edges in self.edges])
         rows = [rows[edges[piece] : edges[piece + 1]] for rows, edges in zip(of_ranks, self.edges, strict=True)]
-        return torch.cat(rows).to(dtype).view(-1)
+        return torch.cat(rows).float().view(-1)
 
     def unpack(self, arrived: torch.Tensor, piece: int) -> torch.Tensor:
         own = self._own(piece)

@@ -16,20 +16,11 @@ import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.awaitable import Deferred, LazyAwaitable
+from rayrec.distributed.kernel.number_formats import decode, encode, message_dtype
 from rayrec.distributed.sharding.buffers import BufferPool
+from rayrec.distributed.wire import Codec, NumberFormat
 
-
-@dataclass(frozen=True)
-class Codec:
-    """The number formats in which vectors and gradients travel.
-
-    Gradients are multiplied by `backward_scale` while they travel: half precision holds nothing below 6e-8, which the
-    gradients of a mean over a large batch are. A power of two rounds nothing.
-    """
-
-    forward: torch.dtype = torch.float32
-    backward: torch.dtype = torch.float32
-    backward_scale: float = 1.0
+__all__ = ["Codec", "VectorMessage", "VectorTransport"]
 
 
 class VectorMessage(Protocol):
@@ -45,8 +36,8 @@ class VectorMessage(Protocol):
     def come(self, piece: int) -> list[int]:
         """Numbers from each rank, on the way forward."""
 
-    def pack(self, parts: Sequence[torch.Tensor], dtype: torch.dtype, piece: int) -> torch.Tensor:
-        """The kernels' vectors as one flat message, rank after rank."""
+    def pack(self, parts: Sequence[torch.Tensor], piece: int) -> torch.Tensor:
+        """The kernels' vectors as one flat message, rank after rank, float32."""
 
     def unpack(self, arrived: torch.Tensor, piece: int) -> torch.Tensor:
         """The result's rows, from the flat float32 numbers of all ranks."""
@@ -83,16 +74,20 @@ class VectorTransport:
         token = _Send.apply(exchange, *parts)
         return Deferred(lambda: _Receive.apply(token, exchange))
 
-    def exchange(self, numbers: torch.Tensor, leave: list[int], come: list[int]) -> LazyAwaitable[torch.Tensor]:
+    def exchange(
+        self, numbers: torch.Tensor, leave: list[int], come: list[int], kind: NumberFormat
+    ) -> LazyAwaitable[torch.Tensor]:
         """Begins to exchange flat numbers; waits for those of all ranks, as float32."""
         if len(leave) == 1:
-            return Deferred(lambda: numbers.float())
-        arrived = self._buffers.empty(sum(come), numbers.dtype)
-        wait = comm.all_to_all(arrived, numbers, come, leave, self.group)
+            return Deferred(lambda: numbers)
+        message = encode(kind, numbers, leave)
+        sizes_out, sizes_in = ([kind.size(count) for count in counts] for counts in (leave, come))
+        arrived = self._buffers.empty(sum(sizes_in), message_dtype(kind))
+        wait = comm.all_to_all(arrived, message, sizes_in, sizes_out, self.group)
 
         def finish() -> torch.Tensor:
             wait()
-            return arrived.float()
+            return decode(kind, arrived, come)
 
         return Deferred(finish)
 
@@ -112,12 +107,12 @@ class _Exchange:
         if piece < message.num_pieces:
             leave, come = message.leave(piece), message.come(piece)
             if forward:
-                numbers = message.pack(self.unsent, codec.forward, piece)
+                numbers = _scaled(message.pack(self.unsent, piece), codec.forward_scale)
             else:
                 leave, come, numbers = come, leave, message.pack_gradients(self.unsent[0], piece)
-                scaled = numbers if codec.backward_scale == 1.0 else numbers * codec.backward_scale
-                numbers = scaled.to(codec.backward)
-            self.under_way.append(self.transport.exchange(numbers, leave, come))
+                numbers = _scaled(numbers, codec.backward_scale)
+            kind = codec.forward if forward else codec.backward
+            self.under_way.append(self.transport.exchange(numbers, leave, come, kind))
         if piece >= message.num_pieces - 1:
             self.unsent = ()
 
@@ -130,8 +125,12 @@ class _Exchange:
         """Waits for a piece, and begins to send another one."""
         numbers = self.under_way.popleft().wait()  # nobody else holds it: its memory is used again
         self.send(piece + 2, forward)
-        scale = 1.0 if forward else self.transport.codec.backward_scale
-        return numbers if scale == 1.0 else numbers / scale
+        codec = self.transport.codec
+        return _scaled(numbers, 1 / (codec.forward_scale if forward else codec.backward_scale))
+
+
+def _scaled(numbers: torch.Tensor, scale: float) -> torch.Tensor:
+    return numbers if scale == 1.0 else numbers * scale
 
 
 class _Send(torch.autograd.Function):

@@ -93,7 +93,7 @@ def _grouped_sums(examples: Examples, options: Options) -> Sums:
 
 
 def _of_groups(sums: Sums, options: Options) -> Sums:
-    ne_TG = sums["cross_entropy_sum"] / _base_entropy(sums)
+    ne_TG = (sums["cross_entropy_sum"] / _base_entropy(sums)).float()
     found = {f"segmented_ne_{group}": ne_TG[:, group] for group in range(options["num_groups"])}
     if options["include_logloss"]:
         loss_TG = sums["cross_entropy_sum"] / (sums["pos_labels"] + sums["neg_labels"]).clamp(min=TINY)
@@ -117,7 +117,7 @@ def _seen(examples: Examples) -> dict[str, torch.Tensor]:
 
 
 def _examples(sums: Sums) -> Sums:
-    return {"total_examples": sums["num_examples"]}
+    return {"total_examples": sums["num_examples"].long()}
 
 
 _CALIBRATION_SUMS = ("calibration_num", "calibration_denom")

@@ -55,17 +55,17 @@ class WindowSamples(torch.nn.Module):
         if self._options.get("apply_bin"):
             samples = torch.stack((samples[0], (samples[1] >= 0.039).float(), samples[2]))
         by_task = samples.double().unbind(1)
-        areas_T = torch.stack([area(*of_task) for of_task in by_task])
+        areas_T = torch.stack([area(*of_task) for of_task in by_task]).float()
         found: list[Figure] = [("window_", self._name, areas_T)]
         if self._name == "auprc":
             weight = float(samples[2].sum())
             self._run[0] += float(areas_T.sum()) * weight
             self._run[1] += weight * len(areas_T)
             so_far = self._run[0] / self._run[1] if self._run[1] else 0.5
-            found.append(("lifetime_", self._name, torch.full_like(areas_T, so_far)))
+            found.append(("lifetime_", self._name, torch.full_like(areas_T, so_far, dtype=torch.float64)))
         if self._grouped:
             means = [_mean_over_groups(area, of_task, keys) for of_task in by_task]
-            found.append(("window_", f"grouped_{self._name}", torch.stack(means)))
+            found.append(("window_", f"grouped_{self._name}", torch.stack(means).float()))
         return found
 
     def reset(self) -> None:

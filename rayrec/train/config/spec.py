@@ -129,8 +129,25 @@ class ConstraintConfig(Section):
         return _only(given, KERNELS, "compute kernel")
 
 
+class WireConfig(Section):
+    """Number formats in which embedding vectors and their gradients travel between workers; all else is float32."""
+
+    vectors: Literal["fp32", "fp16", "bf16", "fp8", "int8"] = Field(
+        default="fp32", description="of vectors; `fp8` and `int8` have a scale for every 32 numbers"
+    )
+    gradients: Literal["fp32", "fp16", "bf16", "fp8", "int8"] = Field(default="fp32", description="of gradients")
+    gradient_scale: float = Field(
+        default=1.0,
+        gt=0,
+        description="gradients are multiplied by it while they travel as `fp16` or `bf16`, for `fp16` holds nothing "
+        "below 6e-8; a power of two rounds nothing",
+    )
+
+
 class ShardingConfig(Section):
     """How tables are spread over the workers."""
+
+    wire: WireConfig = Field(default=WireConfig(), description="number formats between workers")
 
     constraints: dict[str, ConstraintConfig] = Field(
         default={}, description="table name → what the planner may do with it"
