@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.data import empty_batch
-from rayrec.distributed.comm import count_collectives
+from rayrec.distributed.comm import count_bytes, count_collectives
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
@@ -298,6 +298,27 @@ def test_a_step_in_parts_is_the_step_on_the_whole_batch(folder: Path, plan: str)
         torch.testing.assert_close(dense, other_dense, atol=1e-5, rtol=1e-5)
     for name, value in parts[0][0].items():
         assert torch.equal(value, parts[1][0][name]), name
+
+
+def measured(group: dist.ProcessGroup, raw: dict[str, Any], steps: list[Batch], probe: Batch) -> Any:
+    with count_bytes() as sent:
+        dense, logits, _ = trained(group, raw, steps, probe)
+    return dense, logits, sent["all_to_all"]
+
+
+def test_vectors_travel_in_the_formats_of_the_config(folder: Path) -> None:
+    """`sharding.wire`: fewer bytes, about the same model."""
+    raw = raw_config(folder, sharding={"constraints": PLANS["row_wise"]})
+    steps = [batches([32, 32], seed) for seed in range(4)]
+    probe = batches([9], 77)[0]
+    dealt_out = PerRank([[step[rank] for step in steps] for rank in range(2)])
+    whole = on_ranks(2, measured, raw, dealt_out, probe)
+    raw["sharding"]["wire"] = {"vectors": "int8", "gradients": "fp16", "gradient_scale": 1024}
+    less = on_ranks(2, measured, raw, dealt_out, probe)
+    for (dense, logits, sent), (other_dense, other_logits, other_sent) in zip(less, whole, strict=True):
+        assert sent < 0.75 * other_sent and not torch.equal(logits, other_logits)
+        torch.testing.assert_close(logits, other_logits, atol=0.05, rtol=0.05)
+        torch.testing.assert_close(dense, other_dense, atol=0.05, rtol=0.05)
 
 
 class Hashed(torch.nn.Module):
