@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import torch
 
 from rayrec.distributed.wire import BF16, FP8, FP8_WIDE, FP16, FP32, Codec, NumberFormat, fp8_rows, int8_rows
 
-COMM_OPS = ("pooled_embeddings_all_to_all", "pooled_embeddings_reduce_scatter", "sequence_embeddings_all_to_all")
+COMM_OPS = ("POOLED_EMBEDDINGS_ALL_TO_ALL", "POOLED_EMBEDDINGS_REDUCE_SCATTER", "SEQUENCE_EMBEDDINGS_ALL_TO_ALL")
 
 
 class CommType(Enum):
@@ -78,9 +79,9 @@ _SCALED = (CommType.FP16, CommType.BF16)
 
 
 def get_qcomm_codecs_registry(
-    qcomms_config: QCommsConfig, comm_ops: Iterable[str] | None = None, device: torch.device | None = None
-) -> dict[str, Codec]:
-    """What a sharder takes as `qcomm_codecs_registry`: the same formats for every exchange.
+    qcomms_config: QCommsConfig, comm_ops: Iterable[Any] | None = None, device: torch.device | None = None
+) -> dict[str, Codec] | None:
+    """What a sharder takes as `qcomm_codecs_registry`: the same formats for every exchange; None for float32.
 
     Args:
         comm_ops: names of exchanges; all by default.
@@ -98,10 +99,12 @@ def get_qcomm_codecs_registry(
             )
     if str(getattr(of.output_dtype or of.fp8_output_dtype, "name", "FP32")) != "FP32":
         raise ValueError("vectors arrive as float32: leave output_dtype out")
+    if of.forward_precision is CommType.FP32 and of.backward_precision is CommType.FP32:
+        return None
     codec = Codec(
         forward=_FORMATS[of.forward_precision](of.fp8_quantize_dim, False),
         backward=_FORMATS[of.backward_precision](of.fp8_quantize_dim_bwd, not of.fp8_bwd_uses_143),
         forward_scale=(of.forward_loss_scale or 1.0) if of.forward_precision in _SCALED else 1.0,
         backward_scale=(of.backward_loss_scale or 1.0) if of.backward_precision in _SCALED else 1.0,
     )
-    return dict.fromkeys((str(getattr(op, "value", op)) for op in comm_ops or COMM_OPS), codec)
+    return dict.fromkeys((str(getattr(op, "name", op)) for op in comm_ops or COMM_OPS), codec)

@@ -10,7 +10,7 @@ from torch import nn
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from rayrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from rayrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, table_wise
 from rayrec.distributed.types import ShardingEnv, ShardingPlan
 from rayrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from rayrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -35,11 +35,19 @@ class Net(nn.Module):
         return self.over(self.ebc(kjt).values()).squeeze(1)
 
 
-def build(generators):
+ELEMENTWISE = torch.optim.Adagrad  # its state is shaped like the tables, so columns may be cut
+
+
+def SHARDED():
+    """One table whole on a rank, columns of the other on both."""
+    return {"t_a": table_wise(rank=1), "t_b": column_wise(ranks=[0, 1])}
+
+
+def build(generators, kind=RowWiseAdagrad):
     """A model under a plan, and its optimizers."""
     model = fill(Net())
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    apply_optimizer_in_backward(RowWiseAdagrad, model.ebc.parameters(), {"lr": 0.1})
+    apply_optimizer_in_backward(kind, model.ebc.parameters(), {"lr": 0.1})
     sharder = EmbeddingBagCollectionSharder()
     world = dist.get_world_size()
     plan = construct_module_sharding_plan(model.ebc, generators, sharder, world, world, "cpu")
@@ -76,9 +84,9 @@ def load(model, optimizer, folder: str) -> None:
     optimizer.load_state_dict(state["optimizer"])
 
 
-def resume(folder: str, steps: int, generators) -> list[float]:
+def resume(folder: str, steps: int, generators, kind=RowWiseAdagrad) -> list[float]:
     """The second half of the steps, from a checkpoint that either package wrote, under any plan."""
-    model, optimizer = build(generators)
+    model, optimizer = build(generators, kind)
     load(model, optimizer, folder)
     return run(model, optimizer, list(draws(FEATURES, 8, steps))[steps // 2 :])
 
@@ -90,3 +98,23 @@ def train(steps: int, folder: str | None = None) -> list[float]:
     with tempfile.TemporaryDirectory() as own:
         dcp.save(state_of(model, optimizer), checkpoint_id=folder or own)
         return first + resume(folder or own, steps, generators)
+
+
+def train_sharded(steps: int, folder: str):
+    """On two ranks: what the checkpoint holds, and the losses after it."""
+    from tests.compat.states import described
+
+    model, optimizer = build(SHARDED(), ELEMENTWISE)
+    batches = list(draws(FEATURES, 8, steps))
+    run(model, optimizer, batches[: steps // 2])
+    state = state_of(model, optimizer)
+    dcp.save(state, checkpoint_id=folder)
+    return {"state": described(state), "losses": run(model, optimizer, batches[steps // 2 :])}
+
+
+def train_plain(steps: int):
+    """The state of a model that no sharding touched."""
+    model = fill(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run(model, optimizer, list(draws(FEATURES, 8, steps)))
+    return model.state_dict()

@@ -18,6 +18,8 @@ from rayrec.optim.optimizers import in_backward_optimizer_filter
 from rayrec.optim.rowwise_adagrad import RowWiseAdagrad
 from tests.compat.scripts.given import draws, fill
 
+RANKS = 2
+
 
 def train(steps: int) -> list[float]:
     features = {"cat_0": 40, "cat_1": 25, "cat_2": 60}
@@ -34,7 +36,7 @@ def train(steps: int) -> list[float]:
         for name in [f"t_{each}" for each in features]
     }
     planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=1, compute_device="cpu"), batch_size=16, constraints=constraints
+        topology=Topology(world_size=RANKS, compute_device="cpu"), batch_size=16, constraints=constraints
     )
     plan = planner.collective_plan(model, get_default_sharders(), dist.GroupMember.WORLD)
     model = DistributedModelParallel(module=model, device=torch.device("cpu"), plan=plan)
@@ -49,7 +51,7 @@ def train(steps: int) -> list[float]:
     batches = iter(
         [
             Batch(numbers, KeyedJaggedTensor.from_lengths_sync(list(features), ids, lengths), labels)
-            for numbers, ids, lengths, labels in draws(features, 16, steps, 4)
+            for numbers, ids, lengths, labels in draws(features, 16, steps, 4, rank=dist.get_rank())
         ]
     )
     losses = []

@@ -17,13 +17,17 @@ def fill(model: nn.Module) -> nn.Module:
     return model
 
 
-def draws(features: dict[str, int], batch: int, steps: int, dense: int = 0) -> Iterator[tuple[torch.Tensor, ...]]:
+def draws(
+    features: dict[str, int], batch: int, steps: int, dense: int = 0, rank: int = 0
+) -> Iterator[tuple[torch.Tensor, ...]]:
     """(dense [B, N], ids, lengths [F * B], labels [B]) of each step.
 
     Args:
         features: how many rows each has.
+        dense: N.
+        rank: of the process, which draws its own.
     """
-    numbers = torch.Generator().manual_seed(7)
+    numbers = torch.Generator().manual_seed(7 + rank)
     for _ in range(steps):
         lengths = torch.randint(0, 4, (len(features) * batch,), generator=numbers)
         counts = lengths.view(len(features), batch).sum(1).tolist()

@@ -1,8 +1,9 @@
-"""A plan by hand, one way of cutting for each table, and quantized communication."""
+"""A plan by hand, one way of cutting for each table, and codecs that change nothing."""
 
 import copy
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
@@ -13,6 +14,8 @@ from rayrec.distributed.sharding_plan import column_wise, construct_module_shard
 from rayrec.distributed.types import ShardingPlan
 from rayrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tests.compat.scripts.given import draws, fill
+
+RANKS = 2
 
 
 def train(steps: int) -> list[float]:
@@ -27,10 +30,10 @@ def train(steps: int) -> list[float]:
     sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs)
     plan = construct_module_sharding_plan(
         ebc,
-        per_param_sharding={"t_a": table_wise(rank=0), "t_b": column_wise(ranks=[0, 0]), "t_c": data_parallel()},
+        per_param_sharding={"t_a": table_wise(rank=0), "t_b": column_wise(ranks=[0, 1]), "t_c": data_parallel()},
         sharder=sharder,
-        local_size=1,
-        world_size=1,
+        local_size=RANKS,
+        world_size=RANKS,
         device_type="cpu",
     )
     model = nn.ModuleDict({"ebc": ebc})
@@ -40,7 +43,7 @@ def train(steps: int) -> list[float]:
     )
     model.load_state_dict(weights)
     losses = []
-    for _, ids, lengths, labels in draws(features, 8, steps):
+    for _, ids, lengths, labels in draws(features, 8, steps, rank=dist.get_rank()):
         pooled = model.module["ebc"](KeyedJaggedTensor(list(features), ids, lengths=lengths))
         logits = pooled.wait().values().sum(dim=1) if hasattr(pooled, "wait") else pooled.values().sum(dim=1)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, labels.float())

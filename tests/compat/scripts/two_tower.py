@@ -17,6 +17,8 @@ from rayrec.optim.keyed import KeyedOptimizerWrapper
 from rayrec.optim.optimizers import in_backward_optimizer_filter
 from tests.compat.scripts.given import draws, fill
 
+RANKS = 2
+
 
 class TwoTower(nn.Module):
     def __init__(self, ebc: EmbeddingBagCollection) -> None:
@@ -45,7 +47,7 @@ def train(steps: int) -> list[float]:
         for name in [f"t_{each}" for each in features]
     }
     planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=1, compute_device="cpu"), batch_size=16, constraints=constraints
+        topology=Topology(world_size=RANKS, compute_device="cpu"), batch_size=16, constraints=constraints
     )
     plan = planner.collective_plan(model, get_default_sharders(), dist.GroupMember.WORLD)
     model = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan)
@@ -54,7 +56,7 @@ def train(steps: int) -> list[float]:
         dict(in_backward_optimizer_filter(model.named_parameters())), lambda params: torch.optim.Adam(params, lr=0.01)
     )
     losses = []
-    for _, ids, lengths, labels in draws(features, 12, steps):
+    for _, ids, lengths, labels in draws(features, 12, steps, rank=dist.get_rank()):
         optimizer.zero_grad()
         logits = model(KeyedJaggedTensor(keys=list(features), values=ids, lengths=lengths))
         loss = nn.functional.binary_cross_entropy_with_logits(logits, labels.float())
