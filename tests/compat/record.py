@@ -1,7 +1,7 @@
 """Records what TorchRec 1.8 answers to every case: `python -m tests.compat.record [section …]`.
 
 TorchRec must be importable, and rayrec need not be: `pip install --no-deps --target FOLDER torchrec==1.8.0 tensordict
-pyvers iopath pyre-extensions …`, with FOLDER on PYTHONPATH.
+pyvers iopath pyre-extensions torchmetrics==1.0.3 …`, with FOLDER on PYTHONPATH.
 """
 
 from __future__ import annotations
