@@ -12,7 +12,18 @@ from typing import Any
 from tests.compat.package import RAISES, Package, plain
 
 HERE = Path(__file__).parent
-SECTIONS = ("sparse", "modules", "models", "optim", "distributed", "planner", "pipelines", "metrics", "datasets")
+SECTIONS = (
+    "sparse",
+    "modules",
+    "models",
+    "optim",
+    "distributed",
+    "planner",
+    "pipelines",
+    "metrics",
+    "datasets",
+    "drawn",
+)
 
 
 @dataclass(frozen=True)
