@@ -1,11 +1,13 @@
-// rayrec_server PATH [--port 8100] [--threads 1]: scores mapped rows over HTTP, on this machine only.
+// rayrec_server PATH [--port 8100] [--threads 1] [--look-ms 500]: scores mapped rows over HTTP, on this machine only.
 //
 //   POST /score    body, little endian: int64 B, int64 n, float32 dense [B, N], int64 offsets [F * B + 1], int64 ids [n],
-//                  float32 weights [n] where ids have them; answer: float32 probabilities [B, labels], X-Version
+//                  float32 weights [n] where ids have them; answer: float32 probabilities [B, labels], X-Version,
+//                  Server-Timing (ms from the whole body to the whole answer)
 //   GET /healthz   the version
 //
 // PATH is an export or a folder of exports, of which the one named in `current`, else the last by name, is served. It is
-// looked at twice a second: a new version is loaded beside the old one, and takes over; one that fails does not.
+// looked at every so many milliseconds: a new version is loaded beside the old one, and takes over; one that fails does
+// not.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -105,9 +107,11 @@ class Connection {
       auto model = current_.take();  // one version from the request's beginning to its end
       int status = 200;
       std::string answer, kind = "application/octet-stream";
+      auto begin = std::chrono::steady_clock::now();
       try {
         if (length > kMaxBody) throw Refused(413, "the body is too long");
         std::string body = read(length);
+        begin = std::chrono::steady_clock::now();
         if (path == "/healthz") answer = model->version(), kind = "text/plain";
         else if (path != "/score") throw Refused(404, "there are POST /score and GET /healthz");
         else if (method != "POST") throw Refused(405, "send the rows with POST");
@@ -120,8 +124,9 @@ class Connection {
         status = 500, answer = "the rows could not be scored", kind = "text/plain";
         std::cerr << error.what() << std::endl;
       }
+      std::chrono::duration<double, std::milli> spent = std::chrono::steady_clock::now() - begin;
       send("HTTP/1.1 " + std::to_string(status) + " .\r\nContent-Type: " + kind + "\r\nX-Version: " + model->version() +
-           "\r\nContent-Length: " + std::to_string(answer.size()) + "\r\n\r\n" + answer);
+           "\r\nServer-Timing: score;dur=" + std::to_string(spent.count()) + "\r\nContent-Length: " + std::to_string(answer.size()) + "\r\n\r\n" + answer);
       if (status == 413) return;
     }
   }
@@ -171,16 +176,24 @@ class Connection {
   std::string held_;
 };
 
-void watch(const fs::path& path, size_t threads, rayrec::Current& current, std::string served) {
+struct Watched {
+  fs::path path;
+  std::string served;
+  size_t threads;
+  std::chrono::milliseconds pause;
+};
+
+void watch(Watched watched, rayrec::Current& current) {
   std::string told;
   for (;;) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    std::this_thread::sleep_for(watched.pause);
     try {
-      std::string folder = newest(path);
-      if (folder == served) continue;
-      auto model = std::make_shared<const rayrec::Model>(folder, threads);
+      std::string folder = newest(watched.path);
+      if (folder == watched.served) continue;
+      auto model = std::make_shared<const rayrec::Model>(folder, watched.threads);
       current.put(model);
-      served = folder;
+      watched.served = folder;
+      told.clear();
       std::cerr << "serving " << model->version() << std::endl;
     } catch (const std::exception& error) {  // the old version answers
       if (told != error.what()) std::cerr << "refused: " << error.what() << std::endl;
@@ -193,16 +206,17 @@ void watch(const fs::path& path, size_t threads, rayrec::Current& current, std::
 
 int main(int count, char** arguments) {
   std::string path;
-  int port = 8100;
+  int port = 8100, look_ms = 500;
   size_t threads = 1;
   for (int i = 1; i < count; ++i) {
     std::string word = arguments[i];
     if (word == "--port" && i + 1 < count) port = std::atoi(arguments[++i]);
     else if (word == "--threads" && i + 1 < count) threads = static_cast<size_t>(std::atoi(arguments[++i]));
+    else if (word == "--look-ms" && i + 1 < count) look_ms = std::atoi(arguments[++i]);
     else path = word;
   }
-  if (path.empty() || port < 1 || port > 65535 || threads < 1) {
-    std::cerr << "rayrec_server PATH [--port 8100] [--threads 1]" << std::endl;
+  if (path.empty() || port < 1 || port > 65535 || threads < 1 || look_ms < 1) {
+    std::cerr << "rayrec_server PATH [--port 8100] [--threads 1] [--look-ms 500]" << std::endl;
     return 2;
   }
   std::signal(SIGPIPE, SIG_IGN);
@@ -225,7 +239,8 @@ int main(int count, char** arguments) {
     std::cerr << "port " << port << " cannot be listened on: " << std::strerror(errno) << std::endl;
     return 1;
   }
-  std::thread(watch, fs::path(path), threads, std::ref(current), served).detach();
+  Watched watched{path, served, threads, std::chrono::milliseconds(look_ms)};
+  std::thread(watch, watched, std::ref(current)).detach();
   std::cerr << "serving " << current.take()->version() << " at http://127.0.0.1:" << port << std::endl;
   for (;;) {
     int socket = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);

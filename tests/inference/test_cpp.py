@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import zlib
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,14 +52,12 @@ def test_the_server_scores_as_the_trainer_does_and_swaps_versions(tmp_path: Path
     subprocess.run(["cmake", "-S", SOURCES, "-B", build, f"-DPYTHON={sys.executable}"], check=True, timeout=60)
     subprocess.run(["cmake", "--build", build], check=True, timeout=300)
     server = build / "rayrec_server"
-    assert "python" not in subprocess.run(["ldd", server], capture_output=True, text=True, check=True).stdout.split()
+    assert "libpython" not in subprocess.run(["ldd", server], capture_output=True, text=True, check=True).stdout
     models, scratch = tmp_path / "models", tmp_path / "tmp"
     models.mkdir()
     scratch.mkdir()
     for name in ("v1", "v2"):
-        folder = shutil.copytree(exported, models / name)
-        index = (folder / "export.json").read_text()
-        (folder / "export.json").write_text(index.replace(Model(exported).version, name))
+        _copy(exported, models / name)
     damaged = shutil.copytree(models / "v2", models / "v3")
     (damaged / "tables.bin").write_bytes(b"\x01" + (damaged / "tables.bin").read_bytes()[1:])
     (models / "current").write_text("v1")
@@ -62,23 +65,72 @@ def test_the_server_scores_as_the_trainer_does_and_swaps_versions(tmp_path: Path
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    started = subprocess.Popen([server, models, "--port", str(port)], env=environment)
+    started = subprocess.Popen(
+        [server, models, "--port", str(port), "--threads", "2", "--look-ms", "5"], env=environment
+    )
     try:
         _await(port)
         _check_scores(port, run, exported)
         _check_refusals(port, exported, run)
         body = to_bytes(trainer_scores(run)[0][0], Model(exported).index.inputs)
-        for name in ("v2", "v3", "v1", "v2"):
-            before = ask(port, body)[1]
-            (models / "current").write_text(name)
-            deadline = time.monotonic() + (2 if name == "v3" else 10)
-            while ask(port, body)[1] != name and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert ask(port, body)[1] == (before if name == "v3" else name)
+        _check_swaps(port, models, body, expected={name: _score(models / name, run) for name in ("v1", "v2")})
+        before = ask(port, body)[1]
+        (models / "current").write_text("v3")
+        time.sleep(0.5)
+        assert ask(port, body)[1] == before, "a damaged version is not served"
     finally:
         started.send_signal(signal.SIGKILL)
         started.wait(10)
     assert not list(scratch.iterdir()), "the server left files in the temporary folder"
+
+
+def _copy(exported: Path, folder: Path) -> None:
+    """A version that answers by its name; the second one's tables hold other numbers."""
+    shutil.copytree(exported, folder)
+    tables, path = folder / "tables.bin", folder / "export.json"
+    index = json.loads(path.read_text())
+    if folder.name == "v2":
+        tables.write_bytes(bytes(tables.stat().st_size))
+        index["files"]["tables.bin"][1] = zlib.crc32(tables.read_bytes())
+    path.write_text(json.dumps({**index, "version": folder.name}))
+
+
+def _score(folder: Path, run: Path) -> np.ndarray[Any, Any]:
+    """Of the first batch, in Python."""
+    return torch.sigmoid(Model(folder).score(trainer_scores(run)[0][0])).numpy()
+
+
+def _check_swaps(port: int, models: Path, body: bytes, expected: dict[str, np.ndarray[Any, Any]]) -> None:
+    """A hundred swaps while two clients ask: every answer is that of the version it names, and both come."""
+    stop, answers, failed = threading.Event(), Counter[str](), []
+
+    def client() -> None:
+        while not stop.is_set():
+            try:
+                status, version, answer = ask(port, body)
+                assert status == 200
+                np.testing.assert_allclose(np.frombuffer(answer, "<f4"), expected[version], rtol=0, atol=1e-6)
+                answers[version] += 1
+            except (AssertionError, OSError) as error:
+                failed.append(repr(error))
+
+    clients = [threading.Thread(target=client) for _ in range(2)]
+    for thread in clients:
+        thread.start()
+    try:
+        for number in range(100):
+            name = ("v2", "v1")[number % 2]
+            (models / ".current").write_text(name)
+            os.replace(models / ".current", models / "current")
+            deadline = time.monotonic() + 30
+            while ask(port, None, "/healthz")[1] != name:
+                assert time.monotonic() < deadline, f"swap {number} to {name} does not come"
+    finally:
+        stop.set()
+        for thread in clients:
+            thread.join()
+    assert not failed, failed[:3]
+    assert len(answers) == 2 and min(answers.values()) > 10, answers
 
 
 def _await(port: int) -> None:
