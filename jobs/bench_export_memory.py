@@ -117,6 +117,8 @@ def _resident() -> tuple[int, int]:
 def measure(root: str, args: argparse.Namespace) -> dict[str, Any]:
     """Exports the checkpoint in this process."""
     torch.set_num_threads(1)
+    if args.cgroup is not None:
+        (args.cgroup / "cgroup.procs").write_text(str(os.getpid()))
     keys = tuple(f"f{i}" for i in range(args.tables))
 
     def batches() -> list[Batch]:
@@ -166,6 +168,9 @@ def main() -> None:
     parser.add_argument("--cut", default=",".join(CUTS), help="of the tables in turns: " + ", ".join(CUTS))
     parser.add_argument("--format", default="int8")
     parser.add_argument("--folder", help="where there is room; default: the temporary folder")
+    parser.add_argument(
+        "--cgroup", type=Path, help="a memory cgroup for the export's process to join: its limit is kept"
+    )
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
