@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch import nn
 
@@ -15,6 +17,7 @@ from rayrec.train.config.file import parse_config
 from rayrec.train.export_run import find_checkpoint, trained_of
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.session import session_alone
+from tests.train import small
 from tests.train.small import Silent, make_job, raw_config, write_all
 
 WEIGHTED = {
@@ -24,7 +27,7 @@ WEIGHTED = {
         {"name": "tags", "kind": "weighted_id_list", "weight_column": "tag_weights"},
     ]
 }
-TWO_LABELS = {
+TWO_LABELS: dict[str, Any] = {
     "schema__label": None,
     "schema__labels": [
         {"name": "click", "column": "label"},
@@ -50,6 +53,16 @@ class TwoTowers(nn.Module):
         other = self.other(torch.cat([batch.dense, self.rest(batch.sparse).values()], dim=1))
         logits = (mine * other).sum(1)
         return nn.functional.binary_cross_entropy_with_logits(logits, batch.label), logits
+
+
+def write_weighted(root: Path) -> Path:
+    """The small data set with a column of weights of the tags; returns its folder."""
+    small.write_all(root, rows=300)
+    for path in [*(root / "train").iterdir(), *(root / "eval").iterdir()]:
+        table = pq.read_table(path)
+        weights = [[0.5 + tag for tag in tags] for tags in table["tags"].to_pylist()]
+        pq.write_table(table.append_column("tag_weights", pa.array(weights, pa.list_(pa.float32()))), path)
+    return root
 
 
 def train(root: Path, factory: Any = None, rows: int = 300, **changes: Any) -> Path:

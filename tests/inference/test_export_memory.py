@@ -14,8 +14,8 @@ BENCH = Path(__file__).parents[2] / "jobs" / "bench_export_memory.py"
 
 @pytest.mark.long
 def test_an_export_takes_less_than_its_tables(tmp_path: Path) -> None:
-    """Tables of 922 MB, cut in three ways by two ranks. The limit is the largest shard and 512 MiB; half of it is enough.
-    Pages of mapped files, which the system takes back when it needs them, are not counted."""
+    """Tables of 922 MB, cut in three ways by two ranks. The limit is the largest shard and 512 MiB, of which half is
+    enough. Pages of mapped files, which the system takes back when it needs them, are not counted."""
     sizes = ["--tables", "9", "--rows", "400000", "--folder", str(tmp_path)]
     done = subprocess.run([sys.executable, BENCH, *sizes, "--json"], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr

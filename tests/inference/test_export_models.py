@@ -17,7 +17,7 @@ from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config
 from rayrec.train.export_run import export_run
-from tests.inference.runs import trainer_scores
+from tests.inference.runs import trainer_scores, write_weighted
 from tests.train import small
 
 assert set(MODELS) == {"dlrm", "dcn", "deepfm"}, "a new model needs a run here"
@@ -31,11 +31,7 @@ ARGS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Single ids, lists with weights, words; empty lists among them."""
-    root = small.write_all(tmp_path_factory.mktemp("data"), rows=300)
-    for path in [*(root / "train").iterdir(), *(root / "eval").iterdir()]:
-        table = pq.read_table(path)
-        weights = [[0.5 + tag for tag in tags] for tags in table["tags"].to_pylist()]
-        pq.write_table(table.append_column("tag_weights", pa.array(weights, pa.list_(pa.float32()))), path)
+    root = write_weighted(tmp_path_factory.mktemp("data"))
     pq.write_table(pa.table({"id": [f"city {i}" for i in (4, 2, 0, 7)]}), root / "cities.parquet")
     return root
 
