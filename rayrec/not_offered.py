@@ -8,27 +8,18 @@ from importlib.abc import MetaPathFinder
 from typing import Any, NoReturn
 
 _EXCHANGES = "write the model's own exchanges with torch.distributed.nn; the collections have theirs inside"
-_PLANNER = (
-    "the planner searches by a bound: say what you know by ParameterConstraints, or write the plan (sharding_plan)"
-)
-_COLLISIONS = "map ids to rows while reading (hash or vocabulary, rayrec.data), and give the table its rows"
+_COLLISIONS = "rayrec.modules.mc_modules has managed collisions; DistributedModelParallel shards the tables behind them"
 _INFERENCE = "`rayrec export` and rayrec.inference.Model; rayrec.quant has the quantized collections"
 _CACHE = "fused_uvm_caching keeps hot rows on the device; there is no other store of rows"
 
 MODULES = {
-    **dict.fromkeys(
-        ("mc_modules", "mc_embedding_modules", "mc_adapter", "hash_mc_modules", "hash_mc_evictions"), _COLLISIONS
-    ),
+    **dict.fromkeys(("mc_adapter", "hash_mc_modules", "hash_mc_evictions"), _COLLISIONS),
     "embedding_tower": "a tower is a module of your own that holds a collection; DistributedModelParallel finds it",
     "tensor_pool": _CACHE,
     "keyed_jagged_tensor_pool": _CACHE,
-    "fused_embedding_modules": "apply_optimizer_in_backward on an EmbeddingBagCollection's parameters",
-    "lazy_extension": "torch.nn's lazy modules",
 }
 MODULES = {f"rayrec.modules.{name}": text for name, text in MODULES.items()} | {
-    **dict.fromkeys(
-        (f"rayrec.distributed.{name}" for name in ("comm_ops", "dist_data", "collective_utils")), _EXCHANGES
-    ),
+    **dict.fromkeys((f"rayrec.distributed.{name}" for name in ("comm_ops", "dist_data")), _EXCHANGES),
     **dict.fromkeys(
         (f"rayrec.distributed.{name}" for name in ("mc_modules", "mc_embedding", "mc_embeddingbag")), _COLLISIONS
     ),
@@ -36,16 +27,8 @@ MODULES = {f"rayrec.modules.{name}": text for name, text in MODULES.items()} | {
         (f"rayrec.distributed.{name}" for name in ("quant_embedding", "quant_embeddingbag", "quant_embedding_kernel")),
         _INFERENCE,
     ),
-    **dict.fromkeys(
-        (f"rayrec.distributed.{name}" for name in ("fused_embedding", "fused_embeddingbag", "fp_embeddingbag")),
-        "DistributedModelParallel shards the collection inside; no sharder of its own is needed",
-    ),
-    **dict.fromkeys(
-        (
-            f"rayrec.distributed.planner.{name}"
-            for name in ("enumerators", "proposers", "partitioners", "perf_models", "shard_estimators", "stats")
-        ),
-        _PLANNER,
+    "rayrec.distributed.fp_embeddingbag": (
+        "DistributedModelParallel shards the collection inside; no sharder of its own is needed"
     ),
     "rayrec.metrics.gauc": "rayrec.metrics.GroupedAuc, exact over batches and ranks",
     "rayrec.metrics.output": "RecMetricEnum.SCALAR of a task whose label is that output",

@@ -187,6 +187,10 @@ MUTABLE = {
     "rayrec/data/tools/check.py": {"FeatureReport", "CheckReport"},
     "rayrec/data/stream/batching.py": {"Skipped", "_Waiting"},
     "rayrec/distributed/fbgemm_qcomm_codec.py": {"QCommsConfig"},
+    "rayrec/distributed/embedding_types.py": {"ShardedEmbeddingTable"},
+    "rayrec/distributed/planner/parts.py": {"DeviceHardware", "Shard"},
+    "rayrec/distributed/train_pipeline/gradient_accumulation.py": {"GradientAccumulationConfig"},
+    "rayrec/distributed/train_pipeline/pipeline_stage.py": {"_Item"},
     "rayrec/distributed/planner/packing.py": {"Packing"},
     "rayrec/distributed/sharding/vector_transport.py": {"_Exchange"},
 }

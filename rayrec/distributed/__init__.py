@@ -8,13 +8,15 @@ from rayrec.distributed.embeddingbag import (
     ShardedEmbeddingBagCollection,
 )
 from rayrec.distributed.model_parallel import DistributedModelParallel
-from rayrec.distributed.progress_pipelines import (
+from rayrec.distributed.sharded_module import ShardedModule
+from rayrec.distributed.train_pipeline import (
+    DataLoadingThread,
     EvalPipelineSparseDist,
     PrefetchTrainPipelineSparseDist,
+    TrainPipeline,
     TrainPipelineBase,
     TrainPipelineSparseDist,
 )
-from rayrec.distributed.train_pipeline import TrainPipeline
 from rayrec.distributed.types import (
     Awaitable,
     ModuleSharder,
@@ -22,12 +24,14 @@ from rayrec.distributed.types import (
     ParameterSharding,
     ShardingEnv,
     ShardingPlan,
+    ShardingPlanner,
     ShardingType,
 )
-from rayrec.distributed.utils import get_unsharded_module_names
+from rayrec.distributed.utils import get_unsharded_module_names, sharded_model_copy
 
 __all__ = [
     "Awaitable",
+    "DataLoadingThread",
     "DistributedModelParallel",
     "EmbeddingBagCollectionSharder",
     "EmbeddingCollectionSharder",
@@ -39,8 +43,10 @@ __all__ = [
     "PrefetchTrainPipelineSparseDist",
     "ShardedEmbeddingBagCollection",
     "ShardedEmbeddingCollection",
+    "ShardedModule",
     "ShardingEnv",
     "ShardingPlan",
+    "ShardingPlanner",
     "ShardingType",
     "TrainPipeline",
     "TrainPipelineBase",
@@ -48,4 +54,5 @@ __all__ = [
     "get_local_rank",
     "get_local_size",
     "get_unsharded_module_names",
+    "sharded_model_copy",
 ]

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+import torch
+
+K = TypeVar("K")
 T = TypeVar("T")
 _UNSET = object()
 
@@ -14,11 +17,22 @@ class Awaitable(ABC, Generic[T]):
     """Something under way; `wait` returns its result, the same object every time."""
 
     _result: Any = _UNSET
+    _callbacks: list[Callable[[T], T]] | None = None
 
     def wait(self) -> T:
         if self._result is _UNSET:
-            self._result = self._wait_impl()
+            result = self._wait_impl()
+            for callback in self._callbacks or ():
+                result = callback(result)
+            self._result = result
         return self._result
+
+    @property
+    def callbacks(self) -> list[Callable[[T], T]]:
+        """What the result goes through, one after the other, before `wait` returns it."""
+        if self._callbacks is None:
+            self._callbacks = []
+        return self._callbacks
 
     @abstractmethod
     def _wait_impl(self) -> T:
@@ -65,14 +79,58 @@ for _name in f"{_ARITHMETIC} {_OTHERS}".split():  # Python looks them up on the 
 LazyAwaitable.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-class NoWait(LazyAwaitable[T]):
-    """A result that is there already."""
+class NoWait(Awaitable[T]):
+    """A result that is there already, and has to be asked for."""
 
-    def __init__(self, result: T) -> None:
-        self._result = result
+    def __init__(self, obj: T) -> None:
+        self._obj = obj
 
     def _wait_impl(self) -> T:
-        return self._result
+        return self._obj
+
+
+class LazyNoWait(LazyAwaitable[T]):
+    """A result that is there already."""
+
+    def __init__(self, obj: T) -> None:
+        self._obj = obj
+
+    def _wait_impl(self) -> T:
+        return self._obj
+
+
+class DeviceToHostTensorAwaitable(LazyAwaitable[torch.Tensor]):
+    """A tensor on its way from a device to the host.
+
+    Args:
+        tensor_on_device: of any device; its copy begins at once.
+    """
+
+    def __init__(self, tensor_on_device: torch.Tensor) -> None:
+        self._tensor = tensor_on_device.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.current_stream().record_event() if tensor_on_device.is_cuda else None
+
+    def _wait_impl(self) -> torch.Tensor:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._tensor
+
+
+class LazyGetItemMixin(Generic[K, T]):
+    """Put before `LazyAwaitable` among the bases: an item of the result is itself waited for when it is used."""
+
+    def __getitem__(self, key: K) -> LazyAwaitable[T]:
+        return GetItemLazyAwaitable(self, key)  # type: ignore[arg-type]
+
+
+class GetItemLazyAwaitable(LazyAwaitable[T]):
+    """An item of a result that is under way."""
+
+    def __init__(self, parent: Awaitable[Any], key: Any) -> None:
+        self._parent, self._key = parent, key
+
+    def _wait_impl(self) -> T:
+        return self._parent.wait()[self._key]
 
 
 class Deferred(LazyAwaitable[T]):

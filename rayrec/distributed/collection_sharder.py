@@ -17,7 +17,7 @@ from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharder, ModuleSharding, ShardingEnv, ShardingType
-from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagCollection, EmbeddingCollection, init
+from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagCollection, EmbeddingCollection
 
 
 class ShardedCollection(Protocol):
@@ -26,11 +26,39 @@ class ShardedCollection(Protocol):
     def tables(self) -> dict[str, ShardedTable]: ...
 
 
+B = TypeVar("B", bound=nn.Module)
 M = TypeVar("M", bound=EmbeddingBagCollection | EmbeddingCollection)
 S = TypeVar("S", bound=ShardedCollection)
 
 
-class CollectionSharder(ModuleSharder[M], Generic[M, S]):
+class BaseEmbeddingSharder(ModuleSharder[B]):
+    """A base for sharders of one's own: settings of the tables' optimizer, and what can run.
+
+    Args:
+        fused_params, qcomm_codecs_registry: as of `CollectionSharder`.
+        sharded_module_order_overwrite: taken and not needed: collections share no exchange.
+    """
+
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: Mapping[str, Any] | None = None,
+        sharded_module_order_overwrite: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(qcomm_codecs_registry)
+        self.fused_params = None if fused_params is None else dict(fused_params)
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return [kind.value for kind in ShardingType]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        kernels = [EmbeddingComputeKernel.FUSED]
+        if compute_device_type == "cuda" and sharding_type != ShardingType.DATA_PARALLEL.value:
+            kernels += [EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING]
+        return [kernel.value for kernel in (*kernels, EmbeddingComputeKernel.DENSE)]
+
+
+class CollectionSharder(BaseEmbeddingSharder[M], Generic[M, S]):
     """Shards a collection of tables of one kind.
 
     Args:
@@ -55,8 +83,8 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         dedup: bool = False,
     ) -> None:
         self.optimizer = OptimizerSpec.from_fused_params(fused_params)
-        self.qcomm_codecs_registry = dict(qcomm_codecs_registry or {})
-        self._codec = codec or next(iter(self.qcomm_codecs_registry.values()), None)
+        super().__init__(fused_params, qcomm_codecs_registry)
+        self._codec = codec or next(iter((qcomm_codecs_registry or {}).values()), None)
         self._dedup = dedup or bool(use_index_dedup)
 
     def shard(self, module: M, params: ModuleSharding, env: ShardingEnv, device: torch.device | None = None) -> S:  # type: ignore[override]
@@ -66,15 +94,17 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
             ValueError: a table that `params` does not have, or the other way round; a kernel that there is not; a
                 sharded table with both a dense kernel and an optimizer inside backward.
         """
-        check_plan(self._configs(module), params)
+        configs = self._configs(module)
+        check_plan(configs, params)
+        params = {c.name: params[c.name].of_table(c.name, c.num_embeddings, c.embedding_dim) for c in configs}
         weights = self.shardable_parameters(module)
         optimizers = optimizers_of(params, weights, self.optimizer)
         device = device or default_device()
-        for config in self._configs(module):
+        for config in configs:
             kernel = EmbeddingComputeKernel(params[config.name].compute_kernel)
             check_trainable(config, kernel, optimizers[config.name], device)
         setup = Setup(
-            tables=tuple(PlannedTable(c, params[c.name], optimizers[c.name]) for c in self._configs(module)),
+            tables=tuple(PlannedTable(c, params[c.name], optimizers[c.name]) for c in configs),
             place=Place.of(env, device),
             codec=self._codec or Codec(),
             weighted=isinstance(module, EmbeddingBagCollection) and module.is_weighted(),
@@ -83,15 +113,6 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         sharded = self._twin(module, setup)
         fill_tables(sharded.tables(), weights, module.seed, env)
         return sharded
-
-    def sharding_types(self, compute_device: str) -> list[str]:
-        return [kind.value for kind in ShardingType]
-
-    def compute_kernels(self, sharding_type: str, compute_device: str) -> list[str]:
-        kernels = [EmbeddingComputeKernel.FUSED]
-        if compute_device == "cuda" and sharding_type != ShardingType.DATA_PARALLEL.value:
-            kernels += [EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING]
-        return [kernel.value for kernel in (*kernels, EmbeddingComputeKernel.DENSE)]
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
         tables = self._tables(module)
@@ -121,12 +142,13 @@ def fill_tables(
     with torch.no_grad():
         for name, table in tables.items():
             weight = weights[name]
+            table.seed = seed
+            if weight.is_meta:
+                table.reset_parameters()
+                continue
             for item in table.local:
                 rows, cols = item.shard.rows, item.shard.cols
-                if weight.is_meta:
-                    init.fill(item.weight, table.config, seed, (rows.start, rows.stop), (cols.start, cols.stop))
-                else:
-                    item.weight.copy_(weight[rows.start : rows.stop, cols.start : cols.stop])
+                item.weight.copy_(weight[rows.start : rows.stop, cols.start : cols.stop])
             if table.replicated and not weight.is_meta:
                 comm.broadcast(table.local[0].weight, env.process_group)
 

@@ -150,6 +150,11 @@ class ShardedEmbeddingCollection(nn.Module, Generic[Own, Looked]):
     def need_indices(self) -> bool:
         return self._need_indices
 
+    def reset_parameters(self) -> None:
+        """Fills this rank's shards as they were first; sharded tables take no other seed than their own."""
+        for table in self.tables().values():
+            table.reset_parameters()
+
     def tables(self) -> dict[str, ShardedTable]:
         """Each table's shards by name."""
         return {name: table for name, table in self.embeddings.items() if isinstance(table, ShardedTable)}

@@ -128,6 +128,11 @@ class ShardedEmbeddingBagCollection(nn.Module, Generic[Own, Looked]):
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         return list(self._configs)
 
+    def reset_parameters(self) -> None:
+        """Fills this rank's shards as they were first; sharded tables take no other seed than their own."""
+        for table in self.tables().values():
+            table.reset_parameters()
+
     def tables(self) -> dict[str, ShardedTable]:
         """Each table's shards by name."""
         return {name: table for name, table in self.embedding_bags.items() if isinstance(table, ShardedTable)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,18 +12,32 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.distributed.collection_sharder import default_device
+from rayrec.distributed.comm import all_gather_uneven
+from rayrec.distributed.data_parallel import (
+    DataParallelWrapper,
+    DefaultDataParallelWrapper,
+    get_module,
+    get_unwrapped_module,
+)
 from rayrec.distributed.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import Kernel
 from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
+from rayrec.modules.mc_modules import ManagedCollisionModule
 from rayrec.optim import CombinedOptimizer, in_backward_optimizer_filter
 
-# buffers are not trained here; sending them every step would be one more collective. torch 2.13 renames the setting
-_SETTINGS = inspect.signature(DistributedDataParallel.__init__).parameters
-_NO_BUFFER_SYNC: dict[str, Any] = {
-    ("forward_sync_buffers" if "forward_sync_buffers" in _SETTINGS else "broadcast_buffers"): False
-}
+__all__ = [
+    "DataParallelWrapper",
+    "DefaultDataParallelWrapper",
+    "DistributedModelParallel",
+    "default_env",
+    "default_sharders",
+    "get_default_sharders",
+    "get_module",
+    "get_unwrapped_module",
+    "materialize",
+]
 
 
 def default_sharders() -> list[ModuleSharder[Any]]:
@@ -45,9 +59,13 @@ class DistributedModelParallel(nn.Module):
         device: of this rank; its GPU or the CPU by default.
         plan: where tables lie; by default the planner decides for this world.
         sharders: one for each kind of collection.
+        init_data_parallel: wraps the rest now; else `init_data_parallel()` does.
+        init_parameters: allocates and fills what is on meta, and moves the rest to the device.
+        data_parallel_wrapper: of the rest; DistributedDataParallel by default.
+        model_tracker_configs: must be None.
 
     Raises:
-        ValueError: a plan for another model or a larger world.
+        ValueError: a plan for another model or a larger world; trackers, which there are not.
     """
 
     def __init__(
@@ -57,8 +75,14 @@ class DistributedModelParallel(nn.Module):
         device: torch.device | None = None,
         plan: ShardingPlan | None = None,
         sharders: Sequence[ModuleSharder[Any]] | None = None,
+        init_data_parallel: bool = True,
+        init_parameters: bool = True,
+        data_parallel_wrapper: DataParallelWrapper | None = None,
+        model_tracker_configs: None = None,
     ) -> None:
         super().__init__()
+        if model_tracker_configs is not None:
+            raise ValueError("model_tracker_configs: there are no trackers; a checkpoint holds every row")
         self._env = env or default_env()
         self.device = device or default_device()
         chosen = list(sharders) if sharders is not None else default_sharders()
@@ -66,8 +90,17 @@ class DistributedModelParallel(nn.Module):
         check_world(self._plan, self._env.world_size)
         self._sharded: dict[str, Any] = {}
         inner = self._shard(module, chosen)
-        materialize(inner, self.device)
-        self._wrapped = self._data_parallel(inner)
+        if init_parameters:
+            materialize(inner, self.device)
+        self._dmp_wrapped_module = inner  # by TorchRec's name, since users' own wrappers set it
+        self._wrapper = data_parallel_wrapper or DefaultDataParallelWrapper(static_graph=False)
+        if init_data_parallel:
+            self.init_data_parallel()
+
+    def init_data_parallel(self) -> None:
+        """Puts what is left beside the tables in its data-parallel wrapper, if it is not in one."""
+        if not isinstance(self._dmp_wrapped_module, DistributedDataParallel):
+            self._wrapper.wrap(self, self._env, self.device)
 
     def _default_plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
         from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -92,36 +125,21 @@ class DistributedModelParallel(nn.Module):
                 return sharded
             parent, _, name = path.rpartition(".")
             setattr(module.get_submodule(parent), name, sharded)
+        for each in module.modules():
+            if isinstance(each, ManagedCollisionModule):  # ranks that see the same ids decide alike
+                each.gather = partial(all_gather_uneven, group=self._env.process_group)
         return module
-
-    def _data_parallel(self, inner: nn.Module) -> nn.Module:
-        tables = [
-            f"{path}.{name}" if path else name
-            for path, module in inner.named_modules()
-            if isinstance(module, ShardedTable)  # whose gradients meet by the tables' own exchange
-            for name, _ in module.named_parameters()
-        ]
-        trained = [name for name, param in inner.named_parameters() if param.requires_grad and name not in tables]
-        if not trained or self._env.world_size == 1:
-            return inner
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(inner, tables)
-        return DistributedDataParallel(
-            inner,
-            device_ids=[self.device.index] if self.device.type == "cuda" else None,
-            process_group=self._env.process_group,
-            gradient_as_bucket_view=True,
-            **_NO_BUFFER_SYNC,
-        )
 
     @property
     def module(self) -> nn.Module:
         """The sharded model itself, without the data-parallel wrapper."""
-        return self._wrapped.module if isinstance(self._wrapped, DistributedDataParallel) else self._wrapped
+        wrapped = self._dmp_wrapped_module
+        return wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
 
     @property
     def data_parallel(self) -> nn.Module:
         """The sharded model in its data-parallel wrapper; without one where there is nothing to exchange."""
-        return self._wrapped
+        return self._dmp_wrapped_module
 
     @property
     def plan(self) -> ShardingPlan:
@@ -159,10 +177,14 @@ class DistributedModelParallel(nn.Module):
         return {name: p for name, p in self.named_parameters() if p.requires_grad and not name.startswith(tables)}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._wrapped(*args, **kwargs)
+        return self._dmp_wrapped_module(*args, **kwargs)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         return self.module.named_parameters(*args, **kwargs)
+
+    def bare_named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """`named_parameters`: names are the unsharded model's in both."""
+        return self.named_parameters(prefix, recurse)
 
     def sparse_grad_parameter_names(self, destination: list[str] | None = None, prefix: str = "") -> list[str]:
         """Names of the unsharded embeddings with sparse gradients; appended to `destination` where it is given."""

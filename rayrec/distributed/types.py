@@ -1,4 +1,4 @@
-"""The facts of a sharding plan: shards, how a table is cut, the plan itself, and the sharding environment.
+"""What sharding is spoken of in: plans, the sharding environment, sharders; and the shards, of `table_sharding.py`.
 
 Nothing here computes or communicates; executors live in `sharding/`, decisions in `planner/`.
 """
@@ -9,142 +9,77 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from rayrec.distributed.awaitable import Awaitable, LazyAwaitable, NoWait
+from rayrec.distributed.awaitable import (
+    Awaitable,
+    DeviceToHostTensorAwaitable,
+    GetItemLazyAwaitable,
+    LazyAwaitable,
+    LazyGetItemMixin,
+    LazyNoWait,
+    NoWait,
+)
+from rayrec.distributed.named_kinds import (
+    CommOp,
+    ComputeKernel,
+    EmbeddingEvent,
+    KeyValueParams,
+    NullShardedModuleContext,
+    NullShardingContext,
+    ParameterStorage,
+    PipelineType,
+    StorageUsageType,
+)
+from rayrec.distributed.table_sharding import (
+    DEFAULT_LOAD_FACTOR,
+    CacheParams,
+    ParameterSharding,
+    Shard,
+    ShardingType,
+    Span,
+)
 
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
 __all__ = [
+    "DEFAULT_LOAD_FACTOR",
     "Awaitable",
     "CacheParams",
+    "CommOp",
+    "ComputeKernel",
+    "DeviceToHostTensorAwaitable",
+    "EmbeddingEvent",
     "EmbeddingModuleShardingPlan",
+    "GetItemLazyAwaitable",
+    "KeyValueParams",
     "LazyAwaitable",
+    "LazyGetItemMixin",
+    "LazyNoWait",
     "ModuleSharder",
     "ModuleSharding",
     "NoWait",
+    "NullShardedModuleContext",
+    "NullShardingContext",
     "ParameterSharding",
+    "ParameterStorage",
+    "PipelineType",
     "Shard",
     "ShardingEnv",
     "ShardingPlan",
+    "ShardingPlanner",
     "ShardingType",
     "Span",
+    "StorageUsageType",
 ]
 
 M = TypeVar("M", bound="nn.Module")
 
 PLAN_VERSION = 1
-DEFAULT_LOAD_FACTOR = 0.2  # of a device cache; fbgemm's own
-
-
-class ShardingType(str, Enum):
-    """How a table is cut into shards (see `sharding/cuts.py`)."""
-
-    DATA_PARALLEL = "data_parallel"
-    TABLE_WISE = "table_wise"
-    COLUMN_WISE = "column_wise"
-    ROW_WISE = "row_wise"
-    TABLE_ROW_WISE = "table_row_wise"
-    TABLE_COLUMN_WISE = "table_column_wise"
-    GRID_SHARD = "grid_shard"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Span:
-    """A half-open range `[start, stop)` of rows or columns."""
-
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
-
-    def overlap(self, other: Span) -> Span:
-        """The part both spans hold; of size 0 where they do not meet."""
-        start = max(self.start, other.start)
-        return Span(start, max(start, min(self.stop, other.stop)))
-
-    def __str__(self) -> str:
-        return f"[{self.start}, {self.stop})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Shard:
-    """One rectangle of one table, on one rank."""
-
-    table: str
-    rows: Span
-    cols: Span
-    rank: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return (self.rows.size, self.cols.size)
-
-
-@dataclass(frozen=True, slots=True)
-class CacheParams:
-    """How much of a table of kernel `fused_uvm_caching` its device cache holds.
-
-    Args:
-        load_factor: share of the rows.
-
-    Raises:
-        ValueError: a share that is not above 0 and at most 1.
-    """
-
-    load_factor: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.load_factor <= 1:
-            raise ValueError(f"cache_params: load_factor={self.load_factor} must be above 0 and at most 1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterSharding:
-    """How one table is sharded.
-
-    `shards` cover the table exactly once; a data-parallel table lists one full rectangle for every rank. `cache_params`
-    are of a table behind a device cache; without them it holds fbgemm's default share. `local_ranks` gives the device's
-    index of those of its ranks that are not on the first host, where it is another one than the rank.
-    """
-
-    sharding_type: str
-    compute_kernel: str
-    shards: tuple[Shard, ...]
-    device: str = "cpu"
-    cache_params: CacheParams | None = None
-    local_ranks: Mapping[int, int] = field(default_factory=dict, hash=False)
-
-    @property
-    def ranks(self) -> list[int]:
-        """Ranks that hold a part of the table, ascending, each once."""
-        return sorted({shard.rank for shard in self.shards})
-
-    @property
-    def load_factor(self) -> float:
-        """Share of the rows that a device cache holds, where there is one."""
-        return DEFAULT_LOAD_FACTOR if self.cache_params is None else self.cache_params.load_factor
-
-    @property
-    def replicated(self) -> bool:
-        return self.sharding_type == ShardingType.DATA_PARALLEL.value
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(rows, embedding dim) of the whole table."""
-        return (max(s.rows.stop for s in self.shards), max(s.cols.stop for s in self.shards))
-
-    def placement(self, shard: Shard) -> str:
-        """The shard's rank and its device, as that rank's host numbers it: `rank:2/cuda:0`, `rank:2/cpu`."""
-        index = self.local_ranks.get(shard.rank, shard.rank)
-        return f"rank:{shard.rank}/{'cpu' if self.device == 'cpu' else f'{self.device}:{index}'}"
 
 
 ModuleSharding = dict[str, ParameterSharding]
@@ -166,8 +101,9 @@ class ShardingPlan:
 
     plan: dict[str, ModuleSharding] = field(default_factory=dict)
 
-    def get_plan_for_module(self, path: str) -> ModuleSharding | None:
-        return self.plan.get(path)
+    def get_plan_for_module(self, module_path: str) -> ModuleSharding | None:
+        """The plan of the collection at a path; None where there is none."""
+        return self.plan.get(module_path)
 
     def shards(self) -> Iterator[tuple[str, ParameterSharding, Shard]]:
         """(module path, its table's sharding, shard) for every shard of the plan."""
@@ -219,12 +155,13 @@ class ShardingPlan:
 
 
 def _write_sharding(p: ParameterSharding) -> dict[str, Any]:
-    cache = {} if p.cache_params is None else {"cache_params": {"load_factor": p.cache_params.load_factor}}
+    share = p.cache_params and p.cache_params.load_factor
+    cache = {} if share is None else {"cache_params": {"load_factor": share}}
     return {
         "sharding_type": p.sharding_type,
         "compute_kernel": p.compute_kernel,
         **cache,
-        "ranks": p.ranks,
+        "ranks": sorted(set(p.ranks)),
         "shards": [
             {
                 "shard_offsets": [s.rows.start, s.cols.start],
@@ -271,6 +208,7 @@ def _module_text(path: str, tables: ModuleSharding) -> str:
     shards = [
         (name, str([s.rows.start, s.cols.start]), str(list(s.shape)), p.placement(s))
         for name, p in tables.items()
+        if not p.replicated  # every rank has all of it
         for s in p.shards
     ]
     return "\n".join(
@@ -320,9 +258,17 @@ class ShardingEnv:
 
 
 class ModuleSharder(ABC, Generic[M]):
-    """Turns one kind of module into its sharded twin."""
+    """Turns one kind of module into its sharded twin.
+
+    Args:
+        qcomm_codecs_registry: number formats on the wire, of `fbgemm_qcomm_codec`.
+    """
 
     module_type: type[M]
+    qcomm_codecs_registry: dict[str, Any] | None = None
+
+    def __init__(self, qcomm_codecs_registry: Mapping[str, Any] | None = None) -> None:
+        self.qcomm_codecs_registry = None if qcomm_codecs_registry is None else dict(qcomm_codecs_registry)
 
     @abstractmethod
     def shard(
@@ -330,14 +276,66 @@ class ModuleSharder(ABC, Generic[M]):
     ) -> nn.Module:
         """The sharded twin of `module` under `params`, on `device`."""
 
-    @abstractmethod
-    def sharding_types(self, compute_device: str) -> list[str]:
-        """Sharding types that the twin can execute on `compute_device` ("cpu" or "cuda")."""
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Sharding types that the twin can execute on `compute_device_type` ("cpu" or "cuda")."""
+        return [ShardingType.DATA_PARALLEL.value]
 
-    @abstractmethod
-    def compute_kernels(self, sharding_type: str, compute_device: str) -> list[str]:
-        """Kernels that the twin can run for `sharding_type` on `compute_device`."""
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Kernels that the twin can run for `sharding_type` on `compute_device_type`."""
+        return [ComputeKernel.DEFAULT.value]
 
-    @abstractmethod
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
         """The module's tables by name."""
+        return dict(module.named_parameters())
+
+    def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
+        """Bytes of a table by the memory it lies in: "hbm", or "ddr" where device or kernel keep it in the host's.
+
+        Raises:
+            ValueError: another device than "cuda" or "cpu".
+        """
+        if compute_device_type not in ("cuda", "cpu"):
+            raise ValueError(f"compute_device_type={compute_device_type!r} must be 'cuda' or 'cpu'")
+        host = compute_device_type == "cpu" or compute_kernel.startswith("fused_uvm")
+        kind = ParameterStorage.DDR if host else ParameterStorage.HBM
+        return {kind.value: tensor.numel() * tensor.element_size()}
+
+
+class ShardingPlanner(ABC):
+    """Finds a plan for a model."""
+
+    @abstractmethod
+    def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
+        """The plan."""
+
+    @abstractmethod
+    def collective_plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
+        """One rank's plan, on every rank."""
+
+
+_OF_TORCH = (
+    "EnumerableShardingSpec",
+    "ShardMetadata",
+    "ShardedTensor",
+    "ShardedTensorMetadata",
+    "ShardingSpec",
+    "TensorProperties",
+)
+_OF_FBGEMM = ("BoundsCheckMode", "CacheAlgorithm", "CacheStatistics", "MultiPassPrefetchConfig")
+
+
+def __getattr__(name: str) -> Any:
+    """What TorchRec's module of this name hands on from torch and fbgemm, imported when it is asked for."""
+    if name in _OF_TORCH:
+        from torch.distributed._shard import sharded_tensor, sharding_spec
+
+        return getattr(sharding_spec, name, None) or getattr(sharded_tensor, name)
+    if name in _OF_FBGEMM:
+        from rayrec.distributed.kernel import cache_kinds
+
+        return getattr(cache_kinds, name)
+    if name == "ShardedModule":
+        from rayrec.distributed.sharded_module import ShardedModule
+
+        return ShardedModule
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

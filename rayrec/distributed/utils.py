@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 T = TypeVar("T")
@@ -55,10 +57,75 @@ def get_unsharded_module_names(model: nn.Module) -> list[str]:
             found.extend(append_prefix(path, name) for name, sharded in below.items() if not sharded)
         return any(below.values())
 
-    inner = getattr(model, "module", model)
-    if not walk(inner, ""):
+    if not walk(model, ""):
         return [""]
     return found
+
+
+def get_device_type() -> str:
+    """ "cuda" where there is a GPU, else "cpu"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def merge_fused_params(
+    fused_params: Mapping[str, Any] | None = None, param_fused_params: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A sharder's settings with a table's own over them; `lr` is called `learning_rate`."""
+    own = dict(param_fused_params or {})
+    if "lr" in own:
+        own["learning_rate"] = own.pop("lr")
+    return {**(fused_params or {}), **own}
+
+
+def optimizer_type_to_emb_opt_type(optimizer_class: type[torch.optim.Optimizer]) -> Any:
+    """fbgemm's name of the fused update that an optimizer stands for.
+
+    Raises:
+        ValueError: it stands for none.
+    """
+    from rayrec.distributed.kernel.optimizer_spec import twin
+
+    return twin(optimizer_class)[0].kind
+
+
+@contextmanager
+def sharded_model_copy(device: str | int | torch.device | None) -> Iterator[None]:
+    """Inside, `copy.deepcopy` of a module puts parameters and tensors on a device; of None, it keeps the originals'
+    memory. Process groups are not copied. Sharded tables refuse: their kernels' memory is not theirs alone."""
+    from rayrec.distributed.sharding.parameters import ShardedTable
+
+    def tensor(value: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        return value if device is None else value.detach().to(device, copy=True)
+
+    def parameter(value: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
+        return nn.Parameter(tensor(value, memo), requires_grad=value.requires_grad)
+
+    def refuse(table: nn.Module, memo: dict[int, Any]) -> nn.Module:
+        raise ValueError(
+            "sharded tables are not copied; shard the model again with the same plan, and load this one's state_dict"
+        )
+
+    copied: dict[Any, Any] = {torch.Tensor: tensor, nn.Parameter: parameter, ShardedTable: refuse}
+    copied[dist.ProcessGroup] = lambda group, memo: group
+    saved = {kind: kind.__dict__.get("__deepcopy__") for kind in copied}
+    for kind, method in copied.items():
+        kind.__deepcopy__ = method
+    try:
+        yield
+    finally:
+        for kind, method in saved.items():
+            if method is None:
+                del kind.__deepcopy__
+            else:
+                kind.__deepcopy__ = method
+
+
+class CopyableMixin(nn.Module):
+    """A module with `copy`."""
+
+    def copy(self, device: torch.device) -> nn.Module:
+        """A deep copy on a device, of a module on the CPU."""
+        return copy_to_device(self, torch.device("cpu"), device)
 
 
 def copy_to_device(module: nn.Module, current_device: torch.device, to_device: torch.device) -> nn.Module:

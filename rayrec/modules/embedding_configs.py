@@ -98,3 +98,75 @@ def pooling_type_to_str(pooling_type: PoolingType) -> str:
     if pooling_type is PoolingType.NONE:
         raise ValueError("PoolingType.NONE is no pooling; use SUM or MEAN")
     return pooling_type.value.lower()
+
+
+@dataclass(frozen=True)
+class VirtualTableEvictionPolicy:
+    """Which rows of a virtual table go when it is full. There are no virtual tables: policies describe them only."""
+
+    meta_header_len: int = 0
+    embedding_dim: int = 0
+    initialized: bool = False
+
+
+@dataclass(frozen=True)
+class CountBasedEvictionPolicy(VirtualTableEvictionPolicy):
+    """Rows that were seen seldom."""
+
+    training_id_eviction_trigger_count: int = 0
+    eviction_threshold: int = 15
+    decay_rate: float = 0.99
+    inference_eviction_threshold: int | None = None
+
+
+@dataclass(frozen=True)
+class TimestampBasedEvictionPolicy(VirtualTableEvictionPolicy):
+    """Rows that were not seen for long."""
+
+    training_id_eviction_trigger_count: int = 0
+    eviction_ttl_mins: int = 24 * 60
+    inference_eviction_ttl_mins: int | None = None
+    max_inference_id_num_per_rank: int = 0
+
+
+@dataclass(frozen=True)
+class CountTimestampMixedEvictionPolicy(VirtualTableEvictionPolicy):
+    """Rows that were seen seldom, and not for long."""
+
+    training_id_eviction_trigger_count: int = 0
+    eviction_threshold: int = 15
+    decay_rate: float = 0.99
+    eviction_ttl_mins: int = 24 * 60
+    inference_eviction_threshold: int | None = None
+    inference_eviction_ttl_mins: int | None = None
+
+
+@dataclass(frozen=True)
+class FeatureScoreBasedEvictionPolicy(VirtualTableEvictionPolicy):
+    """Rows of a low score, which features give."""
+
+    decay_rate: float = 0.99
+    training_id_eviction_trigger_count: int = 0
+    training_id_keep_count: int = 0
+    eviction_ttl_mins: int = 0
+    max_inference_id_num_per_rank: int = 0
+    inference_eviction_feature_score_threshold: float | None = None
+    inference_eviction_ttl_mins: int | None = None
+    feature_score_mapping: dict[str, float] | None = None
+    feature_score_default_value: float | None = None
+    enable_auto_feature_score_collection: bool = False
+    enable_eviction: bool = True
+
+
+@dataclass(frozen=True)
+class FeatureL2NormBasedEvictionPolicy(VirtualTableEvictionPolicy):
+    """Rows of a small norm."""
+
+    training_id_eviction_trigger_count: int = 0
+    eviction_threshold: float = 0.0
+    inference_eviction_threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class NoEvictionPolicy(VirtualTableEvictionPolicy):
+    """None."""

@@ -5,13 +5,13 @@ SGD, Adagrad and Adam are torch's, here because scripts name a table's optimizer
 
 from torch.optim import SGD, Adagrad, Adam
 
-from rayrec.not_offered import without
 from rayrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from rayrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from rayrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
 from rayrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 from rayrec.optim.optimizers import in_backward_optimizer_filter
-from rayrec.optim.rowwise import LAMB, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad
+from rayrec.optim.rowwise import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
+from rayrec.optim.semi_sync import SemisyncOptimizer
 from rayrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 __all__ = [
@@ -30,18 +30,12 @@ __all__ = [
     "LarsSGD",
     "OptimizerWrapper",
     "PartialRowWiseAdam",
+    "PartialRowWiseLAMB",
     "RowWiseAdagrad",
+    "SemisyncOptimizer",
     "WarmupOptimizer",
     "WarmupPolicy",
     "WarmupStage",
     "apply_optimizer_in_backward",
     "in_backward_optimizer_filter",
 ]
-
-__getattr__ = without(
-    __name__,
-    {
-        "SemisyncOptimizer": "tables and dense parameters are in step on every rank, at every step",
-        "PartialRowWiseLAMB": "use LAMB, or PartialRowWiseAdam for one second moment a row",
-    },
-)

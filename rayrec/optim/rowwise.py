@@ -216,6 +216,20 @@ class LAMB(_RowAdam):
         return torch.where(moved > 0, weight_nD.norm(dim=1, keepdim=True) / moved, 0.0)
 
 
+class PartialRowWiseLAMB(LAMB):
+    """LAMB with one second moment a row.
+
+    Args:
+        params, lr, betas, eps, weight_decay: as of `PartialRowWiseAdam`.
+
+    Raises:
+        ValueError: a negative lr or eps.
+    """
+
+    fused_rule = "partial_row_wise_lamb"
+    rowwise = True
+
+
 class LarsSGD(_RowOptimizer):
     """LARS (You et al. 2017) on the touched rows, with a rate for each row, and momentum.
 

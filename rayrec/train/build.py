@@ -137,7 +137,7 @@ def _constraint(given: ConstraintConfig, num_features: int) -> ParameterConstrai
         sharding_types=given.sharding_types,
         compute_kernels=given.compute_kernels,
         min_partition=given.min_partition,
-        cache_params=None if given.cache_load_factor is None else CacheParams(given.cache_load_factor),
+        cache_params=None if given.cache_load_factor is None else CacheParams(load_factor=given.cache_load_factor),
         pooling_factors=None if pooling is None else [pooling] * num_features,
     )
 

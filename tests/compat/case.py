@@ -18,6 +18,7 @@ SECTIONS = (
     "models",
     "optim",
     "distributed",
+    "types",
     "planner",
     "pipelines",
     "metrics",

@@ -34,10 +34,7 @@ def bags(rec: Package, device: str = "meta") -> Any:
 
 
 def rectangles(sharding: Any) -> list[Any]:
-    """(offsets, sizes, placement) of every shard, whatever the plan's own form."""
-    if hasattr(sharding, "shards"):
-        shards = [([s.rows.start, s.cols.start], list(s.shape), sharding.placement(s)) for s in sharding.shards]
-        return [] if sharding.replicated else shards
+    """(offsets, sizes, placement) of every shard."""
     spec = sharding.sharding_spec
     return [] if spec is None else [(s.shard_offsets, s.shard_sizes, str(s.placement)) for s in spec.shards]
 
@@ -47,7 +44,7 @@ def plan_of(rec: Package, first: Any, second: Any, world: int = 2, local: int = 
     plan = home.construct_module_sharding_plan(
         bags(rec), {"t": first, "u": second}, local_size=local, world_size=world, device_type=device
     )
-    return {name: [p.sharding_type, p.compute_kernel, sorted(set(p.ranks)), rectangles(p)] for name, p in plan.items()}
+    return {name: [p.sharding_type, p.compute_kernel, p.ranks, rectangles(p)] for name, p in plan.items()}
 
 
 def whole(value: Any) -> torch.Tensor:

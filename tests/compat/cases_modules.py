@@ -496,3 +496,128 @@ def top_level_more(rec: Package) -> Any:
         [isinstance(getattr(rec, n), type) for n in names],
         [hasattr(getattr(rec, p), "__path__") for p in packages],
     ]
+
+
+def collisions(rec: Package, policy: str, *settings: Any, **more: Any) -> Any:
+    home = rec("modules.mc_modules")
+    chosen = getattr(home, f"{policy}_EvictionPolicy")(*settings)
+    return home.MCHManagedCollisionModule(5, torch.device("cpu"), chosen, 2, **more)
+
+
+def remapped(rec: Package, module: Any, steps: int = 8) -> Any:
+    """The rows of ids that drift over the steps, and the state at the end."""
+    out = []
+    for step in range(steps):
+        ids = torch.tensor([3, 100 + step, 3, 7 * (step // 2), 900, 100 + step % 3, 7 * (step // 2), step])
+        features = {"t": rec.JaggedTensor(ids, lengths=torch.tensor([3, 0, 5]))}
+        out.append(module(features)["t"].values())
+        if step % 3 == 2:
+            out.append(module.evict())
+        out.append(module.open_slots())
+    module.eval()
+    return [out, module(features)["t"].values(), module.state_dict()]
+
+
+@case("2/mc_modules")
+def collisions_by_frequency(rec: Package) -> Any:
+    return remapped(rec, collisions(rec, "LFU"))
+
+
+@case("2/mc_modules")
+def collisions_by_recency(rec: Package) -> Any:
+    return [remapped(rec, collisions(rec, "LRU")), remapped(rec, collisions(rec, "LRU", 0.5))]
+
+
+@case("2/mc_modules")
+def collisions_by_distance(rec: Package) -> Any:
+    return [remapped(rec, collisions(rec, "DistanceLFU")), remapped(rec, collisions(rec, "DistanceLFU", 2.0))]
+
+
+@case("2/mc_modules")
+def collisions_filtered(rec: Package) -> Any:
+    home = rec("modules.mc_modules")
+    average = home.average_threshold_filter
+    counts = torch.tensor([1, 5, 2, 40, 3])
+    return [
+        remapped(rec, collisions(rec, "LFU", average)),
+        remapped(rec, collisions(rec, "DistanceLFU", 1.0, average)),
+        [average(counts), home.dynamic_threshold_filter(counts), home.dynamic_threshold_filter(counts, 2.0)],
+        home.probabilistic_threshold_filter(counts, 1.0)[0],
+    ]
+
+
+@case("2/mc_modules")
+def collisions_of_hashed_ids(rec: Package) -> Any:
+    hashed = {"input_hash_size": 50, "input_hash_func": lambda ids, size: ids % size, "output_global_offset": 10}
+    module = collisions(rec, "LFU", **hashed)
+    out = remapped(rec, module)
+    again = module.rebuild_with_output_id_range((0, 3), [0, 3, 6])
+    return [out, [module.output_size(), module.input_size(), module.buckets()], [again.output_size(), again.buckets()]]
+
+
+@case("2/mc_modules")
+def collisions_saved(rec: Package) -> Any:
+    module = collisions(rec, "DistanceLFU")
+    remapped(rec, module)
+    other = collisions(rec, "DistanceLFU")
+    other.load_state_dict(module.state_dict())
+    wrong = collisions(rec, "DistanceLFU", output_global_offset=3)
+    refused = attempt(lambda: wrong.load_state_dict(module.state_dict()) and None)
+    return [remapped(rec, other, 4), refused, attempt(lambda: collisions(rec, "LFU", zch_size=0) and None)]
+
+
+def managed(rec: Package, kind: str) -> Any:
+    home, collected = rec("modules.mc_modules"), rec("modules.mc_embedding_modules")
+    config = getattr(rec, kind)
+    configs = [
+        config(num_embeddings=4, embedding_dim=4, name="u", feature_names=["b"]),
+        config(num_embeddings=5, embedding_dim=4, name="t", feature_names=["a"]),
+    ]
+    make = home.MCHManagedCollisionModule
+    modules = {
+        c.name: make(c.num_embeddings, torch.device("cpu"), home.DistanceLFU_EvictionPolicy(), 2) for c in configs
+    }
+    return modules, home.ManagedCollisionCollection(modules, configs), configs, collected
+
+
+@case("2/mc_embedding_modules")
+def managed_bags(rec: Package) -> Any:
+    _, collection, configs, home = managed(rec, "EmbeddingBagConfig")
+    ebc = fill(rec.EmbeddingBagCollection(tables=configs))
+    module = home.ManagedCollisionEmbeddingBagCollection(ebc, collection, return_remapped_features=True)
+    out = []
+    for _ in range(3):
+        vectors, rows = module(kjt(rec))
+        out.append([vectors.values(), rows.keys(), rows.values(), rows.lengths()])
+    return [out, sorted(module.state_dict()), collection.open_slots(), collection.evict()]
+
+
+@case("2/mc_embedding_modules")
+def managed_sequences(rec: Package) -> Any:
+    _, collection, configs, home = managed(rec, "EmbeddingConfig")
+    ec = fill(rec.EmbeddingCollection(tables=configs))
+    module = home.ManagedCollisionEmbeddingCollection(ec, collection)
+    for _ in range(3):
+        vectors, rows = module(kjt(rec))
+    return [vectors, rows, module._embedding_collection is ec]
+
+
+@case("2/mc_embedding_modules", "a feature of several tables is refused: its rows would be those of the last one")
+def managed_shared(rec: Package) -> Any:
+    home, configs = rec("modules.mc_modules"), tables(rec)
+    policy, make = home.LFU_EvictionPolicy(), home.MCHManagedCollisionModule
+    modules = {c.name: make(c.num_embeddings, torch.device("cpu"), policy, 2) for c in configs}
+    return type(home.ManagedCollisionCollection(modules, configs)).__name__
+
+
+@case("2/mc_embedding_modules")
+def managed_wrong(rec: Package) -> Any:
+    modules, collection, configs, home = managed(rec, "EmbeddingBagConfig")
+    make = rec("modules.mc_modules").ManagedCollisionCollection
+    first = configs[0].name
+    others = rec.EmbeddingBagCollection(tables=configs[1:])
+    return [
+        attempt(lambda: make({first: modules[first]}, configs) and None),
+        attempt(lambda: home.ManagedCollisionEmbeddingBagCollection(others, collection) and None),
+        collection.table_to_number_buckets(),
+    ]

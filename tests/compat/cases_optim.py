@@ -39,7 +39,7 @@ def top_level_optim(rec: Package) -> Any:
     return [isinstance(getattr(rec.optim, name), type) for name in names.split()]
 
 
-@case("0/torchrec.optim", "two are not offered; the error says what to use")
+@case("0/torchrec.optim")
 def top_level_optim_rest(rec: Package) -> Any:
     return [isinstance(getattr(rec.optim, name), type) for name in ("SemisyncOptimizer", "PartialRowWiseLAMB")]
 
@@ -340,7 +340,7 @@ def rowwise_decay(rec: Package) -> Any:
 @case("4/SGD")
 def table_optimizers(rec: Package) -> Any:
     weight, out = nn.Parameter(torch.ones(2, 2)), []
-    for name in ("SGD", "Adagrad", "Adam", "LAMB", "LarsSGD", "PartialRowWiseAdam"):
+    for name in ("SGD", "Adagrad", "Adam", "LAMB", "LarsSGD", "PartialRowWiseAdam", "PartialRowWiseLAMB"):
         one = getattr(rec.optim, name)([weight], lr=0.1)
         out.append(isinstance(one, torch.optim.Optimizer))
     return out
@@ -365,9 +365,47 @@ def fused_bases(rec: Package) -> Any:
     ]
 
 
-@case("4/semi_sync.SemisyncOptimizer", "not offered: ranks are in step at every step; the error says so")
+class Outer(torch.optim.Optimizer):
+    """Moves half of the way back to where the last global step ended, and counts its steps."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.5})
+
+    def global_step(self, counter: torch.Tensor, closure: Any = None) -> None:
+        for param in self.param_groups[0]["params"]:
+            state = self.state[param]
+            anchor = state.setdefault("anchor", torch.zeros_like(param))
+            param.copy_((param + anchor) / 2)
+            anchor.copy_(param)
+            state["at"] = counter.clone()
+
+
+def two_in_one(rec: Package, every: int = 2) -> Any:
+    params = parameters("a", "b")
+    local = rec.optim.KeyedOptimizerWrapper(params, lambda given: torch.optim.Adam(given, lr=0.1))
+    outer = rec.optim.KeyedOptimizerWrapper(params, Outer)
+    make = rec("optim.semi_sync").SemisyncOptimizer
+    return make(list(params.values()), local, outer, every)
+
+
+@case("4/semi_sync.SemisyncOptimizer")
 def semi_sync(rec: Package) -> Any:
-    return isinstance(rec("optim.semi_sync").SemisyncOptimizer, type)
+    one = two_in_one(rec)
+    moved = train(one, 5)
+    one.save_param_groups(True)
+    return [moved, one.state_dict(), list(one.params), len(one.param_groups)]
+
+
+@case("4/semi_sync.SemisyncOptimizer")
+def semi_sync_resumed(rec: Package) -> Any:
+    one, other = two_in_one(rec), two_in_one(rec)
+    train(one, 3)
+    train(other, 2)
+    with torch.no_grad():
+        for name, param in other.params.items():
+            param.copy_(one.params[name])
+    other.load_state_dict(one.state_dict())
+    return [train(one, 3), train(other, 3), other.state_dict()]
 
 
 @case("4/KeyedOptimizerWrapper")

@@ -20,7 +20,7 @@ NAMED = ("0", "1", "2", "3", "4", "5", "6", "7", "8")  # the sections that are a
 
 @dataclass(frozen=True)
 class Call:
-    """A case and what came of it: same, meant (with the reason) or differs (with the place)."""
+    """A case and what came of it: same, meant (with the reason), absent (not offered), or differs (with the place)."""
 
     name: str
     verdict: str
@@ -38,6 +38,8 @@ def calls() -> dict[str, list[Call]]:
         for case in cases(section):
             found = difference(case.result("rayrec"), theirs[case.name])
             verdict = "same" if found is None else "differs" if case.meant is None else "meant"
+            if verdict == "meant" and case.meant and case.meant.startswith("not offered"):
+                verdict = "absent"
             out[case.line].append(Call(case.name, verdict, case.meant or found or ""))
     return out
 
@@ -48,7 +50,8 @@ def main() -> int:
     for key, line in table.items():
         star = "★" if line.star else " "
         got = made.get(key, [])
-        verdict = "no call" if not got else "differs" if any(c.verdict == "differs" for c in got) else "agrees"
+        verdicts = {call.verdict for call in got}
+        verdict = next((bad for bad in ("differs", "absent") if bad in verdicts), "agrees") if got else "no call"
         wrong += verdict == "differs"
         print(f"{star} {verdict:8} {key}")
         for call in got:
@@ -58,7 +61,7 @@ def main() -> int:
         ("★ lines", [line for line in table.values() if line.star]),
         ("lines of the named sections", [x for x in table.values() if x.key.split("/")[0] in NAMED and not x.listed]),
     ):
-        good = [x for x in asked if made.get(x.key) and all(call.verdict != "differs" for call in made[x.key])]
+        good = [x for x in asked if made.get(x.key) and not {"differs", "absent"} & {c.verdict for c in made[x.key]}]
         same = [x for x in good if all(call.verdict == "same" for call in made[x.key])]
         print(
             f"{title}: {len(good)} of {len(asked)} agree ({len(same)} in every call, the others but for what is meant)"

@@ -51,7 +51,7 @@ def check(group: dist.ProcessGroup, kind: ShardingType, kernel: str, device: str
             compute_kernel=kernel,
             shards=CUTS[kind](t.name, t.num_embeddings, t.embedding_dim, ranks),
             device=place.type,
-            cache_params=CacheParams(0.5) if kernel == "fused_uvm_caching" else None,
+            cache_params=CacheParams(load_factor=0.5) if kernel == "fused_uvm_caching" else None,
         )
         for t in TABLES
     }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rayrec.distributed.kernel import EmbOptimType, OptimizerSpec
 from rayrec.distributed.kernel import optimizer_rules as rules
-from rayrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad
+from rayrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 
 ROWS, DIM = 7, 4
 # a class, its settings, and the same for the fused rule
@@ -27,6 +27,8 @@ CASES: list[tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, Any]]] 
     ),
     (LAMB, {"lr": 0.05}, {"learning_rate": 0.05}),
     (LAMB, {"lr": 0.05, "weight_decay": 0.1}, {"learning_rate": 0.05, "weight_decay": 0.1}),
+    (PartialRowWiseLAMB, {"lr": 0.05}, {"learning_rate": 0.05}),
+    (PartialRowWiseLAMB, {"lr": 0.05, "weight_decay": 0.1}, {"learning_rate": 0.05, "weight_decay": 0.1}),
     (LarsSGD, {"lr": 10.0}, {"learning_rate": 10.0}),
     (
         LarsSGD,
@@ -34,7 +36,7 @@ CASES: list[tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, Any]]] 
         {"learning_rate": 10.0, "momentum": 0.5, "eta": 0.01, "weight_decay": 0.1},
     ),
 ]
-CLASSES = [RowWiseAdagrad, PartialRowWiseAdam, LAMB, LarsSGD]
+CLASSES = [RowWiseAdagrad, PartialRowWiseAdam, LAMB, PartialRowWiseLAMB, LarsSGD]
 
 
 def gradients(generator: torch.Generator, touched: list[int]) -> torch.Tensor:

@@ -12,7 +12,14 @@ from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ModuleSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
-from rayrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, apply_optimizer_in_backward
+from rayrec.optim import (
+    LAMB,
+    LarsSGD,
+    PartialRowWiseAdam,
+    PartialRowWiseLAMB,
+    RowWiseAdagrad,
+    apply_optimizer_in_backward,
+)
 from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import cut, draw_kjt, join, targets
 from tests.ranks import on_ranks
@@ -42,6 +49,11 @@ CASES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, An
         },
     ),
     "lamb": (LAMB, {"lr": 0.05}, {"optimizer": EmbOptimType.LAMB, "learning_rate": 0.05}),
+    "partial_rowwise_lamb": (
+        PartialRowWiseLAMB,
+        {"lr": 0.05, "weight_decay": 0.1},
+        {"optimizer": EmbOptimType.PARTIAL_ROWWISE_LAMB, "learning_rate": 0.05, "weight_decay": 0.1},
+    ),
     "lars": (
         LarsSGD,
         {"lr": 5.0, "eta": 0.01, "momentum": 0.5},

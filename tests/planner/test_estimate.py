@@ -8,14 +8,14 @@ import pytest
 from rayrec.distributed.planner import Topology, plan_tables
 from rayrec.distributed.planner.estimate import Estimate, slowdown
 from rayrec.distributed.planner.storage import shard_storage
-from rayrec.distributed.planner.types import Cost, ParameterConstraints, Storage
+from rayrec.distributed.planner.types import Cost, ParameterConstraints, ShardBytes
 from tests.planner.problems import SHARDER, table
 
 
 def estimate(lookup_R: list[float]) -> Estimate:
     return Estimate(
         cost_RT=np.array([Cost(lookup=seconds) for seconds in lookup_R]),
-        storage_RT=np.zeros((len(lookup_R), len(Storage._fields))),
+        storage_RT=np.zeros((len(lookup_R), len(ShardBytes._fields))),
         collectives_s=0.0,
         routing_s=0.0,
         reserve_R=np.zeros(len(lookup_R)),

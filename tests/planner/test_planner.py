@@ -9,7 +9,7 @@ from torch import nn
 from rayrec.distributed.kernel import pooling_group, vector_group
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology, plan_tables
 from rayrec.distributed.planner.cost import shard_cost
-from rayrec.distributed.planner.types import NoPlanError, ParameterConstraints, Storage
+from rayrec.distributed.planner.types import NoPlanError, ParameterConstraints, ShardBytes
 from rayrec.distributed.sharding.routing import make_routes
 from rayrec.distributed.types import CacheParams, ShardingPlan, ShardingType
 from tests.planner.problems import KINDS, SHARDER, collection, table
@@ -153,7 +153,7 @@ def test_a_dense_kernel_costs_its_gradient_two_moments_and_a_pass_over_all_rows(
     tables, told = [table("a", 1_000_000)], {"a": ParameterConstraints(compute_kernels=["dense"])}
     dense = plan_tables(tables, Topology(1, "cpu"), told, sharder=SHARDER).estimate
     fused = plan_tables(tables, Topology(1, "cpu"), sharder=SHARDER).estimate
-    terms = dict(zip(Storage._fields, dense.storage_RT[0] - fused.storage_RT[0], strict=True))
+    terms = dict(zip(ShardBytes._fields, dense.storage_RT[0] - fused.storage_RT[0], strict=True))
     weights, row_state = 1_000_000 * 64 * 4, 1_000_000 * 4
     assert terms == {
         "weights": 0, "optimizer": 2 * weights - row_state, "gradients": weights, "ids": 0, "vectors": 0, "cache": 0,
@@ -164,7 +164,7 @@ def test_a_dense_kernel_costs_its_gradient_two_moments_and_a_pass_over_all_rows(
 
 def test_the_share_of_a_cache_goes_from_the_constraint_to_the_kernels_tables():
     topology = Topology(2, "cuda", hbm_cap=1 << 30, ddr_cap=1 << 34)
-    names, caches = ("a", "b", "c"), (CacheParams(0.3), CacheParams(0.03), None)
+    names, caches = ("a", "b", "c"), (CacheParams(load_factor=0.3), CacheParams(load_factor=0.03), None)
     told = {
         name: ParameterConstraints(
             sharding_types=["table_wise"], compute_kernels=["fused_uvm_caching"], cache_params=cache, device_group=[1]

@@ -5,6 +5,7 @@ from rayrec.distributed.comm.collectives import (
     Wait,
     all_gather,
     all_gather_object,
+    all_gather_uneven,
     all_reduce,
     all_to_all,
     barrier,
@@ -14,14 +15,21 @@ from rayrec.distributed.comm.collectives import (
     count_collectives,
     exchange_on_hosts,
 )
-from rayrec.distributed.comm.groups import host_group, subgroup
-from rayrec.distributed.comm.local_ranks import get_local_rank, get_local_size
+from rayrec.distributed.comm.groups import host_group, intra_and_cross_node_pg, subgroup
+from rayrec.distributed.comm.local_ranks import (
+    get_group_rank,
+    get_local_rank,
+    get_local_size,
+    get_node_group_size,
+    get_num_groups,
+)
 
 __all__ = [
     "Group",
     "Wait",
     "all_gather",
     "all_gather_object",
+    "all_gather_uneven",
     "all_reduce",
     "all_to_all",
     "barrier",
@@ -30,8 +38,12 @@ __all__ = [
     "count_bytes",
     "count_collectives",
     "exchange_on_hosts",
+    "get_group_rank",
     "get_local_rank",
     "get_local_size",
+    "get_node_group_size",
+    "get_num_groups",
     "host_group",
+    "intra_and_cross_node_pg",
     "subgroup",
 ]

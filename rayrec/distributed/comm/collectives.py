@@ -111,6 +111,16 @@ def all_gather(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     return output
 
 
+def all_gather_uneven(inputs: torch.Tensor, group: Group) -> torch.Tensor:
+    """`[sum of N]` of every rank's vector `[N]`, one rank after the other; their lengths are read on the host."""
+    if _alone(group):
+        return inputs
+    counts = all_gather(torch.tensor([len(inputs)], device=inputs.device), group).flatten().tolist()
+    padded = inputs.new_zeros(max(counts))
+    padded[: len(inputs)] = inputs
+    return torch.cat([row[:count] for row, count in zip(all_gather(padded, group), counts, strict=True)])
+
+
 def all_reduce(tensor: torch.Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
     """Adds up (or otherwise reduces) the tensor over ranks, in place; returns it."""
     if not _alone(group):

@@ -8,6 +8,8 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
+from rayrec.distributed.comm.local_ranks import get_local_size
+
 _made: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
 
 
@@ -32,6 +34,27 @@ def subgroup(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.devic
             use_local_synchronization=True,
         )
     return made[key]
+
+
+def intra_and_cross_node_pg(
+    device: torch.device | None = None, backend: str | None = None
+) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    """Of the default process group: the ranks of this process's host, and those with its place on every host.
+
+    All ranks must ask for it.
+
+    Args:
+        device: on "meta" there are no groups.
+        backend: taken and not needed: it is the default group's.
+    """
+    if device is not None and device.type == "meta":
+        return None, None
+    world = dist.group.WORLD
+    assert world is not None, "no process group is initialized"
+    size, rank, local = world.size(), world.rank(), get_local_size(world.size())
+    on = device or torch.device("cuda" if dist.get_backend(world) == "nccl" else "cpu")
+    first = rank // local * local
+    return subgroup(world, range(first, first + local), on), subgroup(world, range(rank % local, size, local), on)
 
 
 def host_group(group: dist.ProcessGroup | None, device: torch.device) -> dist.ProcessGroup | None:

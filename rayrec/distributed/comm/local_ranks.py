@@ -26,6 +26,30 @@ def get_local_size(world_size: int | None = None) -> int:
     return world if world % size else size
 
 
+def get_node_group_size(world_size: int | None = None) -> int:
+    """`get_local_size`: hosts are the only groups."""
+    return get_local_size(world_size)
+
+
+def get_num_groups(world_size: int | None = None) -> int:
+    """Hosts.
+
+    Args:
+        world_size: that of the default process group if not given.
+    """
+    world = dist.get_world_size() if world_size is None else world_size
+    return world // get_local_size(world)
+
+
+def get_group_rank(world_size: int | None = None, rank: int | None = None) -> int:
+    """The place of this process's host.
+
+    Args:
+        world_size, rank: those of the default process group if not given.
+    """
+    return (dist.get_rank() if rank is None else rank) // get_local_size(world_size)
+
+
 def get_local_rank(world_size: int | None = None, rank: int | None = None) -> int:
     """This process's place on its host: from the environment, else its rank within `get_local_size`.
 

@@ -83,11 +83,16 @@ def partial_rowwise_adam(step: Step) -> torch.Tensor:
     return step.weight_nD - step.lr * _adam_direction(step, rowwise=True)
 
 
-def lamb(step: Step) -> torch.Tensor:
+def lamb(step: Step, rowwise: bool = False) -> torch.Tensor:
     """You et al. 2020 with the trust ratio taken row by row, as in fbgemm; weight decay is part of the direction."""
-    direction = _adam_direction(step, rowwise=False) + step.spec.weight_decay * step.weight_nD
+    direction = _adam_direction(step, rowwise) + step.spec.weight_decay * step.weight_nD
     ratio = _ratio(step.weight_nD.norm(dim=1), direction.norm(dim=1))
     return step.weight_nD - step.lr * ratio[:, None] * direction
+
+
+def partial_rowwise_lamb(step: Step) -> torch.Tensor:
+    """LAMB with one second moment a row."""
+    return lamb(step, rowwise=True)
 
 
 def _ratio(size: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -188,6 +193,13 @@ RULES: dict[str, Rule] = {
         kind=EmbOptimType.LAMB,
         update=lamb,
         rowwise={"momentum1": False, "exp_avg_sq": False},
+        reads=_BETAS,
+        fbgemm_decay=frozenset({None}),
+    ),
+    "partial_rowwise_lamb": Rule(
+        kind=EmbOptimType.PARTIAL_ROWWISE_LAMB,
+        update=partial_rowwise_lamb,
+        rowwise={"momentum1": False, "exp_avg_sq": True},
         reads=_BETAS,
         fbgemm_decay=frozenset({None}),
     ),

@@ -102,7 +102,7 @@ class OptimizerSpec:
         Raises:
             ValueError: a class or setting that no fused update stands for.
         """
-        rule, mode = _twin(optimizer)
+        rule, mode = twin(optimizer)
         defaults = {
             name: parameter.default
             for name, parameter in signature(optimizer).parameters.items()
@@ -145,7 +145,7 @@ def _decay_mode(given: object, weight_decay: float) -> DecayMode | None:
         ) from None
 
 
-def _twin(optimizer: type[torch.optim.Optimizer]) -> tuple[Rule, DecayMode | None]:
+def twin(optimizer: type[torch.optim.Optimizer]) -> tuple[Rule, DecayMode | None]:
     """The rule of a torch optimizer, or of one of rayrec.optim's, and what its weight decay means."""
     named = getattr(optimizer, "fused_rule", None)  # rayrec.optim's own, which know nothing of fbgemm
     if named is not None:
@@ -154,5 +154,5 @@ def _twin(optimizer: type[torch.optim.Optimizer]) -> tuple[Rule, DecayMode | Non
         if optimizer in rule.torch:
             return rule, rule.torch[optimizer]
     known = [twin.__name__ for rule in RULES.values() for twin in rule.torch]
-    known += ["RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "LarsSGD"]
+    known += ["RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"]
     raise ValueError(f"{optimizer.__name__} has no fused update for embedding tables; there are {known}")

@@ -86,7 +86,7 @@ def _grown_caches(problem: Problem, packing: Packing) -> dict[TableKey, CachePar
         share = option.cache_load_factor
         if table.cache_load_factor is None:
             share = max(share, math.floor(100 * min(1.0, share + more)) / 100)
-        grown[table.key] = CacheParams(share)
+        grown[table.key] = CacheParams(load_factor=share)
     return grown
 
 

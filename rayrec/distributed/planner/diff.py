@@ -35,7 +35,7 @@ def diff(old: ShardingPlan, new: ShardingPlan) -> str:
 
 def _row(sign: str, label: str, p: ParameterSharding) -> tuple[str, ...]:
     cached = "" if p.cache_params is None else f" {p.load_factor:.0%}"
-    return (sign, label, p.sharding_type, p.compute_kernel + cached, str(len(p.shards)), _ranks(p.ranks))
+    return (sign, label, p.sharding_type, p.compute_kernel + cached, str(len(p.shards)), _ranks(sorted(set(p.ranks))))
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from rayrec.distributed.planner.cost import (
 )
 from rayrec.distributed.planner.storage import shard_storage
 from rayrec.distributed.planner.topology import Topology
-from rayrec.distributed.planner.types import Cost, Storage, Table
+from rayrec.distributed.planner.types import Cost, ShardBytes, Table
 from rayrec.distributed.types import ParameterSharding, ShardingPlan
 
 Floats = NDArray[np.float64]
@@ -33,7 +33,7 @@ class Estimate:
 
     Args:
         cost_RT: seconds a step, ranks x terms of `Cost`.
-        storage_RT: bytes, ranks x terms of `Storage`.
+        storage_RT: bytes, ranks x terms of `ShardBytes`.
         collectives_s: seconds every rank spends on starting collectives.
         routing_s: seconds every rank spends on its own batch, wherever shards are: routing ids, adding partial sums.
         reserve_R: bytes every rank keeps back.
@@ -139,7 +139,7 @@ def evaluate(
     for host in topology.hosts:
         local_R[host.ranks.start : host.ranks.stop] = host.num_ranks
     cost_RT = np.zeros((topology.world_size, len(Cost._fields)))
-    storage_RT = np.zeros((topology.world_size, len(Storage._fields)))
+    storage_RT = np.zeros((topology.world_size, len(ShardBytes._fields)))
     executors, shared = set(), 0.0
     for path, module in plan.plan.items():
         for name, sharding in module.items():

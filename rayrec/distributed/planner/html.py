@@ -10,7 +10,7 @@ from pathlib import Path
 from rayrec.distributed.planner.explain import TERM_NAMES, binding, headline
 from rayrec.distributed.planner.formatting import human_bytes, human_seconds
 from rayrec.distributed.planner.pieces import Piece, pieces
-from rayrec.distributed.planner.types import Cost, PlanResult, Storage
+from rayrec.distributed.planner.types import Cost, PlanResult, ShardBytes
 from rayrec.distributed.types import ShardingType
 
 MOST_TABLES = 400  # in the picture; the ones that cost least are only counted
@@ -108,7 +108,7 @@ def memory_chart(result: PlanResult) -> str:
     stacks = [
         [*held[:-1], kept] for held, kept in zip(estimate.storage_RT.tolist(), estimate.reserve_R.tolist(), strict=True)
     ]
-    names = [STORAGE_NAMES[name] for name in Storage._fields[:-1]] + [STORAGE_NAMES["reserve"]]
+    names = [STORAGE_NAMES[name] for name in ShardBytes._fields[:-1]] + [STORAGE_NAMES["reserve"]]
     sizes = {host.memory_bytes for host in result.topology.hosts}
     lines = {f"memory {human_bytes(size)}": float(size) for size in sizes}
     top = max([*lines.values(), *(sum(stack) for stack in stacks)])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rayrec.distributed.planner.cost import shard_cost
 from rayrec.distributed.planner.storage import shard_storage
-from rayrec.distributed.planner.types import Cost, PlanResult, Storage, TableKey
+from rayrec.distributed.planner.types import Cost, PlanResult, ShardBytes, TableKey
 from rayrec.distributed.types import Shard
 
 
@@ -21,7 +21,7 @@ class Piece:
     kernel: str
     shard: Shard
     cost: Cost
-    storage: Storage
+    storage: ShardBytes
 
 
 def pieces_on(result: PlanResult, rank: int) -> list[Piece]:

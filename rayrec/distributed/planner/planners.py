@@ -5,13 +5,17 @@ Planning is pure: the model, the sharders and the planner are only read.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayrec.distributed.planner.build import build_plan
+from rayrec.distributed.planner.by_hand import Callback, Parts, search, to_sharding_plan
 from rayrec.distributed.planner.check import check_plan
+from rayrec.distributed.planner.enumerators import EmbeddingEnumerator
 from rayrec.distributed.planner.estimate import Estimate, evaluate
+from rayrec.distributed.planner.parts import Enumerator, Partitioner, PerfModel, Proposer, Stats
 from rayrec.distributed.planner.refusal import refuse
 from rayrec.distributed.planner.search import Solution, best_solution
 from rayrec.distributed.planner.storage import reserves
@@ -27,7 +31,7 @@ from rayrec.distributed.planner.tables import (
 )
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import ParameterConstraints, PlanResult, Table
-from rayrec.distributed.types import ModuleSharder, ShardingPlan
+from rayrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
 from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingConfig
 
 if TYPE_CHECKING:
@@ -37,7 +41,45 @@ if TYPE_CHECKING:
 DEFAULT_BATCH_SIZE = 512
 
 
-class EmbeddingShardingPlanner:
+class EmbeddingPlannerBase(ShardingPlanner):
+    """A planner's settings, as a base of one's own.
+
+    Args:
+        topology, batch_size, enumerator, constraints, stats, debug, callbacks, timeout_seconds, plan_loader: as of
+            `EmbeddingShardingPlanner`.
+
+    Raises:
+        ValueError: a batch size below 1, or a plan loader.
+    """
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        batch_size: int | None = None,
+        enumerator: Enumerator | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        stats: Stats | Sequence[Stats] | None = None,
+        debug: bool = True,
+        callbacks: Sequence[Callback] | None = None,
+        timeout_seconds: int | None = None,
+        plan_loader: None = None,
+    ) -> None:
+        batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size={batch_size} must be at least 1")
+        if plan_loader is not None:
+            raise ValueError("plan_loader: plans are loaded by ShardingPlan.from_json; leave it out")
+        self._topology, self._batch_size = topology, batch_size
+        self._constraints = dict(constraints or {})
+        self._stats = [stats] if isinstance(stats, Stats) else list(stats or ())
+        self._enumerator, self._callbacks = enumerator, tuple(callbacks or ())
+
+    def hash_planner_context_inputs(self) -> int:
+        """A number that is the same for the same topology, batch size and constraints."""
+        return zlib.crc32(repr((self._topology, self._batch_size, sorted(self._constraints.items()))).encode())
+
+
+class EmbeddingShardingPlanner(EmbeddingPlannerBase):
     """Finds how to shard every table of a model.
 
     Args:
@@ -45,42 +87,42 @@ class EmbeddingShardingPlanner:
         batch_size: examples per rank and step.
         storage_reservation: memory to leave free, of `storage_reservations`.
         constraints: what may be done with which table, by table name.
-        stats, debug, timeout_seconds: taken and not needed: nothing is printed, and the search is short.
-        enumerator, proposer, partitioner, performance_model, callbacks, plan_loader: must be None.
+        stats: told of the plan; by default nothing is printed.
+        enumerator, proposer, partitioner, performance_model, callbacks: parts of one's own or of the modules of these
+            names. With any of them the plan is the best of what they propose (`by_hand.py`); without, the best that
+            there is, up to the bound that `result` tells.
+        debug, timeout_seconds: taken and not needed: the search is short.
+        plan_loader: must be None.
 
     Raises:
-        ValueError: a batch size below 1, or a part of TorchRec's planner, which this one has not.
+        ValueError: a batch size below 1, or a plan loader.
     """
 
     def __init__(
         self,
         topology: Topology | None = None,
         batch_size: int | None = None,
-        enumerator: None = None,
+        enumerator: Enumerator | None = None,
         storage_reservation: StorageReservation | None = None,
-        proposer: None = None,
-        partitioner: None = None,
-        performance_model: None = None,
-        stats: object = None,
+        proposer: Proposer | Sequence[Proposer] | None = None,
+        partitioner: Partitioner | None = None,
+        performance_model: PerfModel | None = None,
+        stats: Stats | Sequence[Stats] | None = None,
         constraints: Mapping[str, ParameterConstraints] | None = None,
         debug: bool = True,
-        callbacks: None = None,
+        callbacks: Sequence[Callback] | None = None,
         timeout_seconds: int | None = None,
         plan_loader: None = None,
     ) -> None:
-        batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size={batch_size} must be at least 1")
-        parts = {"enumerator": enumerator, "proposer": proposer, "partitioner": partitioner}
-        parts |= {"performance_model": performance_model, "callbacks": callbacks, "plan_loader": plan_loader}
-        given = [name for name, part in parts.items() if part is not None]
-        if given:
-            raise ValueError(f"{given[0]}: this planner searches by a bound and has no such part; leave it out")
-        if storage_reservation is not None:
-            topology = storage_reservation.reserve(topology or Topology.of_this_machine(1))
-        self._topology = topology
-        self._constraints = dict(constraints or {})
-        self._batch_size = batch_size
+        super().__init__(topology, batch_size, enumerator, constraints, stats, plan_loader=plan_loader)
+        self._parts = Parts(
+            enumerator=enumerator,
+            proposer=proposer,
+            partitioner=partitioner,
+            performance_model=performance_model,
+            callbacks=tuple(callbacks or ()),
+        )
+        self._reservation = storage_reservation
 
     def plan(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> ShardingPlan:
         """The plan for `module`.
@@ -89,13 +131,34 @@ class EmbeddingShardingPlanner:
             NoPlanError: nothing fits; says what is missing and what would fit.
             ValueError: a constraint that cannot be met.
         """
-        return self.result(module, sharders).plan
+        return self._plan(module, sharders, self._topology or Topology.of_this_machine(1))
+
+    def _plan(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]], topology: Topology) -> ShardingPlan:
+        more: dict[str, Any] = {"constraints": self._constraints, "sharders": list(sharders)}
+        if self._parts:
+            usable = self._usable(topology, module, sharders)
+            enumerator = self._parts.enumerator or EmbeddingEnumerator(usable, self._batch_size, self._constraints)
+            found = search(self._parts, enumerator, usable, module, sharders)
+            plan = to_sharding_plan(found.options, topology)
+            counts = {"num_proposals": found.num_proposals, "num_plans": found.num_plans}
+            more |= {"best_plan": found.options, "enumerator": enumerator, **counts}
+        else:
+            plan = self.result(module, sharders, topology).plan
+        for stats in self._stats:
+            stats.log(plan, topology, self._batch_size, **more)
+        return plan
+
+    def _usable(self, topology: Topology, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> Topology:
+        """The machine less what is reserved."""
+        if self._reservation is None:
+            return topology
+        return self._reservation.reserve(topology, self._batch_size, module, list(sharders), self._constraints)
 
     def result(
         self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]], topology: Topology | None = None
     ) -> PlanResult:
         """The plan for `module` with its estimate and the lower bound. Raises as `plan` does."""
-        target = topology or self._topology or Topology.of_this_machine(1)
+        target = self._usable(topology or self._topology or Topology.of_this_machine(1), module, sharders)
         return solve(self._tables(module, sharders, target), target, dense_bytes(module, sharders))
 
     def estimate(self, plan: ShardingPlan, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> Estimate:
@@ -161,7 +224,7 @@ class EmbeddingShardingPlanner:
         topology = self._topology or Topology.of_this_machine(world_size)
         if topology.world_size != world_size:
             raise ValueError(f"the topology has {topology.world_size} ranks, but the process group has {world_size}")
-        return self.result(module, sharders, topology).plan
+        return self._plan(module, sharders, topology)
 
 
 def plan_tables(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rayrec.distributed.planner.cost import DENSE_MOMENTS, distinct
 from rayrec.distributed.planner.topology import Topology
-from rayrec.distributed.planner.types import Storage, Table
+from rayrec.distributed.planner.types import ShardBytes, Table
 from rayrec.distributed.types import DEFAULT_LOAD_FACTOR, ShardingType
 from rayrec.distributed.wire import ID_BYTES, LENGTH_BYTES, VECTOR_ELEMENT_BYTES, WEIGHT_BYTES
 from rayrec.modules.init import BLOCK_ELEMENTS
@@ -36,7 +36,7 @@ def shard_storage(
     shape: tuple[int, int],
     topology: Topology,
     cache_load_factor: float = DEFAULT_LOAD_FACTOR,
-) -> Storage:
+) -> ShardBytes:
     """The bytes of a shard of `shape` (rows, columns).
 
     - weights: rows * columns * element size; optimizer: the state of those rows, two moments under the dense kernel
@@ -49,7 +49,7 @@ def shard_storage(
     """
     rows, cols = shape
     if rows == 0 or cols == 0:
-        return Storage()
+        return ShardBytes()
     share = 1 / topology.world_size if sharding_type == ShardingType.DATA_PARALLEL.value else rows / table.rows
     bags = table.bags * (share if sharding_type == ShardingType.DATA_PARALLEL.value else 1.0)
     ids = table.ids * share
@@ -69,7 +69,7 @@ def shard_storage(
         leaving += parts * (PARTIAL_COPIES * VECTOR_ELEMENT_BYTES + INDEX_BYTES)
     off = topology.compute_device == "cuda" and kernel in ("fused_uvm", "fused_uvm_caching")
     cached = (weights + optimizer) * min(1.0, cache_load_factor) if off and kernel == "fused_uvm_caching" else 0.0
-    return Storage(
+    return ShardBytes(
         weights=0.0 if off else weights,
         optimizer=0.0 if off else optimizer,
         gradients=weights if kernel == "dense" else 0.0,

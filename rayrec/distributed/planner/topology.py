@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from rayrec.distributed.planner.container import memory_bytes
+from rayrec.distributed.planner.parts import DeviceHardware, Perf, Storage
 from rayrec.distributed.planner.presets import DEFAULT_GPU, Device, device, preset_of
 
 CALIBRATION_VERSION = 2
+MS_PER_S = 1000
 _DEVICE_ARGS = {
     "ddr_mem_bw": "memory_bw",
     "hbm_mem_bw": "memory_bw",
@@ -35,6 +37,50 @@ class Host:
         return range(self.first_rank, self.first_rank + self.num_ranks)
 
 
+class CustomTopologyData:
+    """Memory of each rank, where ranks have unlike memory.
+
+    Args:
+        data: `hbm_cap` or `ddr_cap`, bytes for each rank.
+        world_size: ranks.
+
+    Raises:
+        ValueError: another field, or not one number a rank.
+    """
+
+    supported_fields = ("ddr_cap", "hbm_cap", "ssd_cap")
+
+    def __init__(self, data: Mapping[str, Sequence[int]], world_size: int) -> None:
+        for name, values in data.items():
+            if name not in self.supported_fields:
+                raise ValueError(f"custom topology data: {name!r} is none of {', '.join(self.supported_fields)}")
+            if len(values) != world_size:
+                raise ValueError(f"custom topology data: {name} has {len(values)} numbers for {world_size} ranks")
+        self._data = {name: list(values) for name, values in data.items()}
+
+    def has_data(self, key: str) -> bool:
+        return key in self._data
+
+    def get_data(self, key: str) -> list[int]:
+        """Bytes for each rank."""
+        return self._data[key]
+
+    def by_host(self, key: str, sizes: Sequence[int]) -> list[int] | None:
+        """Bytes of the smallest rank of each host; None where nothing is said."""
+        if key not in self._data:
+            return None
+        starts = [sum(sizes[:place]) for place in range(len(sizes))]
+        return [min(self._data[key][start : start + size]) for start, size in zip(starts, sizes, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class BasicCommsBandwidths:
+    """Bytes per millisecond between ranks of different hosts, and of one."""
+
+    inter_host_bw: float
+    intra_host_bw: float
+
+
 @dataclass(frozen=True, init=False)
 class Topology:
     """`world_size` ranks on hosts of `local_world_size`, each with a device of one kind.
@@ -46,7 +92,11 @@ class Topology:
         gpu: a preset of `presets.DEVICES` to start from, as "h100"; default "a100_40" for cuda, "cpu" for cpu.
         hbm_cap: bytes of device memory a rank (cuda); a list gives one number a host.
         ddr_cap: bytes of host memory a rank; with "cpu" this is where tables lie. A list gives one number a host.
-        hbm_mem_bw, ddr_mem_bw, hbm_to_ddr_mem_bw, intra_host_bw, inter_host_bw: bytes per second, one direction.
+        hbm_mem_bw, ddr_mem_bw, hbm_to_ddr_mem_bw, intra_host_bw, inter_host_bw: bytes per millisecond, one direction.
+        custom_topology_data: memory of each rank; a host has that of its smallest one.
+        ssd_cap, pod_size, ssd_mem_bw, bwd_compute_multiplier, weighted_feature_bwd_compute_multiplier,
+            uneven_sharding_perf_multiplier, generalized_comms_bandwidths, created_by_factory: taken and not needed:
+            costs are the planner's own.
         hosts: ranks of each host, for unlike hosts; replaces `local_world_size`.
 
     Raises:
@@ -62,16 +112,25 @@ class Topology:
         self,
         world_size: int,
         compute_device: str = "cuda",
-        *,
-        local_world_size: int | None = None,
-        gpu: str | None = None,
         hbm_cap: int | Sequence[int] | None = None,
         ddr_cap: int | Sequence[int] | None = None,
+        ssd_cap: int | None = None,
+        local_world_size: int | None = None,
+        pod_size: int | None = None,
         hbm_mem_bw: float | None = None,
         ddr_mem_bw: float | None = None,
+        ssd_mem_bw: float | None = None,
         hbm_to_ddr_mem_bw: float | None = None,
         intra_host_bw: float | None = None,
         inter_host_bw: float | None = None,
+        bwd_compute_multiplier: float = 2,
+        custom_topology_data: CustomTopologyData | None = None,
+        weighted_feature_bwd_compute_multiplier: float = 1,
+        uneven_sharding_perf_multiplier: float = 1.0,
+        generalized_comms_bandwidths: object = None,
+        created_by_factory: bool = False,
+        *,
+        gpu: str | None = None,
         hosts: Sequence[int] | None = None,
     ) -> None:
         if world_size < 1:
@@ -90,7 +149,14 @@ class Topology:
             "intra_host_bw": intra_host_bw,
             "inter_host_bw": inter_host_bw,
         }
-        rates = {_DEVICE_ARGS[k]: _positive(k, v) for k, v in given.items() if v is not None and k != unused}
+        rates = {
+            _DEVICE_ARGS[name]: _positive(name, rate) * MS_PER_S
+            for name, rate in given.items()
+            if rate is not None and name != unused
+        }
+        if custom_topology_data is not None:
+            hbm_cap = custom_topology_data.by_host("hbm_cap", sizes) or hbm_cap
+            ddr_cap = custom_topology_data.by_host("ddr_cap", sizes) or ddr_cap
         own = replace(base, **rates)  # type: ignore[arg-type]
         if compute_device == "cpu":
             memory, beside = _per_host("ddr_cap", ddr_cap, base.memory_bytes, len(sizes)), [0] * len(sizes)
@@ -112,6 +178,45 @@ class Topology:
         """Ranks of the largest host."""
         return max(host.num_ranks for host in self.hosts)
 
+    @property
+    def intra_group_size(self) -> int:
+        return self.local_world_size
+
+    @property
+    def devices(self) -> list[DeviceHardware]:
+        """Each rank's memory, with nothing to do yet."""
+        on_cpu = self.compute_device == "cpu"
+        return [
+            DeviceHardware(
+                rank,
+                Storage(0, host.memory_bytes) if on_cpu else Storage(host.memory_bytes, host.host_bytes),
+                Perf(0, 0, 0, 0),
+            )
+            for host in self.hosts
+            for rank in host.ranks
+        ]
+
+    @property
+    def comms_bandwidths(self) -> BasicCommsBandwidths:
+        return BasicCommsBandwidths(self.inter_host_bw, self.intra_host_bw)
+
+    @property
+    def hbm_mem_bw(self) -> float:
+        """Of the device's memory, in bytes per millisecond; as the others."""
+        return self.device.memory_bw / MS_PER_S
+
+    @property
+    def hbm_to_ddr_mem_bw(self) -> float:
+        return self.device.host_to_device_bw / MS_PER_S
+
+    @property
+    def intra_host_bw(self) -> float:
+        return self.device.intra_host_bw / MS_PER_S
+
+    @property
+    def inter_host_bw(self) -> float:
+        return self.device.inter_host_bw / MS_PER_S
+
     def host_of(self, rank: int) -> Host:
         """The host that `rank` is on."""
         return next(host for host in self.hosts if rank in host.ranks)
@@ -126,9 +231,15 @@ class Topology:
 
     def with_share(self, share: float) -> Topology:
         """The same machine with a share of its device memory (RAM where that is the CPU)."""
+        return self._with_memory([int(host.memory_bytes * share) for host in self.hosts])
+
+    def less(self, num_bytes: int) -> Topology:
+        """The same machine with so many bytes less of device memory a rank (RAM where that is the CPU)."""
+        return self._with_memory([host.memory_bytes - num_bytes for host in self.hosts])
+
+    def _with_memory(self, memory: list[int]) -> Topology:
         copy = object.__new__(Topology)
-        sizes = [h.num_ranks for h in self.hosts]
-        memory, beside = [int(h.memory_bytes * share) for h in self.hosts], [h.host_bytes for h in self.hosts]
+        sizes, beside = [h.num_ranks for h in self.hosts], [h.host_bytes for h in self.hosts]
         copy._set(self.world_size, self.compute_device, self.device, sizes, memory, beside)
         return copy
 

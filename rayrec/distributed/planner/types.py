@@ -9,7 +9,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from rayrec.distributed.planner.topology import Topology
+from rayrec.distributed.planner.factory import (
+    HardwareConfig,
+    KernelConfig,
+    TopologyFactory,
+    TrainerConfig,
+)
+from rayrec.distributed.planner.parts import (
+    DeviceHardware,
+    Enumerator,
+    NoPlanError,
+    PartitionByType,
+    Partitioner,
+    Perf,
+    PerfModel,
+    PlanLoader,
+    PlannerError,
+    PlannerErrorType,
+    Proposer,
+    Shard,
+    ShardEstimator,
+    ShardingOption,
+    Stats,
+    Storage,
+)
+from rayrec.distributed.planner.storage_reservations import StorageReservation
+from rayrec.distributed.planner.topology import CustomTopologyData, Topology
 from rayrec.distributed.types import CacheParams, ShardingPlan
 from rayrec.distributed.wire import VECTOR_ELEMENT_BYTES
 
@@ -19,20 +44,37 @@ if TYPE_CHECKING:
 __all__ = [
     "CacheParams",
     "Cost",
+    "CustomTopologyData",
+    "DeviceHardware",
+    "Enumerator",
+    "HardwareConfig",
+    "KernelConfig",
     "NoPlanError",
     "ParameterConstraints",
+    "PartitionByType",
+    "Partitioner",
+    "Perf",
+    "PerfModel",
+    "PlanLoader",
     "PlanResult",
+    "PlannerError",
+    "PlannerErrorType",
+    "Proposer",
+    "Shard",
+    "ShardBytes",
+    "ShardEstimator",
+    "ShardingOption",
+    "Stats",
     "Storage",
+    "StorageReservation",
     "Table",
     "TableKey",
     "Topology",
+    "TopologyFactory",
+    "TrainerConfig",
 ]
 
 TableKey = tuple[str, str]  # (module path, table name)
-
-
-class NoPlanError(ValueError):
-    """No plan fits; the message names the table or the sum, the bytes needed and there, and what would fit."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +90,13 @@ class ParameterConstraints:
         batch_sizes: examples per rank and step, one for each feature; default the planner's `batch_size`.
         num_ids: ids per rank and step, one for each feature; overrides `pooling_factors` where given.
         is_weighted: ids carry weights; default what the module says.
-        device_group: ranks the table may lie on, or the name of the compute device it must have ("cpu", "cuda").
         cache_params: share of a UVM-cached table to keep in device memory; default: planned.
+        enforce_hbm, bounds_check_mode, feature_names: taken and not needed.
+        stochastic_rounding, output_dtype, key_value_params, use_virtual_table: must be left out, as in a plan.
+        device_group: ranks the table may lie on, or the name of the compute device it must have ("cpu", "cuda").
+
+    Raises:
+        ValueError: a setting that is not offered.
     """
 
     sharding_types: Sequence[str] | None = None
@@ -60,8 +107,20 @@ class ParameterConstraints:
     batch_sizes: Sequence[int] | None = None
     is_weighted: bool | None = None
     cache_params: CacheParams | None = None
-    device_group: Sequence[int] | str | None = field(default=None, kw_only=True)
+    enforce_hbm: bool | None = None
+    stochastic_rounding: bool | None = None
+    bounds_check_mode: object = None
+    feature_names: Sequence[str] | None = None
+    output_dtype: object = None
+    device_group: Sequence[int] | str | None = None
+    key_value_params: object = None
+    use_virtual_table: bool = False
     num_ids: Sequence[float] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in ("stochastic_rounding", "output_dtype", "key_value_params", "use_virtual_table"):
+            if getattr(self, name):
+                raise ValueError(f"ParameterConstraints: {name} is not offered; leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +193,7 @@ class Cost(NamedTuple):
         return sum(self)
 
 
-class Storage(NamedTuple):
+class ShardBytes(NamedTuple):
     """Bytes a shard takes on its rank, by term (formulas in `storage.py`).
 
     All but `host` lie in the memory of the compute device (RAM when that is the CPU); `host` is the memory beside it.

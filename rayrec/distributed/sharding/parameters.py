@@ -19,7 +19,7 @@ from rayrec.distributed.sharding.executor import Config, Setup
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.routing import Routes
 from rayrec.distributed.types import Shard, Span
-from rayrec.modules import BaseEmbeddingConfig
+from rayrec.modules import BaseEmbeddingConfig, init
 from rayrec.optim.optimizers import GATHER
 
 
@@ -71,6 +71,7 @@ class ShardedTable(nn.Module):
         self.shards = tuple(shards)
         self.local = tuple(local)
         self.dense = dense
+        self.seed = 0  # of the first weights
         self._place = place
         for number, item in enumerate(local):
             self.register_parameter("weight" if number == 0 else f"weight_{number}", item.parameter)
@@ -85,6 +86,13 @@ class ShardedTable(nn.Module):
     def replicated(self) -> bool:
         """Whether every rank holds the whole table."""
         return not self.shards
+
+    def reset_parameters(self) -> None:
+        """Fills the local rectangles with the weights that the collection's seed decides, alike under every plan."""
+        with torch.no_grad():
+            for item in self.local:
+                rows, cols = item.shard.rows, item.shard.cols
+                init.fill(item.weight, self.config, self.seed, (rows.start, rows.stop), (cols.start, cols.stop))
 
     def extra_repr(self) -> str:
         here = ", ".join(f"rows {s.shard.rows} cols {s.shard.cols}" for s in self.local) or "nothing here"

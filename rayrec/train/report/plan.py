@@ -108,7 +108,7 @@ def _plan_table(tables: Sequence[_Table]) -> str:
             f"<td class='num'>{num_rows:,}</td><td class='num'>{dim}</td>"
             f"<td class='num'>{human_bytes(table.bytes)}</td><td>{_key(kind)}</td>"
             f"<td>{escape(table.sharding.compute_kernel)}</td><td class='num'>{len(table.sharding.shards)}</td>"
-            f"<td>{escape(rank_text(table.sharding.ranks))}</td></tr>"
+            f"<td>{escape(rank_text(sorted(set(table.sharding.ranks))))}</td></tr>"
         )
     head = "".join(
         f"<th{' class=num' if name in NUMERIC else ''}>{name}</th>"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch import nn
 
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.sharding.input_dist import PendingInput
@@ -15,14 +17,23 @@ from rayrec.sparse import KeyedJaggedTensor
 
 S = TypeVar("S")
 T = TypeVar("T")
+Forward = Callable[[Any], tuple[torch.Tensor, Any]]
 
 
 def sparse_features(batch: Any) -> KeyedJaggedTensor:
-    """A batch's `sparse` or `sparse_features`, or the batch itself."""
+    """A batch's `sparse` or `sparse_features`, its first field that is a KeyedJaggedTensor, or the batch itself.
+
+    Raises:
+        ValueError: it has none.
+    """
     for name in ("sparse", "sparse_features"):
         if hasattr(batch, name):
             return getattr(batch, name)
-    return batch
+    fields = batch if isinstance(batch, tuple | list) else getattr(batch, "__dict__", {}).values()
+    found = next((field for field in (batch, *fields) if isinstance(field, KeyedJaggedTensor)), None)
+    if found is None:
+        raise ValueError(f"{type(batch).__name__} has no KeyedJaggedTensor; say which by TrainPipeline(features=…)")
+    return found
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,23 @@ class _Started(Generic[T]):
     batch: T
     copied: torch.cuda.Event | None
     ids: dict[str, PendingInput[Any]]
+
+
+class _Feed(Generic[T]):
+    """The batches of an iterator that may be changed for another one, the last `held` of them kept back for it."""
+
+    def __init__(self, held: int = 0) -> None:
+        self.source: Iterator[T] = iter(())
+        self._held = held
+        self._waiting: deque[T] = deque()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        while len(self._waiting) <= self._held:
+            self._waiting.append(next(self.source))
+        return self._waiting.popleft()
 
 
 class TrainPipeline(Generic[T]):
@@ -54,49 +82,78 @@ class TrainPipeline(Generic[T]):
     many batches.
 
     Args:
-        model: whose collections the batches are for; for `progress` it returns a loss and an output.
+        model: with a DistributedModelParallel in it, or without; for `progress` it returns losses and an output.
         optimizer: of what is not trained inside backward; for `progress`.
         device: the model's, by default.
         features: what a batch's collections are called with.
         move: the batch on the model's device; by default `batch.to(device, non_blocking=True)`.
+        forward: called with the batch in place of the model.
+        send_ahead: sends the next batch's ids ahead; else its copy alone is ahead.
+        held_back: so many batches at an iterator's end wait for another iterator.
     """
 
     def __init__(
         self,
-        model: DistributedModelParallel,
+        model: nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         device: torch.device | None = None,
         *,
         features: Callable[[T], KeyedJaggedTensor] = sparse_features,
         move: Callable[[T], T] | None = None,
+        forward: Forward | None = None,
+        send_ahead: bool = True,
+        held_back: int = 0,
     ) -> None:
-        device = device or model.device
-        self._model, self._optimizer = model, optimizer
-        self._collections = model.sharded_modules()
+        modules = [] if model is None else model.modules()
+        parallel = next((each for each in modules if isinstance(each, DistributedModelParallel)), None)
+        device = device or (parallel.device if parallel is not None else torch.device("cpu"))
+        self._model: Any = model
+        self._optimizer = optimizer
+        self._forward: Any = self._model if forward is None else forward
+        self._collections = parallel.sharded_modules() if parallel is not None and send_ahead else {}
         self._features = features
         self._move: Callable[[Any], T] = move or (lambda batch: batch.to(device, non_blocking=True))
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._taking = set(self._collections)  # those that take what was begun for them
-        self._source: Iterator[T] | None = None
-        self._ready: Iterator[T] = iter(())
+        self._feed: _Feed[T] = _Feed(held_back)
+        self._ready: Iterator[T] | None = None
 
     def progress(self, batches: Iterator[T]) -> Any:
         """Trains on the next batch, or looks it up if the model is in evaluation; returns the model's output.
 
+        Of another iterator than the last time, batches are taken when the next one is due; those that were taken of
+        the last one before are trained on first.
+
         Raises:
             StopIteration: there is none left.
         """
-        if batches is not self._source:
-            self._source, self._ready = batches, self.ahead(batches)
-        batch = next(self._ready)
-        if self._model.training and self._optimizer is not None:
+        batch = self._next(batches)
+        training = self._model.training
+        if training and self._optimizer is not None:
             self._optimizer.zero_grad()
-        loss, output = self._model(batch)
-        if self._model.training:
-            loss.sum().backward()
+        losses, output = self._forward(batch)
+        if training:
+            losses.sum().backward()
             if self._optimizer is not None:
                 self._optimizer.step()
         return output
+
+    def _next(self, batches: Iterator[T]) -> T:
+        self._feed.source = batches
+        if self._ready is None:
+            self._ready = self.ahead(self._feed)
+        try:
+            return next(self._ready)
+        except BaseException:
+            self._ready = None  # the iterator is through, or failed; another one may follow
+            raise
+
+    def reset(self) -> None:
+        """Forgets the iterator, and what was taken from it ahead."""
+        self._feed, self._ready = _Feed(self._feed._held), None
+
+    def sync_embeddings(self, *_: Any) -> None:
+        """Ranks are in step at every step."""
 
     def ahead(self, batches: Iterable[T]) -> Iterator[T]:
         """The batches. An error on the way to the next one, or in it, is raised in its turn, after this one."""
@@ -150,10 +207,3 @@ def _one_ahead(items: Iterable[S], begin: Callable[[S], T]) -> Iterator[T]:
         if not begun:
             return
         held = begun
-
-
-def __getattr__(name: str) -> Any:
-    """The pipelines with `progress`, under the path where TorchRec's users look for them."""
-    from rayrec.distributed import progress_pipelines
-
-    return getattr(progress_pipelines, name)

@@ -1,0 +1,100 @@
+"""Names of TorchRec's for kinds of pipelines, exchanges, memory and events, and for what keeps tables elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from rayrec.streamable import Multistreamable
+
+
+class PipelineType(Enum):
+    """Which pipeline drives a model."""
+
+    NONE = "none"
+    TRAIN_BASE = "train_base"
+    TRAIN_SPARSE_DIST = "train_sparse_dist"
+    TRAIN_PREFETCH_SPARSE_DIST = "train_prefetch_sparse_dist"
+
+
+class ComputeKernel(Enum):
+    """The kernel of a module that has no choice of them."""
+
+    DEFAULT = "default"
+
+
+class EmbeddingEvent(Enum):
+    """A stage of a step, as profiles name it."""
+
+    KJT_SPLITS_DIST = "splits_dist"
+    KJT_TENSORS_DIST = "tensors_dist"
+    LOOKUP = "lookup"
+    OUTPUT_DIST = "output_dist"
+    OUTPUT_DIST_WAIT = "output_dist_wait"
+
+
+class ParameterStorage(Enum):
+    """Device memory, or the host's."""
+
+    HBM = "hbm"
+    DDR = "ddr"
+
+
+class CommOp(Enum):
+    """An exchange that a codec is for."""
+
+    POOLED_EMBEDDINGS_ALL_TO_ALL = "pooled_embeddings_all_to_all"
+    POOLED_EMBEDDINGS_REDUCE_SCATTER = "pooled_embeddings_reduce_scatter"
+    SEQUENCE_EMBEDDINGS_ALL_TO_ALL = "sequence_embeddings_all_to_all"
+
+
+class StorageUsageType(Enum):
+    """Whose way of counting bytes."""
+
+    BASE_QUANT = "BaseQuantEmbeddingSharder"
+    BASE = "BaseEmbeddingSharder"
+    DEFAULT = "ModuleSharder"
+
+
+@dataclass(frozen=True)
+class KeyValueParams:
+    """Settings of tables on disk or on parameter servers, which there are not: kept, and refused in a plan."""
+
+    ssd_storage_directory: str | None = None
+    ssd_rocksdb_write_buffer_size: int | None = None
+    ssd_rocksdb_shards: int | None = None
+    gather_ssd_cache_stats: bool | None = None
+    stats_reporter_config: object | None = None
+    use_passed_in_path: bool = True
+    l2_cache_size: int | None = None
+    max_l1_cache_size: int | None = None
+    enable_async_update: bool | None = None
+    bulk_init_chunk_size: int | None = None
+    lazy_bulk_init_enabled: bool | None = None
+    enable_raw_embedding_streaming: bool | None = None
+    res_store_shards: int | None = None
+    kvzch_tbe_config: object | None = None
+    load_ckpt_without_opt: bool = False
+    ps_hosts: tuple[tuple[str, int], ...] | None = None
+    ps_client_thread_num: int | None = None
+    ps_max_key_per_request: int | None = None
+    ps_max_local_index_length: int | None = None
+
+
+class NullShardedModuleContext(Multistreamable):
+    """The context of a sharded module that needs none."""
+
+    def record_stream(self, stream: torch.cuda.streams.Stream) -> None:
+        """There is nothing to record."""
+
+    def __setattr__(self, key: str, value: object) -> None:
+        raise NotImplementedError("a context that holds nothing takes no attribute; derive one of your own")
+
+
+class NullShardingContext(Multistreamable):
+    """The context of a sharding that needs none."""
+
+    def record_stream(self, stream: torch.cuda.streams.Stream) -> None:
+        """There is nothing to record."""

@@ -1,0 +1,137 @@
+"""A search with parts that were passed by hand: enumerate, propose, partition, rate."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from rayrec.distributed.planner.partitioners import GreedyPerfPartitioner
+from rayrec.distributed.planner.parts import (
+    Enumerator,
+    Partitioner,
+    PerfModel,
+    PlannerError,
+    PlannerErrorType,
+    Proposal,
+    Proposer,
+    Shard,
+    ShardingOption,
+)
+from rayrec.distributed.planner.perf_models import NoopPerfModel
+from rayrec.distributed.planner.proposers import GreedyProposer, GridSearchProposer, UniformProposer
+from rayrec.distributed.planner.topology import Topology
+from rayrec.distributed.table_sharding import ParameterSharding, Span
+from rayrec.distributed.table_sharding import Shard as Rectangle
+from rayrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan
+
+Callback = Callable[[Proposal], Proposal]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Parts of a planner; what is None is TorchRec's default.
+
+    Args:
+        callbacks: what the winning options go through, one after the other.
+    """
+
+    enumerator: Enumerator | None = None
+    proposer: Proposer | Sequence[Proposer] | None = None
+    partitioner: Partitioner | None = None
+    performance_model: PerfModel | None = None
+    callbacks: Sequence[Callback] = field(default=())
+
+    def __bool__(self) -> bool:
+        return any((self.enumerator, self.proposer, self.partitioner, self.performance_model, self.callbacks))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The winner, and how many there were to choose from."""
+
+    options: Proposal
+    num_proposals: int
+    num_plans: int
+
+
+def search(
+    parts: Parts, enumerator: Enumerator, topology: Topology, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]
+) -> Found:
+    """The best of what the proposers propose.
+
+    Raises:
+        PlannerError: nothing of it fits.
+    """
+    space = enumerator.enumerate(module, list(sharders))
+    given = parts.proposer
+    proposers: Iterable[Proposer] = (
+        (GridSearchProposer(), GreedyProposer(), GreedyProposer(use_depth=False), UniformProposer())
+        if given is None
+        else [given]
+        if isinstance(given, Proposer)
+        else given
+    )
+    partitioner = parts.partitioner or GreedyPerfPartitioner()
+    rating = parts.performance_model or NoopPerfModel(topology)
+    best: tuple[float, Proposal] | None = None
+    tried = fitted = 0
+    for proposer in proposers:
+        proposer.load(space, enumerator)
+        while (proposal := proposer.propose()) is not None:
+            tried += 1
+            try:
+                plan = partitioner.partition([_fresh(option) for option in proposal], topology)
+            except PlannerError:
+                proposer.feedback(False, proposal, None, topology)
+                continue
+            fitted += 1
+            rate = rating.rate(plan)
+            proposer.feedback(True, plan, rate, topology)
+            if best is None or rate < best[0]:
+                best = (rate, plan)
+    if best is None:
+        raise PlannerError(
+            f"none of {tried} proposals for {topology.world_size} ranks fits; the planner without parts says what is "
+            "missing",
+            PlannerErrorType.STRICT_CONSTRAINTS,
+        )
+    options = best[1]
+    for callback in parts.callbacks:
+        options = callback(options)
+    return Found(options, tried, fitted)
+
+
+def _fresh(option: ShardingOption) -> ShardingOption:
+    """A copy whose shards may get ranks."""
+    other = copy.copy(option)
+    other.shards = [Shard(shard.size, shard.offset, shard.storage, shard.perf) for shard in option.shards]
+    return other
+
+
+def to_sharding_plan(sharding_options: Proposal, topology: Topology) -> ShardingPlan:
+    """The plan of options whose shards have ranks."""
+    plan: dict[str, Any] = {}
+    local = topology.local_world_size
+    for option in sharding_options:
+        rectangles = []
+        for shard in option.shards:
+            (row, col), (rows, cols) = shard.offset, shard.size
+            assert shard.rank is not None, f"{option.fqn}: a shard has no rank; partition first"
+            cut = {"rows": Span(row, row + rows), "cols": Span(col, col + cols)}
+            rectangles.append(Rectangle(table=option.name, rank=shard.rank, **cut))
+        on_gpu = topology.compute_device != "cpu"
+        plan.setdefault(option.path, EmbeddingModuleShardingPlan())[option.name] = ParameterSharding(
+            option.sharding_type,
+            option.compute_kernel,
+            cache_params=option.cache_params,
+            enforce_hbm=option.enforce_hbm,
+            bounds_check_mode=option.bounds_check_mode,
+            shards=rectangles,
+            device=topology.compute_device,
+            local_ranks={r.rank: r.rank % local for r in rectangles if on_gpu and r.rank >= local},
+        )
+    return ShardingPlan(plan)

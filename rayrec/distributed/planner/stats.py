@@ -1,0 +1,28 @@
+"""What tells of a plan when it is made."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from rayrec.distributed.planner.parts import Stats
+from rayrec.distributed.planner.topology import Topology
+from rayrec.distributed.types import ShardingPlan
+
+__all__ = ["EmbeddingStats", "NoopEmbeddingStats", "Stats"]
+
+logger = logging.getLogger(__name__)
+
+
+class EmbeddingStats(Stats):
+    """Logs the plan's tables; `rayrec plan` and `PlanResult` say more."""
+
+    def log(self, sharding_plan: ShardingPlan, topology: Topology, batch_size: int, **more: Any) -> None:
+        logger.info("plan for %d ranks, batch size %d:\n%s", topology.world_size, batch_size, sharding_plan)
+
+
+class NoopEmbeddingStats(Stats):
+    """Says nothing."""
+
+    def log(self, sharding_plan: ShardingPlan, topology: Topology, batch_size: int, **more: Any) -> None:
+        """Nothing."""

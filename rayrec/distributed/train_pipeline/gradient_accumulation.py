@@ -1,0 +1,134 @@
+"""Several batches for one step of the optimizer, in any pipeline that is driven by `progress`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass
+class GradientAccumulationConfig:
+    """How many batches make a step.
+
+    Args:
+        is_enabled: more than one batch turns it on too.
+        num_steps: batches a step.
+        num_warmup_steps: first batches after each of which ranks exchange gradients.
+
+    Raises:
+        ValueError: a number below 1.
+    """
+
+    is_enabled: bool = False
+    num_steps: int = 1
+    num_warmup_steps: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "num_warmup_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        self.is_enabled = self.is_enabled or self.num_steps > 1
+
+
+class _Accumulating:
+    """An optimizer that takes every `num_steps`th step, and clears gradients after those alone."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
+        self._optimizer, self._num_steps = optimizer, num_steps
+        self.current_step = 0
+        self._clear = True
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._clear:
+            self._optimizer.zero_grad(set_to_none=set_to_none)
+            self._clear = False
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        if (self.current_step + 1) % self._num_steps == 0:
+            self._optimizer.step(*args, **kwargs)
+            self._clear = True
+
+    def finish(self) -> None:
+        """Takes the step of batches that are fewer than `num_steps`."""
+        if self.current_step % self._num_steps:
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+            self._clear = False
+
+    def reset(self) -> None:
+        self.current_step, self._clear = 0, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+class GradientAccumulationWrapper:
+    """A pipeline whose optimizer steps once in `config.num_steps` batches. Tables with an optimizer inside backward are
+    updated by every batch.
+
+    Args:
+        pipeline: any with `progress`.
+        optimizer: its optimizer.
+        model: the pipeline's; ranks exchange its gradients for the last batch of a step only.
+        config: how many batches.
+    """
+
+    def __init__(
+        self, pipeline: Any, optimizer: torch.optim.Optimizer, model: nn.Module, config: GradientAccumulationConfig
+    ) -> None:
+        self._pipeline, self._model, self._config = pipeline, model, config
+        self.optimizer_wrapper = _Accumulating(optimizer, config.num_steps)
+        if config.is_enabled:
+            pipeline._optimizer = self.optimizer_wrapper
+
+    def progress(self, dataloader_iter: Iterator[Any], is_last_batch: bool | None = None) -> Any:
+        """As the pipeline's.
+
+        Args:
+            is_last_batch: takes the optimizer's step after this batch in any case.
+
+        Raises:
+            StopIteration: there is no batch left; what was accumulated has been stepped on.
+        """
+        if not self._config.is_enabled:
+            return self._pipeline.progress(dataloader_iter)
+        with ExitStack() as stack:
+            if not (is_last_batch or self._exchanges()):
+                for module in self._model.modules():
+                    if isinstance(module, nn.parallel.DistributedDataParallel):
+                        stack.enter_context(module.no_sync())
+            try:
+                output = self._pipeline.progress(dataloader_iter)
+            except StopIteration:
+                self.optimizer_wrapper.finish()
+                raise
+        self.optimizer_wrapper.current_step += 1
+        if is_last_batch:
+            self.optimizer_wrapper.finish()
+        return output
+
+    def _exchanges(self) -> bool:
+        step = self.current_step
+        return step < self._config.num_warmup_steps or (step + 1) % self._config.num_steps == 0
+
+    @property
+    def current_step(self) -> int:
+        """Batches so far."""
+        return self.optimizer_wrapper.current_step
+
+    def set_step(self, step: int) -> None:
+        """Sets how many batches there were."""
+        self.optimizer_wrapper.current_step = step
+
+    def reset(self) -> None:
+        """Forgets batches so far, and the pipeline's iterator."""
+        self.optimizer_wrapper.reset()
+        self._pipeline.reset()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pipeline, name)
