@@ -13,6 +13,7 @@ import pytest
 
 from rayrec.not_offered import MODULES, NotOffered
 from tests.compat.case import SECTIONS, cases
+from tests.compat.names import PAGE, page
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "rayrec" / "COMPATIBILITY.md").read_text(encoding="utf-8")
@@ -30,6 +31,10 @@ def test_every_difference_that_is_meant_is_told() -> None:
     made = [section for section in SECTIONS if (Path(__file__).parent / f"cases_{section}.py").exists()]
     reasons = {case.meant for section in made for case in cases(section) if case.meant}
     assert not [reason for reason in reasons if reason not in TEXT]
+
+
+def test_the_table_of_names_is_as_the_cases_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: python -m tests.compat.names"
 
 
 @pytest.mark.parametrize("name", list(MODULES))
