@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from rayrec.data.errors import DataError
 from rayrec.data.order.cursor import Cursor, Progress
 from rayrec.data.order.deal import deal, deal_steps
 from rayrec.data.order.epoch import I64, EpochOrder
 from rayrec.data.order.intervals import Intervals, Spans, count, head, spans, tail, union
-from rayrec.data.source.file_table import DataFile, ranges
+from rayrec.data.source.file_table import FileNames, ranges
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.source.periods import Only
 from rayrec.data.source.windows import Slices
@@ -102,13 +103,30 @@ class PieceColumns:
     group: I64
     slice_ends: I64
     slices: Slices
-    files: list[DataFile]
+    files: FileNames
     interval_ends: I64
     intervals: Spans
 
     @property
     def rows(self) -> int:
         return count(self.intervals)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Numbers are sent in as few bytes as the largest of their column needs."""
+        slices = [_narrow(getattr(self.slices, column.name)) for column in fields(Slices)]
+        arrays = (self.window, self.group, self.slice_ends, self.interval_ends, self.intervals)
+        return _received, (slices, self.files, *map(_narrow, arrays))
+
+
+def _narrow(array: I64) -> npt.NDArray[Any]:
+    most = int(array.max(initial=0))
+    return array.astype(next(kind for kind in (np.uint8, np.uint16, np.uint32, np.int64) if most <= np.iinfo(kind).max))
+
+
+def _received(slices: list[npt.NDArray[Any]], files: FileNames, *arrays: npt.NDArray[Any]) -> PieceColumns:
+    window, group, slice_ends, interval_ends, intervals = (array.astype(np.int64) for array in arrays)
+    found = Slices(*(array.astype(np.int64) for array in slices))
+    return PieceColumns(window, group, slice_ends, found, files, interval_ends, intervals)
 
 
 class EpochPlanner:
@@ -227,7 +245,7 @@ def _columns(manifest: Manifest, order: EpochOrder, blocks: I64, fragments: Span
         np.searchsorted(order.groups, blocks, side="right") - 1,
         np.cumsum(counts)[window_ends - 1],
         replace(slices, file=places.reshape(-1)),
-        manifest.files.take(files),
+        manifest.files.names(files),
         interval_ends,
         fragments - starts[:, None],
     )

@@ -64,6 +64,30 @@ class FileFacts(DataFile):
     left_out: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class FileNames:
+    """Files without their row groups, in columns as in `FileTable`; compressed where they are sent."""
+
+    folders: tuple[tuple[str, Partition], ...]
+    columns: pa.RecordBatch
+
+    def all(self) -> list[DataFile]:
+        """The files as objects."""
+        return [_file(row, *self.folders[row["folder"]]) for row in self.columns.to_pylist()]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.columns.schema, options=options) as writer:
+            writer.write_batch(self.columns)
+        return _received, (self.folders, sink.getvalue().to_pybytes())
+
+
+def _received(folders: tuple[tuple[str, Partition], ...], sent: bytes) -> FileNames:
+    with pa.ipc.open_stream(sent) as reader:
+        return FileNames(folders, reader.read_next_batch())
+
+
 @dataclass(frozen=True)
 class FileTable(Sequence[FileFacts]):
     """Files and their row groups, in reading order.
@@ -130,10 +154,16 @@ class FileTable(Sequence[FileFacts]):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "rows_before"}
 
+    def names(self, numbers: I64) -> FileNames:
+        """Some of the files, without their row groups."""
+        columns = self.columns.take(pa.array(numbers))
+        used, folder = np.unique(columns.column("folder").to_numpy(), return_inverse=True)
+        columns = columns.set_column(0, COLUMNS.field(0), pa.array(folder.reshape(-1), pa.int32()))
+        return FileNames(tuple(self.folders[number] for number in used.tolist()), columns)
+
     def take(self, numbers: I64) -> list[DataFile]:
-        """Some of the files."""
-        rows = self.columns.take(pa.array(numbers)).to_pylist()
-        return [_file(row, *self.folders[row["folder"]]) for row in rows]
+        """Some of the files, as objects."""
+        return self.names(numbers).all()
 
     def select(self, numbers: I64) -> FileTable:
         """A table of some of the files."""

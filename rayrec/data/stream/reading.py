@@ -120,7 +120,7 @@ def pieces_of(planner: Planner, part: RankPart) -> Iterator[Piece]:
 
 def _pieces(found: PieceColumns, before: int) -> Iterator[Piece]:
     first_slice = first = 0
-    slices = slices_from(found.slices, found.files)
+    slices = slices_from(found.slices, found.files.all())
     columns = (found.window, found.group, found.slice_ends, found.interval_ends)
     for window, group, slice_end, end in zip(*(column.tolist() for column in columns), strict=True):
         parts = tuple((start, stop) for start, stop in found.intervals[first:end].tolist())
