@@ -256,16 +256,16 @@ def test_nothing_of_a_request_is_kept_or_logged(
     model: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Planted: the token, a wrong one, and values of good rows, of bad ones, and of a request that is no JSON."""
-    caplog.set_level(logging.DEBUG)
     secrets = ["pl4nted-token", "pl4nted-guess", "pl4nted-city", "pl4nted-user", "pl4nted-text", "pl4nted-query"]
     token, guess, city, user, text, query = secrets
     service = Service([ModelSpec(name="ctr", path=model)])
     server = Server(App(service, token=token))
+    caplog.set_level(logging.DEBUG)  # now that nothing is compiled any more
     try:
         known = {"authorization": f"Bearer {token}"}
         assert server.ask("POST", "/score", {"rows": [GOOD]}, authorization=f"Bearer {guess}")[0] == 401
         assert server.ask("POST", "/score", {"rows": [{**GOOD, "city": city}]}, **known)[0] == 200
-        assert server.ask("POST", f"/score?key={query}", {"rows": [{**GOOD, "user": user}]}, **known)[0] == 400
+        assert server.ask("POST", f"/score?key={query}", {"rows": [{**GOOD, "user": user}]}, **known)[0] == 422
         assert server.ask("POST", "/score", f'{{"rows": {text}'.encode(), **known)[0] == 400
         metrics = server.ask("GET", "/metrics", **known)[1].decode()
     finally:
