@@ -529,3 +529,10 @@ def eviction_policies(rec: Package) -> Any:
 def pinning(rec: Package) -> Any:
     jagged = rec.JaggedTensor(torch.ones(2), lengths=torch.tensor([1, 1]))
     return attempt(lambda: jagged.pin_memory() and None)
+
+
+@case("0/torchrec.datasets")
+def packages(rec: Package) -> Any:
+    names = "datasets datasets.utils datasets.random datasets.criteo datasets.movielens inference quant metrics "
+    names += "metrics.metric_module metrics.metrics_config metrics.rec_metric metrics.ne metrics.auc metrics.throughput"
+    return [attempt(lambda name=name: bool(rec(name))) for name in names.split()]
