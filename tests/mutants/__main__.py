@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import random
 import tempfile
 import time
 from collections import Counter
@@ -49,6 +50,7 @@ def main() -> None:
     kept = BUILD / f"seed-{arguments.seed}.json"
     known = read(kept)
     end, rows = time.monotonic() + arguments.minutes * 60, []
+    random.Random(arguments.seed).shuffle(drawn)  # those tried so far are a random sample too
     with tempfile.TemporaryDirectory(prefix="rayrec-mutants-") as folder:
         judge = Judge(ROOT, Path(folder) / "copy")
         for number, mutant in enumerate(drawn, start=1):
@@ -61,8 +63,9 @@ def main() -> None:
                 row = attempt(judge, mutant, chosen)
                 print(f"{number}/{len(drawn)} {row.verdict}: {place(mutant)} {row.change} {row.by}", flush=True)
             rows.append(row)
-            kept.write_text(json.dumps([asdict(row) for row in rows]))
-    report(rows, len(drawn), arguments.seed)
+            known[mutant] = row
+            kept.write_text(json.dumps([asdict(row) for row in known.values()]))
+    report(sorted(rows, key=lambda row: (row.mutant.path, row.mutant.line)), len(drawn), arguments.seed)
 
 
 def parse() -> argparse.Namespace:
