@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from rayrec.data import BatchStream, Cursor, DataError, Manifest, Mapping, ReadOptions, Schema
+from rayrec.data.mapping.mapping import rows_of_tables
 from rayrec.models.batch import Batch
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
 
@@ -169,3 +170,8 @@ def test_the_default_of_a_null_list_weighs_one() -> None:
     batch = mapping.to_batch({"x": [None, [{"id": 2, "weight": 0.25}, {"id": None, "weight": 3.0}], None]})
     assert batch.sparse.values().tolist() == [7, 2, 7, 7]
     assert batch.sparse.weights().tolist() == [1.0, 0.25, 3.0, 1.0]
+
+
+def test_a_feature_of_two_tables_maps_to_the_rows_of_the_smaller() -> None:
+    assert rows_of_tables([(10, ["a"]), (4, ["a", "b"])]) == rows_of_tables([(4, ["a", "b"]), (10, ["a"])])
+    assert rows_of_tables([(10, ["a"]), (4, ["a", "b"])]) == {"a": 4, "b": 4}
