@@ -22,11 +22,15 @@ class Parcel:
 
     Args:
         message: the words for rank 0, then for rank 1 …
-        sent, received: headers of this rank for every rank, and of every rank for this one, `[W, columns]`.
+        leave, come: words for each rank, and from each.
+        pieces: words of each piece of what comes.
+        received: every rank's header for this one, `[W, columns]`.
     """
 
     message: torch.Tensor
-    sent: OnHost[torch.Tensor]
+    leave: list[int]
+    come: list[int]
+    pieces: list[int]
     received: OnHost[torch.Tensor]
 
 
@@ -45,30 +49,33 @@ class GpuTransport:
         self, group: comm.Group, host_group: comm.Group, rank: int, streams: Sequence[int], weighted: bool
     ) -> None:
         self._group, self._host_group, self._weighted = group, host_group, weighted
-        self._streams, self._own_streams = torch.tensor(streams), streams[rank]
+        self._streams, self._own_streams, self._any_streams = torch.tensor(streams), streams[rank], any(streams)
 
     def exchange_headers(self, header_WH: torch.Tensor) -> torch.Tensor:
         """Every rank's header for this one; waits on the host."""
         return comm.exchange_on_hosts(header_WH, self._host_group)
 
     def pack(self, mine: Ids, sent: torch.Tensor, received: torch.Tensor) -> Parcel:
-        """This rank's streams of rank 0, then of rank 1 …, as one message."""
-        pieces = to_pieces(mine, part_sizes(sent, self._streams, self._weighted))
-        return Parcel(torch.cat(pieces), OnHost(sent), OnHost(received))
+        """This rank's streams of rank 0, then of rank 1 …, as one message.
+
+        Args:
+            sent, received: headers of this rank for every rank, and of every rank for this one, `[W, columns]`.
+        """
+        leave = part_sizes(sent, self._streams, self._weighted)
+        come = part_sizes(received, self._own_streams, self._weighted)
+        message = torch.cat(to_pieces(mine, leave))
+        return Parcel(message, leave.sum(1).tolist(), come.sum(1).tolist(), come.view(-1).tolist(), OnHost(received))
 
     def start(self, parcel: Parcel) -> Deferred[Ids]:
         """Begins to exchange parts on the device; waits for those of all ranks."""
-        sizes_in = part_sizes(parcel.received.item, self._own_streams, self._weighted)
         arrived, wait = parcel.message, None
-        if len(self._streams) > 1 and bool(self._streams.any()):  # else there are only replicated tables
-            splits_in = sizes_in.sum(1).tolist()
-            splits_out = part_sizes(parcel.sent.item, self._streams, self._weighted).sum(1).tolist()
-            arrived = parcel.message.new_empty(sum(splits_in))
-            wait = comm.all_to_all(arrived, parcel.message, splits_in, splits_out, self._group)
+        if len(self._streams) > 1 and self._any_streams:  # else there are only replicated tables
+            arrived = parcel.message.new_empty(sum(parcel.come))
+            wait = comm.all_to_all(arrived, parcel.message, parcel.come, parcel.leave, self._group)
 
         def finish() -> Ids:
             if wait is not None:
                 wait()
-            return from_pieces(arrived.split(sizes_in.view(-1).tolist()), self._weighted)
+            return from_pieces(arrived.split(parcel.pieces), self._weighted)
 
         return Deferred(finish)

@@ -58,12 +58,10 @@ def to_pieces(ids: Ids, sizes: torch.Tensor) -> list[torch.Tensor]:
 
 def from_pieces(pieces: Sequence[torch.Tensor], weighted: bool) -> Ids:
     """The ids of all parts, part after part, from what `to_pieces` gave."""
-    values, lengths, weights = (list(pieces[number::PIECES]) for number in range(3))
-    return Ids(
-        torch.cat(lengths).view(torch.int32),
-        torch.cat(values).view(torch.int64),
-        torch.cat(weights).view(torch.float32) if weighted else None,
-    )
+    columns = [pieces[number::PIECES] for number in range(3)]
+    words = [sum(piece.numel() for piece in column) for column in columns]
+    values, lengths, weights = torch.cat([piece for column in columns for piece in column]).split(words)
+    return Ids(lengths.view(torch.int32), values.view(torch.int64), weights.view(torch.float32) if weighted else None)
 
 
 def as_words(tensor: torch.Tensor) -> torch.Tensor:

@@ -140,7 +140,7 @@ class _Send(torch.autograd.Function):
     def forward(ctx: Any, exchange: _Exchange, *parts: torch.Tensor) -> torch.Tensor:
         ctx.exchange, ctx.shapes = exchange, [part.shape for part in parts]
         exchange.begin(parts, forward=True)
-        return parts[0].new_zeros(0)
+        return parts[0].new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -162,4 +162,4 @@ class _Receive(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         ctx.exchange.begin(grads, forward=False)
-        return grads[0].new_zeros(0), None
+        return grads[0].new_empty(0), None
