@@ -176,11 +176,11 @@ def vector_bytes(group: dist.ProcessGroup, local: int, plan: ModuleSharding, bat
     sent: Counter[str] = Counter()
     exchange = dist.all_to_all_single
 
-    def counted(output: Any, inputs: torch.Tensor, outs: Any, ins: Any, group: Any, async_op: bool) -> Any:
+    def counted(output: Any, inputs: torch.Tensor, outs: Any = None, ins: Any = None, **settings: Any) -> Any:
         if inputs.dtype.is_floating_point:
-            for rank, elements in zip(dist.get_process_group_ranks(group), ins, strict=True):
+            for rank, elements in zip(dist.get_process_group_ranks(settings["group"]), ins, strict=True):
                 sent["far" if rank // LOCAL != dist.get_rank() // LOCAL else "near"] += elements * inputs.itemsize
-        return exchange(output, inputs, outs, ins, group=group, async_op=async_op)
+        return exchange(output, inputs, outs, ins, **settings)
 
     with however_few(), mock.patch.object(dist, "all_to_all_single", counted), comm.count_collectives() as counts:
         targets(sharded(kjt).wait()).sum().backward()

@@ -89,7 +89,7 @@ class ReplicatedExecutor(Generic[Config]):
         for table in setup.tables:
             config = table.config
             by_key.setdefault((table.optimizer, config.data_type, config.embedding_dim), []).append(table)
-        self._groups = [_Group(setup, tables) for tables in by_key.values()]
+        self.groups = [_Group(setup, tables) for tables in by_key.values()]
         self._anchor = make_anchor(setup.place.device)
 
     def __repr__(self) -> str:
@@ -97,15 +97,15 @@ class ReplicatedExecutor(Generic[Config]):
 
     @property
     def kernels(self) -> list[MatrixKernel]:
-        return [group.kernel for group in self._groups]
+        return [group.kernel for group in self.groups]
 
     @property
     def blocks(self) -> list[list[Output]]:
-        return [list(group.outputs) for group in self._groups]
+        return [list(group.outputs) for group in self.groups]
 
     def prepare(self, kjt: KeyedJaggedTensor) -> Prepared[OwnRows]:
         """All ids stay here; ranks are told how many distinct rows each kernel's are."""
-        own = tuple(group.ids_of(kjt) for group in self._groups)
+        own = tuple(group.ids_of(kjt) for group in self.groups)
         return Prepared(kjt, own, tuple(0 if ids.rows is None else ids.rows.distinct.numel() for ids in own))
 
     def lookup(self, ids: RoutedIds, own: OwnRows) -> tuple[torch.Tensor, ...]:
@@ -121,10 +121,6 @@ class ReplicatedExecutor(Generic[Config]):
         """Means where tables ask for them."""
         return Deferred(lambda: [_scaled(*pair) for pair in zip(vectors, own, strict=True)])
 
-    def vectors(self, own: OwnRows) -> tuple[torch.Tensor, ...]:
-        """Each kernel's, without a backward."""
-        return tuple(group.vectors(ids) for group, ids in zip(self._groups, own, strict=True))
-
     def train(self, step: Any, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Meets the other ranks' gradient rows, and trains every kernel on the mean over ranks of every touched row;
         returns the gradients of the kernels' leaves.
@@ -134,7 +130,7 @@ class ReplicatedExecutor(Generic[Config]):
         """
         own: OwnRows = step.own
         rows = [ids.rows.distinct for ids in own if ids.rows is not None]
-        triples = zip(self._groups, own, grads, strict=True)
+        triples = zip(self.groups, own, grads, strict=True)
         sums = [group.row_gradients(ids, grad) for group, ids, grad in triples]
         of_leaves: list[torch.Tensor] = []
         met = _meet(rows, sums, step.told, self._place)
@@ -165,7 +161,7 @@ class _Lookup(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.executor, ctx.own, ctx.told = executor, own, told
         ctx.rates = [kernel.rate for kernel in executor.kernels]
-        return executor.vectors(own)
+        return tuple(group.vectors(ids) for group, ids in zip(executor.groups, own, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -88,9 +88,16 @@ class _PooledMessage:
     def pack(self, parts: Sequence[torch.Tensor], piece: int) -> torch.Tensor:
         if self.num_pieces == 1:
             return parts[0].float().reshape(-1)
-        of_ranks = parts[0].split([edges[-1] for edges in self.edges])
-        rows = [rows[edges[piece] : edges[piece + 1]] for rows, edges in zip(of_ranks, self.edges, strict=True)]
-        return torch.cat(rows).float().view(-1)
+        rows = self._rows(parts[0], piece)
+        return (rows[0].reshape(-1) if len(rows) == 1 else torch.cat(rows).view(-1)).float()
+
+    def _rows(self, of_all: torch.Tensor, piece: int) -> list[torch.Tensor]:
+        """A piece's rows of `[global B, width]`, as views: all at once where ranks have equally many, else by rank."""
+        first = self.edges[0]
+        if all(edges == first for edges in self.edges):
+            return [of_all.view(len(self.edges), first[-1], of_all.shape[1])[:, first[piece] : first[piece + 1]]]
+        by_rank = of_all.split([edges[-1] for edges in self.edges])
+        return [rows[edges[piece] : edges[piece + 1]] for rows, edges in zip(by_rank, self.edges, strict=True)]
 
     def unpack(self, arrived: torch.Tensor, piece: int) -> torch.Tensor:
         own = self._own(piece)
@@ -108,8 +115,7 @@ class _PooledMessage:
         if self.num_pieces == 1:
             return [arrived.view(shapes[0])]
         grads = grads or [arrived.new_empty(shapes[0])]
-        of_ranks = grads[0].split([edges[-1] for edges in self.edges])
-        rows = arrived.view(-1, shapes[0][1]).split(self._examples(piece))
-        for target, edges, given in zip(of_ranks, self.edges, rows, strict=True):
-            target[edges[piece] : edges[piece + 1]] = given
+        targets = self._rows(grads[0], piece)
+        for target, given in zip(targets, arrived.split([rows.numel() for rows in targets]), strict=True):
+            target.copy_(given.view(target.shape))
         return grads
