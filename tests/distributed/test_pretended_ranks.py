@@ -10,9 +10,10 @@ import sys
 
 import pytest
 
+# fbgemm's CPU build, which computes what its GPU kernels would, has no Adam
 FILES = {
     "tests/distributed/test_equality.py": "",
-    "tests/distributed/test_embedding.py": "",
+    "tests/distributed/test_embedding.py": "not adam",
     "tests/distributed/test_dense.py": "",
     # gradients of weights that a user has on the host: autograd knows that they cross streams, which are pretended here
     "tests/distributed/test_dedup.py": "not never_travel",
@@ -41,7 +42,7 @@ def run(*selection: str) -> None:
 
 
 def test_a_selection_passes() -> None:
-    run(*ALWAYS)
+    run(*ALWAYS, "-k", "not adam")
 
 
 @pytest.mark.long
