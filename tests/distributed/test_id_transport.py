@@ -84,7 +84,7 @@ sizes = st.tuples(st.one_of(st.integers(0, 3), st.integers(0, 300)), st.integers
 def test_any_sizes_arrive_whole_and_all_ranks_count_the_same(steps: Any, weighted: bool, as_on_gpus: bool) -> None:
     first, *others = on_ranks(3, send, steps, weighted, as_on_gpus)
     assert all(counts == first for counts in others)
-    assert set(first) <= ({2} if as_on_gpus else {1, 2})
+    assert set(first) <= ({1} if as_on_gpus else {1, 2})  # sizes, on the hosts, are counted apart
 
 
 def test_a_second_exchange_only_where_parts_outgrow_what_was_seen() -> None:
