@@ -112,9 +112,10 @@ class Load:
                 self.times.append(time.perf_counter() - begin)
                 self.failed += response.status != 200
                 self.mixed += response.status == 200 and not self._check(answer)
-            except OSError:
+            except (OSError, http.client.HTTPException):
                 self.failed += 1
                 connection.close()
+                time.sleep(0.02)
 
 
 def two_versions(exported: Path, root: Path) -> dict[str, list[float]]:

@@ -14,13 +14,14 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from rayrec.serve.requests import ARROW, JSON, BadRequest
+from rayrec.serve.batching import Batcher
+from rayrec.serve.errors import BadRequest
+from rayrec.serve.requests import ARROW, JSON
 from rayrec.serve.service import Answer, Service
 
 Scope = MutableMapping[str, Any]
@@ -33,12 +34,11 @@ class App:
 
     Args:
         token: what `Authorization: Bearer …` must hold; None: everyone may ask.
-        threads: requests that are scored at the same time; with 1 they are scored where they arrive.
     """
 
-    def __init__(self, service: Service, token: str | None = None, threads: int = 1) -> None:
+    def __init__(self, service: Service, token: str | None = None) -> None:
         self._service, self._token = service, token
-        self._threads = ThreadPoolExecutor(threads, "rayrec-score") if threads > 1 else None
+        self._batcher = Batcher(service)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -78,16 +78,17 @@ class App:
         kind = headers.get(b"content-type", JSON.encode()).decode("latin-1")
         if not kind.startswith((JSON, ARROW)):
             raise BadRequest(415, f"content type {kind!r}: send {JSON} or {ARROW}")
-        body = await self._body(headers, receive)
-        arrow = headers.get(b"accept", kind.encode()).decode("latin-1").startswith(ARROW)
-        if self._threads is None:
-            return 200, *self._score(body, kind, name, arrow)
-        loop = asyncio.get_running_loop()
-        return 200, *(await loop.run_in_executor(self._threads, self._score, body, kind, name, arrow))
-
-    def _score(self, body: bytes, kind: str, name: str, arrow: bool) -> tuple[str, bytes]:
-        answer = self._service.score(body, kind, name or None)
-        return (ARROW, _as_arrow(answer)) if arrow else (JSON, _as_json(answer))
+        if (coding := headers.get(b"content-encoding", b"identity")) != b"identity":
+            raise BadRequest(415, f"content encoding {coding.decode('latin-1')!r}: send the body as it is")
+        try:
+            async with asyncio.timeout(self._service.limits.body_s):
+                body = await self._body(headers, receive)
+        except TimeoutError:
+            raise BadRequest(408, f"the body was not there after {self._service.limits.body_s:g} s") from None
+        wanted = headers.get(b"accept", b"*/*").decode("latin-1")
+        arrow = wanted.startswith(ARROW) or (wanted == "*/*" and kind.startswith(ARROW))
+        answer = await self._batcher.score(self._service.read(body, kind, name or None))
+        return (200, ARROW, _as_arrow(answer)) if arrow else (200, JSON, _as_json(answer))
 
     def _check_token(self, headers: dict[bytes, bytes]) -> None:
         given = headers.get(b"authorization", b"")

@@ -14,6 +14,7 @@ from rayrec.data.mapping.schema import Vocabulary
 from rayrec.sparse import KeyedJaggedTensor
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Measures:
@@ -26,6 +27,9 @@ class Measures:
             "rayrec_request_seconds", "time of a request", ["model", "version"], buckets=SECONDS, registry=registry
         )
         self._requests = Counter("rayrec_requests", "requests by HTTP status", ["model", "status"], registry=registry)
+        self._together = Histogram(
+            "rayrec_batch_requests", "requests scored together", ["model"], buckets=BATCHES, registry=registry
+        )
         self._rows = Counter("rayrec_rows", "rows that were scored", ["model", "version"], registry=registry)
         self._ids = Counter("rayrec_ids", "ids of features with a vocabulary", ["model", "feature"], registry=registry)
         self._unknown = Counter(
@@ -48,6 +52,9 @@ class Measures:
     def scored(self, model: str, version: str, rows: int, seconds: float) -> None:
         self._seconds.labels(model, version).observe(seconds)
         self._rows.labels(model, version).inc(rows)
+
+    def together(self, model: str, requests: int) -> None:
+        self._together.labels(model).observe(requests)
 
     def version(self, model: str, outcome: str) -> None:
         self._versions.labels(model, outcome).inc()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rayrec.serve.http import App
-from rayrec.serve.requests import Limits
+from rayrec.serve.limits import Limits
 from rayrec.serve.service import ModelSpec, Service
 
 APPLICATION = "rayrec"
@@ -45,7 +45,12 @@ class Settings:
 
 def prepare_environment(settings: Settings) -> None:
     """What Serve reads from the environment, before Ray starts; what is set already stays."""
-    wanted = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_LOG_TO_STDERR": "0", "RAY_SERVE_PORT_QUARANTINE_S": "0"}
+    wanted = {"RAY_worker_niceness": "0"}  # Ray's own 15 lets every other process of the machine go first
+    wanted |= {
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_SERVE_PORT_QUARANTINE_S": "0",
+    }
     if not settings.direct:
         wanted |= {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5"}
     else:
@@ -111,10 +116,10 @@ def _application(settings: Settings) -> Any:
 
 
 def application(settings: Settings) -> App:
-    """The ASGI application of one replica. Each core scores a request; one alone scores where requests arrive."""
-    torch.set_num_threads(1)
-    service = Service(list(settings.models), limits=settings.limits, threads=settings.cpus, watch_s=settings.watch_s)
-    return App(service, token=settings.token, threads=settings.cpus)
+    """The ASGI application of one replica: its event loop scores, on all of the replica's cores."""
+    torch.set_num_threads(settings.cpus)
+    service = Service(list(settings.models), limits=settings.limits, watch_s=settings.watch_s)
+    return App(service, token=settings.token)
 
 
 def read_token(path: Path | None) -> str | None:

@@ -7,54 +7,45 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping as Dict
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 
 from rayrec.data import DataError, Mapping, Schema
 from rayrec.models import Batch
+from rayrec.serve.arrow import read_stream
+from rayrec.serve.context import Layout, with_contexts
+from rayrec.serve.errors import BadRequest
+from rayrec.serve.limits import Limits
 from rayrec.sparse import KeyedJaggedTensor
 
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
 _MOST_ERRORS = 20
-
-
-class BadRequest(Exception):
-    """A request that is refused.
-
-    Args:
-        status: 4xx.
-        text: what is wrong, and the fix.
-        errors: the rows at fault: feature, row, column, value, problem, fix.
-    """
-
-    def __init__(self, status: int, text: str, errors: Sequence[Dict[str, Any]] = ()) -> None:
-        super().__init__(text)
-        self.status, self.text, self.errors = status, text, list(errors)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"error": self.text, **({"errors": self.errors} if self.errors else {})}
+_NESTED = frozenset((list, dict))
+_MOST_LISTS = 2  # inside one another, in a value; what the schema wants is told by the mapping
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Of one request.
+class Query:
+    """What a body holds, before it is mapped.
 
     Args:
-        body_bytes: of its body.
-        rows: rows, or candidates.
-        ids: of all its lists together, once every candidate has the context's.
+        context: columns that all its candidates share; empty: none.
+        rows: a list of rows, a dict of columns, or an Arrow table.
+        size: how many rows.
+        form: queries of one form can be mapped together; None: only alone.
     """
 
-    body_bytes: int = 8 << 20
-    rows: int = 10_000
-    ids: int = 2_000_000
+    context: dict[str, Any]
+    rows: Any
+    size: int
+    form: Hashable
 
 
 class Reader:
@@ -68,6 +59,7 @@ class Reader:
     def __init__(self, mapping: Mapping, keys: Sequence[str], limits: Limits) -> None:
         self._mapping, self._keys, self._limits = mapping, tuple(keys), limits
         self._schema = mapping.schema
+        self._columns = frozenset(self._schema.feature_columns)
         self._part_of = lru_cache(maxsize=64)(self._part)
 
     @property
@@ -75,28 +67,34 @@ class Reader:
         """Of the rows of training."""
         return self._schema
 
-    def batch(self, body: bytes, content_type: str) -> Batch:
+    def read(self, body: bytes, content_type: str) -> Query:
         """
         Raises:
-            BadRequest: anything at all is wrong with it.
+            BadRequest: the body cannot be parsed, is built in another way, or has no or too many rows.
         """
+        return self._arrow(body) if content_type.startswith(ARROW) else self._json(body)
+
+    def batch(self, queries: Sequence[Query]) -> Batch:
+        """The rows of queries of one form, one after the other.
+
+        Raises:
+            BadRequest: anything at all is wrong with one of them; of several it does not say which.
+        """
+        rows, sizes = _together([query.rows for query in queries]), [query.size for query in queries]
         try:
-            batch = self._arrow(body) if content_type.startswith(ARROW) else self._json(body)
-            self._check_ids(batch.sparse.values().numel())
-            return batch
+            if not queries[0].context:
+                batch = self._mapped(self._mapping, rows, sum(sizes))
+                self._limits.check_ids(batch.sparse.values().numel())
+                return batch
+            return self._with_contexts([query.context for query in queries], rows, sizes)
         except (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError) as error:
             raise BadRequest(422, f"the rows cannot be read: {str(error).splitlines()[0][:300]}") from error
 
-    def _arrow(self, body: bytes) -> Batch:
-        try:
-            with pa.ipc.open_stream(body) as stream:
-                table = stream.read_all()
-            table.validate(full=True)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise BadRequest(400, f"the body is no Arrow IPC stream: {str(error).splitlines()[0][:300]}") from error
-        return self._mapped(self._mapping, table, table.num_rows)
+    def _arrow(self, body: bytes) -> Query:
+        table = read_stream(body, self._limits)
+        return Query({}, table, table.num_rows, table.schema.remove_metadata().to_string())
 
-    def _json(self, body: bytes) -> Batch:
+    def _json(self, body: bytes) -> Query:
         try:
             raw = json.loads(body, parse_constant=_refuse_constant)
         except RecursionError:
@@ -110,22 +108,26 @@ class Reader:
         if not isinstance(context, dict) or (context and given == ["rows"]):
             raise BadRequest(400, "context must be an object of columns, beside candidates")
         rows = raw[given[0]]
-        size = _rows_in(rows)
-        self._check_rows(size)
-        if not context:
-            return self._mapped(self._mapping, rows, size)
-        return self._with_context(context, rows, size)
-
-    def _with_context(self, context: dict[str, Any], candidates: Any, size: int) -> Batch:
-        columns = frozenset(name for name in context if name in self._schema.feature_columns)
-        there = candidates if isinstance(candidates, dict) else {name for row in candidates for name in row}
-        twice = sorted(columns.intersection(there))
+        size, even = _rows_in(rows)
+        self._limits.check_rows(size)
+        if _deeper(context.values(), _MOST_LISTS) or _deeper(_each(rows), _MOST_LISTS + 1):
+            raise BadRequest(400, "the body is nested too deeply: a value is a number, a string, or a list of them")
+        there = frozenset(rows if isinstance(rows, dict) else set().union(*rows))
+        shared = self._columns.intersection(context)
+        twice = sorted(shared & there)
         if twice:
             raise BadRequest(422, f"column {twice[0]!r} is in the context and in the candidates; give it once")
-        own = self._mapped(self._part_of(columns, True), [context], 1)
-        rest = self._mapped(self._part_of(columns, False), candidates, size)
-        self._check_ids(own.sparse.values().numel() * size + rest.sparse.values().numel())
-        return _joined(own, rest, self._schema, columns, self._keys, size)
+        form = (type(rows), there & self._columns, shared) if even else None
+        return Query({name: context[name] for name in shared}, rows, size, form)
+
+    def _with_contexts(self, contexts: Sequence[dict[str, Any]], rows: Any, sizes: Sequence[int]) -> Batch:
+        columns = frozenset(contexts[0])
+        own = self._mapped(self._part_of(columns, True), contexts, len(contexts))
+        rest = self._mapped(self._part_of(columns, False), rows, sum(sizes))
+        ids_C = own.sparse.lengths().view(-1, len(contexts)).sum(0).numpy()
+        self._limits.check_ids(int((ids_C * sizes).sum()) + rest.sparse.values().numel())
+        of_row = np.repeat(np.arange(len(sizes)), sizes)
+        return with_contexts(own, rest, of_row, Layout(self._schema, columns, self._keys))
 
     def _part(self, columns: frozenset[str], inside: bool) -> Mapping:
         """The mapping of the features that are made of these columns, or of the others."""
@@ -146,7 +148,6 @@ class Reader:
         return Mapping(schema, self._mapping.rows_of, labels=False)
 
     def _mapped(self, mapping: Mapping, rows: Any, size: int) -> Batch:
-        self._check_rows(size)
         if not mapping.schema.feature_columns:  # all features are in the other part
             sparse = KeyedJaggedTensor([], torch.empty(0, dtype=torch.int64), lengths=torch.empty(0, dtype=torch.int64))
             return Batch(torch.zeros(size, 0), sparse, torch.zeros(size))
@@ -161,21 +162,6 @@ class Reader:
             first = min(errors)
             raise BadRequest(422, f"{len(errors)} of {size} rows cannot be scored; row {first}: {errors[first]}", told)
         return batch
-
-    def _check_rows(self, size: int) -> None:
-        if size == 0:
-            raise BadRequest(422, "there are no rows; give at least one")
-        if size > self._limits.rows:
-            raise BadRequest(
-                413, f"{size:,} rows are more than the {self._limits.rows:,} of a request; send several requests"
-            )
-
-    def _check_ids(self, count: int) -> None:
-        if count > self._limits.ids:
-            raise BadRequest(
-                413,
-                f"{count:,} ids are more than the {self._limits.ids:,} of a request; send shorter lists, fewer rows",
-            )
 
     def _told(self, row: int | None, error: DataError) -> dict[str, Any]:
         features = [f.name for f in (*self._schema.dense, *self._schema.sparse) if f.column == error.column]
@@ -193,16 +179,41 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _rows_in(rows: Any) -> int:
-    """
+def _rows_in(rows: Any) -> tuple[int, bool]:
+    """How many rows, and whether all columns have so many.
+
     Raises:
         BadRequest: neither a list of objects nor an object of lists.
     """
     if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
-        return len(rows)
+        return len(rows), True
     if isinstance(rows, dict) and all(isinstance(column, list) for column in rows.values()):
-        return max(map(len, rows.values()), default=0)
+        lengths = {len(column) for column in rows.values()}
+        return max(lengths, default=0), len(lengths) == 1
     raise BadRequest(400, "rows (or candidates) must be a list of objects, or an object of columns, a list each")
+
+
+def _each(rows: Any) -> Any:
+    """The parts of rows or columns: dicts of values, or lists of values."""
+    return rows if isinstance(rows, list) else rows.values()
+
+
+def _deeper(values: Iterable[Any], most: int) -> bool:
+    """Whether there are lists or objects inside one another, more than so many."""
+    inner = [value for value in values if type(value) in _NESTED]
+    if not inner:
+        return False
+    return not most or any(_deeper(v if isinstance(v, list) else v.values(), most - 1) for v in inner)
+
+
+def _together(parts: Sequence[Any]) -> Any:
+    """The rows of queries of one form."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, dict):
+        return {name: [value for part in parts for value in part[name]] for name in first}
+    return pa.concat_tables(parts) if isinstance(first, pa.Table) else [row for part in parts for row in part]
 
 
 def _odd_row(rows: Any, column: str | None) -> int | None:
@@ -221,43 +232,15 @@ def _odd_row(rows: Any, column: str | None) -> int | None:
 
 
 def _kind(value: Any) -> Any:
-    """JSON's kind of a value; that of a list is its values'."""
+    """JSON's kind of a value; that of a list is its values', which are not looked into further."""
     if isinstance(value, list):
-        return ("list", *sorted({str(_kind(item)) for item in value if item is not None}))
+        return ("list", *sorted({str(_kind_alone(item)) for item in value if item is not None}))
+    return _kind_alone(value)
+
+
+def _kind_alone(value: Any) -> str | None:
     if isinstance(value, bool) or value is None:
         return None if value is None else "bool"
     if isinstance(value, int):
         return "integer" if -(2**63) <= value < 2**64 else "too large"
     return type(value).__name__
-
-
-def _joined(
-    context: Batch, rest: Batch, schema: Schema, columns: frozenset[str], keys: Sequence[str], size: int
-) -> Batch:
-    """The candidates' rows, each with the context's features."""
-    dense: list[torch.Tensor] = [torch.zeros(size, 0)]
-    own_at = rest_at = 0
-    for feature in schema.dense:
-        if feature.column in columns:
-            dense.append(context.dense[:, own_at : own_at + feature.width].expand(size, -1))
-            own_at += feature.width
-        else:
-            dense.append(rest.dense[:, rest_at : rest_at + feature.width])
-            rest_at += feature.width
-    inside = context.sparse.index_per_key()
-    values, lengths, weights = [], [], []
-    for key in keys:
-        jagged, times = (context.sparse[key], size) if key in inside else (rest.sparse[key], 1)
-        values.append(jagged.values().repeat(times))
-        lengths.append(jagged.lengths().repeat(times))
-        if schema.weighted:
-            given = jagged.weights_or_none()
-            weights.append((torch.ones(len(jagged.values())) if given is None else given).repeat(times))
-    sparse = KeyedJaggedTensor(
-        list(keys),
-        torch.cat(values) if values else torch.empty(0, dtype=torch.int64),
-        torch.cat(weights) if weights else None,
-        lengths=torch.cat(lengths) if lengths else torch.empty(0, dtype=torch.int64),
-        stride=size,
-    )
-    return Batch(torch.cat(dense, dim=1), sparse, torch.zeros(size))

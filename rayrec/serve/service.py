@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rayrec.serve.errors import BadRequest
+from rayrec.serve.limits import Limits
 from rayrec.serve.measures import Measures
-from rayrec.serve.requests import BadRequest, Limits
+from rayrec.serve.requests import Query
 from rayrec.serve.versions import Loaded, Versions
 
 
@@ -63,25 +65,32 @@ class Answer:
     scores: dict[str, npt.NDArray[np.float32]]
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request on its way: its model, the version that answers it, what was read, and when it came."""
+
+    name: str
+    loaded: Loaded
+    query: Query
+    begin: float
+
+
 class Service:
     """Scores requests, and swaps versions meanwhile.
 
     Args:
         models: at least one.
-        threads: requests that may be scored at the same time.
         watch_s: seconds between two looks for newer versions; 0: never.
 
     Raises:
         ExportError, ValueError: a model cannot be loaded.
     """
 
-    def __init__(
-        self, models: Sequence[ModelSpec], limits: Limits | None = None, threads: int = 1, watch_s: float = 0.0
-    ) -> None:
+    def __init__(self, models: Sequence[ModelSpec], limits: Limits | None = None, watch_s: float = 0.0) -> None:
         self.limits, self.measures = limits or Limits(), Measures()
         self._models: dict[str, list[tuple[float, Versions]]] = {}
         for spec in models:
-            versions = Versions(spec.path, self.limits, threads, self._told_of(spec.name))
+            versions = Versions(spec.path, self.limits, self._told_of(spec.name))
             self._models.setdefault(spec.name, []).append((spec.share, versions))
         self.default = models[0].name
         self.log: list[tuple[str, str, str, str]] = []
@@ -94,19 +103,53 @@ class Service:
         Raises:
             BadRequest: the request is wrong, in any way.
         """
+        (answer,) = self.answers([self.read(body, content_type, model)])
+        if isinstance(answer, BadRequest):
+            raise answer
+        return answer
+
+    def read(self, body: bytes, content_type: str, model: str | None = None) -> Asked:
+        """A request that was read, and the version that will answer it.
+
+        Raises:
+            BadRequest: the body cannot be parsed, or there is no such model.
+        """
         begin = time.perf_counter()
         name, loaded = self._choose(model)
-        batch = loaded.reader.batch(body, content_type)
+        return Asked(name, loaded, loaded.reader.read(body, content_type), begin)
+
+    def answers(self, asked: Sequence[Asked]) -> list[Answer | BadRequest]:
+        """Of requests for one version, of one form: scored as one batch, or, if one of them is wrong, each alone."""
+        try:
+            return list(self._answers(asked))
+        except BadRequest as error:
+            if len(asked) == 1:
+                return [error]
+        return [answer for one in asked for answer in self.answers([one])]
+
+    def _answers(self, asked: Sequence[Asked]) -> list[Answer]:
+        if not asked:
+            return []
+        begin, name, loaded = time.perf_counter(), asked[0].name, asked[0].loaded
+        batch = loaded.reader.batch([one.query for one in asked])
         try:
             logits = loaded.model.score(batch)
         except ValueError as error:
             raise BadRequest(422, str(error)) from error
         probabilities = torch.sigmoid(logits).view(batch.rows, -1).T.contiguous().numpy()
         scores = dict(zip(loaded.model.labels, probabilities, strict=True))
+        now = time.perf_counter()
+        loaded.pace.observe(batch.rows, now - begin)
         self.measures.ids(name, loaded.reader.schema, batch.sparse)
         self.measures.scores(name, loaded.version, scores, loaded.quantiles)
-        self.measures.scored(name, loaded.version, batch.rows, time.perf_counter() - begin)
-        return Answer(name, loaded.version, scores)
+        self.measures.together(name, len(asked))
+        answers, stop = [], 0
+        for one in asked:
+            start, stop = stop, stop + one.query.size
+            self.measures.scored(name, loaded.version, one.query.size, now - one.begin)
+            part = {label: values[start:stop] for label, values in scores.items()}
+            answers.append(Answer(name, loaded.version, part))
+        return answers
 
     @property
     def names(self) -> frozenset[str]:

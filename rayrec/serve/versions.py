@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,13 @@ from rayrec.inference import ExportError, Model
 from rayrec.inference.artifact import INDEX, read_index
 from rayrec.inference.scorer import Scorer
 from rayrec.models import Batch
-from rayrec.serve.requests import Limits, Reader
+from rayrec.serve.limits import Limits
+from rayrec.serve.pace import Pace
+from rayrec.serve.requests import Reader
 from rayrec.sparse import KeyedJaggedTensor
 
 CURRENT = "current"
+_MANY = 100  # rows that show what a row costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class Loaded:
     model: Model
     reader: Reader
     quantiles: dict[str, list[float]]
+    pace: Pace
 
 
 def newest(path: Path) -> Path:
@@ -51,31 +56,40 @@ def newest(path: Path) -> Path:
     return found[-1].resolve()
 
 
-def load(folder: Path, limits: Limits, runners: int) -> Loaded:
+def load(folder: Path, limits: Limits) -> Loaded:
     """Loads, checks and warms a version.
 
     Raises:
         ExportError: damaged, or its parity was outside its limits.
         ValueError: its mapping is damaged, or it does not score.
     """
-    model = Model(folder, runners=runners)
+    model = Model(folder)
     if not model.parity().get("within_limits"):
         problems = "; ".join(model.parity().get("problems", [])) or "it has no parity"
         raise ExportError(f"{folder}: its scores are outside their limits ({problems}); export it anew")
     scorer = Scorer(model)
-    inputs = model.index.inputs
     empty_batch(scorer.schema)  # loads what the first request would wait for
-    for rows in (1, 2, 100):
-        bags = rows * len(inputs.keys)
-        ids = torch.zeros(bags, dtype=torch.int64)
-        sparse = KeyedJaggedTensor(
-            list(inputs.keys), ids, torch.ones(bags) if inputs.weighted else None, lengths=torch.ones_like(ids)
-        )
-        logits = model.score(Batch(torch.zeros(rows, inputs.num_dense), sparse, torch.zeros(rows)))
-        if not bool(logits.isfinite().all()):
-            raise ExportError(f"{folder}: a row of zeros scores {logits.flatten()[0]}; look at its training")
-    reader = Reader(scorer.mapping, inputs.keys, limits)
-    return Loaded(model.version, folder, model, reader, dict(model.parity().get("quantiles", {})))
+    seconds = {rows: _warm(model, rows) for rows in (2, 1, _MANY)}
+    row_s = (seconds[_MANY] - seconds[1]) / (_MANY - 1)
+    reader = Reader(scorer.mapping, model.index.inputs.keys, limits)
+    quantiles = dict(model.parity().get("quantiles", {}))
+    return Loaded(model.version, folder, model, reader, quantiles, Pace(seconds[1], row_s))
+
+
+def _warm(model: Model, rows: int) -> float:
+    """Scores rows of zeros a few times; returns the least seconds."""
+    inputs = model.index.inputs
+    ids = torch.zeros(rows * len(inputs.keys), dtype=torch.int64)
+    weights = torch.ones(len(ids)) if inputs.weighted else None
+    sparse = KeyedJaggedTensor(list(inputs.keys), ids, weights, lengths=torch.ones_like(ids))
+    batch, took = Batch(torch.zeros(rows, inputs.num_dense), sparse, torch.zeros(rows)), []
+    for _ in range(3):
+        begin = time.perf_counter()
+        logits = model.score(batch)
+        took.append(time.perf_counter() - begin)
+    if not bool(logits.isfinite().all()):
+        raise ExportError(f"{model.folder}: a row of zeros scores {logits.flatten()[0]}; look at its training")
+    return min(took)
 
 
 class Versions:
@@ -89,10 +103,10 @@ class Versions:
         ExportError, ValueError: the first version cannot be loaded.
     """
 
-    def __init__(self, path: Path, limits: Limits, runners: int, told: Callable[[str, str, str], object]) -> None:
-        self.path, self._limits, self._runners, self._told = path, limits, runners, told
+    def __init__(self, path: Path, limits: Limits, told: Callable[[str, str, str], object]) -> None:
+        self.path, self._limits, self._told = path, limits, told
         self.refused: dict[str, str] = {}
-        self.active = load(newest(path), limits, runners)
+        self.active = load(newest(path), limits)
         self._turn = threading.Lock()
 
     def refresh(self) -> bool:
@@ -105,7 +119,7 @@ class Versions:
                 version = read_index(folder).version
                 if version == self.active.version:
                     return False
-                loaded = load(folder, self._limits, self._runners)
+                loaded = load(folder, self._limits)
             except Exception as error:  # whatever is wrong with a new version, the old one answers
                 if self.refused.get(version) != str(error):
                     self._told("refused", version, str(error))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -46,8 +49,50 @@ def until(condition: Any, seconds: float) -> Any:
         time.sleep(0.2)
 
 
+def first_that_answers(ports: list[int]) -> int | None:
+    return next((port for port in ports if until(lambda: ask(port, "/healthz"), 0)), None)  # noqa: B023
+
+
+def processes_under(root: int) -> set[int]:
+    """Its children, and theirs."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found: set[int] = set()
+    while more := {pid for pid, parent in parents.items() if parent in {root, *found}} - found:
+        found |= more
+    return found
+
+
+class Clients:
+    """Ask again as soon as they are answered; after a failure a moment later."""
+
+    def __init__(self, port: int, token: str, count: int = 3) -> None:
+        self.answered, self.failed = list[float](), list[float]()
+        self._port, self._token, self._stop = port, token, threading.Event()
+        self._threads = [threading.Thread(target=self._run) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                ask(self._port, "/score", {"rows": [GOOD]}, self._token)
+                self.answered.append(time.monotonic())
+            except (OSError, http.client.HTTPException):
+                self.failed.append(time.monotonic())
+                time.sleep(0.05)
+
+    def close(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
 @pytest.mark.long
-def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(tmp_path: Path) -> None:
+@pytest.mark.parametrize("front", ["haproxy", "direct"])
+def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(tmp_path: Path, front: str) -> None:
     model = export_run(train(tmp_path / "run"), tmp_path / "export").folder
     models = tmp_path / "models"
     models.mkdir()
@@ -57,10 +102,10 @@ def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(t
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
     command = [sys.executable, "-m", "rayrec.cli", "serve", f"ctr={models}", "--port", str(port), "--watch", "0.5"]
+    command += ["--token-file", str(tmp_path / "token"), *(["--direct"] if front == "direct" else [])]
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    service = subprocess.Popen(
-        [*command, "--token-file", str(tmp_path / "token")], env=environment, start_new_session=True
-    )
+    service = subprocess.Popen(command, env=environment, start_new_session=True)
+    started: set[int] = set()
     try:
         assert until(lambda: ask(port, "/healthz"), 120), "the service does not come up"
         with pytest.raises(urllib.error.HTTPError, match="401"):
@@ -68,8 +113,26 @@ def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(t
         assert ask(port, "/score", {"rows": [GOOD]}, "s3cret")["version"] == "v1"
         another_version(model, models / "v2")
         assert until(lambda: ask(port, "/score", {"rows": [GOOD]}, "s3cret")["version"] == "v2", 20)
-        os.kill(ask(port, "/healthz")["pid"], signal.SIGKILL)
-        assert until(lambda: ask(port, "/score", {"rows": [GOOD]}, "s3cret")["version"] == "v2", 60)
+        replica = ask(port, "/healthz")["pid"]
+        assert os.getpriority(os.PRIO_PROCESS, replica) == os.getpriority(os.PRIO_PROCESS, 0)
+        clients = Clients(port, "s3cret")
+        assert until(lambda: len(clients.answered) > 20, 30)
+        killed = time.monotonic()
+        os.kill(replica, signal.SIGKILL)
+        ports = [port] if front == "haproxy" else [port, port + 1]  # the next one, where the old is not free yet
+        back = until(lambda: first_that_answers(ports), 90)
+        assert back and ask(back, "/healthz")["pid"] != replica, "the replica does not come back"
+        if back == port:
+            assert until(lambda: clients.answered[-1] > time.monotonic() - 0.5, 10)
+        clients.close()
+        gap, lost = time.monotonic() - killed, len(clients.failed)
+        print(f"{front}: {lost} failed requests of {lost + len(clients.answered)}, answers after {gap:.1f} s")
+        assert lost > 0 and all(at >= killed for at in clients.failed), "requests failed before the kill"
+        found = ask(back, "/score", {"rows": [GOOD]}, "s3cret")
+        assert found["version"] == "v2"
+        started = processes_under(service.pid)
+        assert started
     finally:
-        service.send_signal(signal.SIGTERM)
+        service.send_signal(signal.SIGINT if front == "direct" else signal.SIGTERM)
         assert service.wait(60) == 0
+    assert until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 20), "processes are left"

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from rayrec.cli.app import app
 from rayrec.data import Mapping
-from rayrec.serve.requests import JSON, Limits, Reader
+from rayrec.serve.limits import Limits
+from rayrec.serve.requests import JSON, Reader
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "deploy" / "SERVING.md").read_text(encoding="utf-8")
@@ -20,7 +21,8 @@ PAGE = (ROOT / "deploy" / "SERVING.md").read_text(encoding="utf-8")
 def test_the_request_can_be_mapped_by_the_movielens_config() -> None:
     (body,) = re.findall(r"-d '(\{.*?\})'", PAGE, re.DOTALL)
     mapping = Mapping.from_config(yaml.safe_load((ROOT / "data/movielens/train.yaml").read_text()), labels=False)
-    batch = Reader(mapping, mapping.schema.sparse_names, Limits()).batch(body.encode(), JSON)
+    reader = Reader(mapping, mapping.schema.sparse_names, Limits())
+    batch = reader.batch([reader.read(body.encode(), JSON)])
     assert batch.rows == len(json.loads(body)["candidates"]) == 2
     assert batch.sparse["liked"].values().tolist() == [50, 181, 50, 181]
     assert batch.dense.shape == (2, 6)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
 import os
-import random
 import shutil
-import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,70 +22,11 @@ from rayrec.inference.artifact import checksum
 from rayrec.serve import ModelSpec, Service
 from rayrec.serve.http import App
 from rayrec.serve.measures import stability_index
-from rayrec.serve.requests import ARROW, JSON, Limits
-from rayrec.train.export_run import export_run
-from tests.inference.runs import train, trainer_scores
-from tests.train import small
+from rayrec.serve.requests import ARROW, JSON
+from tests.inference.runs import trainer_scores
+from tests.serve.server import GOOD, Server
 
 uvicorn = pytest.importorskip("uvicorn")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("run")
-    small.write_all(root, rows=300)
-    (root / "cities.txt").write_text("city 1\ncity 3\ncity 5\n")
-    vocabulary = {"kind": "vocabulary", "path": str(root / "cities.txt"), "oov_rows": 1}
-    sparse = [*small.RAW["schema"]["sparse"], {"name": "place", "column": "city", "mapping": vocabulary}]
-    tables = [*small.RAW["tables"], {"name": "city", "rows": 4, "dim": 8, "features": ["place"]}]
-    return train(root, schema__sparse=sparse, tables=tables)
-
-
-@pytest.fixture(scope="module")
-def model(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_run(run, tmp_path_factory.mktemp("out") / "model").folder
-
-
-class Server:
-    """An application in a thread of this process."""
-
-    def __init__(self, app: Any) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
-        config = uvicorn.Config(app, port=self.port, log_level="error", lifespan="off", ws="none")
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
-
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        sent = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request(method, path, sent, {"content-type": JSON, **named})
-        response = connection.getresponse()
-        data = response.read()
-        connection.close()
-        is_json = (response.getheader("content-type") or "").startswith(JSON)
-        return response.status, json.loads(data) if is_json else data
-
-    def close(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(10)
-
-
-@pytest.fixture(scope="module")
-def service(model: Path) -> Service:
-    return Service([ModelSpec(name="ctr", path=model)], limits=Limits(body_bytes=1 << 20, rows=500, ids=5000))
-
-
-@pytest.fixture(scope="module")
-def server(service: Service) -> Iterator[Server]:
-    made = Server(App(service))
-    yield made
-    made.close()
 
 
 def evaluation_rows(run: Path) -> pa.Table:
@@ -123,9 +60,6 @@ def test_a_context_is_a_part_of_every_candidate(run: Path, server: Server, conte
     whole = server.ask("POST", "/score", {"rows": [{**row, **shared} for row in rows]})[1]
     assert status == 200
     np.testing.assert_allclose(answer["scores"]["label"], whole["scores"]["label"], rtol=0, atol=1e-6)
-
-
-GOOD = {"user": 1, "item": 2, "tags": [1, 2], "age": 0.5, "city": "city 1"}
 
 
 @pytest.mark.parametrize(
@@ -189,56 +123,6 @@ def test_other_paths_methods_and_types_are_4xx(server: Server) -> None:
     assert server.ask("POST", "/score/none", {"rows": [GOOD]})[0] == 404
     assert server.ask("POST", "/score", b"x", content_type="text/plain")[0] == 415
     assert server.ask("POST", "/score", b"x", content_type=ARROW)[0] == 400
-
-
-def mutated(random: random.Random) -> bytes:
-    """A good body with something wrong in it."""
-    body = bytearray(json.dumps({"rows": [GOOD] * random.randint(1, 3)}).encode())
-    for _ in range(random.randint(1, 6)):
-        at = random.randrange(len(body))
-        kind = random.randrange(4)
-        if kind == 0:
-            body[at] = random.randrange(256)
-        elif kind == 1:
-            del body[at : at + random.randint(1, 9)]
-        elif kind == 2:
-            body[at:at] = random.choice([b"-1", b"9" * 25, b"null", b"[]", b"{}", b'"', b"1e999", b"\\u0000", b"true"])
-        else:
-            body = body[:at] + body[random.randrange(len(body)) :]
-        if not body:
-            body = bytearray(b" ")
-    return bytes(body)
-
-
-def fuzz(service: Service, count: int) -> int:
-    """Sends mutated bodies; returns how many were valid all the same."""
-    from rayrec.serve.requests import BadRequest
-
-    drawn, answered = random.Random(7), 0
-    for _ in range(count):
-        body = mutated(drawn)
-        try:
-            answer = service.score(body, JSON)
-        except BadRequest as error:
-            assert 400 <= error.status < 500 and error.text
-            continue
-        rows = json.loads(body)["rows"]
-        rows = rows if isinstance(rows, list) else list(zip(*rows.values(), strict=True))
-        assert len(answer.scores["label"]) == len(rows) and np.isfinite(answer.scores["label"]).all()
-        for row in rows if isinstance(rows[0], dict) else []:
-            assert 0 <= row["user"] < small.USERS and all(0 <= tag < small.TAGS for tag in row["tags"])
-            assert isinstance(row["city"], str) and np.isfinite(row["age"])
-        answered += 1
-    return answered
-
-
-def test_malformed_bodies_are_never_answered_and_never_a_crash(service: Service) -> None:
-    assert fuzz(service, 600) < 300
-
-
-@pytest.mark.long
-def test_ten_thousand_malformed_bodies(service: Service) -> None:
-    assert fuzz(service, 10_000) < 5000
 
 
 def test_a_token_is_asked_for_everywhere_but_health(service: Service) -> None:

@@ -1,8 +1,9 @@
-"""Questions about Arrow types that pyarrow answers in several calls."""
+"""Questions about Arrow types that pyarrow answers in several calls, and newer layouts in older ones."""
 
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 
@@ -53,3 +54,12 @@ def without_views(kind: pa.DataType) -> pa.DataType:
         return pa.list_(item, kind.list_size)
     large = pat.is_large_list(kind) or pat.is_large_list_view(kind)
     return pa.large_list(item) if large else pa.list_(item)
+
+
+def from_list_view(array: pa.ListViewArray | pa.LargeListViewArray) -> pa.Array:
+    """The same lists, one after another; pyarrow's own cast loses values of views that overlap or are out of order."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0)
+    ends = pc.cumulative_sum(lengths.cast(pa.int64()))
+    offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
+    mask = array.is_null() if array.null_count else None
+    return pa.LargeListArray.from_arrays(offsets, array.flatten(), mask=mask)

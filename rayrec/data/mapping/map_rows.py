@@ -11,9 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.types as pat
 
 from rayrec.data.errors import DataError
-from rayrec.data.mapping.arrow_types import without_views
+from rayrec.data.mapping.arrow_types import from_list_view, without_views
 from rayrec.data.mapping.dense import map_dense
 from rayrec.data.mapping.id_mappings import Vocabulary
 from rayrec.data.mapping.problems import Problems
@@ -84,5 +85,7 @@ def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
 def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if pat.is_list_view(column.type) or pat.is_large_list_view(column.type):
+        column = from_list_view(column)
     plain = without_views(column.type)
     return column if plain == column.type else column.cast(plain)

@@ -1,0 +1,83 @@
+"""Contexts and candidates, each mapped once, as one batch: every candidate's row has its context's features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rayrec.data import Schema
+from rayrec.models import Batch
+from rayrec.sparse import KeyedJaggedTensor
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How contexts and candidates make up a row.
+
+    Args:
+        schema: of whole rows.
+        columns: those that contexts hold.
+        keys: the model's sparse features, in order.
+    """
+
+    schema: Schema
+    columns: frozenset[str]
+    keys: tuple[str, ...]
+
+
+def with_contexts(contexts: Batch, rest: Batch, of_row: I64, layout: Layout) -> Batch:
+    """The candidates' rows with what their contexts say.
+
+    Args:
+        contexts: C rows of the features in `layout.columns`.
+        rest: B rows of the others.
+        of_row: [B], each row's context.
+    """
+    sparse = _sparse(contexts.sparse, rest.sparse, of_row, layout)
+    return Batch(_dense(contexts.dense, rest.dense, of_row, layout), sparse, torch.zeros(len(of_row)))
+
+
+def _dense(contexts: torch.Tensor, rest: torch.Tensor, of_row: I64, layout: Layout) -> torch.Tensor:
+    both = torch.cat([contexts[torch.from_numpy(of_row)], rest], dim=1)
+    next_own, next_rest, order = 0, contexts.shape[1], list[int]()
+    for feature in layout.schema.dense:
+        if feature.column in layout.columns:
+            order += range(next_own, next_own + feature.width)
+            next_own += feature.width
+        else:
+            order += range(next_rest, next_rest + feature.width)
+            next_rest += feature.width
+    return both if order == sorted(order) else both[:, order].contiguous()
+
+
+def _sparse(contexts: KeyedJaggedTensor, rest: KeyedJaggedTensor, of_row: I64, layout: Layout) -> KeyedJaggedTensor:
+    """Bags are picked from the ids of both, put one after the other."""
+    keys = layout.keys
+    size, first_of_rest = len(of_row), contexts.values().numel()
+    begins, lengths = np.empty((len(keys), size), np.int64), np.empty((len(keys), size), np.int64)
+    for part, stride, shift, row in (
+        (contexts, contexts.stride(), 0, of_row),
+        (rest, size, first_of_rest, slice(None)),
+    ):
+        if not part.keys():
+            continue
+        at = [keys.index(key) for key in part.keys()]
+        bounds = part.offsets().numpy()
+        begins[at] = (bounds[:-1] + shift).reshape(-1, stride)[:, row]
+        lengths[at] = np.diff(bounds).reshape(-1, stride)[:, row]
+    flat_lengths = lengths.reshape(-1)
+    offsets = np.concatenate([[0], np.cumsum(flat_lengths)])
+    picked = torch.from_numpy(np.repeat(begins.reshape(-1) - offsets[:-1], flat_lengths) + np.arange(offsets[-1]))
+    values = torch.cat([contexts.values(), rest.values()])[picked]
+    weights = torch.cat([_weights(contexts), _weights(rest)])[picked] if layout.schema.weighted else None
+    return KeyedJaggedTensor(list(keys), values, weights, offsets=torch.from_numpy(offsets), stride=size)
+
+
+def _weights(part: KeyedJaggedTensor) -> torch.Tensor:
+    found = part.weights_or_none()
+    return torch.ones(part.values().numel()) if found is None else found

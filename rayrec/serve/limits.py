@@ -1,0 +1,43 @@
+"""What one request may cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayrec.serve.errors import BadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one request, against those who send too much or never end.
+
+    Args:
+        body_bytes: of its body.
+        rows: rows, or candidates.
+        ids: of all its lists together, once every candidate has the context's.
+        body_s: seconds until its body must be there.
+    """
+
+    body_bytes: int = 8 << 20
+    rows: int = 10_000
+    ids: int = 2_000_000
+    body_s: float = 10.0
+
+    def check_rows(self, count: int) -> None:
+        """
+        Raises:
+            BadRequest: too many, or none.
+        """
+        if count == 0:
+            raise BadRequest(422, "there are no rows; give at least one")
+        if count > self.rows:
+            raise BadRequest(413, f"{count:,} rows are more than the {self.rows:,} of a request; send several requests")
+
+    def check_ids(self, count: int) -> None:
+        """
+        Raises:
+            BadRequest: too many.
+        """
+        if count > self.ids:
+            text = f"{count:,} ids are more than the {self.ids:,} of a request; send shorter lists, fewer rows"
+            raise BadRequest(413, text)

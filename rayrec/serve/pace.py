@@ -1,0 +1,28 @@
+"""How long scoring takes, and how many rows are worth scoring together."""
+
+from __future__ import annotations
+
+ENOUGH = 0.1  # fixed costs below this share of a batch's time are not worth a larger batch
+DEADLINE_S = 0.02  # a batch of several requests is planned to take no longer
+
+
+class Pace:
+    """Seconds of a batch: a fixed part, measured on every batch, and a row's, measured when a version is loaded.
+
+    Args:
+        fixed_s: the first guess.
+        row_s: of the model.
+    """
+
+    def __init__(self, fixed_s: float, row_s: float) -> None:
+        self._fixed_s, self._row_s = max(fixed_s, 0.0), max(row_s, 1e-9)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A batch has been scored."""
+        self._fixed_s += 0.05 * (max(seconds - rows * self._row_s, 0.0) - self._fixed_s)
+
+    def most_rows(self) -> int:
+        """Of a batch of several requests: beyond, it gains nothing, or takes too long."""
+        worth = self._fixed_s * (1 - ENOUGH) / (ENOUGH * self._row_s)
+        in_time = (DEADLINE_S - self._fixed_s) / self._row_s
+        return max(1, int(min(worth, in_time)))

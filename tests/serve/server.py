@@ -1,0 +1,46 @@
+"""An application behind a real HTTP server, in a thread of this process."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from typing import Any
+
+import uvicorn
+
+from rayrec.serve.requests import JSON
+
+GOOD = {"user": 1, "item": 2, "tags": [1, 2], "age": 0.5, "city": "city 1"}
+
+
+class Server:
+    """Runs until it is closed."""
+
+    def __init__(self, app: Any) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        config = uvicorn.Config(app, port=self.port, log_level="error", lifespan="off", ws="none")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        sent = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, sent, {"content-type": JSON, **named})
+        response = connection.getresponse()
+        data = response.read()
+        connection.close()
+        is_json = (response.getheader("content-type") or "").startswith(JSON)
+        return response.status, json.loads(data) if is_json else data
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(10)

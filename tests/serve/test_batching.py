@@ -1,0 +1,178 @@
+"""Requests that wait are scored together: the answers are those of each alone, and nobody waits for company."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rayrec.serve import Service
+from rayrec.serve.batching import Batcher
+from rayrec.serve.errors import BadRequest
+from rayrec.serve.http import App
+from rayrec.serve.pace import DEADLINE_S, Pace
+from rayrec.serve.requests import ARROW, JSON
+from rayrec.serve.service import Answer, Asked
+from tests.serve.server import GOOD, Server
+from tests.serve.test_fuzz import SCHEMA, stream
+
+ROWS = st.fixed_dictionaries(
+    {
+        "user": st.integers(0, 39),
+        "item": st.integers(0, 2**40),
+        "tags": st.lists(st.integers(0, 6), max_size=4),
+        "age": st.floats(-3, 3, width=32),
+        "city": st.sampled_from(["city 1", "city 3", "elsewhere"]),
+    }
+)
+WRONG: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [{"user": -1}, {"user": None}, {"tags": [9]}, {"tags": [[1]]}, {"age": "x"}, {"city": 7}]
+)
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[bytes, str]:
+    rows: list[dict[str, Any]] = draw(st.lists(ROWS, min_size=1, max_size=4))
+    form = draw(st.sampled_from(["rows", "columns", "context", "arrow"]))
+    if form == "arrow":
+        return stream(pa.Table.from_pylist(rows, SCHEMA)), ARROW
+    if draw(st.integers(0, 5)) == 0:
+        rows[0] = {**rows[0], **draw(WRONG)}
+    if draw(st.integers(0, 9)) == 0:
+        del rows[-1][draw(st.sampled_from(sorted(GOOD)))]
+    raw: dict[str, Any] = {"rows": rows}
+    if form == "columns":
+        raw = {"rows": {name: [row[name] for row in rows if name in row] for name in GOOD}}
+    elif form == "context":
+        shared = draw(st.sampled_from([["user", "tags"], ["tags", "age"], ["city"], sorted(GOOD)]))
+        context = {name: rows[0].get(name) for name in shared}
+        raw = {"context": context, "candidates": [{k: v for k, v in row.items() if k not in shared} for row in rows]}
+    return json.dumps(raw).encode(), JSON
+
+
+def together(service: Service, asked: list[Asked]) -> list[Answer | BadRequest]:
+    """As the batcher scores them where all of them wait, and there is time for all."""
+    answers: dict[int, Answer | BadRequest] = {}
+    while rest := [place for place in range(len(asked)) if place not in answers]:
+        form = asked[rest[0]].query.form
+        group = [place for place in rest if place == rest[0] or asked[place].query.form == form is not None]
+        answers |= dict(zip(group, service.answers([asked[place] for place in group]), strict=True))
+    return [answers[place] for place in range(len(asked))]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=st.lists(bodies(), min_size=2, max_size=8))
+def test_requests_together_are_answered_as_each_alone(service: Service, drawn: list[tuple[bytes, str]]) -> None:
+    asked = []
+    for body, kind in drawn:
+        try:
+            asked.append(service.read(body, kind))
+        except BadRequest:
+            continue
+    for one, answer in zip(asked, together(service, asked), strict=True):
+        (alone,) = service.answers([one])
+        if isinstance(alone, BadRequest):
+            assert isinstance(answer, BadRequest) and answer.to_dict() == alone.to_dict()
+        else:
+            assert isinstance(answer, Answer) and answer.version == alone.version
+            np.testing.assert_allclose(answer.scores["label"], alone.scores["label"], rtol=0, atol=1e-6)
+
+
+GOOD_BUT_USER = {name: value for name, value in GOOD.items() if name != "user"}
+
+
+def asked_of(service: Service, rows: int, **change: Any) -> Asked:
+    return service.read(json.dumps({"rows": [{**GOOD, **change}] * rows}).encode(), JSON)
+
+
+def test_those_that_wait_are_scored_together_and_a_bad_request_spoils_only_itself(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = [asked_of(service, 1, user=user) for user in (1, 2, 3)]
+    other = service.read(json.dumps({"context": {"user": 1}, "candidates": [{**GOOD_BUT_USER}]}).encode(), JSON)
+    monkeypatch.setattr(users[0].loaded.pace, "_row_s", 1e-6)
+
+    async def ask(*asked: Asked) -> list[Any]:
+        batcher = Batcher(service)
+        return await asyncio.gather(*(batcher.score(one) for one in asked), return_exceptions=True)
+
+    before = len_of(service)
+    answers = asyncio.run(ask(*users, other))
+    batches, requests = (after - first for after, first in zip(len_of(service), before, strict=True))
+    assert (batches, requests) == (2, 4) and len({float(answer.scores["label"][0]) for answer in answers}) == 3
+    answers = asyncio.run(ask(users[0], asked_of(service, 1, user=-1), users[1]))
+    assert [isinstance(answer, Answer) for answer in answers] == [True, False, True] and "'user'" in str(answers[1])
+
+
+def test_a_request_that_is_alone_waits_for_nobody(service: Service) -> None:
+    """Between its coming and its answer the event loop goes round a few times, and never sleeps."""
+
+    async def ask() -> int:
+        loop, times = asyncio.get_running_loop(), 0
+        answer = asyncio.ensure_future(Batcher(service).score(asked_of(service, 1)))
+        while not answer.done():
+            times += 1
+            assert not [handle for handle in loop._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+        return times
+
+    assert asyncio.run(ask()) < 20
+
+
+def test_whose_client_has_gone_is_not_scored(service: Service) -> None:
+    async def ask() -> Any:
+        batcher = Batcher(service)
+        gone = asyncio.ensure_future(batcher.score(asked_of(service, 1)))
+        here = asyncio.ensure_future(batcher.score(asked_of(service, 1)))
+        await asyncio.sleep(0)
+        gone.cancel()
+        return await asyncio.wait_for(here, 30)
+
+    assert len(asyncio.run(ask()).scores["label"]) == 1
+
+
+def test_clients_at_the_same_time_are_scored_together_over_http(service: Service) -> None:
+    server, wrong = Server(App(service)), []
+    alone = {user: server.ask("POST", "/score", {"rows": [{**GOOD, "user": user}]}) for user in range(8)}
+    before = len_of(service)
+
+    def client(user: int) -> None:
+        for _ in range(30):
+            status, answer = server.ask("POST", "/score", {"rows": [{**GOOD, "user": user}]})
+            found, expected = answer["scores"]["label"], alone[user][1]["scores"]["label"]
+            if status != 200 or not np.allclose(found, expected, rtol=0, atol=1e-6):
+                wrong.append((user, answer))
+
+    threads = [threading.Thread(target=client, args=(user,)) for user in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    server.close()
+    batches, requests = (after - first for after, first in zip(len_of(service), before, strict=True))
+    assert not wrong and requests == 240 and batches < 240
+
+
+def len_of(service: Service) -> tuple[float, float]:
+    """Batches and requests so far."""
+    lines = dict(line.rsplit(" ", 1) for line in service.metrics().decode().splitlines() if line[0] != "#")
+    name = 'rayrec_batch_requests_{}{{model="ctr"}}'
+    return float(lines[name.format("count")]), float(lines[name.format("sum")])
+
+
+def test_the_pace_says_how_many_rows_are_worth_it() -> None:
+    pace = Pace(fixed_s=1e-3, row_s=1e-5)
+    assert pace.most_rows() == 900  # then a tenth of the time is fixed
+    for _ in range(300):
+        pace.observe(10, 5e-3)
+    assert pace.most_rows() == pytest.approx((DEADLINE_S - 4.9e-3) / 1e-5, rel=0.01)
+    for _ in range(300):
+        pace.observe(10, 1.0)
+    assert pace.most_rows() == 1  # no batch of several is in time
