@@ -94,6 +94,7 @@ struct Model::State {
   std::vector<int64_t> rows_of;  // of each key: every id lies below
   int64_t num_dense = 0, num_labels = 1;
   bool weighted = false;
+  bool has_context = false;  // the graph takes a row of bags before the others, which belongs to all of them
   std::unique_ptr<Mapped> tables;
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader;
 
@@ -122,6 +123,19 @@ struct Model::State {
       if (!std::isfinite(weight)) throw BadRows("a weight of an id is not finite");
   }
 
+  // As the graph takes them: before each feature's bags an empty one.
+  std::vector<int64_t> offsets(const Rows& rows) const {
+    std::vector<int64_t> made;
+    made.reserve(rows.offsets.size() + keys.size());
+    for (size_t key = 0; key < keys.size(); ++key) {
+      const auto first = rows.offsets.begin() + static_cast<std::ptrdiff_t>(key) * rows.size;
+      made.push_back(*first);
+      made.insert(made.end(), first, first + rows.size);
+    }
+    made.push_back(rows.offsets.back());
+    return made;
+  }
+
   std::string where(int64_t bag, int64_t size) const {
     return "feature " + keys[bag / size] + ", row " + std::to_string(bag % size);
   }
@@ -139,6 +153,7 @@ Model::Model(const std::string& folder, size_t runners, bool checksums) : state_
     state_->num_dense = static_cast<int64_t>(inputs["num_dense"].number());
     state_->num_labels = inputs["labels"].null() ? 1 : static_cast<int64_t>(inputs["labels"].array().size());
     state_->weighted = inputs["weighted"].boolean();
+    state_->has_context = inputs.members().contains("context") && !inputs["context"].null();
     bool compiled = false;
     for (const Json& target : index["targets"].array()) compiled |= target.string() == "aoti";
     if (!compiled) throw ExportError(folder + " holds no compiled graph: export with --target aoti");
@@ -176,10 +191,12 @@ std::vector<float> Model::score(const Rows& rows) const {
     // torch reads inputs only; it has no tensor of constant data
     return at::from_blob(const_cast<void*>(static_cast<const void*>(span.data())), shape, at::TensorOptions(kind));
   };
+  const std::vector<int64_t> with_context = state_->has_context ? state_->offsets(rows) : std::vector<int64_t>();
+  const std::span<const int64_t> offsets = state_->has_context ? std::span(with_context) : rows.offsets;
   std::vector<at::Tensor> inputs{
       view(rows.dense, {rows.size, state_->num_dense}, at::kFloat),
       view(rows.ids, {static_cast<int64_t>(rows.ids.size())}, at::kLong),
-      view(rows.offsets, {static_cast<int64_t>(rows.offsets.size())}, at::kLong),
+      view(offsets, {static_cast<int64_t>(offsets.size())}, at::kLong),
       at::from_blob(state_->tables->data(), {static_cast<int64_t>(state_->tables->size())}, at::TensorOptions(at::kByte)),
   };
   if (state_->weighted) inputs.push_back(view(rows.weights, {static_cast<int64_t>(rows.weights.size())}, at::kFloat));

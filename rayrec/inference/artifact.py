@@ -92,6 +92,7 @@ class Index:
                     num_dense=int(inputs["num_dense"]),
                     labels=None if labels is None else tuple(labels),
                     weighted=bool(inputs["weighted"]),
+                    context=None if inputs.get("context") is None else tuple(inputs["context"]),
                 ),
                 table_of={str(key): str(table) for key, table in raw["table_of"].items()},
                 rows_of={str(key): int(rows) for key, rows in raw["rows_of"].items()},

@@ -8,24 +8,26 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from rayrec.checkpoint.weights import CheckpointWeights
 from rayrec.inference import artifact, compiled, graph
 from rayrec.inference.artifact import ExportError, Index
 from rayrec.inference.auto import choose_formats
 from rayrec.inference.graph import Inputs
+from rayrec.inference.graph_check import same_with_context
 from rayrec.inference.model import Model
 from rayrec.inference.parity import Limits, Parity, Score, compare
 from rayrec.inference.parity_page import parity_page
 from rayrec.inference.tables import Candidates, write_candidates, write_chosen
 from rayrec.models import Batch
-from rayrec.quant import TableFormat
+from rayrec.quant import TableFormat, TablePlace
 from rayrec.quant.layout import TableConfig
 
 AUTO = "AUTO"
@@ -164,14 +166,13 @@ class _Exporting:
         reference = self.float_score(candidates)
         formats = self._formats(candidates, reference)
         places = write_chosen(folder / artifact.TABLES, candidates, self.tables, formats)
-        scoring = self.scoring({place.table: place for place in places}, self.wanted.dense)
-        program = graph.exported(scoring)
+        inputs, program = self._graph({place.table: place for place in places}, folder / artifact.TABLES)
         compiled.save_graph(program, folder / artifact.GRAPH)
         if self.wanted.target == "aoti":
             compiled.compile_graph(program, folder / artifact.AOTI)
         _write_mapping(self.trained.mapping, folder)
         index = Index(
-            inputs=self.trained.inputs,
+            inputs=inputs,
             rows_of=dict(self.trained.rows_of),
             table_of=_smallest_tables(self.tables),
             places=places,
@@ -236,20 +237,36 @@ class _Exporting:
 
         return score
 
-    def scoring(self, places: Mapping[str, Any], dense: str) -> graph.Scoring:
+    def _graph(self, places: Mapping[str, TablePlace], tables: Path) -> tuple[Inputs, ExportedProgram]:
+        """The function as a graph, with a row that all others share where the model allows it: one that looks at ids
+        other than through its collections does not."""
+        inputs = self.trained.inputs
+        shared = replace(inputs, context=graph.pooled_keys(self.trained.make_model(), inputs.keys))
+        plain = self.scoring(places, self.wanted.dense, inputs)
+        if shared.context:
+            scoring = self.scoring(places, self.wanted.dense, shared)
+            try:
+                program = graph.exported(scoring)
+            except ValueError:
+                return inputs, graph.exported(plain)
+            if same_with_context(scoring, plain, artifact.map_tables(tables).data, self.trained.rows_of):
+                return shared, program
+        return inputs, graph.exported(plain)
+
+    def scoring(self, places: Mapping[str, Any], dense: str, inputs: Inputs) -> graph.Scoring:
         """The function to be exported."""
         model = self._model()
         slots = graph.read_given_tables(model, places)
         if dense == "bf16":
             graph.with_bfloat16_layers(model)
-        return graph.Scoring(model, slots, self.trained.inputs, self.trained.logit_shift)
+        return graph.Scoring(model, slots, inputs, self.trained.logit_shift)
 
     def _formats(self, candidates: Candidates, reference: Score) -> dict[str, TableFormat]:
         if self.wanted.tables != AUTO:
             return {table.name: self.wanted.formats_of(table.embedding_dim)[0] for table in self.tables}
 
         def score_with(formats: Mapping[str, TableFormat]) -> Score:
-            scoring = self.scoring(candidates.chosen(formats), "fp32")
+            scoring = self.scoring(candidates.chosen(formats), "fp32", self.trained.inputs)
 
             def score(batch: Batch) -> torch.Tensor:
                 with torch.no_grad():

@@ -14,6 +14,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from rayrec import quant
+from rayrec.inference.context import add_first_row, with_first_row
 from rayrec.models import Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.quant import TablePlace
@@ -33,12 +34,15 @@ class Inputs:
         num_dense: N.
         labels: names of several labels; None for one.
         weighted: ids have weights.
+        context: the features that a first row may give to all rows (`context.py`): those that are pooled everywhere.
+            The function then takes offsets [F * (B + 1) + 1]. None: it has no such row.
     """
 
     keys: tuple[str, ...]
     num_dense: int
     labels: tuple[str, ...] | None
     weighted: bool
+    context: tuple[str, ...] | None = None
 
 
 def collections_in(model: nn.Module) -> dict[str, Collection]:
@@ -62,6 +66,18 @@ def configs_of(collection: Collection) -> Sequence[TableConfig]:
     if isinstance(collection, EmbeddingBagCollection):
         return collection.embedding_bag_configs()
     return collection.embedding_configs()
+
+
+def pooled_keys(model: nn.Module, keys: Sequence[str]) -> tuple[str, ...]:
+    """The features that are in no sequence."""
+    sequences = {
+        name
+        for collection in collections_in(model).values()
+        for config in configs_of(collection)
+        for name in config.feature_names
+        if isinstance(collection, EmbeddingCollection)
+    }
+    return tuple(key for key in keys if key not in sequences)
 
 
 def table_path(path: str, collection: Collection, table: str) -> str:
@@ -121,6 +137,10 @@ class Scoring(nn.Module):
         super().__init__()
         self.model, self.inputs, self.logit_shift = model, inputs, logit_shift
         self._slots = tuple(slots)
+        if inputs.context is not None:
+            for module in model.modules():
+                if isinstance(module, quant.EmbeddingBagCollection | quant.EmbeddingCollection):
+                    module.register_forward_hook(add_first_row)
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.clone())  # a graph cannot be saved with views of one another
@@ -135,7 +155,8 @@ class Scoring(nn.Module):
         weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Logits `[B]`, or `[B, T]` of several labels."""
-        sparse = KeyedJaggedTensor(list(self.inputs.keys), values, weights, offsets=offsets, stride=dense.shape[0])
+        stride = dense.shape[0] + (self.inputs.context is not None)
+        sparse = KeyedJaggedTensor(list(self.inputs.keys), values, weights, offsets=offsets, stride=stride)
         label = torch.zeros_like(dense[:, :1]) if dense.shape[1] else dense.new_zeros(dense.shape[0], 1)
         label = label[:, 0] if self.inputs.labels is None else label.expand(-1, len(self.inputs.labels))
         try:
@@ -148,18 +169,35 @@ class Scoring(nn.Module):
         return logits + self.logit_shift if self.logit_shift else logits
 
 
-def arguments(batch: Batch, inputs: Inputs, tables: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """A batch as the function's arguments."""
-    offsets, weights = batch.sparse.offsets(), batch.sparse.weights_or_none()
-    plain = (batch.dense, batch.sparse.values(), offsets, tables)
+def arguments(
+    batch: Batch, inputs: Inputs, tables: torch.Tensor, context: KeyedJaggedTensor | None = None
+) -> tuple[torch.Tensor, ...]:
+    """A batch of at least one row as the function's arguments; `context` is one row of some of `inputs.context`."""
+    sparse = batch.sparse
+    if inputs.context is None:
+        values, offsets = sparse.values(), sparse.offsets()
+    else:
+        values, offsets = with_first_row(sparse, context, inputs.keys)
+    plain = (batch.dense, values, offsets, tables)
     if not inputs.weighted:
         return plain
-    return (*plain, torch.ones(len(plain[1])) if weights is None else weights)
+    if context is not None:
+        weighted = [_weights(part) for part in (context, sparse)]
+        return (*plain, with_first_row(weighted[1], weighted[0], inputs.keys)[0])
+    return (*plain, _weights(sparse).values())
+
+
+def _weights(part: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The ids' weights in their places; 1 where they have none."""
+    found = part.weights_or_none()
+    values = torch.ones(part.values().numel()) if found is None else found
+    return KeyedJaggedTensor(part.keys(), values, offsets=part.offsets(), stride=part.stride())
 
 
 def _example(inputs: Inputs) -> tuple[torch.Tensor, ...]:
     """Arguments to trace with: three rows, two ids in every bag. No table is read then; a few bytes stand for them."""
-    rows, bags = 3, 3 * len(inputs.keys)
+    rows = 3
+    bags = (rows + (inputs.context is not None)) * len(inputs.keys)
     values, offsets = torch.zeros(2 * bags, dtype=torch.int64), torch.arange(bags + 1) * 2
     plain = (torch.zeros(rows, inputs.num_dense), values, offsets, torch.zeros(128, dtype=torch.uint8))
     return (*plain, torch.ones(2 * bags)) if inputs.weighted else plain
@@ -175,7 +213,9 @@ def exported(scoring: Scoring) -> ExportedProgram:
     rows = Dim("rows", min=1, max=1 << 24)
     ids = Dim("ids", min=0, max=1 << 40)
     size = Dim("bytes", min=2, max=1 << 50)
-    shapes: list[dict[int, object]] = [{0: rows}, {0: ids}, {0: len(inputs.keys) * rows + 1}, {0: size}]
+    keys = len(inputs.keys)
+    bounds = keys * rows + (1 if inputs.context is None else keys + 1)
+    shapes: list[dict[int, object]] = [{0: rows}, {0: ids}, {0: bounds}, {0: size}]
     if inputs.weighted:
         shapes.append({0: ids})
     try:

@@ -14,6 +14,7 @@ from rayrec.inference.artifact import ExportError, Index
 from rayrec.inference.graph import arguments
 from rayrec.models import Batch
 from rayrec.quant.check import check_ids
+from rayrec.sparse import KeyedJaggedTensor
 
 
 class Model:
@@ -44,7 +45,6 @@ class Model:
             self._run = compiled.load_compiled(self.folder / artifact.AOTI, runners)
         else:
             self._run = compiled.load_graph(self.folder / artifact.GRAPH)
-        self._table_of = _table_names(self.index)
 
     @property
     def version(self) -> str:
@@ -70,19 +70,23 @@ class Model:
         found: dict[str, Any] = json.loads((self.folder / artifact.PARITY).read_text(encoding="utf-8"))
         return found
 
-    def score(self, batch: Batch) -> torch.Tensor:
+    def score(self, batch: Batch, context: KeyedJaggedTensor | None = None) -> torch.Tensor:
         """Logits float32 `[B]`, or `[B, T]` of several labels; labels of the batch are not read.
+
+        Args:
+            context: one row of features that all rows share, looked up once: some of `index.inputs.context`. The batch
+                has the others.
 
         Raises:
             ValueError: features of other names, a number that is not finite, or an id outside its table; names
                 feature and example.
         """
-        inputs, sparse = self.index.inputs, batch.sparse
-        if tuple(sparse.keys()) != inputs.keys:
-            missing = [key for key in inputs.keys if key not in sparse.index_per_key()]
-            if missing:
-                raise ValueError(f"the batch has no feature {missing[0]!r}; the model reads {list(inputs.keys)}")
-            sparse = sparse.permute([sparse.index_per_key()[key] for key in inputs.keys])
+        inputs, shared = self.index.inputs, set() if context is None else set(context.keys())
+        if not shared <= set(inputs.context or ()):
+            raise ValueError(f"the model cannot share {sorted(shared)} between rows, but {list(inputs.context or ())}")
+        sparse = self._checked(batch.sparse, [key for key in inputs.keys if key not in shared])
+        if context is not None:
+            context = self._checked(context, [key for key in inputs.keys if key in shared])
         dense = batch.dense
         if dense.dim() != 2 or dense.shape[1] != inputs.num_dense:
             raise ValueError(f"dense is {list(dense.shape)}; the model takes {inputs.num_dense} numbers an example")
@@ -91,21 +95,28 @@ class Model:
             raise ValueError(
                 f"dense number {column} of example {row} is {float(dense[row, column])}; it must be finite"
             )
-        check_ids(sparse, [self.index.rows_of[key] for key in inputs.keys], self._table_of)
-        if inputs.weighted and sparse.weights_or_none() is not None and not bool(sparse.weights().isfinite().all()):
-            raise ValueError("a weight of an id is not finite")
         if not dense.shape[0]:
             return torch.empty((0,) if inputs.labels is None else (0, len(inputs.labels)))
         checked = Batch(dense=dense.float(), sparse=sparse, label=batch.label)
-        return self._run(arguments(checked, inputs, self.tables.data))
+        return self._run(arguments(checked, inputs, self.tables.data, context))
+
+    def _checked(self, sparse: KeyedJaggedTensor, keys: list[str]) -> KeyedJaggedTensor:
+        """The features in the model's order, all ids inside their tables."""
+        if sparse.keys() != keys:
+            missing = [key for key in keys if key not in sparse.index_per_key()]
+            if missing:
+                raise ValueError(
+                    f"the batch has no feature {missing[0]!r}; the model reads {list(self.index.inputs.keys)}"
+                )
+            sparse = sparse.permute([sparse.index_per_key()[key] for key in keys])
+        check_ids(sparse, [self.index.rows_of[key] for key in keys], [self.index.table_of[key] for key in keys])
+        weights = sparse.weights_or_none() if self.index.inputs.weighted else None
+        if weights is not None and not bool(weights.isfinite().all()):
+            raise ValueError("a weight of an id is not finite")
+        return sparse
 
 
 def _fits(index: Index) -> bool:
     """Whether the compiled graph is there and runs on this processor, with this torch."""
     here = artifact.versions_here()
     return "aoti" in index.targets and all(index.versions.get(key) == here[key] for key in ("torch", "cpu"))
-
-
-def _table_names(index: Index) -> list[str]:
-    """For each key the smallest table that reads it: the one an id may be outside of."""
-    return [index.table_of[key] for key in index.inputs.keys]

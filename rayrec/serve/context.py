@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ class Layout:
     Args:
         schema: of whole rows.
         columns: those that contexts hold.
-        keys: the model's sparse features, in order.
+        keys: sparse features of the rows, in order.
     """
 
     schema: Schema
@@ -40,6 +41,23 @@ def with_contexts(contexts: Batch, rest: Batch, of_row: I64, layout: Layout) -> 
     """
     sparse = _sparse(contexts.sparse, rest.sparse, of_row, layout)
     return Batch(_dense(contexts.dense, rest.dense, of_row, layout), sparse, torch.zeros(len(of_row)))
+
+
+def split(contexts: Batch, keys: Sequence[str]) -> tuple[KeyedJaggedTensor, Batch]:
+    """The bags of some features, and the contexts without them."""
+    sparse = contexts.sparse
+    if not keys:
+        return _picked(sparse, []), contexts
+    places = {key: place for place, key in enumerate(sparse.keys())}
+    rest = [place for key, place in places.items() if key not in keys]
+    return _picked(sparse, [places[key] for key in keys]), replace(contexts, sparse=_picked(sparse, rest))
+
+
+def _picked(sparse: KeyedJaggedTensor, places: list[int]) -> KeyedJaggedTensor:
+    if places:
+        return sparse if len(places) == len(sparse.keys()) else sparse.permute(places)
+    nothing = torch.empty(0, dtype=torch.int64)
+    return KeyedJaggedTensor([], nothing, lengths=nothing, stride=sparse.stride())
 
 
 def _dense(contexts: torch.Tensor, rest: torch.Tensor, of_row: I64, layout: Layout) -> torch.Tensor:

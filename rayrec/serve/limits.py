@@ -14,7 +14,7 @@ class Limits:
     Args:
         body_bytes: of its body.
         rows: rows, or candidates.
-        ids: of all its lists together, once every candidate has the context's.
+        ids: of all its lists together, as they are looked up: a context's once, or for every candidate.
         body_s: seconds until its body must be there.
     """
 

@@ -62,7 +62,7 @@ class Measures:
     def ids(self, model: str, schema: Schema, sparse: KeyedJaggedTensor) -> None:
         """How many ids the vocabularies did not know: they were given one of the first rows."""
         for feature in schema.sparse:
-            if isinstance(feature.mapping, Vocabulary):
+            if isinstance(feature.mapping, Vocabulary) and feature.name in sparse.index_per_key():
                 rows = sparse[feature.name].values()
                 self._ids.labels(model, feature.name).inc(rows.numel())
                 self._unknown.labels(model, feature.name).inc(int((rows < feature.mapping.oov_rows).sum()))

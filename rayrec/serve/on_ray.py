@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 import urllib.request
 from dataclasses import dataclass, field
@@ -11,11 +12,14 @@ from typing import Any
 
 import torch
 
+from rayrec.inference.artifact import read_index
 from rayrec.serve.http import App
 from rayrec.serve.limits import Limits
 from rayrec.serve.service import ModelSpec, Service
+from rayrec.serve.versions import newest
 
 APPLICATION = "rayrec"
+_LAST_PORT = 64_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,33 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
 
 
+def check(settings: Settings) -> None:
+    """What can be known before anything is started: that the models are there, and the port is free.
+
+    Raises:
+        ExportError: a path holds no export; names it.
+        ValueError: a port that cannot be listened on, or more cores than this machine has.
+    """
+    for spec in settings.models:
+        read_index(newest(spec.path))
+    if not 0 < settings.port <= _LAST_PORT:
+        raise ValueError(
+            f"--port {settings.port}: choose one of 1 to {_LAST_PORT}; what comes after is for the service"
+        )
+    if os.environ.get("RAY_ADDRESS"):
+        return  # of another machine nothing is known
+    cores = len(os.sched_getaffinity(0))
+    if settings.cpus > cores:
+        raise ValueError(f"--cpus {settings.cpus}: this machine has {cores} cores")
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((settings.host, settings.port))
+    except OSError as error:
+        text = f"cannot listen on --host {settings.host} --port {settings.port}: {error.strerror}; choose another"
+        raise ValueError(text) from error
+
+
 def prepare_environment(settings: Settings) -> None:
     """What Serve reads from the environment, before Ray starts; what is set already stays."""
     wanted = {"RAY_worker_niceness": "0"}  # Ray's own 15 lets every other process of the machine go first
@@ -68,8 +99,10 @@ def start(settings: Settings) -> str:
     """Starts the service on the Ray that runs here, or a local one; returns its address once it answers.
 
     Raises:
+        ExportError, ValueError: as `check`.
         RuntimeError: it does not come up; the text holds the reason.
     """
+    check(settings)
     prepare_environment(settings)
     import ray
     from ray import serve
@@ -126,13 +159,16 @@ def read_token(path: Path | None) -> str | None:
     """The first line of a file.
 
     Raises:
-        ValueError: the file is empty.
+        ValueError: the file cannot be read, or is empty.
     """
     if path is None:
         return None
-    token = path.read_text(encoding="utf-8").strip()
-    if not token:
-        raise ValueError(f"--token-file {path} is empty; write a long random word into it")
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--token-file {path} cannot be read: {error}") from error
+    if not token or not token.isascii() or len(token.split()) > 1:
+        raise ValueError(f"--token-file {path} must hold one word of ASCII; write a long random one into it")
     return token
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ENOUGH = 0.1  # fixed costs below this share of a batch's time are not worth a larger batch
-DEADLINE_S = 0.02  # a batch of several requests is planned to take no longer
+DEADLINE_S = 0.02  # the rows of several requests together are planned to take no longer
 
 
 class Pace:
@@ -24,5 +24,4 @@ class Pace:
     def most_rows(self) -> int:
         """Of a batch of several requests: beyond, it gains nothing, or takes too long."""
         worth = self._fixed_s * (1 - ENOUGH) / (ENOUGH * self._row_s)
-        in_time = (DEADLINE_S - self._fixed_s) / self._row_s
-        return max(1, int(min(worth, in_time)))
+        return max(1, round(min(worth, DEADLINE_S / self._row_s)))

@@ -19,7 +19,7 @@ import torch
 from rayrec.data import DataError, Mapping, Schema
 from rayrec.models import Batch
 from rayrec.serve.arrow import read_stream
-from rayrec.serve.context import Layout, with_contexts
+from rayrec.serve.context import Layout, split, with_contexts
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.limits import Limits
 from rayrec.sparse import KeyedJaggedTensor
@@ -54,10 +54,12 @@ class Reader:
     Args:
         mapping: without labels.
         keys: the model's features, in order.
+        shared: those that the model takes once for all rows.
     """
 
-    def __init__(self, mapping: Mapping, keys: Sequence[str], limits: Limits) -> None:
+    def __init__(self, mapping: Mapping, keys: Sequence[str], limits: Limits, shared: Sequence[str] = ()) -> None:
         self._mapping, self._keys, self._limits = mapping, tuple(keys), limits
+        self._shared = frozenset(shared)
         self._schema = mapping.schema
         self._columns = frozenset(self._schema.feature_columns)
         self._part_of = lru_cache(maxsize=64)(self._part)
@@ -74,8 +76,9 @@ class Reader:
         """
         return self._arrow(body) if content_type.startswith(ARROW) else self._json(body)
 
-    def batch(self, queries: Sequence[Query]) -> Batch:
-        """The rows of queries of one form, one after the other.
+    def batch(self, queries: Sequence[Query]) -> tuple[Batch, KeyedJaggedTensor | None]:
+        """The rows of queries of one form, one after the other; of a query alone, what the model takes once for all
+        rows comes beside them, a row of its own.
 
         Raises:
             BadRequest: anything at all is wrong with one of them; of several it does not say which.
@@ -85,7 +88,7 @@ class Reader:
             if not queries[0].context:
                 batch = self._mapped(self._mapping, rows, sum(sizes))
                 self._limits.check_ids(batch.sparse.values().numel())
-                return batch
+                return batch, None
             return self._with_contexts([query.context for query in queries], rows, sizes)
         except (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError) as error:
             raise BadRequest(422, f"the rows cannot be read: {str(error).splitlines()[0][:300]}") from error
@@ -120,14 +123,20 @@ class Reader:
         form = (type(rows), there & self._columns, shared) if even else None
         return Query({name: context[name] for name in shared}, rows, size, form)
 
-    def _with_contexts(self, contexts: Sequence[dict[str, Any]], rows: Any, sizes: Sequence[int]) -> Batch:
+    def _with_contexts(
+        self, contexts: Sequence[dict[str, Any]], rows: Any, sizes: Sequence[int]
+    ) -> tuple[Batch, KeyedJaggedTensor | None]:
         columns = frozenset(contexts[0])
         own = self._mapped(self._part_of(columns, True), contexts, len(contexts))
         rest = self._mapped(self._part_of(columns, False), rows, sum(sizes))
-        ids_C = own.sparse.lengths().view(-1, len(contexts)).sum(0).numpy()
-        self._limits.check_ids(int((ids_C * sizes).sum()) + rest.sparse.values().numel())
+        shared = [key for key in own.sparse.keys() if len(contexts) == 1 and key in self._shared]
+        once, each = split(own, shared)
+        ids_C = each.sparse.lengths().view(-1, len(contexts)).sum(0).numpy()
+        self._limits.check_ids(int((ids_C * sizes).sum()) + rest.sparse.values().numel() + once.values().numel())
         of_row = np.repeat(np.arange(len(sizes)), sizes)
-        return with_contexts(own, rest, of_row, Layout(self._schema, columns, self._keys))
+        keys = tuple(key for key in self._keys if key not in shared)
+        whole = with_contexts(each, rest, of_row, Layout(self._schema, columns, keys))
+        return whole, once if shared else None
 
     def _part(self, columns: frozenset[str], inside: bool) -> Mapping:
         """The mapping of the features that are made of these columns, or of the others."""

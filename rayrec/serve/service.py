@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ class ModelSpec:
         """`PATH`, `NAME=PATH` or `NAME=PATH@SHARE`.
 
         Raises:
-            ValueError: the share is no positive number.
+            ValueError: the share is no positive number, or the name cannot stand in a URL.
         """
         name, equals, rest = text.partition("=")
         path, at, share = (rest if equals else text).rpartition("@")
@@ -53,6 +54,8 @@ class ModelSpec:
             number = 0.0
         if not 0 < number < float("inf"):
             raise ValueError(f"{text!r}: write a model as PATH, NAME=PATH or NAME=PATH@SHARE, e.g. ctr=exports/new@0.1")
+        if equals and not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+            raise ValueError(f"{text!r}: a model's name is made of letters, digits, dots, dashes and underscores")
         return cls(name=name if equals else "default", path=Path(path).absolute(), share=number)
 
 
@@ -131,16 +134,18 @@ class Service:
         if not asked:
             return []
         begin, name, loaded = time.perf_counter(), asked[0].name, asked[0].loaded
-        batch = loaded.reader.batch([one.query for one in asked])
+        batch, context = loaded.reader.batch([one.query for one in asked])
         try:
-            logits = loaded.model.score(batch)
+            logits = loaded.model.score(batch, context)
         except ValueError as error:
             raise BadRequest(422, str(error)) from error
         probabilities = torch.sigmoid(logits).view(batch.rows, -1).T.contiguous().numpy()
         scores = dict(zip(loaded.model.labels, probabilities, strict=True))
         now = time.perf_counter()
         loaded.pace.observe(batch.rows, now - begin)
-        self.measures.ids(name, loaded.reader.schema, batch.sparse)
+        for sparse in (batch.sparse, context):
+            if sparse is not None:
+                self.measures.ids(name, loaded.reader.schema, sparse)
         self.measures.scores(name, loaded.version, scores, loaded.quantiles)
         self.measures.together(name, len(asked))
         answers, stop = [], 0

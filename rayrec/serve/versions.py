@@ -71,7 +71,8 @@ def load(folder: Path, limits: Limits) -> Loaded:
     empty_batch(scorer.schema)  # loads what the first request would wait for
     seconds = {rows: _warm(model, rows) for rows in (2, 1, _MANY)}
     row_s = (seconds[_MANY] - seconds[1]) / (_MANY - 1)
-    reader = Reader(scorer.mapping, model.index.inputs.keys, limits)
+    inputs = model.index.inputs
+    reader = Reader(scorer.mapping, inputs.keys, limits, inputs.context or ())
     quantiles = dict(model.parity().get("quantiles", {}))
     return Loaded(model.version, folder, model, reader, quantiles, Pace(seconds[1], row_s))
 

@@ -117,7 +117,8 @@ class JaggedTensor(Jagged):
     ) -> None:
         if lengths is None and offsets is None:
             raise ValueError("JaggedTensor needs lengths or offsets")
-        if weights is not None and weights.shape[0] != values.shape[0]:
+        known = not torch.compiler.is_exporting()  # a graph does not know how long a feature's part of the ids is
+        if weights is not None and known and weights.shape[0] != values.shape[0]:
             raise ValueError(f"JaggedTensor: {weights.shape[0]} weights for {values.shape[0]} values")
         check_counts("JaggedTensor", lengths=lengths, offsets=offsets)
         self._values = values

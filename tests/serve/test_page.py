@@ -22,7 +22,7 @@ def test_the_request_can_be_mapped_by_the_movielens_config() -> None:
     (body,) = re.findall(r"-d '(\{.*?\})'", PAGE, re.DOTALL)
     mapping = Mapping.from_config(yaml.safe_load((ROOT / "data/movielens/train.yaml").read_text()), labels=False)
     reader = Reader(mapping, mapping.schema.sparse_names, Limits())
-    batch = reader.batch([reader.read(body.encode(), JSON)])
+    batch, _ = reader.batch([reader.read(body.encode(), JSON)])
     assert batch.rows == len(json.loads(body)["candidates"]) == 2
     assert batch.sparse["liked"].values().tolist() == [50, 181, 50, 181]
     assert batch.dense.shape == (2, 6)

@@ -62,6 +62,17 @@ def test_a_context_is_a_part_of_every_candidate(run: Path, server: Server, conte
     np.testing.assert_allclose(answer["scores"]["label"], whole["scores"]["label"], rtol=0, atol=1e-6)
 
 
+def test_a_long_context_is_looked_up_once(server: Server) -> None:
+    """30,000 ids, were every candidate to have them; a request may have 5,000."""
+    context = {name: value for name, value in GOOD.items() if name != "item"} | {"tags": [1, 3] * 150}
+    candidates = [{"item": item} for item in range(100)]
+    status, answer = server.ask("POST", "/score", {"context": context, "candidates": candidates})
+    assert status == 200
+    whole = [server.ask("POST", "/score", {"rows": [{**context, **row}]})[1] for row in candidates[:3]]
+    expected = [one["scores"]["label"][0] for one in whole]
+    np.testing.assert_allclose(answer["scores"]["label"][:3], expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("change", "status", "text"),
     [
@@ -108,7 +119,7 @@ def test_a_bad_value_is_refused_with_feature_row_and_fix(
         ({"rows": [{"user": 1}]}, 422, "missing"),
         ({"rows": [GOOD] * 501}, 413, "501 rows"),
         ({"rows": {"user": [1, 2], "item": [1], "tags": [[]], "age": [1.0], "city": ["a"]}}, 422, "unequal lengths"),
-        ({"context": {**GOOD, "tags": [1] * 300}, "candidates": [{}] * 100}, 413, "ids"),
+        ({"rows": [{**GOOD, "tags": [1] * 300}] * 20}, 413, "ids"),
         (b" " * (2 << 20), 413, "bytes"),
     ],
 )
