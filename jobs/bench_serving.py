@@ -161,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--port", type=int, default=18200)
     args = parser.parse_args()
     figures: dict[str, float] = {}
@@ -181,9 +182,15 @@ def main() -> None:
             for clients in (1, 8):
                 Load(args.port + 50, clients).run(1)
                 Load(args.port, clients).run(1)
-                for name, port in (("uvicorn_", args.port + 50), ("", args.port)):
-                    found = Load(port, clients, sound).run(args.seconds)
-                    figures |= {f"{name}{key}_{clients}": value for key, value in found.items()}
+                turns: dict[str, list[dict[str, float]]] = {"uvicorn_": [], "": []}
+                for _ in range(args.turns):  # in turns, so that what else the machine does falls on both
+                    for name, port in (("uvicorn_", args.port + 50), ("", args.port)):
+                        turns[name].append(Load(port, clients, sound).run(args.seconds / args.turns))
+                for name, found in turns.items():
+                    for key in ("p50", "p99", "rps"):
+                        figures[f"{name}{key}_{clients}"] = statistics.median(turn[key] for turn in found)
+                pairs = zip(turns[""], turns["uvicorn_"], strict=True)
+                figures[f"rps_over_uvicorn_{clients}"] = statistics.median(a["rps"] / b["rps"] for a, b in pairs)
             steady = Load(args.port, 2, sound).run(args.seconds)
             load = Load(args.port, 2, sound)
             swapped = load.run(0, lambda: swaps(root, 60, args.port))

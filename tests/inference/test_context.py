@@ -87,7 +87,7 @@ def test_a_model_that_looks_at_the_ids_itself_is_found_out() -> None:
 
 
 def test_an_export_scores_a_context_as_if_every_row_had_it(tmp_path: Path) -> None:
-    run = train(tmp_path / "run", TwoTowers, model__args={})
+    run = train(tmp_path / "run", TwoTowers, model={})
     model = Model(export_run(run, tmp_path / "out", factory=TwoTowers).folder)
     assert model.index.inputs.context == ("user", "item", "tags")
     batch, logits = trainer_scores(run, TwoTowers)[0]
