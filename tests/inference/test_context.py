@@ -103,7 +103,7 @@ def test_an_export_scores_a_context_as_if_every_row_had_it(tmp_path: Path) -> No
     assert torch.equal(found, model.score(replace(batch, sparse=each)))
     assert not torch.equal(found, logits)
     with pytest.raises(ValueError, match="cannot share"):
-        model.score(batch, KeyedJaggedTensor(["other"], torch.zeros(1, dtype=torch.int64), lengths=torch.ones(1)))
+        model.score(batch, KeyedJaggedTensor(["other"], torch.tensor([0]), lengths=torch.tensor([1])))
     outside = KeyedJaggedTensor(["tags"], torch.tensor([10**6]), lengths=torch.tensor([1]))
     with pytest.raises(ValueError, match="feature 'tags', example 0"):
         model.score(replace(batch, sparse=rest), outside)
