@@ -146,14 +146,13 @@ def planners(tmp_path_factory: pytest.TempPathFactory) -> list[EpochPlanner]:
 
 
 def rows_of(planner: EpochPlanner, part: RankPart) -> list[tuple[str, int, int]]:
-    """Every row of a rank's part, in order: its file, row group, and place in the block's own sequence as a row."""
-    found = []
+    """Every row of a rank's part, in order: its file, row group, and its place in the file."""
+    found: dict[int, tuple[str, int, int]] = {}
     for piece in pieces_of(planner, part):
         rows = [(s.uri, s.row_group, s.first_row + row) for s in piece.slices for row in range(s.start, s.stop)]
-        assert piece.before == len(found)
-        found += [rows[place] for place in piece.places]
-    assert len(found) == part.rows
-    return found
+        found |= {end: rows[at] for end, at in zip(piece.ends.tolist(), piece.places.tolist(), strict=True)}
+    assert sorted(found) == list(range(1, part.rows + 1))
+    return [found[end] for end in sorted(found)]
 
 
 orderings = st.builds(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rayrec.data import BadRows, BatchStream, Cursor, Manifest, ReadOptions
+from rayrec.data.order.epoch import EpochOrder, row_order
+from rayrec.data.order.interleave import positions
 from rayrec.data.source import slices
-from rayrec.data.stream import reading
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
@@ -149,21 +153,48 @@ def test_a_run_trains_in_the_order_of_time_and_goes_on_where_it_stopped(tmp_path
         parse_config(raw)
 
 
-@pytest.mark.parametrize("bad", [False, True])
-def test_a_block_mapped_in_parts_is_the_block_mapped_as_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: bool
-) -> None:
-    write(tmp_path, [300, 250], row_group_size=60)
-    if bad:
-        pq.write_table(table(50, 550, label=pa.array([3] + [1] * 49)), tmp_path / "z.parquet")
-    manifest = Manifest.read(str(tmp_path), SCHEMA, window_rows=60)
-    found = []
-    for rows in (40, 1 << 20):
-        monkeypatch.setattr(reading, "_CHUNK_ROWS", rows)
-        with opened(manifest, Cursor.start(0), 1, 2, {"interleave": 4, "options": SKIP}) as batches:
-            found.append([batch for batch, _ in batches])
-            assert batches.skipped.count <= 1
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one.dense, other.dense) and torch.equal(one.label, other.label)
-        assert torch.equal(one.sparse.values(), other.sparse.values())
-        assert torch.equal(one.sparse.lengths(), other.sparse.lengths())
+def sequence(manifest: Manifest, interleave: int, seed: int, epoch: int) -> list[int]:
+    """The rows of an epoch in their order, by the rules as they are written: where each row of each window belongs."""
+    windows, first = [], 0
+    for window in manifest.windows:
+        windows.append(list(range(first, first + window.rows)))
+        first += window.rows
+    order = EpochOrder.of(
+        [len(window) for window in windows], seed=seed, epoch=epoch, shuffle=True, interleave=interleave
+    )
+    rows: list[int] = []
+    for start, stop in pairwise(order.blocks.tolist()):
+        mixed = []
+        for place, number in enumerate(order.windows[start:stop].tolist()):
+            size = len(windows[number])
+            for k, row in enumerate(row_order(number, size, seed=seed, epoch=epoch).tolist()):
+                mixed.append((Fraction(2 * k + 1, size), place, windows[number][row]))
+        rows += [row for _, _, row in sorted(mixed)]
+    return rows
+
+
+@pytest.mark.parametrize("interleave", [1, 3, 4, 16])
+@pytest.mark.parametrize("left_out", ["none", "filtered", "bad"])
+def test_windows_come_mixed_as_evenly_as_their_rows_allow(tmp_path: Path, interleave: int, left_out: str) -> None:
+    sizes = [300, 170, 33, 500]
+    labels = pa.array([9 if left_out == "bad" and row % 7 == 3 else row % 2 for row in range(sum(sizes))])
+    for number, rows in enumerate(sizes):
+        before = sum(sizes[:number])
+        data = table(rows, before, label=labels[before : before + rows])
+        pq.write_table(data, tmp_path / f"{number}.parquet", row_group_size=50)
+    keeps = {"none": lambda row: True, "filtered": lambda row: row % 5 < 3, "bad": lambda row: row % 7 != 3}[left_out]
+    filters = [("row", "in", [row for row in range(sum(sizes)) if keeps(row)])] if left_out == "filtered" else []
+    manifest = Manifest.read(str(tmp_path), SCHEMA, window_rows=50, filters=filters)
+    wanted = [row for row in sequence(manifest, interleave, 5, 3) if keeps(row)]
+    steps = epoch(manifest, {"interleave": interleave, "options": SKIP}, [(1, None)])
+    assert [len(step) for step in steps[:-1]] == [32] * (len(steps) - 1)
+    for at, step in enumerate(steps):
+        assert sorted(step) == sorted(wanted[32 * at : 32 * at + 32])
+
+
+@given(st.lists(st.one_of(st.integers(1, 40), st.sampled_from([8, 16])), min_size=1, max_size=9))
+@settings(deadline=None)
+def test_the_rows_of_windows_are_spread_evenly(sizes: list[int]) -> None:
+    places = sorted((Fraction(2 * k + 1, size), window) for window, size in enumerate(sizes) for k in range(size))
+    for window in range(len(sizes)):
+        assert positions(sizes, window).tolist() == [at for at, (_, one) in enumerate(places) if one == window]

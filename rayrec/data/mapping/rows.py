@@ -5,7 +5,6 @@ How Arrow columns become these arrays is `map_rows.py`'s work, how these become 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -86,26 +85,6 @@ class Rows:
         return Rows(
             np.take(self.dense, order, axis=0), self.targets.take(order), tuple(i.take(order) for i in self.ids)
         )
-
-
-def joined(parts: Sequence[Rows]) -> Rows:
-    """The rows of all parts, one after the other."""
-    targets = {field.name: [getattr(part.targets, field.name) for part in parts] for field in fields(Targets)}
-    found: dict[str, Any] = {name: None if some[0] is None else np.concatenate(some) for name, some in targets.items()}
-    ids = zip(*(part.ids for part in parts), strict=True)
-    return Rows(np.concatenate([part.dense for part in parts]), Targets(**found), tuple(_joined(bags) for bags in ids))
-
-
-def _joined(parts: Sequence[Ids]) -> Ids:
-    """The bags of all parts."""
-    if parts[0].offsets is None:
-        return Ids(np.concatenate([part.values for part in parts]), None)
-    spans = [(part, part.span(0, len(part.offsets) - 1)) for part in parts if part.offsets is not None]
-    values = np.concatenate([part.values[first:last] for part, (first, last) in spans])
-    lengths = np.concatenate([np.diff(part.offsets) for part in parts if part.offsets is not None])
-    weights = [part.weights[first:last] for part, (first, last) in spans if part.weights is not None]
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return Ids(values, offsets, np.concatenate(weights) if weights else None)
 
 
 Part = tuple[Rows, int, int]  # rows [start, stop) of mapped rows

@@ -92,15 +92,18 @@ class PieceColumns:
     """Some pieces of a rank's part, one after another, in columns: P pieces of S slices and I intervals in all.
 
     Args:
-        window, group: the first window of each piece's block, and the block's group, [P].
-        slice_ends: how many slices the pieces up to each have, [P]; of whole blocks.
+        group: of each piece's block, from 1; 0 for a block that is a group of its own, [P].
+        window_ends: how many windows the pieces up to each have, [P]; those of whole blocks.
+        windows: their numbers, [W].
+        slice_ends: how many slices the windows up to each have, [W].
         slices: all slices; they count `files`.
         interval_ends: how many intervals the pieces up to each have, [P].
         intervals: what of each block's own sequence the piece is, [I, 2].
     """
 
-    window: I64
     group: I64
+    window_ends: I64
+    windows: I64
     slice_ends: I64
     slices: Slices
     files: FileNames
@@ -114,8 +117,8 @@ class PieceColumns:
     def __reduce__(self) -> tuple[Any, ...]:
         """Numbers are sent in as few bytes as the largest of their column needs."""
         slices = [_narrow(getattr(self.slices, column.name)) for column in fields(Slices)]
-        arrays = (self.window, self.group, self.slice_ends, self.interval_ends, self.intervals)
-        return _received, (slices, self.files, *map(_narrow, arrays))
+        pieces = (self.group, self.window_ends, self.windows, self.slice_ends, self.interval_ends, self.intervals)
+        return _received, (slices, self.files, *map(_narrow, pieces))
 
 
 def _narrow(array: I64) -> npt.NDArray[Any]:
@@ -124,9 +127,9 @@ def _narrow(array: I64) -> npt.NDArray[Any]:
 
 
 def _received(slices: list[npt.NDArray[Any]], files: FileNames, *arrays: npt.NDArray[Any]) -> PieceColumns:
-    window, group, slice_ends, interval_ends, intervals = (array.astype(np.int64) for array in arrays)
+    group, window_ends, windows, slice_ends, interval_ends, intervals = (array.astype(np.int64) for array in arrays)
     found = Slices(*(array.astype(np.int64) for array in slices))
-    return PieceColumns(window, group, slice_ends, found, files, interval_ends, intervals)
+    return PieceColumns(group, window_ends, windows, slice_ends, found, files, interval_ends, intervals)
 
 
 class EpochPlanner:
@@ -234,16 +237,19 @@ class EpochPlanner:
 
 def _columns(manifest: Manifest, order: EpochOrder, blocks: I64, fragments: Spans, interval_ends: I64) -> PieceColumns:
     windows = manifest.windows
-    numbers = order.windows[ranges(order.blocks[blocks], order.blocks[blocks + 1])] % len(windows)
+    in_order = order.windows[ranges(order.blocks[blocks], order.blocks[blocks + 1])]
+    numbers = in_order % len(windows)
     counts = np.diff(windows.edges)[numbers]
     slices = windows.slices(ranges(windows.edges[numbers], windows.edges[numbers + 1]))
     files, places = np.unique(slices.file, return_inverse=True)
-    window_ends = np.cumsum(order.blocks[blocks + 1] - order.blocks[blocks])
+    group = np.searchsorted(order.groups, blocks, side="right") - 1
+    alone = order.groups[group + 1] - order.groups[group] == 1
     starts = np.repeat(order.starts[blocks], np.diff(interval_ends, prepend=0))
     return PieceColumns(
-        order.windows[order.blocks[blocks]],
-        np.searchsorted(order.groups, blocks, side="right") - 1,
-        np.cumsum(counts)[window_ends - 1],
+        np.where(alone, 0, group + 1),
+        np.cumsum(order.blocks[blocks + 1] - order.blocks[blocks]),
+        in_order,
+        np.cumsum(counts),
         replace(slices, file=places.reshape(-1)),
         manifest.files.names(files),
         interval_ends,

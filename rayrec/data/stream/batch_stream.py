@@ -7,6 +7,7 @@ that does it ahead of time `prefetch.py`'s.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import repeat
@@ -108,17 +109,19 @@ class BatchStream:
             options.bad_rows,
             manifest.filters,
             negative_rate,
+            interleaves=shuffle and interleave > 1,
         )
         reader = choose(options)
 
         def batches() -> Generator[Item]:
-            tables = reader(pieces_of(planner, part), recipe, options)
+            block_ends: deque[int] | None = deque() if recipe.interleaves else None
+            tables = reader(pieces_of(planner, part, block_ends), recipe, options)
             skipped, fewer = self.skipped, recipe.leaves_out
             if in_steps_of is not None:
                 steps = [dealt(size, rank, world_size) for _, size in steps_of(part.left, in_steps_of)]
                 return make_steps(tables, schema, steps, part, options.bad_rows, skipped)
             wanted = repeat(int(batch_rows)) if sizes is None else sizes
-            return make_batches(tables, schema, wanted, part, options.bad_rows, skipped, fewer)
+            return make_batches(tables, schema, wanted, part, options.bad_rows, skipped, fewer, block_ends)
 
         self._ahead = Prefetcher(batches, options.prefetch_batches)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from heapq import heappop, heappush
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -44,32 +45,120 @@ class Skipped:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Run:
+    """Good rows `[start, stop)` of a table; how many rows of its sequence the rank has passed after each of all."""
+
+    rows: Rows
+    ends: I64
+    start: int
+    stop: int
+
+    def take(self, rows: int) -> Part:
+        taken = (self.rows, self.start, self.start + rows)
+        self.start += rows
+        return taken
+
+    @property
+    def left(self) -> I64:
+        """The ends of its rows."""
+        return self.ends[self.start : self.stop]
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Runs whose rows come mixed, of all windows of a block; or one run.
+
+    Args:
+        ends: of all rows of all runs that are left, ascending.
+    """
+
+    runs: list[_Run]
+    ends: I64
+
+    @classmethod
+    def of(cls, runs: list[_Run]) -> _Stretch:
+        ends = [run.left for run in runs]
+        return cls(runs, ends[0] if len(ends) == 1 else np.sort(np.concatenate(ends), kind="stable"))
+
+    def take(self, rows: int) -> tuple[list[Part], int]:
+        """The next rows, those of each run beside each other; and the end of the last."""
+        last = int(self.ends[rows - 1])
+        counts = [(run, int(np.searchsorted(run.left, last, side="right"))) for run in self.runs]
+        taken = [run.take(some) for run, some in counts if some]
+        self.ends = self.ends[rows:]
+        return taken, last
+
+
+@dataclass(slots=True)
+class _Pool:
     """Good rows on their way into batches.
 
     Args:
-        parts: runs of good rows; with each table's rows, how many rows of its sequence the rank has passed after each.
-        rows: good rows in `parts`.
-        bad: for bad rows that no cursor has passed yet, how many rows the rank has passed after each; skipped: the
-            number of those that some cursor has.
+        block_ends: where windows come mixed: rows of the rank up to the end of each block that is being read. All of a
+            block is here before its first row is taken.
+        whole: whether the tables have all rows.
+        stretches: of rows that can be taken; rows: how many those are.
+        arriving: runs of the block that is not all here yet.
+        seen: rows of all tables.
+        bad: for bad rows that no cursor has passed yet, how many rows the rank has passed after each (a heap);
+            skipped: the number of those that some cursor has.
     """
 
-    parts: deque[tuple[Part, I64]] = field(default_factory=deque)
+    block_ends: deque[int] | None = None
+    whole: bool = True
+    stretches: deque[_Stretch] = field(default_factory=deque)
     rows: int = 0
-    bad: deque[int] = field(default_factory=deque)
+    arriving: list[_Run] = field(default_factory=list)
+    seen: int = 0
+    bad: list[int] = field(default_factory=list)
     skipped: int = 0
 
     def cursor(self, part: RankPart, passed: int) -> Cursor:
         """The rank's state after so many rows; asked in order."""
         while self.bad and self.bad[0] <= passed:
-            self.bad.popleft()
+            heappop(self.bad)
             self.skipped += 1
         return part.cursor(passed, self.skipped)
 
-    def add(self, rows: Rows, ends: I64, start: int, stop: int) -> None:
-        if start < stop:
-            self.parts.append(((rows, start, stop), ends))
-            self.rows += stop - start
+    def add(self, rows: Rows, ends: I64, bad: Sequence[int]) -> None:
+        """Takes a table.
+
+        Args:
+            bad: rows of it that cannot be used, ascending.
+        """
+        for end in ends[list(bad)].tolist():
+            heappush(self.bad, end)
+        falls = [] if self.block_ends is None else (np.flatnonzero(np.diff(ends) < 0) + 1).tolist()
+        for start, stop in pairwise([0, *falls, len(rows)]):
+            while start < stop:
+                cut = self._end_of_block(ends, start, stop)
+                edges = [start - 1, *(row for row in bad if start <= row < cut), cut]
+                runs = [_Run(rows, ends, first + 1, last) for first, last in pairwise(edges) if first + 1 < last]
+                self._arrived(runs, cut - start)
+                start = cut
+
+    def _end_of_block(self, ends: I64, start: int, stop: int) -> int:
+        """Where rows of the next block begin among these, which ascend; that one is begun if all of them are its."""
+        if self.block_ends is None:
+            return stop
+        while ends[start] > self.block_ends[0]:
+            self.finish()
+            self.block_ends.popleft()
+        return start + int(np.searchsorted(ends[start:stop], self.block_ends[0], side="right"))
+
+    def _arrived(self, runs: list[_Run], rows: int) -> None:
+        self.arriving += runs
+        self.seen += rows
+        if self.block_ends is None or (self.whole and self.seen == self.block_ends[0]):
+            self.finish()
+
+    def finish(self) -> None:
+        """All rows that have come can be taken."""
+        mixed = [self.arriving] if self.block_ends is not None else [[run] for run in self.arriving]
+        for stretch in (_Stretch.of(runs) for runs in mixed if runs):
+            self.stretches.append(stretch)
+            self.rows += len(stretch.ends)
+        self.arriving = []
 
     def take(self, rows: int) -> tuple[list[Part], int]:
         """Takes good rows off the front; also how far in the rank's sequence the last of them is."""
@@ -77,19 +166,18 @@ class _Waiting:
         passed = 0
         self.rows -= rows
         while rows:
-            (mapped, start, stop), ends = self.parts.popleft()
-            cut = min(stop, start + rows)
-            taken.append((mapped, start, cut))
-            rows -= cut - start
-            passed = int(ends[cut - 1])
-            if cut < stop:
-                self.parts.appendleft(((mapped, cut, stop), ends))
+            stretch = self.stretches[0]
+            some = min(rows, len(stretch.ends))
+            parts, passed = stretch.take(some)
+            taken += parts
+            rows -= some
+            if not len(stretch.ends):
+                self.stretches.popleft()
         return taken, passed
 
     def take_until(self, end: int) -> list[Part]:
         """Takes the good rows among the first `end` of the rank's sequence."""
-        rows = sum(int(np.searchsorted(ends[first:stop], end, side="right")) for (_, first, stop), ends in self.parts)
-        return self.take(rows)[0]
+        return self.take(sum(int(np.searchsorted(one.ends, end, side="right")) for one in self.stretches))[0]
 
 
 def make_batches(
@@ -100,6 +188,7 @@ def make_batches(
     policy: BadRows,
     skipped: Skipped,
     fewer: bool = False,
+    block_ends: deque[int] | None = None,
 ) -> Generator[tuple[Batch, Cursor]]:
     """Batches of exactly so many good rows across tables, the last maybe smaller, each with the cursor after it.
 
@@ -109,36 +198,37 @@ def make_batches(
     Args:
         sizes: rows of one batch after another, without an end.
         fewer: the tables may lack rows that were left out, and say where (`reading.END`).
+        block_ends: as `reading.pieces_of` tells them, where windows come mixed.
 
     Raises:
         DataError: the first bad row, or more of them than the policy allows.
     """
-    waiting, read, consumed, total = _Waiting(), 0, 0, part.rows
+    pool, consumed, total = _Pool(block_ends, not fewer), 0, part.rows
     wanted = iter(sizes)
     size = next(wanted)
     ready: Batch | None = None  # held back until it is known whether it is the last
     try:
-        for table in tables:
-            for batch in table.to_batches():
-                ends = _ends(batch, read)
-                read = int(ends[-1]) if len(ends) else read
-                _add(batch, len(schema.sparse), ends, waiting, policy, skipped)
-                while waiting.rows >= size:
-                    if ready is not None:
-                        yield ready, waiting.cursor(part, consumed)
-                    parts, consumed = waiting.take(size)
-                    ready, size = collate(parts, schema), next(wanted)
-        if read != total and not fewer:
-            raise DataError(f"{read} rows were read where the footers promise {total}")
-        if ready is not None and waiting.rows:
-            yield ready, waiting.cursor(part, consumed)
-        if ready is None or waiting.rows:
-            ready = collate(waiting.take(waiting.rows)[0], schema)
+        for batch in chain((batch for table in tables for batch in table.to_batches()), [None]):
+            if batch is None:
+                pool.finish()
+            else:
+                _add(batch, len(schema.sparse), _ends(batch, pool.seen), pool, policy, skipped)
+            while pool.rows >= size:
+                if ready is not None:
+                    yield ready, pool.cursor(part, consumed)
+                parts, consumed = pool.take(size)
+                ready, size = collate(parts, schema), next(wanted)
+        if pool.seen != total and not fewer:
+            raise DataError(f"{pool.seen} rows were read where the footers promise {total}")
+        if ready is not None and pool.rows:
+            yield ready, pool.cursor(part, consumed)
+        if ready is None or pool.rows:
+            ready = collate(pool.take(pool.rows)[0], schema)
         if total:
-            yield ready, waiting.cursor(part, total)
+            yield ready, pool.cursor(part, total)
     except DataError:
         if ready is not None:
-            yield ready, waiting.cursor(part, consumed)
+            yield ready, pool.cursor(part, consumed)
         raise
     finally:
         close = getattr(tables, "close", None)
@@ -164,7 +254,7 @@ def make_steps(
     Raises:
         DataError: as `make_batches`.
     """
-    waiting, read = _Waiting(), 0
+    pool, read = _Pool(), 0
     ends_of_steps = accumulate(steps)
     try:
         end = next(ends_of_steps, None)
@@ -172,12 +262,12 @@ def make_steps(
             for batch in table.to_batches():
                 ends = _ends(batch, read)
                 read = int(ends[-1]) if len(ends) else read
-                _add(batch, len(schema.sparse), ends, waiting, policy, skipped)
+                _add(batch, len(schema.sparse), ends, pool, policy, skipped)
                 while end is not None and read >= end:
-                    yield collate(waiting.take_until(end), schema), waiting.cursor(part, end)
+                    yield collate(pool.take_until(end), schema), pool.cursor(part, end)
                     end = next(ends_of_steps, None)
         while end is not None:  # rows that were left out came last
-            yield collate(waiting.take_until(end), schema), waiting.cursor(part, end)
+            yield collate(pool.take_until(end), schema), pool.cursor(part, end)
             end = next(ends_of_steps, None)
     finally:
         close = getattr(tables, "close", None)
@@ -185,21 +275,18 @@ def make_steps(
             close()
 
 
-def _ends(batch: pa.RecordBatch, read: int) -> I64:
-    """How many rows of its sequence the rank has passed after each of these."""
+def _ends(batch: pa.RecordBatch, seen: int) -> I64:
+    """How many rows of its sequence the rank has passed after each of these, before which it has seen so many."""
     if END not in batch.schema.names:
-        return np.arange(read + 1, read + batch.num_rows + 1)
+        return np.arange(seen + 1, seen + batch.num_rows + 1)
     ends: I64 = batch.column(END).to_numpy()
-    assert not len(ends) or ends[0] > read, "tables come in order, each once"
     return ends
 
 
-def _add(
-    batch: pa.RecordBatch, num_features: int, ends: I64, waiting: _Waiting, policy: BadRows, skipped: Skipped
-) -> None:
+def _add(batch: pa.RecordBatch, num_features: int, ends: I64, pool: _Pool, policy: BadRows, skipped: Skipped) -> None:
     rows, problems = from_columns(batch, num_features), batch.column(PROBLEM)
     if problems.null_count == len(problems):
-        waiting.add(rows, ends, 0, len(rows))
+        pool.add(rows, ends, [])
         return
     errors = from_array(problems)
     if policy.policy == "error":
@@ -213,9 +300,4 @@ def _add(
             f"more than {policy.limit} bad rows were skipped{last}",
             fix="mend the data (`rayrec data check` shows what is wrong), or raise data.read.bad_rows.limit",
         )
-    waiting.bad.extend(ends[bad].tolist())
-    at = 0
-    for row in bad:
-        waiting.add(rows, ends, at, row)
-        at = row + 1
-    waiting.add(rows, ends, at, len(rows))
+    pool.add(rows, ends, bad)

@@ -89,7 +89,7 @@ def tasks_of(pieces: Sequence[Piece], at_once: int) -> list[Sequence[Piece]]:
     while at < len(pieces):
         share = (len(pieces) - at) // (2 * at_once)
         end = at + (1 if len(tasks) < at_once else max(1, min(_PIECES_PER_TASK, share)))
-        while end < len(pieces) and pieces[end].group == pieces[end - 1].group:
+        while end < len(pieces) and pieces[end].group == pieces[end - 1].group > 0:
             end += 1
         tasks.append(pieces[at:end])
         at = end

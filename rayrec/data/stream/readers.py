@@ -36,7 +36,8 @@ def read_local(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) ->
 
 
 def read_auto(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]:
-    """Reads the first `HEAD_ROWS` rows in the calling thread and the rest through Ray, which starts meanwhile.
+    """Reads the first `HEAD_ROWS` rows, and windows that come mixed with those, in the calling thread and the rest
+    through Ray, which starts meanwhile.
 
     Nobody waits for the first rows of an epoch until Ray has made its processes, and few rows need none at all.
     """
@@ -44,9 +45,10 @@ def read_auto(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> 
 
     coming_pieces = iter(pieces)
     head: list[Piece] = []
-    while sum(piece.rows for piece in head) < HEAD_ROWS and (piece := next(coming_pieces, None)) is not None:
-        head.append(piece)
     first = next(coming_pieces, None)
+    while first is not None and (sum(piece.rows for piece in head) < HEAD_ROWS or first.before == head[-1].before):
+        head.append(first)
+        first = next(coming_pieces, None)
     coming = None
     if first is not None:
         rest = chain([first], coming_pieces)

@@ -5,8 +5,10 @@ Which pieces a rank reads is dealt in `order/rank_part.py`; who runs the tasks i
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -15,11 +17,12 @@ import pyarrow as pa
 
 from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.problems import Problems
-from rayrec.data.mapping.rows import Rows, joined, to_columns
+from rayrec.data.mapping.rows import Rows, to_columns
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.options import BadRows
 from rayrec.data.order.epoch import row_order
-from rayrec.data.order.intervals import Interval, count
+from rayrec.data.order.interleave import positions
+from rayrec.data.order.intervals import Interval, count, spans, union
 from rayrec.data.order.rank_part import PieceColumns, RankPart
 from rayrec.data.source.filters import Condition, Mask
 from rayrec.data.source.negatives import draw
@@ -40,19 +43,59 @@ from rayrec.data.stream.records import PROBLEM, no_problems, to_array
 I64 = npt.NDArray[np.int64]
 
 END = "end"
-_CHUNK_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One rank's part of several windows whose rows come mixed.
+
+    Args:
+        sizes: rows of each window.
+        parts: the parts of their sequence (`interleave.positions`) that are the rank's, ascending.
+        before: rows of the rank that come before them.
+    """
+
+    sizes: tuple[int, ...]
+    parts: tuple[Interval, ...]
+    before: int
+
+    @property
+    def end(self) -> int:
+        """Rows of the rank up to the end of its part."""
+        return self.before + count(self.parts)
+
+    def rows_of(self, number: int) -> tuple[Interval, ...]:
+        """Those rows of one window, as they come in its own order, that are the rank's."""
+        if self.parts == ((0, sum(self.sizes)),):
+            return ((0, self.sizes[number]),)
+        bounds = np.searchsorted(positions(self.sizes, number), spans(self.parts))
+        return union(bounds)
+
+    def ends_of(self, number: int) -> I64:
+        """How many rows the rank has passed after each of those rows."""
+        at = positions(self.sizes, number)
+        if self.parts == ((0, sum(self.sizes)),):
+            return self.before + at + 1
+        bounds = spans(self.parts)
+        part = np.searchsorted(bounds[:, 0], at, side="right") - 1
+        inside = (part >= 0) & (at < bounds[part, 1])
+        at, part = at[inside], part[inside]
+        earlier = np.cumsum(bounds[:, 1] - bounds[:, 0]) - (bounds[:, 1] - bounds[:, 0])
+        ends: I64 = self.before + earlier[part] + at - bounds[part, 0] + 1
+        return ends
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One rank's part of one block of windows.
+    """One rank's part of one window.
 
     Args:
-        slices: the whole block.
-        window: the number of its first window; with seed and epoch it decides the order of the block's rows.
+        slices: the whole window.
+        window: its number; with seed and epoch it decides the order of its rows.
         parts: the parts of that order that are this piece, ascending.
-        group: pieces of one group are best read one after the other by one task.
+        group: pieces of one group (not of 0) are best read one after the other by one task.
         before: rows of the rank's pieces that come before it.
+        mixed: where its rows come among those of other windows, and which of the windows it is.
     """
 
     slices: tuple[FileSlice, ...]
@@ -60,6 +103,7 @@ class Piece:
     parts: tuple[Interval, ...]
     group: int
     before: int = 0
+    mixed: tuple[Block, int] | None = None
 
     @property
     def rows(self) -> int:
@@ -67,8 +111,16 @@ class Piece:
 
     @property
     def places(self) -> I64:
-        """The piece's places in the block's order."""
+        """The piece's places in the window's order."""
         return np.concatenate([np.arange(start, stop) for start, stop in self.parts])
+
+    @property
+    def ends(self) -> I64:
+        """How many rows the rank has passed after each row."""
+        if self.mixed is None:
+            return np.arange(self.before + 1, self.before + self.rows + 1)
+        block, number = self.mixed
+        return block.ends_of(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +135,7 @@ class Recipe:
         bad_rows: what is told of bad rows.
         filters: what rows are asked; others are left out.
         negative_rate: the part of the negatives that is read.
+        interleaves: whether windows come mixed.
     """
 
     columns: Columns
@@ -95,6 +148,7 @@ class Recipe:
     bad_rows: BadRows
     filters: tuple[Condition, ...] = ()
     negative_rate: float = 1.0
+    interleaves: bool = False
 
     @property
     def leaves_out(self) -> bool:
@@ -108,25 +162,48 @@ class Planner(Protocol):
     def pieces(self, part: RankPart, passed: int) -> PieceColumns: ...
 
 
-def pieces_of(planner: Planner, part: RankPart) -> Iterator[Piece]:
-    """The pieces of a rank, in the order they are consumed; asked for as they are needed."""
+def pieces_of(planner: Planner, part: RankPart, block_ends: deque[int] | None = None) -> Iterator[Piece]:
+    """The pieces of a rank, in the order they are consumed, those of a block one after another; asked for as they are
+    needed.
+
+    Args:
+        block_ends: gets the rows up to the end of each block, before its first piece is given.
+    """
     passed = 0
     while passed < part.rows:
         found = planner.pieces(part, passed)
-        for piece in _pieces(found, passed):
-            yield piece
-            passed += piece.rows
+        for end, pieces in _blocks(found, passed):
+            if block_ends is not None:
+                block_ends.append(end)
+            yield from pieces
+            passed = end
 
 
-def _pieces(found: PieceColumns, before: int) -> Iterator[Piece]:
-    first_slice = first = 0
-    slices = slices_from(found.slices, found.files.all())
-    columns = (found.window, found.group, found.slice_ends, found.interval_ends)
-    for window, group, slice_end, end in zip(*(column.tolist() for column in columns), strict=True):
+def _blocks(found: PieceColumns, before: int) -> Iterator[tuple[int, list[Piece]]]:
+    """Each block's end and pieces."""
+    slices, numbers = slices_from(found.slices, found.files.all()), found.windows.tolist()
+    slice_ends = [0, *found.slice_ends.tolist()]
+    windows = [tuple(slices[first:last]) for first, last in pairwise(slice_ends)]
+    first_window = first = 0
+    for group, last_window, end in zip(
+        *(column.tolist() for column in (found.group, found.window_ends, found.interval_ends)), strict=True
+    ):
         parts = tuple((start, stop) for start, stop in found.intervals[first:end].tolist())
-        yield Piece(tuple(slices[first_slice:slice_end]), window, parts, group, before)
+        some = list(zip(windows[first_window:last_window], numbers[first_window:last_window], strict=True))
+        if len(some) == 1:
+            ((window, number),) = some
+            yield before + count(parts), [Piece(window, number, parts, group, before)]
+        else:
+            block = Block(tuple(sum(part.rows for part in window) for window, _ in some), parts, before)
+            yield block.end, list(_mixed_pieces(block, some, group))
         before += count(parts)
-        first_slice, first = slice_end, end
+        first_window, first = last_window, end
+
+
+def _mixed_pieces(block: Block, windows: Sequence[tuple[tuple[FileSlice, ...], int]], group: int) -> Iterator[Piece]:
+    for place, (slices, number) in enumerate(windows):
+        if rows := block.rows_of(place):
+            yield Piece(slices, number, rows, group, block.before, (block, place))
 
 
 def read_piece(piece: Piece, recipe: Recipe, streams: RowGroupStreams | None = None) -> pa.Table:
@@ -136,9 +213,9 @@ def read_piece(piece: Piece, recipe: Recipe, streams: RowGroupStreams | None = N
         streams: what the task has decoded in part.
 
     Returns:
-        the columns of `rows.to_columns`; `problem`: as `records.to_array` makes it; where rows are left out also `end`:
-        how many rows the rank has passed after this one, those that were left out among them. All rows of a file that
-        cannot be read are bad.
+        the columns of `rows.to_columns`; `problem`: as `records.to_array` makes it; where rows are left out or windows
+        come mixed also `end`: how many rows the rank has passed after this one, those that were left out among them.
+        All rows of a file that cannot be read are bad.
     """
     rows, problems, place, ends = _mapped(piece, recipe, streams)
     columns = to_columns(rows) | ({} if ends is None else {END: pa.array(ends)})
@@ -160,17 +237,15 @@ def _mapped(piece: Piece, recipe: Recipe, streams: RowGroupStreams | None) -> tu
     if recipe.shuffle:
         total = sum(part.rows for part in slices)
         order = row_order(piece.window, total, seed=recipe.seed, epoch=recipe.epoch)[order]
-        if total > _CHUNK_ROWS and (rows := _good_rows(slices, recipe, streams)) is not None:
-            return rows.take(order), Problems(Origin(slices, None)), order, None
     else:
         first = piece.parts[0][0]
         slices, order = tuple(within(slices, first, piece.parts[-1][1])), order - first
     table, missing = read_slices(slices, recipe.columns, recipe.patience, streams)
-    ends = None
+    ends = piece.ends if recipe.leaves_out or recipe.interleaves else None
     if recipe.leaves_out:
         mask = passing(table, missing, recipe.filters) & _drawn(table, piece.window, first, recipe)
-        chosen = np.flatnonzero(mask[order])
-        order, ends = order[chosen], piece.before + chosen + 1
+        chosen = mask[order]
+        order, ends = order[chosen], piece.ends[chosen]
     kept: I64 | None = None
     if len(order) < table.num_rows:
         kept = np.sort(order)
@@ -178,34 +253,6 @@ def _mapped(piece: Piece, recipe: Recipe, streams: RowGroupStreams | None) -> tu
     problems = _problems(Origin(slices, kept), missing, kept, recipe.bad_rows.redact)
     rows = map_rows(table, recipe.schema, recipe.rows_of, problems, order if recipe.shuffle else None)
     return rows, problems, np.argsort(order) if problems and recipe.shuffle else order, ends
-
-
-def _good_rows(slices: Sequence[FileSlice], recipe: Recipe, streams: RowGroupStreams | None) -> Rows | None:
-    """The rows of a block of several windows as they lie in the files, mapped a window at a time, in the processor's
-    cache; None where some are bad or left out, which takes the block as one."""
-    chunks = [list(some) for some in _chunks(slices)]
-    if len(chunks) < 2 or recipe.leaves_out:
-        return None
-    parts = []
-    for some in chunks:
-        table, missing = read_slices(some, recipe.columns, recipe.patience, streams)
-        problems = Problems(Origin(tuple(some), None))
-        parts.append(map_rows(table, recipe.schema, recipe.rows_of, problems))
-        if missing or problems:
-            return None
-    return joined(parts)
-
-
-def _chunks(slices: Sequence[FileSlice]) -> Iterator[Sequence[FileSlice]]:
-    """The slices in runs of about a window's rows."""
-    rows, first = 0, 0
-    for number, part in enumerate(slices, 1):
-        rows += part.rows
-        if rows >= _CHUNK_ROWS:
-            yield slices[first:number]
-            rows, first = 0, number
-    if first < len(slices):
-        yield slices[first:]
 
 
 def _drawn(table: pa.Table, window: int, first: int, recipe: Recipe) -> Mask:
