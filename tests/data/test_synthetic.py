@@ -82,3 +82,12 @@ def test_a_seed_means_the_same_rows_as_ever(tmp_path: Path) -> None:
         rel=1e-5,
     )  # fmt: skip
     assert best_auc(spec, 1) == pytest.approx(0.7521, abs=1e-4)
+
+
+def test_row_groups_have_the_rows_that_are_asked_for(tmp_path: Path) -> None:
+    """Also where they are larger than what is drawn at a time, or cut across it."""
+    for size, wanted in ((100_000, [100_000, 50_000]), (40_000, [40_000] * 3 + [30_000])):
+        spec = SyntheticSpec(rows=150_000, files=1, row_group_rows=size, single=1, multi=0, dense=0)
+        (path,) = write_files(spec, tmp_path / str(size))
+        footer = pq.ParquetFile(path).metadata
+        assert [footer.row_group(group).num_rows for group in range(footer.num_row_groups)] == wanted

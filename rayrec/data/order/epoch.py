@@ -97,7 +97,7 @@ def _one_pass(
 
 def _group_ends(runs: int, interleave: int) -> I64:
     """After how many runs each group ends. Where many groups follow, the first two are smaller: rows come sooner."""
-    first = [interleave // 4, interleave // 2] if runs >= 4 * interleave >= 16 else []
+    first = [interleave // 4, interleave // 2] if runs >= 2 * interleave >= 8 else []
     groups = [*first, *[interleave] * -(-runs // interleave)]
     return np.cumsum(groups)
 

@@ -22,7 +22,7 @@ from rayrec.data.mapping.schema import Schema
 from rayrec.data.options import BadRows
 from rayrec.data.order.epoch import row_order
 from rayrec.data.order.interleave import positions
-from rayrec.data.order.intervals import Interval, count, spans, union
+from rayrec.data.order.intervals import Interval, count, spans
 from rayrec.data.order.rank_part import PieceColumns, RankPart
 from rayrec.data.source.filters import Condition, Mask
 from rayrec.data.source.negatives import draw
@@ -51,7 +51,7 @@ class Block:
 
     Args:
         sizes: rows of each window.
-        parts: the parts of their sequence (`interleave.positions`) that are the rank's, ascending.
+        parts: the parts of their sequence (`interleave.positions`) that are the rank's, one after another.
         before: rows of the rank that come before them.
     """
 
@@ -65,24 +65,20 @@ class Block:
         return self.before + count(self.parts)
 
     def rows_of(self, number: int) -> tuple[Interval, ...]:
-        """Those rows of one window, as they come in its own order, that are the rank's."""
+        """Those rows of one window, as they come in its own order, that are the rank's, part by part."""
         if self.parts == ((0, sum(self.sizes)),):
             return ((0, self.sizes[number]),)
         bounds = np.searchsorted(positions(self.sizes, number), spans(self.parts))
-        return union(bounds)
+        return tuple((start, stop) for start, stop in bounds.tolist() if start < stop)
 
     def ends_of(self, number: int) -> I64:
         """How many rows the rank has passed after each of those rows."""
-        at = positions(self.sizes, number)
-        if self.parts == ((0, sum(self.sizes)),):
-            return self.before + at + 1
-        bounds = spans(self.parts)
-        part = np.searchsorted(bounds[:, 0], at, side="right") - 1
-        inside = (part >= 0) & (at < bounds[part, 1])
-        at, part = at[inside], part[inside]
-        earlier = np.cumsum(bounds[:, 1] - bounds[:, 0]) - (bounds[:, 1] - bounds[:, 0])
-        ends: I64 = self.before + earlier[part] + at - bounds[part, 0] + 1
-        return ends
+        at, before, ends = positions(self.sizes, number), self.before, []
+        for start, stop in self.parts:
+            first, last = np.searchsorted(at, [start, stop]).tolist()
+            ends.append(at[first:last] + (before - start + 1))
+            before += stop - start
+        return np.concatenate(ends)
 
 
 @dataclass(frozen=True, slots=True)

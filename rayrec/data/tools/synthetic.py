@@ -91,10 +91,17 @@ def write_file(spec: SyntheticSpec, folder: str | os.PathLike[str], number: int)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"_{path.name}.part")
     writer: pq.ParquetWriter | None = None
+    rest: pa.Table | None = None
     for table, _ in _chunks(spec, number):
         writer = writer or pq.ParquetWriter(part, table.schema)
-        writer.write_table(table, row_group_size=spec.row_group_rows)
-    assert writer is not None
+        rest = table if rest is None else pa.concat_tables([rest, table])
+        whole = len(rest) // spec.row_group_rows * spec.row_group_rows
+        if whole:
+            writer.write_table(rest.slice(0, whole), row_group_size=spec.row_group_rows)
+            rest = rest.slice(whole)
+    assert writer is not None and rest is not None
+    if len(rest):
+        writer.write_table(rest)
     writer.close()
     part.rename(path)
     return path
