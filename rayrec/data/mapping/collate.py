@@ -36,16 +36,16 @@ def collate(parts: Sequence[Part], schema: Schema) -> Batch:
     size = sum(stop - start for _, start, stop in parts)
     targets = [(rows.targets, start, stop) for rows, start, stop in parts]
 
-    def beside(name: str, kind: npt.DTypeLike) -> torch.Tensor:
+    def target(name: str, kind: npt.DTypeLike) -> torch.Tensor:
         return _stacked([getattr(part, name)[start:stop] for part, start, stop in targets], (size,), kind)
 
     return Batch(
         dense=_stacked([rows.dense[start:stop] for rows, start, stop in parts], (size, schema.num_dense)),
         sparse=_jagged(parts, schema, size),
         label=_stacked([part.label[start:stop] for part, start, stop in targets], (size, *schema.label_shape)),
-        weight=None if schema.sample_weight is None else beside("weight", np.float32),
-        group=None if schema.group is None else beside("group", np.int64),
-        time=None if schema.timestamp is None else beside("time", np.int64),
+        weight=None if schema.sample_weight is None else target("weight", np.float32),
+        group=None if schema.group is None else target("group", np.int64),
+        time=None if schema.timestamp is None else target("time", np.int64),
     )
 
 

@@ -123,14 +123,14 @@ class BatchStream:
             wanted = repeat(int(batch_rows)) if sizes is None else sizes
             return make_batches(tables, schema, wanted, part, options.bad_rows, skipped, fewer, block_ends)
 
-        self._ahead = Prefetcher(batches, options.prefetch_batches)
+        self._prefetcher = Prefetcher(batches, options.prefetch_batches)
 
     def __iter__(self) -> Iterator[Item]:
         """The batches that have not been taken yet."""
         return self
 
     def __next__(self) -> Item:
-        batch, cursor = self._ahead.take(self._options.longest_wait_s)
+        batch, cursor = self._prefetcher.take(self._options.longest_wait_s)
         ((_, passed),) = cursor.parts[0].rows
         self._given, self._read = self._given + batch.rows, passed - self._first
         return batch, cursor
@@ -152,7 +152,7 @@ class BatchStream:
 
     def close(self) -> None:
         """Ends reading; safe to call twice and in the middle."""
-        self._ahead.close()
+        self._prefetcher.close()
 
     def __enter__(self) -> BatchStream:
         return self

@@ -119,13 +119,13 @@ class MixedStream:
     @property
     def skipped(self) -> Skipped:
         """What was left out of any data set; samples keep their places in the list."""
-        told = self._skipped
-        told.count = sum(part.skipped.count for part in self._parts)
+        skipped = self._skipped
+        skipped.count = sum(part.skipped.count for part in self._parts)
         for number, part in enumerate(self._parts):
             new = part.skipped.samples[self._sampled[number] :]
-            told.samples += new
+            skipped.samples += new
             self._sampled[number] += len(new)
-        return told
+        return skipped
 
     @property
     def share_given(self) -> float:
@@ -154,11 +154,11 @@ def joined(batches: Sequence[Batch]) -> Batch:
     """The examples of all batches, in order."""
     if len(batches) == 1:
         return batches[0]
-    beside: dict[str, Any] = {}
+    targets: dict[str, Any] = {}
     for name in (field.name for field in fields(Batch) if field.name != "sparse"):
         parts = [getattr(batch, name) for batch in batches]
-        beside[name] = None if parts[0] is None else torch.cat(parts)
-    return Batch(sparse=_joined([batch.sparse for batch in batches]), **beside)
+        targets[name] = None if parts[0] is None else torch.cat(parts)
+    return Batch(sparse=_joined([batch.sparse for batch in batches]), **targets)
 
 
 def _joined(parts: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:

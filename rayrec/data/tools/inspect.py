@@ -145,13 +145,13 @@ def _unless_it_tells(
     codes = encoded.indices.to_numpy()
     counts = np.stack([np.bincount(codes[labels == side], minlength=len(encoded.dictionary)) for side in (False, True)])
     if facts.role == "id":
-        told = counts.max(axis=0).sum() / len(labels)
+        separation = counts.max(axis=0).sum() / len(labels)
     else:
         numbers = encoded.dictionary.cast(pa.float64(), safe=False).fill_null(-np.inf).to_numpy(zero_copy_only=False)
-        told = _auc(counts[:, np.argsort(numbers)])
-    if told < _TELLING:
+        separation = _auc(counts[:, np.argsort(numbers)])
+    if separation < _TELLING:
         return facts
-    note = f"tells {label!r} by itself ({told:.3f}): made of it? list it if it is known before the label"
+    note = f"tells {label!r} by itself ({separation:.3f}): made of it? list it if it is known before the label"
     return replace(facts, role="unused", note=note)
 
 
