@@ -185,7 +185,7 @@ MUTABLE = {
     "rayrec/data/source/slices.py": {"_Stream"},
     "rayrec/data/mapping/problems.py": {"Problems"},
     "rayrec/data/tools/check.py": {"FeatureReport", "CheckReport"},
-    "rayrec/data/stream/batching.py": {"Skipped", "_Waiting"},
+    "rayrec/data/stream/batching.py": {"Skipped", "_Pool"},
     "rayrec/distributed/fbgemm_qcomm_codec.py": {"QCommsConfig"},
     "rayrec/distributed/embedding_types.py": {"ShardedEmbeddingTable"},
     "rayrec/distributed/planner/parts.py": {"DeviceHardware", "Shard"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import accumulate, chain, pairwise
 from typing import Any
@@ -44,7 +44,7 @@ class Skipped:
         return {"count": self.count, "samples": [sample.to_dict() for sample in self.samples]}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Run:
     """Good rows `[start, stop)` of a table; how many rows of its sequence the rank has passed after each of all."""
 
@@ -53,23 +53,18 @@ class _Run:
     start: int
     stop: int
 
-    def take(self, rows: int) -> Part:
-        taken = (self.rows, self.start, self.start + rows)
-        self.start += rows
-        return taken
-
     @property
     def left(self) -> I64:
         """The ends of its rows."""
         return self.ends[self.start : self.stop]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Stretch:
     """Runs whose rows come mixed, of all windows of a block; or one run.
 
     Args:
-        ends: of all rows of all runs that are left, ascending.
+        ends: of all rows of all runs, ascending.
     """
 
     runs: list[_Run]
@@ -80,13 +75,12 @@ class _Stretch:
         ends = [run.left for run in runs]
         return cls(runs, ends[0] if len(ends) == 1 else np.sort(np.concatenate(ends), kind="stable"))
 
-    def take(self, rows: int) -> tuple[list[Part], int]:
-        """The next rows, those of each run beside each other; and the end of the last."""
-        last = int(self.ends[rows - 1])
-        counts = [(run, int(np.searchsorted(run.left, last, side="right"))) for run in self.runs]
-        taken = [run.take(some) for run, some in counts if some]
-        self.ends = self.ends[rows:]
-        return taken, last
+    def split(self, rows: int) -> tuple[list[Part], _Stretch]:
+        """The next rows, those of each run beside each other; and what is left."""
+        cuts = [run.start + int(np.searchsorted(run.left, self.ends[rows - 1], side="right")) for run in self.runs]
+        both = list(zip(self.runs, cuts, strict=True))
+        taken = [(run.rows, run.start, cut) for run, cut in both if run.start < cut]
+        return taken, _Stretch([replace(run, start=cut) for run, cut in both if cut < run.stop], self.ends[rows:])
 
 
 @dataclass(slots=True)
@@ -166,13 +160,12 @@ class _Pool:
         passed = 0
         self.rows -= rows
         while rows:
-            stretch = self.stretches[0]
+            stretch = self.stretches.popleft()
             some = min(rows, len(stretch.ends))
-            parts, passed = stretch.take(some)
-            taken += parts
-            rows -= some
-            if not len(stretch.ends):
-                self.stretches.popleft()
+            parts, rest = stretch.split(some)
+            if rest.runs:
+                self.stretches.appendleft(rest)
+            taken, rows, passed = taken + parts, rows - some, int(stretch.ends[some - 1])
         return taken, passed
 
     def take_until(self, end: int) -> list[Part]:
