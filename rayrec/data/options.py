@@ -34,8 +34,9 @@ class Shuffle(Strict):
     """How strongly the rows of an epoch are mixed: their order is drawn anew for each.
 
     Args:
-        windows: that many windows, from anywhere in the data, are read at a time and their rows mixed.
-        rows: of a window, about: row groups are joined to so many, and are not cut for it.
+        windows: that many windows, from anywhere in the data, are in memory at a time, and every batch has its share of
+            the rows of each; of an epoch's first windows fewer come mixed, so that rows come soon.
+        rows: of a window, about: row groups are joined to so many, and cut where they have twice as many or more.
     """
 
     windows: int = Field(default=1, ge=1)

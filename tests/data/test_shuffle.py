@@ -139,6 +139,12 @@ def test_a_large_row_group_is_decoded_once_by_each_rank_that_reads_it(
         assert 2 <= len(begun) <= most, (world, interleave)
 
 
+@pytest.mark.parametrize(("group_rows", "wanted"), [(199, [199, 1]), (200, [100, 100]), (50, [100, 100])])
+def test_row_groups_are_joined_and_cut_to_windows(tmp_path: Path, group_rows: int, wanted: list[int]) -> None:
+    manifest = Manifest.read(str(write(tmp_path, [200], row_group_size=group_rows)), SCHEMA, window_rows=100)
+    assert manifest.windows.rows.tolist() == wanted
+
+
 def test_a_run_trains_in_the_order_of_time_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     small.write(tmp_path / "train", 500)
     small.write(tmp_path / "eval", 100, seed=1)

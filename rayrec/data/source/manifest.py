@@ -67,7 +67,7 @@ class Manifest:
             paths: files, folders, globs; local or URIs. Folders named `key=value` are columns of the files below them.
                 Or the files of a table's version.
             filters: conditions `(column, operator, value)` that rows must meet, as `filters.Condition` reads them.
-            window_rows: smaller row groups are joined to windows of about so many rows.
+            window_rows: smaller row groups are joined to windows of about so many rows, much larger ones are cut.
             window_bytes: a row group that takes more memory than this is cut into several windows.
             reading: footers read earlier, to which new ones are added, and how those are read.
             by: a column that folders give, for `only`.

@@ -67,10 +67,10 @@ class Windows(Sequence[Window]):
 
     @classmethod
     def of(cls, files: FileTable, window_rows: int, window_bytes: int) -> Windows:
-        """Windows of about so many rows; a row group that takes more memory than `window_bytes` is cut."""
+        """Windows of about so many rows; a row group of twice as many, or of more than `window_bytes`, is cut."""
         rows = np.where(files.left_out, 0, files.group_rows)
         row_bytes = np.repeat(files.columns.column("row_bytes").to_numpy().astype(np.float64), np.diff(files.offsets))
-        needed = -(-(rows * row_bytes).astype(np.int64) // window_bytes)
+        needed = np.maximum(rows // window_rows, -(-(rows * row_bytes).astype(np.int64) // window_bytes))
         parts = np.minimum(rows, np.maximum(1, needed)).astype(np.int32)
         return cls(files, parts, _edges(rows, parts, row_bytes, window_rows, window_bytes))
 
