@@ -13,6 +13,7 @@ from rayrec.cli.export import export
 from rayrec.cli.predict import predict
 from rayrec.cli.runs import app as runs
 from rayrec.cli.serve import serve
+from rayrec.cli.tune import tune
 
 app = typer.Typer(
     name="rayrec",
@@ -29,6 +30,7 @@ app.add_typer(checkpoint, name="checkpoint")
 app.command()(export)
 app.command()(predict)
 app.command()(serve)
+app.command()(tune)
 
 Config = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="YAML file with the config; `rayrec config` lists its fields.")

@@ -1,0 +1,47 @@
+"""`rayrec tune`: tries values of fields of a config, and says which were best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def tune(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file with the config that is varied.")],
+    params: Annotated[
+        list[str],
+        typer.Option(
+            "--param",
+            metavar="FIELD=SPACE",
+            help="What to vary, e.g. optimizers.sparse.lr=log(0.001,0.1); SPACE is a list [a, b], uniform(low,high), "
+            "log(low,high) or int(low,high); may be repeated.",
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field in all trials.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="How many draws.")] = 10,
+    metric: Annotated[str, typer.Option(help="Figure of the evaluations that decides.")] = "auc",
+    concurrent: Annotated[
+        int | None, typer.Option(min=1, help="Trials at a time; default: as many as the cluster carries.")
+    ] = None,
+    grace: Annotated[int, typer.Option(min=1, help="Evaluations that each trial gets before it may be stopped.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    track: Annotated[str | None, typer.Option(help="mlflow or wandb: send the figures there too.")] = None,
+) -> None:
+    """Search for good values of fields: trials that are worse than others end early; the same command goes on."""
+    from rayrec.train import load_config
+    from rayrec.train.driver.console import Display
+    from rayrec.train.tune import Search, tune
+    from rayrec.train.tune.table import trials_table
+
+    search = Search(
+        params=params, trials=trials, metric=metric, concurrent=concurrent, grace=grace, seed=seed, track=track
+    )
+    read = load_config(config, overrides or [])
+    display = Display()
+    found = tune(read, search, display=display)
+    display.console.print(trials_table(found, metric))
+    display.say(f"best config: {Path(read.storage.path) / f'{read.name}-tune' / 'best.yaml'}")

@@ -1,0 +1,7 @@
+"""Hyperparameter search on Ray Tune: `space.py` reads what is varied, `search.py` runs the trials."""
+
+from __future__ import annotations
+
+from rayrec.train.tune.search import Search, Trial, tune
+
+__all__ = ["Search", "Trial", "tune"]

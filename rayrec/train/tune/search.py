@@ -1,0 +1,248 @@
+"""A search: every trial is a run of its own with drawn values, stopped early where others are better (ASHA).
+
+A trial's run folder is named after the trial, and so a search that was stopped goes on: Ray Tune knows which trials
+were not finished, and each of them goes on from its own last checkpoint.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rayrec.train.build import Factory
+from rayrec.train.config import TrainConfig
+from rayrec.train.config.file import parse_config
+from rayrec.train.driver.cluster import Cluster, connected
+from rayrec.train.driver.console import Display
+from rayrec.train.driver.resources import demand, refuse_if_short
+from rayrec.train.errors import TrainError
+from rayrec.train.paths import resolved
+from rayrec.train.run_folder import write_json, write_yaml
+from rayrec.train.tune.space import check_space, space_of, with_values
+
+LOWER_IS_BETTER = frozenset({"ne", "logloss", "mse", "mae"})
+TRACKERS = ("mlflow", "wandb")
+NEARLY_NONE = 0.001  # CPUs; Ray Tune takes no 0
+NEVER = 10**9  # evaluations of a trial: the config ends it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What is tried.
+
+    Args:
+        params: `FIELD=SPACE` texts, see `space_of`.
+        trials: how many draws.
+        metric: figure of the evaluations that decides.
+        concurrent: trials at a time; None: as many as the cluster's CPUs and GPUs carry.
+        grace: evaluations that each trial gets before it may be stopped for being worse than others.
+        seed: of the draws.
+        track: "mlflow" or "wandb", where that package is installed: each trial's figures go there too.
+    """
+
+    params: Sequence[str]
+    trials: int = 10
+    metric: str = "auc"
+    concurrent: int | None = None
+    grace: int = 1
+    seed: int = 0
+    track: str | None = None
+
+    @property
+    def mode(self) -> str:
+        return "min" if self.metric in LOWER_IS_BETTER else "max"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """How a trial ended.
+
+    Args:
+        name: of the trial and of its run folder.
+        values: what was drawn.
+        score: the best value of the metric; None where there was no evaluation.
+        evaluations: how many it had.
+        error: why it failed, if it did.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    score: float | None
+    evaluations: int
+    error: str | None = None
+
+
+class _Reports(Display):
+    """Tells Ray Tune of each evaluation, and shows nothing itself."""
+
+    def __init__(self, metric: str) -> None:
+        super().__init__(Console(file=open(os.devnull, "w")))  # noqa: SIM115 - lives as long as the trial
+        self._metric, self._count = metric, 0
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        from ray import tune
+
+        self._count += 1
+        figures = {name: value for name, value in record.items() if isinstance(value, (int, float))}
+        if record.get(self._metric) is None:
+            raise TrainError(f"evaluations have no figure {self._metric!r}; there are {', '.join(sorted(figures))}")
+        tune.report({**figures, "evaluations": self._count})
+
+
+def tune(
+    config: TrainConfig, search: Search, *, factory: Factory | None = None, display: Display | None = None
+) -> list[Trial]:
+    """Search, or go on with the search of this config's name, and return all trials, the best first.
+
+    Writes `<storage.path>/<name>-tune/`: a run folder for each trial, `trials.json`, and `best.yaml`, the config with
+    the values of the best one.
+
+    Raises:
+        ValueError: a wrong search space, no evaluation data, too few CPUs or GPUs, or every trial failed.
+    """
+    display = display or Display()
+    config = resolved(config)
+    if config.data.eval is None:
+        raise TrainError("data.eval: a search compares evaluations; name rows to evaluate on")
+    if "://" in config.storage.path:
+        raise TrainError(f"storage.path={config.storage.path}: a search keeps its state in a folder that all nodes see")
+    space, raw = space_of(search.params), config.to_dict()
+    check_space(raw, space)
+    folder = Path(config.storage.path) / f"{config.name}-tune"
+    with connected() as cluster:
+        results = _run(raw, config, search, space, folder, factory, cluster, display)
+        trials = _trials(results, search)
+    _write(folder, raw, search, trials)
+    if all(trial.score is None for trial in trials):
+        raise TrainError(f"no trial came to an evaluation: {next((t.error for t in trials if t.error), 'all stopped')}")
+    return trials
+
+
+def _run(
+    raw: Mapping[str, Any],
+    config: TrainConfig,
+    search: Search,
+    space: dict[str, Any],
+    folder: Path,
+    factory: Factory | None,
+    cluster: Cluster,
+    display: Display,
+) -> Any:
+    from ray import tune as ray_tune
+    from ray.tune.schedulers import ASHAScheduler
+
+    read = config.data.read
+    need = demand(
+        config.trainer, cluster.total(), reads_on_ray=read.reader != "local", cpus_per_read=read.cpus_per_read
+    )
+    alone = config.trainer.num_workers == 0
+    cpus = 1.0 if alone else need.cpus
+    if not alone:
+        refuse_if_short(need, cluster.total(), cluster.what)
+    concurrent = search.concurrent or max(1, int(cluster.total().cpus // cpus))
+    display.say(f"{search.trials} trials, {concurrent} at a time, in {folder}")
+
+    def run_trial(values: dict[str, Any]) -> None:
+        _train_one(raw, values, search.metric, folder, factory)
+
+    # The trial's own process waits for its workers: only a trial without workers computes in it.
+    trainable = ray_tune.with_resources(run_trial, {"CPU": 1 if alone else NEARLY_NONE})
+    state = folder / ".tune"
+    if ray_tune.Tuner.can_restore(str(state)):
+        display.say("going on with the search that was stopped", style="yellow")
+        tuner = ray_tune.Tuner.restore(str(state), trainable, resume_errored=True, param_space=space)
+    else:
+        scheduler = ASHAScheduler(time_attr="evaluations", max_t=NEVER, grace_period=search.grace, reduction_factor=3)
+        tuner = ray_tune.Tuner(
+            trainable,
+            param_space=space,
+            tune_config=ray_tune.TuneConfig(
+                metric=search.metric,
+                mode=search.mode,
+                num_samples=search.trials,
+                scheduler=scheduler,
+                search_alg=_draws(search.seed),
+                max_concurrent_trials=concurrent,
+                trial_name_creator=_trial_name,
+                trial_dirname_creator=_trial_name,
+            ),
+            run_config=ray_tune.RunConfig(
+                name=state.name, storage_path=str(folder), callbacks=_trackers(search, config.name), verbose=0
+            ),
+        )
+    return tuner.fit()
+
+
+def _train_one(
+    raw: Mapping[str, Any], values: Mapping[str, Any], metric: str, folder: Path, factory: Factory | None
+) -> None:
+    """One trial, in its own process."""
+    from ray import tune as ray_tune
+
+    from rayrec.train.trainer import Trainer
+
+    name = ray_tune.get_context().get_trial_name()
+    own = {**with_values(raw, values), "name": name}
+    own["storage"] = {**own["storage"], "path": str(folder)}
+    Trainer(parse_config(own), factory=factory, display=_Reports(metric)).fit()
+
+
+def _trial_name(trial: Any) -> str:
+    return f"trial-{trial.trial_id}"
+
+
+def _draws(seed: int) -> Any:
+    from ray.tune.search.basic_variant import BasicVariantGenerator
+
+    return BasicVariantGenerator(random_state=seed)
+
+
+def _trackers(search: Search, name: str) -> list[Any]:
+    """Ray's own callbacks for the tracker that was asked for."""
+    if search.track is None:
+        return []
+    if search.track not in TRACKERS:
+        raise TrainError(f"track={search.track!r}: there are {', '.join(TRACKERS)}")
+    if importlib.util.find_spec(search.track) is None:
+        raise TrainError(f"track={search.track}: not installed; pip install {search.track}")
+    if search.track == "mlflow":
+        from ray.air.integrations.mlflow import MLflowLoggerCallback
+
+        return [MLflowLoggerCallback(experiment_name=name)]
+    from ray.air.integrations.wandb import WandbLoggerCallback
+
+    return [WandbLoggerCallback(project=name)]
+
+
+def _trials(results: Any, search: Search) -> list[Trial]:
+    found = []
+    for result in results:
+        frame = result.metrics_dataframe
+        scores = (
+            [] if frame is None or search.metric not in frame else [float(v) for v in frame[search.metric].dropna()]
+        )
+        best = (min if search.mode == "min" else max)(scores) if scores else None
+        name = Path(result.path).name
+        error = None if result.error is None else _last_line(result.error)
+        found.append(Trial(name=name, values=result.config, score=best, evaluations=len(scores), error=error))
+    sign = 1 if search.mode == "min" else -1
+    return sorted(found, key=lambda trial: (trial.score is None, sign * (trial.score or 0.0), trial.name))
+
+
+def _last_line(error: BaseException) -> str:
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines() or [type(cause).__name__]
+    return lines[-1]
+
+
+def _write(folder: Path, raw: Mapping[str, Any], search: Search, trials: Sequence[Trial]) -> None:
+    told = [{"trial": t.name, **t.__dict__} for t in trials]
+    write_json(folder / "trials.json", {"metric": search.metric, "mode": search.mode, "trials": told})
+    if trials and trials[0].score is not None:
+        write_yaml(folder / "best.yaml", {**with_values(raw, trials[0].values), "name": raw["name"]})

@@ -1,0 +1,89 @@
+"""What a search varies: `FIELD=SPACE` texts of the command line, as values that Ray Tune draws."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayrec.train.config.file import ConfigError, apply_override, parse_config, parse_yaml
+
+RANGE = re.compile(r"(log|uniform|int)\((.*)\)", re.DOTALL)
+FORMS = "[a, b, …], uniform(low, high), log(low, high) or int(low, high)"
+
+
+def space_of(params: Sequence[str]) -> dict[str, Any]:
+    """Field of the config → what Ray Tune draws for it.
+
+    Args:
+        params: `FIELD=SPACE`, where SPACE is a YAML list to choose from, `uniform(low, high)`, `log(low, high)`
+            (uniform in the logarithm), or `int(low, high)`, which draws `high` too.
+
+    Raises:
+        ConfigError: another form, a field given twice, or bounds that hold no value.
+    """
+    found: dict[str, Any] = {}
+    for param in params:
+        field, equals, text = (part.strip() for part in param.partition("="))
+        if not equals or not field:
+            raise ConfigError(f"--param {param}: write it as FIELD=SPACE, SPACE as {FORMS}")
+        if field in found:
+            raise ConfigError(f"--param {param}: {field} is given twice")
+        found[field] = _space(param, text)
+    if not found:
+        raise ConfigError(f"nothing to search over: give --param FIELD=SPACE, SPACE as {FORMS}")
+    return found
+
+
+def with_values(raw: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The raw config with the drawn values in their fields."""
+    changed = dict(raw)
+    for field, value in values.items():
+        changed = apply_override(changed, f"{field}={value!r}" if isinstance(value, str) else f"{field}={value}")
+    return changed
+
+
+def check_space(raw: Mapping[str, Any], space: Mapping[str, Any]) -> None:
+    """Refuse a search whose trials could not start: each choice, and both ends of each range, make a config.
+
+    Raises:
+        ConfigError: an unknown field, or a value that it does not take.
+    """
+    for field, domain in space.items():
+        choices = getattr(domain, "categories", None)
+        ends = choices if choices is not None else [domain.lower, _last(domain)]
+        for value in ends:
+            try:
+                parse_config(with_values(raw, {field: value}))
+            except ConfigError as error:
+                raise ConfigError(f"--param {field}: with {value!r}: {error}") from None
+
+
+def _last(domain: Any) -> Any:
+    from ray.tune.search.sample import Integer
+
+    return domain.upper - 1 if isinstance(domain, Integer) else domain.upper
+
+
+def _space(param: str, text: str) -> Any:
+    from ray import tune
+
+    ranged = RANGE.fullmatch(text)
+    if ranged is None:
+        choices = parse_yaml(text)
+        if not isinstance(choices, list) or not choices:
+            raise ConfigError(f"--param {param}: {text!r} is none of {FORMS}")
+        return tune.choice(choices)
+    kind, inside = ranged.groups()
+    bounds = parse_yaml(f"[{inside}]")
+    wanted = int if kind == "int" else (int, float)
+    if len(bounds) != 2 or not all(isinstance(bound, wanted) and not isinstance(bound, bool) for bound in bounds):
+        raise ConfigError(
+            f"--param {param}: {kind}(…) takes two {'whole ' if kind == 'int' else ''}numbers, low and high"
+        )
+    low, high = bounds
+    if low >= high or (kind == "log" and low <= 0):
+        raise ConfigError(f"--param {param}: low must be below high{', and above 0' if kind == 'log' else ''}")
+    if kind == "int":
+        return tune.randint(low, high + 1)
+    return tune.loguniform(low, high) if kind == "log" else tune.uniform(low, high)
