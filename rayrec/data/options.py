@@ -49,7 +49,7 @@ class ReadOptions(Strict):
     Args:
         reader: "ray" reads through Ray Data, "local" in a thread of this process; "auto" takes Ray where it runs, and
             reads the first window of a stream in a thread while Ray Data starts (not with a `label_selector`).
-        cpus_per_read: CPUs that a Ray read task reserves; leave that much free beside the workers.
+        cpus_per_read: CPUs that a Ray read task reserves; leave that much free beside the workers. 0: none.
         concurrent_reads: read tasks in flight per rank.
         prefetch_batches: batches made ahead of the one that is trained on.
         label_selector: labels of the nodes that reads run on, as `{"ray.io/node-group": "cpu"}`; without, each rank's
@@ -62,7 +62,7 @@ class ReadOptions(Strict):
     """
 
     reader: Literal["auto", "ray", "local"] = "auto"
-    cpus_per_read: float = Field(default=0.25, gt=0)
+    cpus_per_read: float = Field(default=0.25, ge=0)
     concurrent_reads: int = Field(default=2, ge=1)
     prefetch_batches: int = Field(default=4, ge=1)
     label_selector: dict[str, str] | None = None

@@ -27,6 +27,8 @@ class _Ending:
     done: Record | None = None
     stopped: str | None = None
     step: int = 0
+    world_size: int = 0
+    attempt: int = 0
 
     def __call__(self, record: Record) -> None:
         if record["kind"] == "fatal":

@@ -72,7 +72,7 @@ def show_plan(
         ValueError: as `make_plan`; an unknown device; a file that is no plan, or cannot be written (`StorageError`).
     """
     display, files = display or Display(), files or PlanFiles()
-    topology = Topology.from_world(world or str(max(1, config.trainer.num_workers)), gpu=gpu)
+    topology = Topology.from_world(world or str(max(1, config.trainer.most_workers)), gpu=gpu)
     given = _read_plan("--load", files.load)
     if given is not None and given.min_world_size > topology.world_size:
         raise ValueError(

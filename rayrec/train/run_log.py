@@ -1,7 +1,8 @@
 """How workers tell the driver what happens: records (plain dicts) in a mailbox.
 
 Workers never wait for the driver, and the driver polls. What is done with a record lives in `recorder.py`.
-Kinds of records: begin, plan, progress, train, eval, event, failure (from Ray's controller), stopped, fatal, done.
+Kinds of records: begin, plan, progress, train, eval, event, failure and growth (from Ray's controller), stopped, fatal,
+done.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ class Sink(Protocol):
         """How many ranks have sent a fatal record."""
 
     def stop_asked(self) -> bool:
-        """Whether the driver wants the run to stop."""
+        """Whether the driver wants the workers to stop, with a last checkpoint."""
+
+    def growing(self) -> bool:
+        """Whether they are to be started again after that, as more of them."""
 
     def waiting(self, rank: int, place: str | None) -> dict[int, str]:
         """Tells where this rank waits for the others (None: it does not), and returns that of all that wait."""
@@ -46,11 +50,12 @@ class Mailbox:
         self._attempt = attempts_before
         self._failed: set[int] = set()
         self._waiting: dict[int, str] = {}
-        self._stop = False
+        self._stop = self._grow = False
         self._saved_step = self._failures = 0
 
     def begin(self, leader: bool) -> bool:
         self._attempt += leader and not self._failed
+        self._grow = self._grow and not leader
         self._waiting.clear()
         return bool(self._failed)
 
@@ -72,8 +77,15 @@ class Mailbox:
     def ask_stop(self) -> None:
         self._stop = True
 
+    def ask_growth(self) -> None:
+        """Stop with a checkpoint and start again: there is room for more workers."""
+        self._grow = True
+
     def stop_asked(self) -> bool:
-        return self._stop
+        return self._stop or self._grow
+
+    def growing(self) -> bool:
+        return self._grow and not self._stop
 
     def waiting(self, rank: int, place: str | None) -> dict[int, str]:
         self._waiting.pop(rank, None)
@@ -109,6 +121,9 @@ class ActorSink:
     def stop_asked(self) -> bool:
         return bool(self._get(self.actor.stop_asked.remote()))
 
+    def growing(self) -> bool:
+        return bool(self._get(self.actor.growing.remote()))
+
     def waiting(self, rank: int, place: str | None) -> dict[int, str]:
         everyone: dict[int, str] = self._get(self.actor.waiting.remote(rank, place))
         return everyone
@@ -142,6 +157,9 @@ class DirectSink:
 
     def stop_asked(self) -> bool:
         return self.mailbox.stop_asked()
+
+    def growing(self) -> bool:
+        return self.mailbox.growing()
 
     def waiting(self, rank: int, place: str | None) -> dict[int, str]:
         return self.mailbox.waiting(rank, place)

@@ -73,7 +73,7 @@ def compare(
         ValueError: a world of another form, an unknown device, a model that cannot be built.
     """
     calibration = build.calibration(config)
-    per_worker = config.trainer.batch_size / max(1, config.trainer.num_workers)
+    per_worker = config.trainer.batch_size / max(1, config.trainer.most_workers)
     shapes = []
     for world in worlds:
         topology = Topology.from_world(world, gpu=gpu)

@@ -154,7 +154,7 @@ class Trainer:
             for part in train.parts:
                 evaluation.check_like(part)
         build.model(config, "meta", self.factory)
-        build.given_plan(config, config.trainer.num_workers)
+        build.given_plan(config, config.trainer.least_workers)
         self._tell_data(train, evaluation)
         evaluated = frozenset(int(record["step"]) for record in self.folder.read_metrics() if record["kind"] == "eval")
         mapping = mapping_fingerprint(schema, build.rows_of(config))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,58 @@ def assert_every_row_once(steps: Sequence[Sequence[int]], rows: int, epochs: int
             at += 1
         assert seen == Counter(range(rows)), f"epoch {epoch}: {(seen - Counter(range(rows))).most_common(5)}"
     assert at == len(steps)
+
+
+class Attempted(Noted):
+    """The same over many worker groups: each process writes a file of its own, `<log>.<time>.<rank>.jsonl`.
+
+    Args:
+        seconds: how long a training step takes at least.
+    """
+
+    def __init__(self, log: str, seconds: float = 0.0, **arguments: Any) -> None:
+        super().__init__(f"{log}.{time.time():.6f}", {}, **arguments)
+        self.seconds = seconds
+        self.path.touch()
+
+    def forward(self, batch: Batch) -> Any:
+        time.sleep(self.seconds if self.training else 0.0)
+        return super().forward(batch)
+
+
+def consumed(log: Path, events: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """The rows of every step that counts: what an attempt did after the checkpoint from which the next one went on was
+    undone.
+
+    Args:
+        log: what `Attempted` was given.
+        events: the run's records of worker groups that went on from a checkpoint.
+    """
+    files = sorted((float(time_s), int(rank), path) for path, time_s, rank in _attempt_files(log))
+    groups: list[tuple[float, list[list[list[int]]]]] = [(began, []) for began, rank, _ in files if rank == 0]
+    for began, _, path in files:
+        steps = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("]")]
+        # Ranks of a group begin at about the same time, groups seconds apart.
+        min(groups, key=lambda group: abs(group[0] - began))[1].append(steps)
+    return _kept(groups, events)
+
+
+def _attempt_files(log: Path) -> Iterator[tuple[Path, str, str]]:
+    for path in log.parent.glob(f"{log.name}.*.jsonl"):
+        time_s, rank = path.name.removeprefix(f"{log.name}.").removesuffix(".jsonl").rsplit(".", 1)
+        yield path, time_s, rank
+
+
+def _kept(
+    groups: Sequence[tuple[float, list[list[list[int]]]]], events: Sequence[Mapping[str, Any]]
+) -> list[list[int]]:
+    kept: list[list[int]] = []
+    for i, (began, ranks) in enumerate(groups):
+        until = groups[i + 1][0] if i + 1 < len(groups) else float("inf")
+        starts = [int(event["step"]) for event in events if began <= event["time"] < until]
+        if not any(ranks):
+            continue
+        kept = kept[: starts[-1] if starts else 0]
+        for step in range(max(map(len, ranks))):
+            kept.append([row for rows in ranks for row in (rows[step] if step < len(rows) else [])])
+    return kept

@@ -116,6 +116,9 @@ class Silent:
     def stop_asked(self) -> bool:
         return False
 
+    def growing(self) -> bool:
+        return False
+
     def waiting(self, rank: int, place: str | None) -> dict[int, str]:
         return {}
 

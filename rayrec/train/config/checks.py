@@ -137,11 +137,13 @@ def _check_secrets(value: Any, field: str) -> None:
 
 def _check_trainer(config: TrainConfig) -> None:
     trainer = config.trainer
-    if trainer.batch_size < trainer.num_workers:
+    if trainer.elastic and not 1 <= trainer.least_workers <= trainer.most_workers:
+        raise _refuse("trainer.num_workers", f"{trainer.num_workers} must be [least, most] with 1 ≤ least ≤ most")
+    if trainer.batch_size < trainer.most_workers:
         raise _refuse(
             "trainer.batch_size",
-            f"{trainer.batch_size} rows a step cannot be dealt to {trainer.num_workers} workers; "
-            f"it is the batch of all workers together, so at least {trainer.num_workers}",
+            f"{trainer.batch_size} rows a step cannot be dealt to {trainer.most_workers} workers; "
+            f"it is the batch of all workers together, so at least {trainer.most_workers}",
         )
     if trainer.num_workers == 0 and trainer.use_gpu is True:
         raise _refuse("trainer.use_gpu", "num_workers: 0 trains in this process, on CPU; use num_workers: 1 for a GPU")

@@ -41,8 +41,10 @@ class GuardsConfig(Section):
 class TrainerConfig(Section):
     """How the run goes."""
 
-    num_workers: int = Field(
-        default=2, ge=0, description="workers, one a GPU; 0 trains in this process, without Ray Train"
+    num_workers: Annotated[int, Field(ge=0)] | Annotated[list[int], Field(min_length=2, max_length=2)] = Field(
+        default=2,
+        description="workers, one a GPU; 0 trains in this process, without Ray Train; `[least, most]`: as many as the "
+        "cluster has room for, fewer after a loss, more when nodes come (reads then reserve no CPUs)",
     )
     batch_size: int = Field(default=1024, ge=1, description="rows of a step, over all workers together")
     micro_batches: int = Field(
@@ -96,3 +98,18 @@ class TrainerConfig(Section):
         default=30.0, ge=0, description="seconds to wait for a cluster's CPUs and GPUs to become free before refusing"
     )
     timeout_s: int = Field(default=300, ge=1, description="seconds after which a stuck exchange between workers fails")
+
+    @property
+    def least_workers(self) -> int:
+        """Workers that the run needs to go on."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[0]
+
+    @property
+    def most_workers(self) -> int:
+        """Workers that the run has where there is room."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of workers may change while the run goes on."""
+        return not isinstance(self.num_workers, int)

@@ -20,6 +20,9 @@ def failure_reporter(actor: Any, max_failures: int) -> Any:
     class FailureReporter(UserCallback):
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
             reason = failure_reason(worker_exceptions)
+            if ray.get(actor.growing.remote(), timeout=30):
+                actor.put.remote({"kind": "growth"})
+                return
             if ray.get(actor.failed_ranks.remote(), timeout=30) or ray.get(actor.stop_asked.remote(), timeout=30):
                 raise TrainError(reason)
             failures = ray.get(actor.failed_again.remote(), timeout=30)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rayrec.data.stream.shared_manifest import shared
 from rayrec.train.driver.cluster import Cluster, await_resources, connected
 from rayrec.train.driver.console import Display
+from rayrec.train.driver.elastic import NEVER_S, growing, reading_unreserved
 from rayrec.train.driver.failures import failure_reason, failure_reporter, line_of
 from rayrec.train.driver.resources import Demand, demand
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
@@ -30,11 +31,15 @@ class Listener(Protocol):
         done: the record of its end.
         stopped: what the workers said when they stopped because they were asked to.
         step: the last step heard of.
+        world_size: workers of the attempt that runs; 0 before there is one.
+        attempt: its number.
     """
 
     fatal: str | None
     done: Record | None
     stopped: str | None
+    world_size: int
+    attempt: int
 
     @property
     def step(self) -> int: ...
@@ -94,10 +99,13 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
     import ray
 
     trainer, read = job.config.trainer, job.config.data.read
+    if trainer.elastic:
+        job = replace(job, config=reading_unreserved(job.config))
     need = demand(trainer, cluster.total(), reads_on_ray=read.reader != "local", cpus_per_read=read.cpus_per_read)
     await_resources(cluster, need, trainer.wait_for_resources_s, display)
     each = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
-    display.say(f"starting {need.num_workers} workers ({each} each) on {'a local' if cluster.local else 'the'} Ray …")
+    number = f"{need.num_workers} to {trainer.most_workers}" if trainer.elastic else f"{need.num_workers}"
+    display.say(f"starting {number} workers ({each} each) on {'a local' if cluster.local else 'the'} Ray …")
     actor = _mailbox_actor(attempts_before)
     signals = _stop_signals(job, lambda: ray.get(actor.ask_stop.remote(), timeout=30), display)
     try:
@@ -105,6 +113,7 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
             listening(signals),
             drained(lambda: ray.get(actor.take.remote(), timeout=30), listener),
             shared(job.train, job.eval) as (train, evaluation),
+            growing(trainer, need, listener, lambda: ray.get(actor.ask_growth.remote(), timeout=30)),
         ):
             _fit(replace(job, train=train, eval=evaluation), actor, need, listener, signals)
     finally:
@@ -145,21 +154,24 @@ def _fit(job: Job, actor: Any, need: Demand, listener: Listener, signals: StopSi
 def _torch_trainer(job: Job, actor: Any, need: Demand) -> Any:
     import ray.train
     from ray import cloudpickle
-    from ray.train import RunConfig, ScalingConfig
+    from ray.train import RunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     trainer = job.config.trainer
-    # Typed as its older self. How often a group is replaced is decided by the callback, which knows of progress.
+    # Typed as their older selves. How often a group is replaced is decided by the callback, which knows of progress.
     failures: Any = ray.train.FailureConfig
-    resources = {"CPU": need.cpus_per_worker, **({"GPU": 1} if need.use_gpu else {})}
+    scaling: Any = ray.train.ScalingConfig
     shutil.rmtree(job.files.ray_state, ignore_errors=True)
     return TorchTrainer(
         start_worker,
         # As bytes: the controller passes the job on and need not import what it is made of.
         train_loop_config={"job": cloudpickle.dumps(job), "log": actor},
         torch_config=TorchConfig(backend="nccl" if need.use_gpu else "gloo", timeout_s=trainer.timeout_s),
-        scaling_config=ScalingConfig(
-            num_workers=trainer.num_workers, use_gpu=need.use_gpu, resources_per_worker=resources
+        scaling_config=scaling(
+            num_workers=(trainer.least_workers, trainer.most_workers) if trainer.elastic else trainer.least_workers,
+            use_gpu=need.use_gpu,
+            resources_per_worker=need.each,
+            elastic_resize_monitor_interval_s=NEVER_S,  # Ray grows in mid-step; `elastic.py` does it at a checkpoint
         ),
         run_config=RunConfig(
             name=job.config.name,

@@ -82,6 +82,8 @@ class Recorder:
         self._board: Any = None
         self._step = 0
         self._reasons: list[str] = []
+        self._grows = False
+        self.world_size = 0
         self.fatal: str | None = None
         self.done: Record | None = None
         self.stopped: str | None = None
@@ -110,6 +112,8 @@ class Recorder:
                 self._display.event(record)
                 if record["event"] == "checkpoint":
                     self._on_checkpoint()
+            case "growth":
+                self._grows = True
             case "failure":
                 self._reasons.append(record["reason"])
             case "fatal":
@@ -124,7 +128,13 @@ class Recorder:
         """A worker group starts: the first one, one that goes on from a checkpoint, or one after a failure."""
         resumed = record["resumed_step"]
         where = f"resumed from the checkpoint of step {resumed}" if resumed is not None else "started again at step 0"
-        if self._reasons:
+        before, self.world_size = self.world_size, int(record["world_size"])
+        if before and before != self.world_size:
+            where = f"{where}, on {self.world_size} instead of {before} workers"
+        if self._grows:
+            self._grows = False
+            self._event(record, "resized", where)
+        elif self._reasons:
             self.recoveries += 1
             reason = "; ".join(dict.fromkeys(self._reasons))
             self._reasons = []

@@ -25,12 +25,17 @@ class Supply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one run reserves."""
+    """What one run reserves; an elastic one at least."""
 
     num_workers: int
     cpus_per_worker: float
     use_gpu: bool
     reader_cpus: float
+
+    @property
+    def each(self) -> dict[str, float]:
+        """What a worker reserves, in Ray's words."""
+        return {"CPU": self.cpus_per_worker, **({"GPU": 1.0} if self.use_gpu else {})}
 
     @property
     def cpus(self) -> float:
@@ -53,20 +58,20 @@ def demand(trainer: TrainerConfig, total: Supply, *, reads_on_ray: bool, cpus_pe
     Raises:
         ResourceError: GPUs are demanded and there are none.
     """
-    workers = trainer.num_workers
+    workers = trainer.least_workers
     use_gpu = trainer.use_gpu if isinstance(trainer.use_gpu, bool) else total.gpus >= max(1, workers)
     return Demand(
         num_workers=workers,
         cpus_per_worker=_worker_cpus(trainer, total),
         use_gpu=use_gpu,
-        reader_cpus=max(MIN_READER_CPUS, cpus_per_read) if reads_on_ray else 0.0,
+        reader_cpus=max(MIN_READER_CPUS, cpus_per_read) if reads_on_ray and not trainer.elastic else 0.0,
     )
 
 
 def _worker_cpus(trainer: TrainerConfig, total: Supply) -> float:
     if not isinstance(trainer.cpus_per_worker, str):
         return trainer.cpus_per_worker
-    share = total.cpus / 2 / max(1, trainer.num_workers)
+    share = total.cpus / 2 / max(1, trainer.least_workers)
     quarters = int(share / MIN_WORKER_CPUS) * MIN_WORKER_CPUS
     return max(MIN_WORKER_CPUS, min(1.0, quarters))
 

@@ -141,7 +141,7 @@ def _run(
     need = demand(
         config.trainer, cluster.total(), reads_on_ray=read.reader != "local", cpus_per_read=read.cpus_per_read
     )
-    alone = config.trainer.num_workers == 0
+    alone = config.trainer.most_workers == 0
     cpus = 1.0 if alone else need.cpus
     if not alone:
         refuse_if_short(need, cluster.total(), cluster.what)

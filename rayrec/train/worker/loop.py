@@ -188,8 +188,16 @@ class Loop:
         return dense.lr * factor(dense.schedule, step), sparse.lr * factor(sparse.schedule, step)
 
     def _stop(self, position: Position) -> NoReturn:
-        """End between two steps, with a checkpoint of the position of all ranks."""
+        """End between two steps, with a checkpoint of the position of all ranks.
+
+        Raises:
+            StopRequested: the run is over for now.
+            RankError: the workers are to be started again, as more of them.
+        """
         self._save_last(position)
+        sink, rank = self.session.sink, self.session.rank
+        if any(self.session.control.gather(rank == 0 and sink.growing())):
+            raise RankError(f"stopped at step {position.step} to go on with more workers", retry=True)
         raise StopRequested(f"stopped at step {position.step}, whose checkpoint is complete")
 
     def _log(self, position: Position) -> None:

@@ -1,0 +1,107 @@
+"""An elastic run takes what room there is: after a loss Ray starts fewer workers; here it is seen that more would fit.
+
+Growing costs a restart, so it happens at a checkpoint made for it, and less often where a try found no room after all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rayrec.train.config import TrainConfig, TrainerConfig
+from rayrec.train.driver.resources import Demand
+
+NEVER_S = 1e9
+LOOK_EVERY_S = 1.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 600.0
+
+
+class Attempt(Protocol):
+    """What is known of the attempt that runs: its number and its workers, 0 before there is one."""
+
+    attempt: int
+    world_size: int
+
+
+def room_for(each: Mapping[str, float], nodes: Sequence[Mapping[str, float]], most: int) -> int:
+    """Workers that fit on a cluster.
+
+    Args:
+        each: what a worker reserves.
+        nodes: resources of each node.
+        most: no more than these are wanted.
+    """
+    fit = (min(int(node.get(name, 0.0) / amount + 1e-6) for name, amount in each.items() if amount) for node in nodes)
+    return min(most, sum(fit))
+
+
+@dataclass
+class Growth:
+    """Decides when a run is to be started again with more workers.
+
+    Args:
+        wait_s: how long an attempt runs before it is ended for more workers; doubles where that brought none.
+    """
+
+    wait_s: float = FIRST_WAIT_S
+    _attempt: int = 0
+    _workers: int = 0
+    _since: float = 0.0
+    _asked: bool = False
+
+    def due(self, attempt: int, workers: int, room: int, now: float) -> bool:
+        """Whether to ask for growth now; once an attempt.
+
+        Args:
+            attempt: number of the one that runs.
+            workers: how many it has; 0 before it has begun.
+            room: how many would fit.
+            now: a clock, in seconds.
+        """
+        if attempt != self._attempt:
+            if self._asked:
+                brought_none = workers <= self._workers
+                self.wait_s = min(LONGEST_WAIT_S, 2 * self.wait_s) if brought_none else FIRST_WAIT_S
+            self._attempt, self._workers, self._since, self._asked = attempt, workers, now, False
+        ripe = 0 < workers < room and now - self._since >= self.wait_s
+        if self._asked or not ripe:
+            return False
+        self._asked = True
+        return True
+
+
+@contextmanager
+def growing(trainer: TrainerConfig, need: Demand, running: Attempt, ask: Callable[[], object]) -> Iterator[None]:
+    """Ask for more workers, from a thread, whenever there is room for more than run; nothing for a fixed number."""
+    if not trainer.elastic:
+        yield
+        return
+    import ray
+
+    closed, growth = threading.Event(), Growth()
+
+    def watch() -> None:
+        while not closed.wait(LOOK_EVERY_S):
+            with suppress(Exception):  # the cluster is busy or away; the next look may find it
+                nodes: list[Any] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+                room = room_for(need.each, nodes, trainer.most_workers)
+                if growth.due(running.attempt, running.world_size, room, time.monotonic()):
+                    ask()
+
+    thread = threading.Thread(target=watch, name="rayrec-growth", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        closed.set()
+        thread.join(timeout=5)
+
+
+def reading_unreserved(config: TrainConfig) -> TrainConfig:
+    """The config with reads that reserve no CPUs: workers may take all that there are."""
+    read = config.data.read.model_copy(update={"cpus_per_read": 0.0})
+    return config.model_copy(update={"data": config.data.model_copy(update={"read": read})})

@@ -1,0 +1,134 @@
+"""Elastic runs: how many workers there is room for, when a run grows, and a run that loses a node and gets another."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayrec.train.config.file import ConfigError, parse_config
+from rayrec.train.driver.elastic import FIRST_WAIT_S, LONGEST_WAIT_S, Growth, room_for
+from rayrec.train.run_folder import RunFolder
+from tests.train.row_log import assert_every_row_once, consumed, with_row_ids
+from tests.train.small import raw_config, write_all
+
+ROWS = 1000
+
+
+@pytest.mark.parametrize("wrong", [[2], [0, 2], [3, 2], [1, 2, 3]])
+def test_least_and_most_are_checked(wrong: list[int]) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.num_workers"):
+        parse_config(raw_config(Path("/nowhere"), trainer__num_workers=wrong))
+
+
+def test_the_batch_is_dealt_to_the_most_workers() -> None:
+    with pytest.raises(ConfigError, match="64 rows a step cannot be dealt to 65 workers"):
+        parse_config(raw_config(Path("/nowhere"), trainer__num_workers=[1, 65]))
+    trainer = parse_config(raw_config(Path("/nowhere"), trainer__num_workers=[1, 64])).trainer
+    assert (trainer.least_workers, trainer.most_workers, trainer.elastic) == (1, 64, True)
+
+
+@given(
+    st.lists(st.fixed_dictionaries({"CPU": st.integers(0, 9), "GPU": st.integers(0, 3)}), max_size=5),
+    st.sampled_from([0.25, 0.5, 1.0, 2.0]),
+    st.booleans(),
+)
+def test_room_is_counted_node_by_node(nodes: list[dict[str, int]], cpus: float, gpus: bool) -> None:
+    each = {"CPU": cpus, **({"GPU": 1.0} if gpus else {})}
+    placed = 0
+    for node in nodes:
+        free = dict(node)
+        while all(free[name] >= amount for name, amount in each.items()):
+            free = {name: free[name] - each.get(name, 0) for name in free}
+            placed += 1
+    assert room_for(each, nodes, 100) == placed
+    assert room_for(each, nodes, 2) == min(2, placed)
+
+
+def test_growth_is_asked_for_once_an_attempt_and_more_rarely_where_it_brought_none() -> None:
+    growth = Growth()
+    assert not growth.due(0, 0, 4, 0.0), "before the workers have begun"
+    assert not growth.due(1, 2, 4, 1.0), "they have only begun"
+    assert not growth.due(1, 2, 2, 100.0), "there is no more room"
+    assert growth.due(1, 2, 4, 101.0)
+    assert not growth.due(1, 2, 4, 102.0), "asked already"
+    assert not growth.due(2, 2, 4, 110.0)
+    assert growth.wait_s == 2 * FIRST_WAIT_S, "the new attempt is as small as the one before"
+    assert not growth.due(2, 2, 4, 110.0 + FIRST_WAIT_S)
+    assert growth.due(2, 2, 4, 110.0 + 2 * FIRST_WAIT_S)
+    assert not growth.due(3, 4, 4, 200.0)
+    assert growth.wait_s == FIRST_WAIT_S
+    for attempt in range(4, 40):
+        growth.due(attempt, 1, 4, 1e6 * attempt)
+        assert growth.due(attempt, 1, 4, 1e6 * attempt + LONGEST_WAIT_S)
+    assert growth.wait_s == LONGEST_WAIT_S
+
+
+# A cluster of its own, in a process of its own: others of this test run have a Ray already.
+CODE = """
+import json, sys, threading, time
+from pathlib import Path
+import ray
+from ray.cluster_utils import Cluster
+from rayrec.train import Trainer
+from rayrec.train.config.file import parse_config
+from rayrec.train.run_folder import RunFolder
+from tests.train.row_log import Attempted
+
+raw, log = json.loads(sys.argv[1]), sys.argv[2]
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+trainer = Trainer(parse_config(raw), factory=lambda **given: Attempted(log, 0.25, **given))
+files = RunFolder(trainer.folder.path)
+
+def wait_for(found):
+    until = time.monotonic() + 150
+    while time.monotonic() < until:
+        if any(found(record) for record in files.read_metrics()):
+            return
+        time.sleep(0.1)
+
+def events_of(name):
+    return lambda record: record.get("event") == name
+
+def disturb():
+    wait_for(lambda record: record.get("step", 0) >= 8)
+    cluster.remove_node(nodes[1], allow_graceful=False)
+    wait_for(events_of("recovered"))
+    cluster.add_node(num_cpus=1)
+    wait_for(events_of("resized"))
+
+disturber = threading.Thread(target=disturb)
+disturber.start()
+result = trainer.fit()
+disturber.join()
+print(json.dumps([result.world_size, result.steps, result.train["samples"], result.recoveries]))
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.long
+def test_a_run_goes_on_with_fewer_workers_and_grows_at_a_checkpoint(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    raw = with_row_ids(tmp_path, ROWS, trainer__num_workers=[1, 2], trainer__epochs=16, trainer__cpus_per_worker=1.0)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CODE, json.dumps(raw), str(tmp_path / "rows")],
+        capture_output=True,
+        text=True,
+        timeout=380,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [2, 256, 16 * ROWS, 1], done.stdout
+    events = [r for r in RunFolder(tmp_path / "runs" / "small").read_metrics() if r["kind"] == "event"]
+    (recovered,) = [event for event in events if event["event"] == "recovered"]
+    (resized,) = [event for event in events if event["event"] == "resized"]
+    assert "on 1 instead of 2 workers" in recovered["message"]
+    assert "on 2 instead of 1 workers" in resized["message"]
+    assert_every_row_once(consumed(tmp_path / "rows", [recovered, resized]), ROWS, 16)
