@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rayrec.train.config import TrainConfig, TrainerConfig
@@ -39,19 +38,17 @@ def room_for(each: Mapping[str, float], nodes: Sequence[Mapping[str, float]], mo
     return min(most, sum(fit))
 
 
-@dataclass
 class Growth:
     """Decides when a run is to be started again with more workers.
 
-    Args:
-        wait_s: how long an attempt runs before it is ended for more workers; doubles where that brought none.
+    An attempt runs for `wait_s` before it is ended for more workers; that doubles where it brought none.
     """
 
-    wait_s: float = FIRST_WAIT_S
-    _attempt: int = 0
-    _workers: int = 0
-    _since: float = 0.0
-    _asked: bool = False
+    def __init__(self) -> None:
+        self.wait_s = FIRST_WAIT_S
+        self._attempt = self._workers = 0
+        self._since = 0.0
+        self._asked = False
 
     def due(self, attempt: int, workers: int, room: int, now: float) -> bool:
         """Whether to ask for growth now; once an attempt.
