@@ -53,12 +53,15 @@ def train(
     root: Annotated[
         Path | None, typer.Option(help="Folder that relative paths of the config start from; default: this one.")
     ] = None,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="In a Ray job: import a model.factory that was not submitted with it.")
+    ] = False,
 ) -> None:
     """Train a model, or go on where a run of the same name stopped."""
     from rayrec.train import Trainer, load_config
 
     given = [*(overrides or []), *([f"name={name}"] if name is not None else [])]
-    Trainer(load_config(config, given), fresh=fresh, root=root).fit()
+    Trainer(load_config(config, given), fresh=fresh, root=root, allow_code=allow_code).fit()
 
 
 @app.command()

@@ -27,6 +27,7 @@ from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
 from rayrec.optim import GradientClipping, GradientClippingOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from rayrec.train.config import ConstraintConfig, TrainConfig
 from rayrec.train.config.checks import suggestion
+from rayrec.train.config.file import text_of
 from rayrec.train.errors import TrainError
 
 Factory = Callable[..., nn.Module]
@@ -186,7 +187,7 @@ def given_plan(config: TrainConfig, world_size: int) -> ShardingPlan | None:
     if path is None:
         return None
     try:
-        plan = ShardingPlan.from_json(Path(path).read_text(encoding="utf-8"))
+        plan = ShardingPlan.from_json(text_of(Path(path)))
     except OSError as error:
         raise TrainError(f"sharding.plan: {path} cannot be read: {error.strerror}") from None
     except ValueError as error:

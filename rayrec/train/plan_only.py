@@ -11,6 +11,7 @@ from rayrec.distributed import ShardingPlan
 from rayrec.distributed.planner import EmbeddingShardingPlanner, PlanResult, Topology, diff, explain, write_html
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
+from rayrec.train.config.file import text_of
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.plan_table import plan_table
 from rayrec.train.errors import StorageError
@@ -99,7 +100,7 @@ def _read_plan(option: str, path: Path | None) -> ShardingPlan | None:
     if path is None:
         return None
     try:
-        return ShardingPlan.from_json(path.read_text(encoding="utf-8"))
+        return ShardingPlan.from_json(text_of(path))
     except OSError as error:
         raise ValueError(f"{option} {path}: cannot be read ({error.strerror})") from None
     except ValueError as error:

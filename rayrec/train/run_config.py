@@ -1,14 +1,19 @@
-"""The config that a run folder holds, for those who read a run: it may name no code that would be imported unasked.
+"""Which code a config may name: none where a run folder holds it, and in a Ray job only what was submitted with it.
 
 A run folder lies in shared storage, where others may write. What `rayrec train` is given is the user's own word; what a
-folder says is not.
+folder says is not. A job's config is its sender's word, as is the working folder that came with it; what else a
+cluster's machines have installed is not.
 """
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
+from rayrec.train.config import TrainConfig
 from rayrec.train.errors import TrainError
+from rayrec.train.paths import in_job_package
 from rayrec.train.run_folder import RunFolder
 
 
@@ -32,3 +37,25 @@ def config_of_run(folder: RunFolder, *, allow_code: bool) -> dict[str, Any]:
             f"if you trust who wrote that folder, give --allow-code (from Python: allow_code=True, or factory=…)"
         )
     return raw
+
+
+def refuse_code_from_elsewhere(config: TrainConfig, here: Path, *, allow_code: bool) -> None:
+    """In a Ray job, `model.factory` must be in the job's copy of the working folder; nothing is imported to find out.
+
+    Args:
+        here: the working folder; another one than a job's copy is the user's own, and nothing is refused there.
+
+    Raises:
+        TrainError: the module lies elsewhere, with the flag that allows it.
+    """
+    if allow_code or config.model.factory is None or not in_job_package(here):
+        return
+    package = config.model.factory.partition(":")[0].partition(".")[0]
+    if any((here / name).exists() for name in (package, f"{package}.py")):
+        return
+    found = importlib.util.find_spec(package)
+    where = "nowhere" if found is None else found.origin or "in Python itself"
+    raise TrainError(
+        f"model.factory={config.model.factory}: {package!r} is not in the job's working folder but {where}; submit it "
+        f"with --working-dir, or give --allow-code if it is to be imported from there"
+    )

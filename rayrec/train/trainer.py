@@ -25,6 +25,7 @@ from rayrec.train.init_from import warm_start
 from rayrec.train.mirror import Mirror
 from rayrec.train.paths import resolved
 from rayrec.train.report import write_report
+from rayrec.train.run_config import refuse_code_from_elsewhere
 from rayrec.train.run_folder import RunFolder, newest_checkpoint, refuse_other_config, write_json, write_yaml
 from rayrec.train.versions import with_versions
 from rayrec.train.worker.session import Job
@@ -78,6 +79,7 @@ class Trainer:
         fresh: set an earlier run of this name aside instead of going on with it.
         root: folder that relative paths of the config start from; default the working folder.
         display: where to show progress.
+        allow_code: in a Ray job, import a `model.factory` that was not submitted with it.
     """
 
     def __init__(
@@ -88,7 +90,10 @@ class Trainer:
         fresh: bool = False,
         root: Path | None = None,
         display: Display | None = None,
+        allow_code: bool = False,
     ) -> None:
+        if factory is None:
+            refuse_code_from_elsewhere(config, Path.cwd(), allow_code=allow_code)
         self.config = resolved(config, root)
         self.factory, self.fresh = factory, fresh
         self.display = display or Display()

@@ -81,6 +81,39 @@ def test_code_that_a_run_folder_names_runs_only_where_it_is_allowed(
     assert mark.exists()
 
 
+def test_a_job_imports_only_what_was_submitted_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere, job = tmp_path / "site", tmp_path / "_ray_pkg_0123" / "job"
+    for folder, name in ((elsewhere, "planted_on_the_node"), (job, "submitted_with_the_job")):
+        folder.mkdir(parents=True)
+        (folder / f"{name}.py").write_text(
+            f"import pathlib\npathlib.Path({str(tmp_path / name)!r}).touch()\nmake = dict\n"
+        )
+    monkeypatch.syspath_prepend(str(elsewhere))
+    monkeypatch.chdir(job)
+    write_all(tmp_path, rows=64)
+
+    def fit(module: str, **allowed: bool) -> None:
+        Trainer(parse_config(raw_config(tmp_path, model={"factory": f"{module}:make"})), **allowed).fit()
+
+    with pytest.raises(TrainError, match=r"planted_on_the_node.*is not in the job's working folder.*--allow-code"):
+        fit("planted_on_the_node")
+    with pytest.raises(TrainError, match="is not in the job's working folder"):
+        fit("os.path")
+    assert not (tmp_path / "planted_on_the_node").exists()
+    for module, allowed in (("planted_on_the_node", {"allow_code": True}), ("submitted_with_the_job", {})):
+        with pytest.raises(TrainError, match="returned dict"):
+            fit(module, **allowed)
+        assert (tmp_path / module).exists()
+
+
+@pytest.mark.parametrize("path", ["../../../../../etc/passwd", "/etc/shadow", "/proc/self/environ", "/dev/zero"])
+def test_a_file_that_is_no_plan_is_refused_without_what_is_in_it(tmp_path: Path, path: str) -> None:
+    write_all(tmp_path, rows=64)
+    with pytest.raises(ValueError, match=r"sharding\.plan") as caught:
+        Trainer(parse_config(raw_config(tmp_path, sharding={"plan": path}))).fit()
+    assert "root:" not in str(caught.value) and "PATH=" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["../out", "/tmp/out", "a/b", "..", ".hidden", "a\x00b", "a b", "<b>"])
 def test_a_runs_name_is_one_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="name"):

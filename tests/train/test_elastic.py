@@ -104,10 +104,13 @@ def disturb():
     cluster.add_node(num_cpus=1)
     wait_for(events_of("resized"))
 
-disturber = threading.Thread(target=disturb)
-disturber.start()
-result = trainer.fit()
-disturber.join()
+# A node is added in the main thread: it sets signal handlers.
+found = []
+fitting = threading.Thread(target=lambda: found.append(trainer.fit()))
+fitting.start()
+disturb()
+fitting.join()
+(result,) = found
 print(json.dumps([result.world_size, result.steps, result.train["samples"], result.recoveries]))
 ray.shutdown()
 cluster.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -62,6 +63,18 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     return config.model_copy(update={"data_schema": schema})
 
 
+def text_of(path: Path) -> str:
+    """What a text file holds; a device or a pipe, which may have no end, is refused before it is read.
+
+    Raises:
+        OSError: it cannot be read, or is no plain file.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+    return path.read_text(encoding="utf-8")
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping a YAML file holds.
 
@@ -70,7 +83,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = text_of(file)
     except FileNotFoundError:
         raise ConfigError(f"config file {file} does not exist (looked in {Path.cwd()})") from None
     except (OSError, UnicodeDecodeError) as error:
