@@ -137,3 +137,52 @@ def test_parameters_that_are_not_finite_never_reach_a_checkpoint(tmp_path: Path,
         changes = {"trainer__checkpoint_every": every, "optimizers__dense": {"kind": "sgd"}, "data__eval": None}
         trainer(tmp_path, factory=Breaks, **changes).fit()
     assert not list((tmp_path / "runs" / "small" / "checkpoints").glob("step_*"))
+
+
+class BreaksAt(DLRM):
+    """Its parameters are not finite after the steps that are listed, counted over all models of a test."""
+
+    steps: tuple[int, ...] = ()
+    calls = 0
+
+    def forward(self, batch: Batch) -> Any:
+        loss, logits = super().forward(batch)
+        if self.training:
+            BreaksAt.calls += 1
+            if BreaksAt.calls in BreaksAt.steps:
+                next(self.over_arch.parameters()).register_hook(lambda grad: torch.full_like(grad, torch.inf))
+        return loss, logits
+
+
+HALVED: dict[str, Any] = {
+    "trainer__checkpoint_every": 2,
+    "trainer__log_every": 1,
+    "optimizers__dense": {"kind": "sgd", "lr": 0.02},
+    "data__eval": None,
+}
+
+
+def test_training_goes_back_with_half_the_learning_rate_where_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_all(tmp_path, rows=300)
+    monkeypatch.setattr(BreaksAt, "calls", 0)
+    monkeypatch.setattr(BreaksAt, "steps", (4, 8))  # steps 4 and 6 of the run: back to steps 2 and 4
+    changes = {**HALVED, "trainer__guards": {"halvings": 2}}
+    result = trainer(tmp_path, factory=BreaksAt, **changes).fit()
+    assert (result.steps, result.epochs, result.train["samples"]) == (10, 2, 600)
+    halved = [event for event in records(result.folder, "event") if event["event"] == "halved"]
+    assert [event["message"].rpartition(" ")[2] for event in halved] == ["0.5", "0.25"]
+    rates = {line["step"]: line["lr"]["dense"] for line in records(result.folder, "train")}  # the last of each step
+    assert [rates[step] for step in range(1, 11)] == [0.02] * 2 + [0.01] * 2 + [0.005] * 6
+    longer = trainer(tmp_path, factory=BreaksAt, **changes, trainer__epochs=3).fit()
+    assert {line["lr"]["dense"] for line in records(longer.folder, "train") if line["step"] > 10} == {0.005}
+
+
+def test_halving_ends_where_it_does_not_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_all(tmp_path, rows=300)
+    monkeypatch.setattr(BreaksAt, "calls", 0)
+    monkeypatch.setattr(BreaksAt, "steps", tuple(range(3, 100)))
+    with pytest.raises(TrainError, match="not a finite number"):
+        trainer(tmp_path, factory=BreaksAt, **HALVED, trainer__guards={"halvings": 2}).fit()
+    assert len([event for event in records(tmp_path / "runs" / "small", "event") if event["event"] == "halved"]) == 2

@@ -34,6 +34,12 @@ class GuardsConfig(Section):
     dead_gradients: bool = Field(
         default=True, description="end where the gradients of all dense parameters are 0, `patience` times in a row"
     )
+    halvings: int = Field(
+        default=0,
+        ge=0,
+        description="how often training goes back to the last checkpoint with half the learning rates where the loss "
+        "is not finite any more, before that ends the run",
+    )
     after_steps: int = Field(default=0, ge=0, description="steps in which nothing is looked at (warm-up)")
     patience: int = Field(default=5, ge=1, description="logged lines in a row that must be bad")
 

@@ -31,6 +31,10 @@ class RankError(TrainError):
         self.retry = retry
 
 
+class NotFiniteError(RankError):
+    """The loss or a dense parameter is not a finite number any more."""
+
+
 class StopRequested(Exception):
     """Raised alike on every rank, between two steps, after the driver has asked for a stop."""
 

@@ -18,7 +18,7 @@ from rayrec.train.schedule import factor
 from rayrec.train.worker.evaluation import evaluate
 from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner
-from rayrec.train.worker.lockstep import RankError, StepInput, StopRequested, due, in_step
+from rayrec.train.worker.lockstep import NotFiniteError, RankError, StepInput, StopRequested, due, in_step
 from rayrec.train.worker.machine import planned_for
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.saver import Saver
@@ -33,10 +33,15 @@ EVAL_ROWS = Cursor.start(0)
 
 
 class Loop:
-    """One rank's training, from the last committed checkpoint to the last epoch."""
+    """One rank's training, from the last committed checkpoint to the last epoch.
 
-    def __init__(self, job: Job, session: Session, streams: Streams) -> None:
+    Args:
+        halvings: of the learning rates, at least; a checkpoint may know of more.
+    """
+
+    def __init__(self, job: Job, session: Session, streams: Streams, halvings: int = 0) -> None:
         self.job, self.session, self.streams, self.config = job, session, streams, job.config
+        self.halvings = halvings
         self.saver = Saver(job, session, self._tell_of_checkpoint)
         self.position = self._resumed_position()
         self.saved: Checkpoint | None = None  # the last one that is known to be complete
@@ -55,7 +60,8 @@ class Loop:
 
     def _resumed_position(self) -> Position:
         resumed = self.saver.resumed
-        return START if resumed is None else Position.from_dict(resumed.extra["position"])
+        position = START if resumed is None else Position.from_dict(resumed.extra["position"])
+        return replace(position, halvings=max(position.halvings, self.halvings))
 
     def load(self) -> Learner:
         """The sharded model, as the newest whole checkpoint has it; a collective."""
@@ -185,7 +191,8 @@ class Loop:
     def _learning_rates(self, step: int) -> tuple[float, float]:
         """Those of the dense parameters and of the tables in a step, counted from 0."""
         dense, sparse = self.config.optimizers.dense, self.config.optimizers.sparse
-        return dense.lr * factor(dense.schedule, step), sparse.lr * factor(sparse.schedule, step)
+        part = 0.5**self.position.halvings
+        return part * dense.lr * factor(dense.schedule, step), part * sparse.lr * factor(sparse.schedule, step)
 
     def _stop(self, position: Position) -> NoReturn:
         """End between two steps, with a checkpoint of the position of all ranks.
@@ -250,6 +257,10 @@ class Loop:
 
     def _tell_of_checkpoint(self, step: int, event: str, message: str) -> None:
         self._tell("event", replace(self.position, step=step), event=event, message=message)
+
+    def tell_event(self, event: str, message: str) -> None:
+        """Tell of something that happened where the run is."""
+        self._tell("event", self.position, event=event, message=message)
 
     @contextmanager
     def _watched(self, stream: Stream, what: str) -> Iterator[None]:
@@ -317,9 +328,23 @@ class Loop:
 
 
 def fit(job: Job, session: Session) -> dict[str, Any]:
-    """Train to the last epoch."""
-    with Streams(job, session) as streams:
-        return Loop(job, session, streams).run()
+    """Train to the last epoch.
+
+    Raises:
+        NotFiniteError: the loss is not finite, and the learning rates have been halved as often as they may.
+    """
+    halvings = 0
+    while True:
+        with Streams(job, session) as streams:
+            loop = Loop(job, session, streams, halvings)
+            try:
+                return loop.run()
+            except NotFiniteError as error:
+                halvings = loop.position.halvings + 1
+                if halvings > job.config.trainer.guards.halvings:
+                    raise
+                message = f"{error}; going back to the last checkpoint with learning rates times {0.5**halvings:g}"
+                loop.tell_event("halved", message)
 
 
 def score_checkpoint(job: Job, session: Session) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class Position:
         seconds: time spent on steps, by this rank's clock; `wait_s`: the part of it that some rank waited for rows.
         cursor: what of the epoch has been read: by this rank while an epoch goes on, by all ranks in a checkpoint.
         best: the best evaluation so far.
+        halvings: how often the learning rates have been halved, after a loss that was not finite.
     """
 
     step: int
@@ -32,6 +33,7 @@ class Position:
     wait_s: float
     cursor: Cursor
     best: Best = field(default_factory=Best)
+    halvings: int = 0
 
     @property
     def epoch(self) -> int:
@@ -39,14 +41,13 @@ class Position:
 
     def after(self, given: StepInput, seconds: float) -> Position:
         """The position one step later."""
-        return Position(
+        return replace(
+            self,
             step=self.step + 1,
             samples=self.samples + given.rows,
-            skipped=self.skipped,
             seconds=self.seconds + seconds,
             wait_s=self.wait_s + given.wait_s,
             cursor=given.cursor,
-            best=self.best,
         )
 
     def merged(self, control: Control) -> Position:
@@ -59,7 +60,7 @@ class Position:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values that `from_dict` reads."""
-        names = ("step", "samples", "skipped", "seconds", "wait_s")
+        names = ("step", "samples", "skipped", "seconds", "wait_s", "halvings")
         plain = {name: getattr(self, name) for name in names}
         return {**plain, "cursor": self.cursor.to_dict(), "best": self.best.to_dict()}
 
@@ -73,6 +74,7 @@ class Position:
             wait_s=float(raw["wait_s"]),
             cursor=Cursor.from_dict(raw["cursor"]),
             best=Best.from_dict(raw.get("best")),
+            halvings=int(raw.get("halvings", 0)),
         )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from rayrec.distributed.comm import Group
 from rayrec.metrics import BinaryMetrics
-from rayrec.train.worker.lockstep import Control, RankError, StepInput
+from rayrec.train.worker.lockstep import Control, NotFiniteError, StepInput
 
 
 class Window:
@@ -48,7 +48,7 @@ class Window:
         """Figures of the window, over all ranks; starts a new one. A collective.
 
         Raises:
-            RankError: the loss is not a finite number any more.
+            NotFiniteError: the loss is not a finite number any more.
         """
         loss_sum, weight, rows, wait_s, seconds = self._control.sums(
             [float(self._loss), self._weight, self._rows, self._wait_s, self._seconds]
@@ -97,7 +97,7 @@ class Window:
             sound: whether this rank's parameters are finite.
 
         Raises:
-            RankError: on every rank, if it is not a finite number any more.
+            NotFiniteError: on every rank, if it is not a finite number any more.
         """
         (loss_sum,) = self._control.sums([float(self._loss) if sound else math.nan])
         _refuse_infinite(loss_sum, step)
@@ -105,7 +105,7 @@ class Window:
 
 def _refuse_infinite(loss_sum: float, step: int) -> None:
     if not math.isfinite(loss_sum):
-        raise RankError(
+        raise NotFiniteError(
             f"the loss is not a finite number any more at step {step}; earlier checkpoints are intact: lower "
             f"optimizers.dense.lr or optimizers.sparse.lr, and check dense features for extreme values"
         )
