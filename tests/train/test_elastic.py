@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.train.config.file import ConfigError, parse_config
-from rayrec.train.driver.elastic import FIRST_WAIT_S, LONGEST_WAIT_S, Growth, room_for
+from rayrec.train.driver.elastic import FIRST_WAIT_S, LONGEST_WAIT_S, SETTLED_S, Growth, room_for
 from rayrec.train.run_folder import RunFolder
 from tests.train.row_log import assert_every_row_once, consumed, with_row_ids
 from tests.train.small import raw_config, write_all
@@ -50,23 +51,39 @@ def test_room_is_counted_node_by_node(nodes: list[dict[str, int]], cpus: float, 
     assert room_for(each, nodes, 2) == min(2, placed)
 
 
+class Running(NamedTuple):
+    """An attempt, by its number and workers."""
+
+    attempt: int
+    world_size: int
+
+
 def test_growth_is_asked_for_once_an_attempt_and_more_rarely_where_it_brought_none() -> None:
     growth = Growth()
-    assert not growth.due(0, 0, 4, 0.0), "before the workers have begun"
-    assert not growth.due(1, 2, 4, 1.0), "they have only begun"
-    assert not growth.due(1, 2, 2, 100.0), "there is no more room"
-    assert growth.due(1, 2, 4, 101.0)
-    assert not growth.due(1, 2, 4, 102.0), "asked already"
-    assert not growth.due(2, 2, 4, 110.0)
+    assert not growth.due(Running(0, 0), 4, "ab", 0.0), "before the workers have begun"
+    assert not growth.due(Running(1, 2), 4, "ab", 1.0)
+    assert not growth.due(Running(1, 2), 4, "ab", FIRST_WAIT_S), "both nodes were there when it began"
+    assert not growth.due(Running(1, 2), 2, "ab", 100.0), "there is no more room"
+    assert growth.due(Running(1, 2), 4, "ab", 1.0 + FIRST_WAIT_S)
+    assert not growth.due(Running(1, 2), 4, "ab", 102.0), "asked already"
+    assert not growth.due(Running(2, 2), 4, "ab", 110.0)
     assert growth.wait_s == 2 * FIRST_WAIT_S, "the new attempt is as small as the one before"
-    assert not growth.due(2, 2, 4, 110.0 + FIRST_WAIT_S)
-    assert growth.due(2, 2, 4, 110.0 + 2 * FIRST_WAIT_S)
-    assert not growth.due(3, 4, 4, 200.0)
+    assert not growth.due(Running(2, 2), 4, "ab", 110.0 + FIRST_WAIT_S)
+    assert growth.due(Running(2, 2), 4, "ab", 110.0 + 2 * FIRST_WAIT_S)
+    assert not growth.due(Running(3, 4), 4, "ab", 400.0)
     assert growth.wait_s == FIRST_WAIT_S
     for attempt in range(4, 40):
-        growth.due(attempt, 1, 4, 1e6 * attempt)
-        assert growth.due(attempt, 1, 4, 1e6 * attempt + LONGEST_WAIT_S)
+        growth.due(Running(attempt, 1), 4, "ab", 1e6 * attempt)
+        assert growth.due(Running(attempt, 1), 4, "ab", 1e6 * attempt + LONGEST_WAIT_S)
     assert growth.wait_s == LONGEST_WAIT_S
+
+
+def test_a_node_that_came_is_room_at_once() -> None:
+    growth = Growth()
+    assert not growth.due(Running(1, 1), 2, "ab", 10.0)
+    assert not growth.due(Running(1, 1), 2, "abc", 10.0 + SETTLED_S / 2), "the attempt has only begun"
+    assert growth.due(Running(1, 1), 2, "ac", 10.0 + SETTLED_S), "b is told dead, c is new"
+    assert not growth.due(Running(2, 2), 2, "ac", 20.0)
 
 
 # A cluster of its own, in a process of its own: others of this test run have a Ray already.
@@ -120,7 +137,7 @@ cluster.shutdown()
 @pytest.mark.long
 def test_a_run_goes_on_with_fewer_workers_and_grows_at_a_checkpoint(tmp_path: Path) -> None:
     write_all(tmp_path)
-    raw = with_row_ids(tmp_path, ROWS, trainer__num_workers=[1, 2], trainer__epochs=16, trainer__cpus_per_worker=1.0)
+    raw = with_row_ids(tmp_path, ROWS, trainer__num_workers=[1, 2], trainer__epochs=12, trainer__cpus_per_worker=1.0)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CODE, json.dumps(raw), str(tmp_path / "rows")],
         capture_output=True,
@@ -128,10 +145,10 @@ def test_a_run_goes_on_with_fewer_workers_and_grows_at_a_checkpoint(tmp_path: Pa
         timeout=380,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [2, 256, 16 * ROWS, 1], done.stdout
+    assert json.loads(done.stdout.splitlines()[-1]) == [2, 192, 12 * ROWS, 1], done.stdout
     events = [r for r in RunFolder(tmp_path / "runs" / "small").read_metrics() if r["kind"] == "event"]
     (recovered,) = [event for event in events if event["event"] == "recovered"]
     (resized,) = [event for event in events if event["event"] == "resized"]
     assert "on 1 instead of 2 workers" in recovered["message"]
     assert "on 2 instead of 1 workers" in resized["message"]
-    assert_every_row_once(consumed(tmp_path / "rows", [recovered, resized]), ROWS, 16)
+    assert_every_row_once(consumed(tmp_path / "rows", [recovered, resized]), ROWS, 12)

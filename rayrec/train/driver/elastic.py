@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
@@ -16,7 +16,8 @@ from rayrec.train.driver.resources import Demand
 
 NEVER_S = 1e9
 LOOK_EVERY_S = 1.0
-FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 600.0
+SETTLED_S = 3.0  # an attempt is not ended before
+FIRST_WAIT_S, LONGEST_WAIT_S = 60.0, 600.0
 
 
 class Attempt(Protocol):
@@ -41,30 +42,34 @@ def room_for(each: Mapping[str, float], nodes: Sequence[Mapping[str, float]], mo
 class Growth:
     """Decides when a run is to be started again with more workers.
 
-    An attempt runs for `wait_s` before it is ended for more workers; that doubles where it brought none.
+    A node that came while an attempt runs is room for certain. What seemed room when it began was none for Ray: a node
+    that is about to be told dead, or another job's share. That is tried again later, ever more rarely.
     """
 
     def __init__(self) -> None:
         self.wait_s = FIRST_WAIT_S
         self._attempt = self._workers = 0
         self._since = 0.0
+        self._nodes: frozenset[str] = frozenset()
         self._asked = False
 
-    def due(self, attempt: int, workers: int, room: int, now: float) -> bool:
+    def due(self, running: Attempt, room: int, nodes: Collection[str], now: float) -> bool:
         """Whether to ask for growth now; once an attempt.
 
         Args:
-            attempt: number of the one that runs.
-            workers: how many it has; 0 before it has begun.
-            room: how many would fit.
+            running: the attempt that runs.
+            room: workers that would fit.
+            nodes: ids of the nodes that are there.
             now: a clock, in seconds.
         """
-        if attempt != self._attempt:
+        if running.attempt != self._attempt:
             if self._asked:
-                brought_none = workers <= self._workers
+                brought_none = running.world_size <= self._workers
                 self.wait_s = min(LONGEST_WAIT_S, 2 * self.wait_s) if brought_none else FIRST_WAIT_S
-            self._attempt, self._workers, self._since, self._asked = attempt, workers, now, False
-        ripe = 0 < workers < room and now - self._since >= self.wait_s
+            self._attempt, self._workers = running.attempt, running.world_size
+            self._since, self._nodes, self._asked = now, frozenset(nodes), False
+        wait_s = SETTLED_S if not self._nodes.issuperset(nodes) else self.wait_s
+        ripe = 0 < running.world_size < room and now - self._since >= wait_s
         if self._asked or not ripe:
             return False
         self._asked = True
@@ -84,9 +89,9 @@ def growing(trainer: TrainerConfig, need: Demand, running: Attempt, ask: Callabl
     def watch() -> None:
         while not closed.wait(LOOK_EVERY_S):
             with suppress(Exception):  # the cluster is busy or away; the next look may find it
-                nodes: list[Any] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-                room = room_for(need.each, nodes, trainer.most_workers)
-                if growth.due(running.attempt, running.world_size, room, time.monotonic()):
+                nodes: dict[str, Any] = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+                room = room_for(need.each, list(nodes.values()), trainer.most_workers)
+                if growth.due(running, room, nodes, time.monotonic()):
                     ask()
 
     thread = threading.Thread(target=watch, name="rayrec-growth", daemon=True)
