@@ -290,7 +290,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary:
-        ray.init(num_cpus=args.cpus, include_dashboard=False, logging_level=logging.ERROR)
+        ray.init(address="local", num_cpus=args.cpus, include_dashboard=False, logging_level=logging.ERROR)
         try:
             found = measure(args.data or Path(temporary), args.rows, args.epochs)
         finally:

@@ -100,7 +100,7 @@ def plan(folder: str, ranks: int, cpus: int) -> dict[str, Any]:
     """Everything that is measured after indexing."""
     import ray
 
-    ray.init(num_cpus=cpus, include_dashboard=False, logging_level=logging.ERROR)
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, logging_level=logging.ERROR)
     begin = time.perf_counter()
     manifest = read(folder)
     with shared(manifest, sent_whole=0) as (held,):
@@ -128,7 +128,7 @@ def index(folder: str, cpus: int) -> dict[str, Any]:
     """How long the index takes."""
     import ray
 
-    ray.init(num_cpus=cpus, include_dashboard=False, logging_level=logging.ERROR)
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, logging_level=logging.ERROR)
     begin = time.perf_counter()
     done = write_index([folder])
     took = time.perf_counter() - begin

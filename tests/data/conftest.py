@@ -12,6 +12,6 @@ def running_ray() -> Iterator[None]:
     """One Ray of 2 CPUs for all tests of this folder, from the first that asks for it."""
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
     yield
     ray.shutdown()

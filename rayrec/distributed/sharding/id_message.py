@@ -66,4 +66,5 @@ def from_pieces(pieces: Sequence[torch.Tensor], weighted: bool) -> Ids:
 
 def as_words(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's memory, flat."""
-    return tensor.contiguous().view(-1).view(WORD)
+    # As strided: an expanded tensor of one element is contiguous, and `view` still minds its stride of 0.
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(WORD)
