@@ -16,7 +16,7 @@ from rayrec.train.driver.resources import Demand
 
 NEVER_S = 1e9
 LOOK_EVERY_S = 1.0
-SETTLED_S = 3.0  # an attempt is not ended before
+SETTLED_S = 22.0  # after which Ray's own account of a new node is up to date: it is made every 20 s
 FIRST_WAIT_S, LONGEST_WAIT_S = 60.0, 600.0
 
 
@@ -49,7 +49,7 @@ class Growth:
     def __init__(self) -> None:
         self.wait_s = FIRST_WAIT_S
         self._attempt = self._workers = 0
-        self._since = 0.0
+        self._since = self._came = 0.0
         self._nodes: frozenset[str] = frozenset()
         self._asked = False
 
@@ -68,9 +68,10 @@ class Growth:
                 self.wait_s = min(LONGEST_WAIT_S, 2 * self.wait_s) if brought_none else FIRST_WAIT_S
             self._attempt, self._workers = running.attempt, running.world_size
             self._since, self._nodes, self._asked = now, frozenset(nodes), False
-        wait_s = SETTLED_S if not self._nodes.issuperset(nodes) else self.wait_s
-        ripe = 0 < running.world_size < room and now - self._since >= wait_s
-        if self._asked or not ripe:
+        if self._nodes.issuperset(nodes):
+            self._came = now
+        ripe = now - self._since >= self.wait_s or now - self._came >= SETTLED_S
+        if self._asked or not ripe or not 0 < running.world_size < room:
             return False
         self._asked = True
         return True
