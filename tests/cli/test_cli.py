@@ -109,7 +109,7 @@ def test_data_can_be_looked_at(config: Path, capsys: pytest.CaptureFixture[str])
 
 def test_config_lists_fields_or_shows_a_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config"]) == 0
-    assert "| `trainer.num_workers` | integer ≥ 0 | `2` |" in capsys.readouterr().out
+    assert "| `trainer.batch_size` | integer ≥ 1 | `1024` |" in capsys.readouterr().out
     assert run(["config", str(config), "--set", "trainer.seed=7"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["trainer"]["seed"] == 7
 

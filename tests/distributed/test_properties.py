@@ -17,7 +17,7 @@ from rayrec.distributed.kernel.optimizer_rules import DecayMode
 from rayrec.distributed.types import ModuleSharding, ShardingEnv, ShardingType
 from rayrec.distributed.wire import BF16, FP16, FP32, Codec, NumberFormat, fp8_rows, int8_rows
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
-from rayrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad
+from rayrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import cut, draw_kjt, join, targets, train_plain, train_sharded
 from tests.ranks import on_ranks
@@ -153,7 +153,7 @@ def optimizers(draw: st.DrawFn) -> tuple[dict[str, Any], Callable[[Any], Any]]:
         rest, plain["weight_decay"] = plain["weight_decay"], 0.0
     twins: dict[str, Any] = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
     twins |= {"rowwise_adagrad": RowWiseAdagrad, "partial_rowwise_adam": PartialRowWiseAdam}
-    make = (twins | {"lamb": LAMB, "lars_sgd": LarsSGD})[name]
+    make = (twins | {"lamb": LAMB, "partial_rowwise_lamb": PartialRowWiseLAMB, "lars_sgd": LarsSGD})[name]
     if name == "partial_rowwise_adam" and not decouple:  # its plain twin knows no L2
         mode = None
     fused = {"optimizer": rule.kind, "learning_rate": lr, **options}

@@ -49,9 +49,9 @@ class DenseOptimizerConfig(Section):
 class SparseOptimizerConfig(Section):
     """Trains the embedding tables, inside the backward pass; only rows that a batch has ids of change."""
 
-    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "lamb", "lars_sgd"] = Field(
-        default="rowwise_adagrad", description="the optimizer"
-    )
+    kind: Literal[
+        "sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "lamb", "partial_rowwise_lamb", "lars_sgd"
+    ] = Field(default="rowwise_adagrad", description="the optimizer")
     lr: float = Field(default=0.05, gt=0, description="learning rate")
     eps: float = Field(
         default=1e-8, gt=0, description="added to the root of the squared gradients (not read by sgd and lars_sgd)"
