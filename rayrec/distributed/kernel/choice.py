@@ -95,13 +95,13 @@ def check_trainable(
 
 def _fbgemm_trains(spec: OptimizerSpec | None, config: BaseEmbeddingConfig, dim: int, device: torch.device) -> bool:
     """Whether fbgemm's kernels can update a table on this device, as `optimizer_rules` says it must be."""
-    if spec is None:
+    data_type = config.data_type.dtype
+    if spec is None or data_type == torch.bfloat16:  # its kernels train fp32 and fp16, on either device
         return False
     if device.type == "cuda":
         one_kind_of_state = len(set(spec.rule.rowwise.values())) < 2
         decays = not spec.weight_decay or spec.decay_mode in spec.rule.fbgemm_decay
         return decays and (padded(dim) == dim or one_kind_of_state)  # see `Padding.scale`
     # its CPU kernels leave out weight decay in places, and never round at random
-    data_type = config.data_type.dtype
     rounds = spec.stochastic_rounding and data_type != torch.float32
-    return spec.rule.fbgemm_on_cpu and not spec.weight_decay and not rounds and data_type != torch.bfloat16
+    return spec.rule.fbgemm_on_cpu and not spec.weight_decay and not rounds
