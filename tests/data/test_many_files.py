@@ -146,7 +146,8 @@ def test_workers_that_ask_an_actor_read_the_same_batches(tmp_path: Path, running
         for rank in range(3):
             with opened(manifest, cursor, rank, 3) as whole, opened(held, cursor, rank, 3) as part:
                 assert row_ids([b for b, _ in whole]) == row_ids([b for b, _ in part])
-        wrong = Cursor.merge([opened(Manifest.read(str(tmp_path), SCHEMA), Cursor.start(1), 0, 1).start_cursor])
+        with opened(Manifest.read(str(tmp_path), SCHEMA), Cursor.start(1), 0, 1) as other:
+            wrong = Cursor.merge([other.start_cursor])
         with pytest.raises(DataError, match="does not fit"):
             opened(held, wrong, 0, 1)
     with shared(manifest) as (whole_manifest,):
