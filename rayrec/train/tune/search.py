@@ -83,16 +83,16 @@ class _Reports(Display):
 
     def __init__(self, metric: str) -> None:
         super().__init__(Console(file=open(os.devnull, "w")))  # noqa: SIM115 - lives as long as the trial
-        self._metric, self._count = metric, 0
+        self._metric, self.count = metric, 0
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         from ray import tune
 
-        self._count += 1
+        self.count += 1
         figures = {name: value for name, value in record.items() if isinstance(value, (int, float))}
         if record.get(self._metric) is None:
             raise TrainError(f"evaluations have no figure {self._metric!r}; there are {', '.join(sorted(figures))}")
-        tune.report({**figures, "evaluations": self._count})
+        tune.report({**figures, "evaluations": self.count})
 
 
 def tune(
@@ -190,7 +190,10 @@ def _train_one(
     name = ray_tune.get_context().get_trial_name()
     own = {**with_values(raw, values), "name": name}
     own["storage"] = {**own["storage"], "path": str(folder)}
-    Trainer(parse_config(own), factory=factory, display=_Reports(metric)).fit()
+    reports = _Reports(metric)
+    result = Trainer(parse_config(own), factory=factory, display=reports).fit()
+    if not reports.count and result.eval is not None:  # it had ended when the search was stopped, unheard
+        reports.evaluation(result.eval)
 
 
 def _trial_name(trial: Any) -> str:
