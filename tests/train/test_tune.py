@@ -74,6 +74,13 @@ def test_draws_land_in_their_fields_and_bounds() -> None:
     assert config.trainer.seed == drawn[0]["trainer.seed"]
 
 
+def test_a_drawn_value_stays_what_it_is() -> None:
+    (domain,) = (space := space_of(["optimizers.dense.max_gradient_norm=[null]"])).values()
+    check_space(RAW, space)
+    config = parse_config(with_values(RAW, {"optimizers.dense.max_gradient_norm": domain.sample()}))
+    assert config.optimizers.dense.max_gradient_norm is None
+
+
 def run(folder: Path, *more: str) -> subprocess.Popen[str]:
     words = ["tune", "config.yaml", "--param", "optimizers.sparse.lr=[0.0001,0.02,0.3]", "--trials", "4", *more]
     return subprocess.Popen(

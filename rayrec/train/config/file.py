@@ -123,6 +123,18 @@ def apply_override(raw: Mapping[str, Any], override: str) -> dict[str, Any]:
         value = parse_yaml(text)
     except ConfigError as error:
         raise ConfigError(f"--set {override}: the value is not YAML: {error}") from None
+    return with_field(raw, keys, value, override)
+
+
+def with_field(raw: Mapping[str, Any], keys: Sequence[str], value: Any, override: str) -> dict[str, Any]:
+    """A copy of `raw` with the field at a path set; list items by number or by their `name`.
+
+    Args:
+        override: what errors call it.
+
+    Raises:
+        ConfigError: the path leads through something that has no fields.
+    """
     changed = _replaced(raw, keys, value, override)
     assert isinstance(changed, dict)
     return changed

@@ -46,7 +46,8 @@ def _rows_by_path(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _row(path: str, kind: str, default: str, meaning: str) -> str:
-    return f"| `{path}` | {kind} | {default} | {meaning.replace('|', chr(92) + '|')} |"
+    escaped = meaning.replace("|", "\\|")
+    return f"| `{path}` | {kind} | {default} | {escaped} |"
 
 
 def _sentence(text: str) -> str:

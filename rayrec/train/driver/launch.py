@@ -13,7 +13,7 @@ from rayrec.train.driver.cluster import Cluster, await_resources, connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import NEVER_S, growing, reading_unreserved
 from rayrec.train.driver.failures import failure_reason, failure_reporter, line_of
-from rayrec.train.driver.resources import Demand, demand
+from rayrec.train.driver.resources import Demand, demand_of
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted, TrainError, describe
 from rayrec.train.run_log import DirectSink, Mailbox, Record, drained
@@ -98,10 +98,10 @@ def _run_alone(job: Job, listener: Listener, display: Display, attempts_before: 
 def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before: int, cluster: Cluster) -> None:
     import ray
 
-    trainer, read = job.config.trainer, job.config.data.read
+    trainer = job.config.trainer
     if trainer.elastic:
         job = replace(job, config=reading_unreserved(job.config))
-    need = demand(trainer, cluster.total(), reads_on_ray=read.reader != "local", cpus_per_read=read.cpus_per_read)
+    need = demand_of(job.config, cluster.total())
     await_resources(cluster, need, trainer.wait_for_resources_s, display)
     each = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
     number = f"{need.num_workers} to {trainer.most_workers}" if trainer.elastic else f"{need.num_workers}"

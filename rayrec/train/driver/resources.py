@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayrec.train.config import TrainerConfig
+from rayrec.train.config import TrainConfig, TrainerConfig
 from rayrec.train.errors import ResourceError
 
 MIN_WORKER_CPUS = 0.25
@@ -66,6 +66,12 @@ def demand(trainer: TrainerConfig, total: Supply, *, reads_on_ray: bool, cpus_pe
         use_gpu=use_gpu,
         reader_cpus=max(MIN_READER_CPUS, cpus_per_read) if reads_on_ray and not trainer.elastic else 0.0,
     )
+
+
+def demand_of(config: TrainConfig, total: Supply) -> Demand:
+    """`demand` as a run's config has it."""
+    read = config.data.read
+    return demand(config.trainer, total, reads_on_ray=read.reader != "local", cpus_per_read=read.cpus_per_read)
 
 
 def _worker_cpus(trainer: TrainerConfig, total: Supply) -> float:

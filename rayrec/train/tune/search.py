@@ -16,17 +16,16 @@ from typing import Any
 from rich.console import Console
 
 from rayrec.train.build import Factory
-from rayrec.train.config import TrainConfig
+from rayrec.train.config import LOWER_IS_BETTER, TrainConfig
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.cluster import Cluster, connected
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.resources import demand, refuse_if_short
+from rayrec.train.driver.resources import demand_of, refuse_if_short
 from rayrec.train.errors import TrainError
 from rayrec.train.paths import resolved
 from rayrec.train.run_folder import write_json, write_yaml
 from rayrec.train.tune.space import check_space, space_of, with_values
 
-LOWER_IS_BETTER = frozenset({"ne", "logloss", "mse", "mae"})
 TRACKERS = ("mlflow", "wandb")
 NEARLY_NONE = 0.001  # CPUs; Ray Tune takes no 0
 NEVER = 10**9  # evaluations of a trial: the config ends it
@@ -137,10 +136,7 @@ def _run(
     from ray import tune as ray_tune
     from ray.tune.schedulers import ASHAScheduler
 
-    read = config.data.read
-    need = demand(
-        config.trainer, cluster.total(), reads_on_ray=read.reader != "local", cpus_per_read=read.cpus_per_read
-    )
+    need = demand_of(config, cluster.total())
     alone = config.trainer.most_workers == 0
     cpus = 1.0 if alone else need.cpus
     if not alone:

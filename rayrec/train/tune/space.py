@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayrec.train.config.file import ConfigError, apply_override, parse_config, parse_yaml
+from rayrec.train.config.file import ConfigError, parse_config, parse_yaml, with_field
 
 RANGE = re.compile(r"(log|uniform|int)\((.*)\)", re.DOTALL)
 FORMS = "[a, b, …], uniform(low, high), log(low, high) or int(low, high)"
@@ -39,7 +39,7 @@ def with_values(raw: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
     """The raw config with the drawn values in their fields."""
     changed = dict(raw)
     for field, value in values.items():
-        changed = apply_override(changed, f"{field}={value!r}" if isinstance(value, str) else f"{field}={value}")
+        changed = with_field(changed, field.split("."), value, f"{field}={value}")
     return changed
 
 
