@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from rayrec.distributed import comm
 from rayrec.distributed.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -272,7 +273,7 @@ def work(rank: int, store: str, args: argparse.Namespace, results: Any) -> None:
             peer = f"{args.against} {row[f'{args.against}_ms']:9.2f} ms" if args.against else ""
             print(f"{case.name:40s} rayrec {row['rayrec_ms']:9.2f} ms  {peer}  {ratio}", flush=True)
             results.append(row)
-    dist.destroy_process_group()
+    comm.leave()
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import torch.multiprocessing as multiprocessing
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.checkpoint.weights import CheckpointWeights
-from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
+from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan, comm
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.sharding.cuts import by_cols, by_rows, whole
 from rayrec.distributed.types import ParameterSharding, Shard
@@ -81,7 +81,8 @@ def save(rank: int, root: str, args: argparse.Namespace) -> None:
         ],
     )
     CheckpointStore(f"{root}/checkpoints").save(1, model, group=dist.group.WORLD)
-    dist.destroy_process_group()
+    del model
+    comm.leave()
 
 
 class Memory:

@@ -27,6 +27,7 @@ from rayrec.distributed import (
     ShardingEnv,
     ShardingPlan,
     TrainPipeline,
+    comm,
 )
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.sharding.cuts import CUTS
@@ -88,7 +89,7 @@ def run(rank: int, world: int, folder: str, options: argparse.Namespace) -> None
     if rank == 0:
         torch.save(rows, f"{folder}/rows.pt")
     dist.barrier()
-    dist.destroy_process_group()
+    comm.leave()
 
 
 def bandwidth(device: torch.device, options: argparse.Namespace) -> list[Row]:

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from rayrec.distributed import comm
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.sharding import tiers
@@ -95,7 +96,7 @@ def run_rank(rank: int, rounds: int) -> None:
         timed = [timed_round(sides, ENDS[rank // LOCAL], number % 2) for number in range(count + 2)][2:]
         if rank == 0:
             show(batch, cut_by_rows, timed)
-    dist.destroy_process_group()
+    comm.leave()
 
 
 def show(batch: int, cut_by_rows: int, timed: list[list[tuple[float, float]]]) -> None:

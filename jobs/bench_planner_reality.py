@@ -153,7 +153,7 @@ def _run_rank(rank: int, world: int, folder: str, plans: dict[str, ShardingPlan]
     if rank == 0:
         torch.save([_over_ranks([each[n] for each in gathered]) for n in range(len(plans))], f"{folder}/measured.pt")
     comm.barrier(dist.group.WORLD)
-    dist.destroy_process_group()
+    comm.leave()
 
 
 def _over_ranks(visits: list[list[tuple[float, float]]]) -> tuple[list[float], list[float]]:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointStore, Saving
-from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
+from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan, comm
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.sharding.cuts import CUTS
 from rayrec.distributed.types import ParameterSharding, ShardingType
@@ -61,7 +61,7 @@ def _rank(rank: int, folder: str, gb: float, rounds: int, answers: Any) -> None:
     beside = _beside(model, group, Path(folder), rounds)
     if rank == 0:
         answers.put({**disk, **beside})
-    dist.destroy_process_group()
+    comm.leave()
 
 
 def _model(group: dist.ProcessGroup, nbytes: int) -> DistributedModelParallel:

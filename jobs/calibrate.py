@@ -179,7 +179,7 @@ def run_rank(rank: int, world: int, local: int, store: str, out: str) -> None:
     if rank == 0:
         write(Path(out), device, world, measured)
     comm.barrier(dist.group.WORLD)
-    dist.destroy_process_group()
+    comm.leave()
 
 
 def write(out: Path, device: torch.device, world: int, measured: dict[str, float]) -> None:

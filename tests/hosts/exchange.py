@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rayrec.distributed import comm
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.planner import ParameterConstraints, PlanResult, Topology, plan_tables
@@ -112,7 +113,7 @@ def main(out: Path) -> None:
     found["planner"] = measured(stepper(result, rank)) | predicted(result)
     if rank == 0:
         out.write_text(json.dumps({"found": found, "chosen": chosen, "speeds": speeds}, indent=1))
-    dist.destroy_process_group()
+    comm.leave()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from typing import Any
 
 from tests.mutants.mutants import Mutant
 
-NO_SUCH_TEST = 4  # pytest's exit status; also where an import fails before any test
 GRACE_S = 60  # beyond three times what the tests took without the fault
 KILLED, SURVIVED, HUNG, UNREACHED = "killed", "survived", "killed: no end", "in reach of no fast test"
 WARM = [  # imports that are slow and not ours
@@ -36,7 +35,7 @@ class Judge:
 
     Args:
         root: of the checkout.
-        copy: a folder that does not exist yet; `close` removes it.
+        copy: a folder that does not exist yet.
     """
 
     def __init__(self, root: Path, copy: Path) -> None:
@@ -58,25 +57,36 @@ class Judge:
             __import__(name)
 
     def verdict(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> tuple[str, str]:
-        """Whether one of `tests`, which took `seconds` without the fault, fails with it, and the one that does."""
-        if not tests:
-            return SURVIVED, ""
+        """Whether one of `tests`, which took `seconds` without the fault, fails with it, and the one that does.
+
+        A failure counts where it is the fault's doing: what failed passes without the fault.
+        """
         path = self._copy / mutant.path
         original = path.read_text(encoding="utf-8")
         limit_s = 3 * seconds + GRACE_S
-        try:
-            self._write(path, mutant.source(original))
-            for some in _in_two(tests):
-                code = self._run(some, limit_s)
-                if code != 0:
-                    break
-        finally:
-            self._write(path, original)
-        if code == NO_SUCH_TEST and self._run(some, limit_s) == NO_SUCH_TEST:
-            code = 0  # not the fault's doing
-        if code == 0:
-            return SURVIVED, ""
-        return (HUNG if code is None else KILLED), self._failed.read_text() if self._failed.exists() else ""
+        left = list(tests)
+        while left:
+            try:
+                self._write(path, mutant.source(original))
+                verdict, some, failed = self._first_failure(left, limit_s)
+            finally:
+                self._write(path, original)
+            if verdict == SURVIVED:
+                break
+            suspects = [failed] if failed in left else some
+            if self._run(suspects, limit_s) == 0:
+                return verdict, failed
+            left = [test for test in left if test not in suspects]
+        return SURVIVED, ""
+
+    def _first_failure(self, tests: Sequence[str], limit_s: float) -> tuple[str, list[str], str]:
+        """The verdict, the tests that ran together, and the one of them that failed, as far as it is known."""
+        for some in _in_two(tests):
+            code = self._run(some, limit_s)
+            if code != 0:
+                failed = self._failed.read_text() if self._failed.exists() else ""
+                return (HUNG if code is None else KILLED), some, failed
+        return SURVIVED, [], ""
 
     def _write(self, path: Path, text: str) -> None:
         """Python takes a compiled file for the source's if time and size agree: so no compiled file stays."""
@@ -107,9 +117,6 @@ class Judge:
         if status is None:
             os.waitpid(child, 0)
         return status
-
-    def close(self) -> None:
-        shutil.rmtree(self._copy, ignore_errors=True)
 
 
 class _FirstFailure:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 from tests.mutants.contexts import fixture_context, uses
+from tests.mutants.judge import KILLED, SURVIVED, Judge
 from tests.mutants.mutants import mutants_of, sample
 from tests.mutants.reach import Findings, Reach, digest, lines_now
 
@@ -72,3 +74,20 @@ def test_a_line_that_runs_at_import_takes_the_tests_of_its_function(tmp_path: Pa
     assert reach.of(tmp_path, path, 1, most_s=60) == ["small", "large"]
     assert reach.of(tmp_path, path, 1, most_s=1) == ["small"]
     assert Reach({}, {}).of(tmp_path, path, 3, most_s=60) == []
+
+
+def test_a_failure_that_is_not_the_faults_doing_does_not_count(tmp_path: Path) -> None:
+    path, root = write(tmp_path), tmp_path
+    (root / "test_grow.py").write_text(
+        "from grow import grow\n\n"
+        "def test_good():\n    assert grow(1) == 2\n\n"
+        "def test_bad():\n    assert grow(1) == 0\n\n"
+        "def test_blind():\n    pass\n"
+    )
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    judge = Judge(root, tmp_path / "work" / "copy")
+    mutant = next(one for one in mutants_of(root, path) if one.line == 4 and "size - step" in one.source(CODE))
+    good, bad, blind = (f"test_grow.py::test_{name}" for name in ("good", "bad", "blind"))
+    assert judge.verdict(mutant, [bad, blind, good], 1) == (KILLED, good)
+    assert judge.verdict(mutant, [bad, blind], 1) == (SURVIVED, "")
+    assert judge.verdict(mutant, [], 1) == (SURVIVED, "")

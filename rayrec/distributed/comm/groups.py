@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
@@ -73,3 +74,13 @@ def host_group(group: dist.ProcessGroup | None, device: torch.device) -> dist.Pr
             use_local_synchronization=True,
         )
     return made[()]
+
+
+def leave() -> None:
+    """Ends this process's part in all groups, at the end of a rank's program; models should be out of reach by then.
+
+    What keeps a group alive up to the end of the interpreter keeps its threads: one that lets go of a tensor then
+    aborts the process.
+    """
+    gc.collect()
+    dist.destroy_process_group()
