@@ -87,7 +87,7 @@ def grown(manifest: SharedManifest, rank: int, world_size: int) -> dict[str, int
     pieces = rows = sent = 0
     while rows < part.rows:
         found = manifest.pieces(part, rows)
-        rows, pieces, sent = rows + found.rows, pieces + len(found.window), sent + len(pickle.dumps(found))
+        rows, pieces, sent = rows + found.rows, pieces + len(found.group), sent + len(pickle.dumps(found))
     assert sum(piece.rows for piece in pieces_of(manifest, part)) == part.rows
     return {"bytes": _peak_bytes() - begin, "pieces": pieces, "rows": rows, "sent": sent}
 

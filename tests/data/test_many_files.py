@@ -154,6 +154,15 @@ def test_workers_that_ask_an_actor_read_the_same_batches(tmp_path: Path, running
         assert whole_manifest is manifest, "a small one is sent as it is"
 
 
+def test_a_worker_gets_its_part_piece_by_piece(many: Path, running_ray: None) -> None:
+    manifest = bench_manifest.read(str(many))
+    with shared(manifest, sent_whole=0) as (held,):
+        found = [bench_manifest.grown(held, rank, 2) for rank in range(2)]
+    assert sum(one["rows"] for one in found) == manifest.rows
+    assert sum(one["pieces"] for one in found) >= len(manifest.windows)
+    assert sum(one["sent"] for one in found) < 100 * len(manifest.files.group_rows)
+
+
 def test_footers_are_read_by_ray_tasks(many: Path, running_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
     first = footers.read_footer
     seen: list[str] = []

@@ -121,6 +121,7 @@ def disturb():
     wait_for(events_of("recovered"))
     cluster.add_node(num_cpus=1)
     wait_for(events_of("resized"))
+    Path(log + ".fast").touch()
 
 # A node is added in the main thread: it sets signal handlers.
 found = []
