@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -13,23 +16,47 @@ class InteractionArch(nn.Module):
         num_sparse_features: F; without any, the dense vector is passed on.
     """
 
-    _rows: torch.Tensor
-    _cols: torch.Tensor
+    _pairs: torch.Tensor
+    _pair_of: torch.Tensor
 
     def __init__(self, num_sparse_features: int) -> None:
         super().__init__()
         self.F = num_sparse_features
-        rows, cols = torch.triu_indices(self.F + 1, self.F + 1, offset=1)
-        self.register_buffer("_rows", rows, persistent=False)
-        self.register_buffer("_cols", cols, persistent=False)
+        vectors = self.F + 1
+        rows, cols = torch.triu_indices(vectors, vectors, offset=1)
+        pair_of = torch.full((vectors, vectors), rows.numel())  # a vector with itself is no pair
+        pair_of[rows, cols] = pair_of[cols, rows] = torch.arange(rows.numel())
+        self.register_buffer("_pairs", rows * vectors + cols, persistent=False)
+        self.register_buffer("_pair_of", pair_of.view(-1), persistent=False)
 
     def forward(self, dense_features: torch.Tensor, sparse_features: torch.Tensor) -> torch.Tensor:
         """`[B, D]` and `[B, F, D]` to `[B, D + F (F + 1) / 2]`."""
         if self.F <= 0:
             return dense_features
         vectors = torch.cat([dense_features[:, None, :], sparse_features], dim=1)
-        products = torch.bmm(vectors, vectors.transpose(1, 2))
-        return torch.cat([dense_features, products[:, self._rows, self._cols]], dim=1)
+        products: torch.Tensor = _PairProducts.apply(vectors, self._pairs, self._pair_of)
+        return torch.cat([dense_features, products], dim=1)
+
+
+class _PairProducts(torch.autograd.Function):
+    """Dot products of pairs of vectors, `[B, N, D]` to `[B, P]`. What autograd would do by itself takes two products of
+    matrices on the way back where one is enough, and adds up gradients element by element.
+
+    Args:
+        pairs: the places of the pairs in a matrix `[N, N]`.
+        pair_of: for each place in that matrix, on both sides of the diagonal, its pair; P for none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, vectors: torch.Tensor, pairs: torch.Tensor, pair_of: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(vectors, pair_of)
+        return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, pairs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        vectors, pair_of = ctx.saved_tensors
+        both_sides = F.pad(grads[0].to(vectors.dtype), (0, 1)).index_select(1, pair_of)  # of a lower one under autocast
+        return torch.bmm(both_sides.view(-1, *[vectors.shape[1]] * 2), vectors), None, None
 
 
 class InteractionDCNArch(nn.Module):

@@ -15,6 +15,7 @@ from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionS
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ShardingType
 from rayrec.models import DCN, DLRM, MODELS, Batch, DeepFM
+from rayrec.models.interaction import InteractionArch
 from rayrec.modules import EmbeddingBagConfig
 from tests.distributed.oracle import cut, draw_kjt, join
 from tests.ranks import on_ranks
@@ -274,3 +275,24 @@ def test_weights_count_rows(name: str) -> None:
     nothing.backward()
     assert nothing == 0.0
     assert all(p.grad is None or (p.grad == 0).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("lower", [False, True], ids=["fp32", "autocast"])
+def test_pairs_meet_as_the_formula_says_forward_and_backward(lower: bool) -> None:
+    dense, sparse = (torch.randn(shape, dtype=torch.float64 if not lower else None) for shape in ((4, 8), (4, 3, 8)))
+    grad = torch.randn(4, 8 + 6, dtype=dense.dtype)
+
+    def formula(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
+        vectors = torch.cat([dense[:, None], sparse], dim=1)
+        pairs = [(vectors[:, i] * vectors[:, j]).sum(1) for i in range(4) for j in range(i + 1, 4)]
+        return torch.cat([dense, torch.stack(pairs, dim=1)], dim=1)
+
+    results = []
+    for way in (InteractionArch(3), formula):
+        given = dense.clone().requires_grad_(), sparse.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=lower):
+            out = way(*given)
+        results.append([out, *torch.autograd.grad(out, given, grad.to(out.dtype))])
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, **({"rtol": 0.05, "atol": 0.1} if lower else {}))
