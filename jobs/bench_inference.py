@@ -84,6 +84,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--cpp", type=Path, help="rayrec_server, to be compared with scoring in this process")
     args = parser.parse_args()
+    if args.cpp is not None and not args.cpp.is_file():
+        parser.error(
+            f"--cpp {args.cpp} is not there; build it: cmake -S deploy/cpp -B build/cpp && cmake --build build/cpp"
+        )
     torch.set_num_threads(1)
     keys = [f"f{i}" for i in range(26)]
     tables = [

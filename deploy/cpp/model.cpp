@@ -20,7 +20,7 @@
 namespace rayrec {
 namespace {
 
-constexpr int kFormat = 1;  // of export.json
+constexpr int kOldest = 1, kNewest = 2;  // formats of export.json
 
 // A file's bytes, read only, shared by all processes that map it.
 class Mapped {
@@ -79,7 +79,8 @@ Json read_index(const std::string& folder) {
   text << file.rdbuf();
   try {
     Json index = Json::parse(text.str());
-    if (index["format"].number() != kFormat) throw std::runtime_error("another format than this build reads");
+    const double format = index["format"].number();
+    if (format < kOldest || format > kNewest) throw std::runtime_error("another format than this build reads");
     return index;
   } catch (const std::runtime_error& error) {
     throw ExportError(folder + "/export.json: " + error.what() + "; export the run anew");

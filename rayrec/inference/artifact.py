@@ -29,7 +29,8 @@ from rayrec.quant import TableFormat, TablePlace
 
 INDEX, TABLES, GRAPH, AOTI = "export.json", "tables.bin", "graph.pt2", "aoti"
 MAPPING, VOCABULARIES, PARITY, PARITY_PAGE = "mapping.json", "vocabularies", "parity.json", "parity.html"
-FORMAT = 1
+FORMAT = 2  # 1 knew no context: such folders, of which none has one, are read as well
+FORMATS = (1, FORMAT)
 
 _CHUNK_BYTES = 16 << 20
 
@@ -80,9 +81,9 @@ class Index:
         Raises:
             ExportError: another version of the format, or a part is missing.
         """
-        if raw.get("format") != FORMAT:
+        if raw.get("format") not in FORMATS:
             raise ExportError(
-                f"{folder / INDEX}: format {raw.get('format')!r}; this rayrec reads {FORMAT}: export the run anew"
+                f"{folder / INDEX}: format {raw.get('format')!r}; this rayrec reads {FORMATS}: export the run anew"
             )
         try:
             inputs, labels = raw["inputs"], raw["inputs"]["labels"]

@@ -71,6 +71,8 @@ def model(config: TrainConfig, device: torch.device | str, factory: Factory | No
     make = factory or _factory(config)
     torch.manual_seed(config.trainer.seed)
     where = f"model.factory={config.model.factory}" if config.model.factory else f"model.name={config.model.name}"
+    if factory is not None:
+        where = f"the factory {getattr(factory, '__name__', factory)}"
     schema = config.data_schema
     asked: dict[str, Any] = {"is_weighted": True} if schema.weighted else {}
     if schema.task_names is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from rayrec import Batch, EmbeddingBagCollection
+from rayrec.models import MODELS
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config
 from rayrec.train.export_run import find_checkpoint, trained_of
@@ -53,6 +54,70 @@ class TwoTowers(nn.Module):
         other = self.other(torch.cat([batch.dense, self.rest(batch.sparse).values()], dim=1))
         logits = (mine * other).sum(1)
         return nn.functional.binary_cross_entropy_with_logits(logits, batch.label), logits
+
+
+class LooksAtIds(nn.Module):
+    """A user's own model that counts the tags itself, beside its collection."""
+
+    def __init__(self, tables: list[Any], num_dense: int, device: Any = None) -> None:
+        super().__init__()
+        self.bags = EmbeddingBagCollection(tables=tables, device="meta")
+        self.over = nn.Linear(8 * len(tables) + num_dense + 1, 1, device=device)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        count = batch.sparse["tags"].lengths()[:, None].float()
+        logits = self.over(torch.cat([batch.dense, self.bags(batch.sparse).values(), count], dim=1))[:, 0]
+        return nn.functional.binary_cross_entropy_with_logits(logits, batch.label), logits
+
+
+class AllBuiltIn(nn.Module):
+    """A user's own model: the sum of every built-in one, whose name the names of its tables begin with."""
+
+    ARGS: ClassVar[dict[str, dict[str, Any]]] = {
+        "dlrm": {"dense_arch": [16, 8], "over_arch": [16, 2]},
+        "dcn": {"dense_arch": [8], "over_arch": [16, 2]},
+        "deepfm": {"deep_arch": [16, 2]},
+    }
+
+    def __init__(self, tables: list[Any], num_dense: int, **settings: Any) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict()
+        for name, args in self.ARGS.items():
+            own = [table for table in tables if table.name.startswith(name)]
+            self.parts[name] = MODELS[name](own, num_dense, **settings, **args)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        losses, logits = zip(*(part(batch) for part in self.parts.values()), strict=True)
+        return sum(losses), sum(logits)
+
+
+def train_all_built_in(root: Path) -> Path:
+    """A run of `AllBuiltIn`: lists with weights, a vocabulary, hashed and plain ids, two labels, sums and means; widths
+    that differ where the model takes them; a feature that two tables read."""
+    write_weighted(root)
+    (root / "cities.txt").write_text("city 1\ncity 3\ncity 5\n")
+    vocabulary = {"kind": "vocabulary", "path": str(root / "cities.txt"), "oov_rows": 2}
+    kinds = [
+        ("user", small.USERS, 8),
+        ("item", 80, 5),
+        ("tags", small.TAGS, 12),
+        ("city", 5, 3),
+        ("tags", small.TAGS, 8),
+    ]
+    tables = [
+        {
+            "name": f"{name}_{number}",
+            "rows": rows,
+            "dim": dim if name == "dcn" else 8,
+            "pooling": "mean" if number % 2 else "sum",
+            "features": [feature],
+        }
+        for name in AllBuiltIn.ARGS
+        for number, (feature, rows, dim) in enumerate(kinds)
+    ]
+    sparse = [*WEIGHTED["schema__sparse"], {"name": "city", "mapping": vocabulary}]
+    labels = {key: value for key, value in TWO_LABELS.items() if key != "model__args"}
+    return train(root, AllBuiltIn, model={}, schema__sparse=sparse, tables=tables, **labels)
 
 
 def write_weighted(root: Path) -> Path:

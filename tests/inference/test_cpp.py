@@ -1,4 +1,8 @@
-"""The C++ server: no Python in it, the trainer's scores, versions that swap, and nothing left behind."""
+"""Compiled graphs score as the trainer, in Python and in the C++ server, which holds no Python, swaps versions, and
+leaves nothing behind.
+
+Compiling takes long: one model has every built-in one inside, weighted lists, a vocabulary and two labels.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,9 @@ import torch
 
 from rayrec.inference import Model, Wanted
 from rayrec.inference.wire import to_bytes
+from rayrec.models import Batch
 from rayrec.train.export_run import export_run
-from tests.inference.runs import train, trainer_scores
+from tests.inference.runs import AllBuiltIn, train_all_built_in, trainer_scores
 
 SOURCES = Path(__file__).parents[2] / "deploy" / "cpp"
 needs_compiler = pytest.mark.skipif(
@@ -43,11 +48,22 @@ def ask(port: int, body: bytes | None, path: str = "/score") -> tuple[int, str, 
     return response.status, response.getheader("X-Version") or "", answer
 
 
+def numbers_of(answer: bytes) -> np.ndarray[Any, Any]:
+    """Probabilities `[B, labels]`."""
+    return np.frombuffer(answer, "<f4").reshape(-1, 2)
+
+
+def scored_batch(run: Path) -> Batch:
+    """The first of the evaluation rows."""
+    return trainer_scores(run, AllBuiltIn)[0][0]
+
+
 @needs_compiler
 @pytest.mark.long
 def test_the_server_scores_as_the_trainer_does_and_swaps_versions(tmp_path: Path) -> None:
-    run = train(tmp_path / "run")
-    exported = export_run(run, tmp_path / "export", Wanted(target="aoti")).folder
+    run = train_all_built_in(tmp_path / "run")
+    exported = export_run(run, tmp_path / "export", Wanted(target="aoti"), factory=AllBuiltIn).folder
+    _check_python(run, exported)
     build = tmp_path / "build"
     subprocess.run(["cmake", "-S", SOURCES, "-B", build, f"-DPYTHON={sys.executable}"], check=True, timeout=60)
     subprocess.run(["cmake", "--build", build], check=True, timeout=300)
@@ -72,7 +88,7 @@ def test_the_server_scores_as_the_trainer_does_and_swaps_versions(tmp_path: Path
         _await(port)
         _check_scores(port, run, exported)
         _check_refusals(port, exported, run)
-        body = to_bytes(trainer_scores(run)[0][0], Model(exported).index.inputs)
+        body = to_bytes(scored_batch(run), Model(exported).index.inputs)
         _check_swaps(port, models, body, expected={name: _score(models / name, run) for name in ("v1", "v2")})
         before = ask(port, body)[1]
         (models / "current").write_text("v3")
@@ -82,6 +98,15 @@ def test_the_server_scores_as_the_trainer_does_and_swaps_versions(tmp_path: Path
         started.send_signal(signal.SIGKILL)
         started.wait(10)
     assert not list(scratch.iterdir()), "the server left files in the temporary folder"
+
+
+def _check_python(run: Path, exported: Path) -> None:
+    compiled, eager = Model(exported), Model(exported, target="eager")
+    assert compiled.target == "aoti" and compiled.index.inputs.weighted and compiled.labels == ("click", "like")
+    for batch, logits in trainer_scores(run, AllBuiltIn):
+        atol = 1e-6 * max(1.0, float(logits.abs().max()))  # an export's own limit
+        torch.testing.assert_close(compiled.score(batch), logits, rtol=0, atol=atol)
+        torch.testing.assert_close(eager.score(batch), logits, rtol=0, atol=0)
 
 
 def _copy(exported: Path, folder: Path) -> None:
@@ -97,7 +122,7 @@ def _copy(exported: Path, folder: Path) -> None:
 
 def _score(folder: Path, run: Path) -> np.ndarray[Any, Any]:
     """Of the first batch, in Python."""
-    return torch.sigmoid(Model(folder).score(trainer_scores(run)[0][0])).numpy()
+    return torch.sigmoid(Model(folder).score(scored_batch(run))).numpy()
 
 
 def _check_swaps(port: int, models: Path, body: bytes, expected: dict[str, np.ndarray[Any, Any]]) -> None:
@@ -109,7 +134,7 @@ def _check_swaps(port: int, models: Path, body: bytes, expected: dict[str, np.nd
             try:
                 status, version, answer = ask(port, body)
                 assert status == 200
-                np.testing.assert_allclose(np.frombuffer(answer, "<f4"), expected[version], rtol=0, atol=1e-6)
+                np.testing.assert_allclose(numbers_of(answer), expected[version], rtol=0, atol=1e-6)
                 answers[version] += 1
             except (AssertionError, OSError) as error:
                 failed.append(repr(error))
@@ -146,18 +171,18 @@ def _await(port: int) -> None:
 
 def _check_scores(port: int, run: Path, exported: Path) -> None:
     rows = 0
-    for batch, logits in trainer_scores(run):
+    for batch, logits in trainer_scores(run, AllBuiltIn):
         status, version, answer = ask(port, to_bytes(batch, Model(exported).index.inputs))
         assert (status, version) == (200, "v1")
-        np.testing.assert_allclose(np.frombuffer(answer, "<f4"), torch.sigmoid(logits).numpy(), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(numbers_of(answer), torch.sigmoid(logits).numpy(), rtol=0, atol=1e-6)
         rows += batch.rows
     assert rows == 301
 
 
 def _check_refusals(port: int, exported: Path, run: Path) -> None:
-    batch = trainer_scores(run)[0][0]
+    batch = scored_batch(run)
     body = to_bytes(batch, Model(exported).index.inputs)
-    ids_at = len(body) - 8 * batch.sparse.values().numel()
+    ids_at = len(body) - (8 + 4) * batch.sparse.values().numel()  # weights come last
     for value in (-1, 10**9):
         bad = bytearray(body)
         bad[ids_at : ids_at + 8] = int(value).to_bytes(8, "little", signed=True)
@@ -165,7 +190,8 @@ def _check_refusals(port: int, exported: Path, run: Path) -> None:
         assert status == 422 and b"feature user: id" in text
     for cut in (b"", body[:15], body[:-1], body + b"x", b"\xff" * 64):
         assert ask(port, cut)[0] == 400
-    nan = bytearray(body)
-    nan[16:20] = np.float32("nan").tobytes()
-    assert ask(port, bytes(nan))[0] == 422
+    for at in (16, len(body) - 4):  # the first dense number, the last weight
+        nan = bytearray(body)
+        nan[at : at + 4] = np.float32("nan").tobytes()
+        assert ask(port, bytes(nan))[0] == 422
     assert ask(port, body)[0] == 200, "a refused request must not end the server"

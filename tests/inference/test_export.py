@@ -24,7 +24,7 @@ from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.errors import TrainError
 from rayrec.train.export_run import export_run
 from rayrec.train.report import write_report
-from tests.inference.runs import TWO_LABELS, WEIGHTED, TwoTowers, train, trainer_scores, write_weighted
+from tests.inference.runs import TWO_LABELS, LooksAtIds, TwoTowers, train, trainer_scores
 from tests.ranks import Ranks
 from tests.train import small
 
@@ -144,6 +144,19 @@ def test_a_users_own_model_of_several_collections_in_int8(tmp_path: Path) -> Non
     assert made.parity.bytes["tables"] < made.parity.bytes["fp32"] / 2
     assert made.parity.logit_max < 0.05
     assert_scores_equal(Model(made.folder), run, atol=0.05, factory=TwoTowers)
+
+
+def test_a_users_own_model_that_looks_at_ids_itself_scores_to_the_last_bit_and_so_does_an_export_of_format_1(
+    tmp_path: Path,
+) -> None:
+    """Such a model has no context, as no export of format 1 has."""
+    run = train(tmp_path, factory=LooksAtIds, model={})
+    folder = export_run(run, tmp_path / "model", factory=LooksAtIds).folder
+    assert_scores_equal(Model(folder), run, atol=0, factory=LooksAtIds)
+    index = json.loads((folder / "export.json").read_text())
+    assert index["format"] == 2 and index["inputs"].pop("context") is None
+    (folder / "export.json").write_text(json.dumps({**index, "format": 1}))
+    assert_scores_equal(Model(folder), run, atol=0, factory=LooksAtIds)
 
 
 def test_several_labels_and_tables_chosen_by_measured_loss(tmp_path: Path) -> None:
@@ -273,14 +286,3 @@ def test_the_compiled_graph_of_bfloat16_layers_stays_near(run: Path, tmp_path: P
     assert model.target == "aoti"
     assert_scores_equal(model, run, atol=0.1)
     assert_scores_equal(Model(made.folder, target="eager"), run, atol=0.1)
-
-
-@pytest.mark.long
-def test_the_compiled_graph_of_weighted_lists_and_several_labels_scores_as_the_trainer_does(tmp_path: Path) -> None:
-    write_weighted(tmp_path)
-    run = train(tmp_path, **{**WEIGHTED, **TWO_LABELS})
-    made = export_run(run, tmp_path / "model", Wanted(target="aoti"))
-    model = Model(made.folder)
-    assert model.target == "aoti" and model.index.inputs.weighted and model.labels == ("click", "like")
-    assert_scores_equal(model, run, atol=1e-6)
-    assert_scores_equal(Model(made.folder, target="eager"), run, atol=0)
