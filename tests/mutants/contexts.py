@@ -18,6 +18,7 @@ import pytest
 
 CONFIG, SPENT = "coverage.ini", "spent.json"
 VARIABLE = "RAYREC_REACH"  # names coverage's config
+RAY = "running_ray"  # the fixture
 
 
 _now = ""
@@ -68,6 +69,11 @@ class _Plugin:
             return begin(*args, **kwargs)
 
         ray.init = init
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """What shares one Ray comes last: it stays up, and no test beside it is a fast one."""
+        items.sort(key=lambda item: RAY in getattr(item, "fixturenames", ()))
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:

@@ -13,6 +13,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from tests.mutants.contexts import CONFIG, SPENT, VARIABLE, Spent, uses
 
 FAST = "not slow and not long and not gpu"
 TOGETHER = 20  # test files of one run of pytest, after which its findings are written down
+STARTS_RAY = re.compile(r"^import ray|Trainer\(|\.fit\(", re.MULTILINE)
 # Tests that read sources instead of running them, each with the path and the text of the lines that it reads.
 READERS = {
     "tests/test_architecture.py::test_dataclasses_are_frozen": ("rayrec/", "@dataclass"),
@@ -117,14 +119,20 @@ def measure(root: Path, folder: Path, tests: Sequence[str], anew: bool = False) 
     files = _test_files(root, tests)
     (folder / TEXTS).mkdir(exist_ok=True)
     stale = [path for path in files if anew or not _kept(root, folder, path)]
-    for start in range(0, len(stale), TOGETHER):
-        group = stale[start : start + TOGETHER]
+    for group in _groups(root, stale):
         for path, findings in _run(root, group).items():
             _place(folder, path).write_text(json.dumps(vars(findings)))
             for source, known in findings.sources.items():
                 if source.startswith("rayrec/") and not (folder / TEXTS / known).exists():
                     shutil.copyfile(root / source, folder / TEXTS / known)
     return _merged(root, folder, [Findings(**json.loads(_place(folder, path).read_text())) for path in files])
+
+
+def _groups(root: Path, files: Sequence[str]) -> list[list[str]]:
+    """Files for one run of pytest each; those alone of which a test may leave a Ray up for the next ones."""
+    alone = [file for file in files if STARTS_RAY.search((root / file).read_text(encoding="utf-8"))]
+    others = [file for file in files if file not in alone]
+    return [others[start : start + TOGETHER] for start in range(0, len(others), TOGETHER)] + [[file] for file in alone]
 
 
 def _test_files(root: Path, tests: Sequence[str]) -> list[str]:
