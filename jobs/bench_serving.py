@@ -1,4 +1,5 @@
-"""What a service costs: latency and requests a second of one replica beside bare uvicorn, and 60 swaps under load.
+"""What a service costs: latency and requests a second of one replica beside bare uvicorn, and 60 swaps under load; what
+scoring requests together gains, and a second core.
 
     python jobs/bench_serving.py --json
 
@@ -36,11 +37,12 @@ from rayrec.serve.on_ray import Settings, start, stop
 from rayrec.serve.service import ModelSpec, Service
 
 ROWS, CONTEXT, CANDIDATES = 10_000, 13, 100
+SWAPS = 60
 UVICORN = (
-    "import sys, uvicorn; from pathlib import Path; from rayrec.serve.service import ModelSpec; "
-    "from rayrec.serve.on_ray import Settings, application; "
-    "app = application(Settings(models=(ModelSpec(name='ctr', path=Path(sys.argv[1])),), watch_s=0)); "
-    "uvicorn.run(app, port=int(sys.argv[2]), log_level='error')"
+    "import sys, torch, uvicorn; from pathlib import Path; from rayrec.serve import ModelSpec, Service; "
+    "from rayrec.serve.http import App; path, port, cores, together = sys.argv[1:]; torch.set_num_threads(int(cores)); "
+    "app = App(Service([ModelSpec(name='ctr', path=Path(path))]), together=together == 'True'); "
+    "uvicorn.run(app, port=int(port), log_level='error')"
 )
 
 
@@ -68,19 +70,22 @@ def make_export(folder: Path) -> Path:
     return export(trained, folder, Wanted(tables="int8", target="aoti", force=True)).folder
 
 
-def body() -> bytes:
+def body(count: int = CANDIDATES) -> bytes:
+    """A request with so many candidates."""
     drawn = np.random.default_rng(0)
     context: dict[str, Any] = {f"f{i}": int(drawn.integers(ROWS)) for i in range(CONTEXT)}
     context |= {f"d{i}": float(drawn.normal()) for i in range(DENSE)}
-    candidates = {f"f{i}": drawn.integers(ROWS, size=CANDIDATES).tolist() for i in range(CONTEXT, 26)}
+    candidates = {f"f{i}": drawn.integers(ROWS, size=count).tolist() for i in range(CONTEXT, 26)}
     return json.dumps({"context": context, "candidates": candidates}).encode()
 
 
 class Load:
     """Clients that ask again as soon as they are answered."""
 
-    def __init__(self, port: int, clients: int, check: Callable[[dict[str, Any]], bool] = lambda _: True) -> None:
-        self._port, self._clients, self._check = port, clients, check
+    def __init__(
+        self, port: int, clients: int, check: Callable[[dict[str, Any]], bool] = lambda _: True, sent: bytes = body()
+    ) -> None:
+        self._port, self._clients, self._check, self._sent = port, clients, check, sent
         self._stop = threading.Event()
         self.times: list[float] = []
         self.failed = self.mixed = 0
@@ -102,11 +107,11 @@ class Load:
         return {**at, "rps": len(ms) / took}
 
     def _client(self) -> None:
-        sent, connection = body(), http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
         while not self._stop.is_set():
             begin = time.perf_counter()
             try:
-                connection.request("POST", "/score", sent, {"content-type": "application/json"})
+                connection.request("POST", "/score", self._sent, {"content-type": "application/json"})
                 response = connection.getresponse()
                 answer = json.loads(response.read())
                 self.times.append(time.perf_counter() - begin)
@@ -157,6 +162,81 @@ def swaps(root: Path, count: int, port: int) -> None:
             raise RuntimeError(f"version {wanted} did not take over")
 
 
+class Servers:
+    """Bare uvicorn with the application of a replica, by port: as it is, every request scored alone, two cores."""
+
+    def __init__(self, model: Path, port: int) -> None:
+        self.plain, self.alone, self.two = port, port + 1, port + 2
+        kinds = {self.plain: ("1", "True"), self.alone: ("1", "False"), self.two: ("2", "True")}
+        self._started = [
+            subprocess.Popen([sys.executable, "-c", UVICORN, str(model), str(at), *kind]) for at, kind in kinds.items()
+        ]
+        for at in kinds:
+            until(lambda at=at: Load(at, 1).run(0.2)["rps"])  # type: ignore[misc]
+
+    def close(self) -> None:
+        for process in self._started:
+            process.terminate()
+            process.wait()
+
+
+def until(ready: Callable[[], Any], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            ready()
+            return
+        except (OSError, statistics.StatisticsError):  # nobody answered
+            if time.monotonic() > deadline:
+                raise
+
+
+def in_turns(loads: dict[str, Callable[[], Load]], turns: int, seconds: float) -> dict[str, list[dict[str, float]]]:
+    """Each load's figures, turn by turn, so that what else the machine does falls on all."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in loads}
+    for load in loads.values():
+        load().run(1)
+    for _ in range(turns):
+        for name, load in loads.items():
+            found[name].append(load().run(seconds / turns))
+    return found
+
+
+def middle(found: list[dict[str, float]], other: list[dict[str, float]], key: str) -> float:
+    """Median ratio of turns."""
+    return statistics.median(a[key] / b[key] for a, b in zip(found, other, strict=True))
+
+
+def beside_uvicorn(port: int, bare: int, sound: Callable[[dict[str, Any]], bool], args: argparse.Namespace) -> Any:
+    figures: dict[str, float] = {}
+    for clients in (1, 8):
+        loads = {"uvicorn_": lambda n=clients: Load(bare, n, sound), "": lambda n=clients: Load(port, n, sound)}
+        found = in_turns(loads, args.turns, args.seconds)
+        for name, turns in found.items():
+            for key in ("p50", "p99", "rps"):
+                figures[f"{name}{key}_{clients}"] = statistics.median(turn[key] for turn in turns)
+        figures[f"rps_over_uvicorn_{clients}"] = middle(found[""], found["uvicorn_"], "rps")
+    return figures
+
+
+def of_uvicorn(servers: Servers, args: argparse.Namespace) -> dict[str, float]:
+    """What scoring together gains, of requests with 1 and with 100 candidates; and a second core, of 1000."""
+    figures = {}
+    for count in (1, CANDIDATES):
+        sent = body(count)
+        loads = {
+            "together": lambda sent=sent: Load(servers.plain, 8, sent=sent),
+            "alone": lambda sent=sent: Load(servers.alone, 8, sent=sent),
+        }
+        found = in_turns(loads, args.turns, args.seconds)
+        figures[f"together_over_alone_rps_8_rows_{count}"] = middle(found["together"], found["alone"], "rps")
+    sent = body(1000)
+    cores = {"one": lambda: Load(servers.plain, 1, sent=sent), "two": lambda: Load(servers.two, 1, sent=sent)}
+    found = in_turns(cores, args.turns, args.seconds)
+    figures |= {f"p50_1000_{name}_core": statistics.median(turn["p50"] for turn in found[name]) for name in cores}
+    return figures | {"two_cores_over_one_p50_1000": middle(found["two"], found["one"], "p50")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
@@ -175,32 +255,22 @@ def main() -> None:
         def sound(answer: dict[str, Any]) -> bool:
             return bool(np.allclose(answer["scores"]["label"], expected[answer["version"]], rtol=0, atol=1e-6))
 
-        bare = subprocess.Popen([sys.executable, "-c", UVICORN, str(root / "v1"), str(args.port + 50)])
-        spec = ModelSpec(name="ctr", path=root)
-        start(Settings(models=(spec,), port=args.port, direct=True, watch_s=0.1))
+        servers = Servers(root / "v1", args.port + 50)
         try:
-            for clients in (1, 8):
-                Load(args.port + 50, clients).run(1)
-                Load(args.port, clients).run(1)
-                turns: dict[str, list[dict[str, float]]] = {"uvicorn_": [], "": []}
-                for _ in range(args.turns):  # in turns, so that what else the machine does falls on both
-                    for name, port in (("uvicorn_", args.port + 50), ("", args.port)):
-                        turns[name].append(Load(port, clients, sound).run(args.seconds / args.turns))
-                for name, found in turns.items():
-                    for key in ("p50", "p99", "rps"):
-                        figures[f"{name}{key}_{clients}"] = statistics.median(turn[key] for turn in found)
-                pairs = zip(turns[""], turns["uvicorn_"], strict=True)
-                figures[f"rps_over_uvicorn_{clients}"] = statistics.median(a["rps"] / b["rps"] for a, b in pairs)
+            figures |= of_uvicorn(servers, args)
+            spec = ModelSpec(name="ctr", path=root)
+            start(Settings(models=(spec,), port=args.port, direct=True, watch_s=0.1))
+            figures |= beside_uvicorn(args.port, servers.plain, sound, args)
             steady = Load(args.port, 2, sound).run(args.seconds)
             load = Load(args.port, 2, sound)
-            swapped = load.run(0, lambda: swaps(root, 60, args.port))
-            figures |= {"swap_failed": load.failed, "swap_mixed": load.mixed, "swap_requests": len(load.times)}
-            figures |= {"steady_p99_2": steady["p99"], "swap_p99_ratio": swapped["p99"] / steady["p99"]}
+            swapped = load.run(0, lambda: swaps(root, SWAPS, args.port))
+            figures |= {"swaps": SWAPS, "swap_failed": load.failed, "swap_mixed": load.mixed}
+            figures |= {"swap_requests": len(load.times), "steady_p99_2": steady["p99"]}
+            figures["swap_p99_ratio"] = swapped["p99"] / steady["p99"]
         finally:
             stop()
-            bare.terminate()
-            bare.wait()
-    print(json.dumps(figures) if args.json else "\n".join(f"{k:18} {v:,.4g}" for k, v in figures.items()))
+            servers.close()
+    print(json.dumps(figures) if args.json else "\n".join(f"{k:34} {v:,.4g}" for k, v in figures.items()))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +24,7 @@ from rayrec.inference.graph_check import same_with_context
 from rayrec.inference.model import Model
 from rayrec.inference.parity import Limits, Parity, Score, compare
 from rayrec.inference.parity_page import parity_page
+from rayrec.inference.scratch import scratch_beside
 from rayrec.inference.tables import Candidates, write_candidates, write_chosen
 from rayrec.models import Batch
 from rayrec.quant import TableFormat, TablePlace
@@ -125,10 +125,10 @@ def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> E
         raise ExportError(f"{out} exists already: choose another folder, or remove it")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-            folder = Path(scratch) / "export"
+        with scratch_beside(out) as scratch:
+            folder = scratch / "export"
             folder.mkdir()
-            made = _Exporting(trained, wanted, Path(scratch)).run(folder)
+            made = _Exporting(trained, wanted, scratch).run(folder)
             folder.rename(out)
     except OSError as error:
         place = error.filename or out.parent
@@ -301,7 +301,7 @@ class _Exporting:
         )
         if parity.problems and not self.wanted.force:
             raise ExportError(
-                "the export's scores are outside its limits: "
+                f"the export's scores of {parity.rows:,} rows are outside its limits: "
                 + "; ".join(parity.problems)
                 + ". Take a wider --tables format, or keep it all the same with --force"
             )

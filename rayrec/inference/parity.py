@@ -154,11 +154,15 @@ def _problems(
         found.append(f"a logit differs by {logit:.2g} of the greatest one; the limit is {limits.logit:g}")
     for name, a, b in _aucs(trained, exported):
         if a is not None and (b is None or abs(a - b) > limits.auc):
-            found.append(f"AUC of {name}: {a:.6f} as trained, {b} exported; the limit is {limits.auc:g}")
+            found.append(f"AUC of {name}: {a:.6f} as trained, {_shown(b)} exported; the limit is {limits.auc:g}")
     for name, a, b in _aucs(recorded or {}, trained):
         if a is not None and (b is None or abs(a - b) > 1e-5):
-            found.append(f"AUC of {name}: the trainer wrote {a:.6f} down for these rows, they give {b} here")
+            found.append(f"AUC of {name}: the trainer wrote {a:.6f} down for these rows, they give {_shown(b)} here")
     return found
+
+
+def _shown(auc: float | None) -> str:
+    return "none" if auc is None else f"{auc:.6f}"
 
 
 def _aucs(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterable[tuple[str, float | None, float | None]]:

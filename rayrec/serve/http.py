@@ -34,11 +34,12 @@ class App:
 
     Args:
         token: what `Authorization: Bearer …` must hold; None: everyone may ask.
+        together: requests that wait are scored together; False: each alone.
     """
 
-    def __init__(self, service: Service, token: str | None = None) -> None:
+    def __init__(self, service: Service, token: str | None = None, together: bool = True) -> None:
         self._service, self._token = service, token
-        self._batcher = Batcher(service)
+        self._batcher = Batcher(service, together)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
 from rayrec.data import Schema
 from rayrec.data.mapping.schema import Vocabulary
@@ -15,12 +17,14 @@ from rayrec.sparse import KeyedJaggedTensor
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
+LEAST, MOST = 1_000, 100_000  # scores that drift is told of; beyond the most, earlier ones count half, and half again
 
 
 class Measures:
-    """Counters of one replica."""
+    """Counters of one replica; every line names it, for they may be read through a balancer, of one after the other."""
 
     def __init__(self) -> None:
+        self.replica = f"{socket.gethostname()}:{os.getpid()}"
         self.registry = CollectorRegistry()
         registry = self.registry
         self._seconds = Histogram(
@@ -37,7 +41,7 @@ class Measures:
         )
         self._drift = Gauge(
             "rayrec_score_drift",
-            "population stability index of scores against evaluation",
+            f"population stability index of the last {MOST:,} scores or so against evaluation",
             ["model", "label"],
             registry=registry,
         )
@@ -77,13 +81,21 @@ class Measures:
                 continue
             counts = self._seen.setdefault((model, version, label), np.zeros(len(edges) - 1, np.int64))
             counts += np.bincount(np.searchsorted(edges[1:-1], values), minlength=len(counts))
+            if counts.sum() > MOST:
+                counts //= 2
 
     def text(self, active: Sequence[tuple[str, str]]) -> bytes:
-        """The exposition format; drift is that of the versions that answer now."""
+        """The exposition format; drift is that of the versions that answer now, once it can be told from chance."""
         for (model, version, label), counts in self._seen.items():
-            if (model, version) in active and counts.sum():
+            if (model, version) in active and counts.sum() >= LEAST:
                 self._drift.labels(model, label).set(stability_index(counts))
-        return generate_latest(self.registry)
+        return generate_latest(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Every figure with the replica's name."""
+        for metric in self.registry.collect():
+            metric.samples = [s._replace(labels={**s.labels, "replica": self.replica}) for s in metric.samples]
+            yield metric
 
 
 def stability_index(counts: npt.NDArray[np.int64]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -111,7 +112,8 @@ def start(settings: Settings) -> str:
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS")
         cpus = None if address else settings.replicas * settings.cpus + 1
-        ray.init(address=address or "local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+        quiet: dict[str, Any] = {} if os.environ.get("RAYREC_DEBUG") else {"logging_level": logging.ERROR}
+        ray.init(address=address or "local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, **quiet)
     proxy_port = settings.port + 1000 if settings.direct else settings.port  # Serve's own proxy stays unused
     serve.start(http_options=HTTPOptions(host=settings.host, port=proxy_port))
     replica = serve.deployment(

@@ -163,6 +163,10 @@ class Reader:
         try:
             batch, errors = mapping.to_batch_and_errors(rows)
         except DataError as error:
+            if error.column is not None and error.column not in _columns_of(rows):
+                fix = "give it in every row, or in the context; GET /schema lists what a request needs"
+                missing = DataError(f"column {error.column!r} is missing", column=error.column, fix=fix)
+                raise BadRequest(422, f"{missing.problem}; {fix}", [self._told(None, missing)]) from error
             row = _odd_row(rows, error.column)
             text = str(error) + ("" if row is None else f" (row {row})")
             raise BadRequest(422, text, [self._told(row, error)]) from error
@@ -223,6 +227,13 @@ def _together(parts: Sequence[Any]) -> Any:
     if isinstance(first, dict):
         return {name: [value for part in parts for value in part[name]] for name in first}
     return pa.concat_tables(parts) if isinstance(first, pa.Table) else [row for part in parts for row in part]
+
+
+def _columns_of(rows: Any) -> set[str]:
+    """Those that at least one row has."""
+    if isinstance(rows, pa.Table):
+        return set(rows.column_names)
+    return set(rows) if isinstance(rows, dict) else set().union(*rows)
 
 
 def _odd_row(rows: Any, column: str | None) -> int | None:

@@ -166,10 +166,12 @@ class Service:
         return sum(versions.refresh() for _, versions in self._all())
 
     def health(self) -> dict[str, Any]:
-        """This process, and every model's version, folder and share, with versions that were refused and why."""
+        """This process, its cores, every model's version, folder and share, and versions that were refused, with the
+        reason."""
         return {
             "status": "ok",
             "pid": os.getpid(),
+            "cores": torch.get_num_threads(),
             "models": [
                 {
                     "name": name,

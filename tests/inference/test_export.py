@@ -6,6 +6,8 @@ import json
 import re
 import resource
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -203,7 +205,8 @@ def test_an_export_outside_its_limits_fails_unless_forced(run: Path, tmp_path: P
         if line["kind"] == "eval":
             line["auc"] += 0.01
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(ExportError, match="outside its limits: AUC of label: the trainer wrote"):
+    text = r"301 rows are outside its limits: AUC of label: the trainer wrote 0\.\d+ down .* give 0\.\d{6} here"
+    with pytest.raises(ExportError, match=text):
         export_run(copy, tmp_path / "model")
     assert not (tmp_path / "model").exists() and not list(tmp_path.glob(".model*"))
 
@@ -248,6 +251,27 @@ def test_the_runs_report_links_to_its_exports(run: Path, tmp_path: Path) -> None
     assert (copy / unquote(link)).samefile(kept.folder / "parity.html")
     assert f"title='{removed.folder}'>removed (removed)" in page
     assert f"{kept.parity.exported['auc']:.6f}" in page and kept.index.version in page
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next_of_its_name(run: Path, tmp_path: Path) -> None:
+    """And what one that runs holds, or is named otherwise, stays."""
+    hold = "import sys, time; from pathlib import Path; from rayrec.inference.scratch import scratch_beside\n"
+    hold += "with scratch_beside(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    started = [
+        subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / name)], stdout=subprocess.PIPE)
+        for name in ("model", "model", "other")
+    ]
+    for process in started:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+    for process in started[1:]:
+        process.kill()
+        process.communicate()
+    (tmp_path / ".model.mine").mkdir()
+    export_run(run, tmp_path / "model")
+    kept = sorted(path.name.rsplit(".", 1)[0] for path in tmp_path.iterdir())
+    started[0].terminate()
+    started[0].communicate()
+    assert kept == [".model", ".model", ".other", "model"]
 
 
 @pytest.mark.parametrize("damage", ["bytes", "cut", "missing", "index", "outside", "format", "target"])

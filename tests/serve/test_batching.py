@@ -163,7 +163,7 @@ def test_clients_at_the_same_time_are_scored_together_over_http(service: Service
 def len_of(service: Service) -> tuple[float, float]:
     """Batches and requests so far."""
     lines = dict(line.rsplit(" ", 1) for line in service.metrics().decode().splitlines() if line[0] != "#")
-    name = 'rayrec_batch_requests_{}{{model="ctr"}}'
+    name = f'rayrec_batch_requests_{{}}{{{{model="ctr",replica="{service.measures.replica}"}}}}'
     return float(lines[name.format("count")]), float(lines[name.format("sum")])
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 import threading
 import time
 from pathlib import Path
@@ -21,7 +22,6 @@ from rayrec.inference import ExportError
 from rayrec.inference.artifact import checksum
 from rayrec.serve import ModelSpec, Service
 from rayrec.serve.http import App
-from rayrec.serve.measures import stability_index
 from rayrec.serve.requests import ARROW, JSON
 from tests.inference.runs import trainer_scores
 from tests.serve.server import GOOD, Server
@@ -116,7 +116,7 @@ def test_a_bad_value_is_refused_with_feature_row_and_fix(
         ({"rows": [GOOD], "context": {"user": 1}}, 400, "context"),
         ({"other": []}, 400, "the body must be"),
         ({"context": {"user": 1}, "candidates": [GOOD]}, 422, "in the context and in the candidates"),
-        ({"rows": [{"user": 1}]}, 422, "missing"),
+        ({"rows": [{"user": 1}]}, 422, "column 'age' is missing; give it in every row"),
         ({"rows": [GOOD] * 501}, 413, "501 rows"),
         ({"rows": {"user": [1, 2], "item": [1], "tags": [[]], "age": [1.0], "city": ["a"]}}, 422, "unequal lengths"),
         ({"rows": [{**GOOD, "tags": [1] * 300}] * 20}, 413, "ids"),
@@ -170,7 +170,7 @@ def test_nothing_of_a_request_is_kept_or_logged(
     assert not [secret for secret in secrets if secret in everywhere]
 
 
-def test_metrics_tell_rows_status_unknown_ids_and_drift(model: Path) -> None:
+def test_metrics_tell_rows_status_and_unknown_ids_by_replica(model: Path) -> None:
     service = Service([ModelSpec(name="ctr", path=model)])
     server = Server(App(service))
     try:
@@ -179,12 +179,12 @@ def test_metrics_tell_rows_status_unknown_ids_and_drift(model: Path) -> None:
         text = server.ask("GET", "/metrics")[1].decode()
     finally:
         server.close()
-    assert 'rayrec_requests_total{model="ctr",status="200"} 1.0' in text
-    assert 'rayrec_requests_total{model="ctr",status="400"} 1.0' in text
-    assert 'rayrec_unknown_ids_total{feature="place",model="ctr"} 1.0' in text
-    assert 'rayrec_ids_total{feature="place",model="ctr"} 2.0' in text
-    assert "rayrec_score_drift{" in text and "rayrec_request_seconds_bucket" in text
-    assert stability_index(np.full(10, 7)) == pytest.approx(0) and stability_index(np.array([9, 1])) > 0.25
+    by = f'replica="{socket.gethostname()}:{os.getpid()}"'
+    assert f'rayrec_requests_total{{model="ctr",{by},status="200"}} 1.0' in text
+    assert f'rayrec_requests_total{{model="ctr",{by},status="400"}} 1.0' in text
+    assert f'rayrec_unknown_ids_total{{feature="place",model="ctr",{by}}} 1.0' in text
+    assert f'rayrec_ids_total{{feature="place",model="ctr",{by}}} 2.0' in text
+    assert "rayrec_request_seconds_bucket" in text
 
 
 def another_version(model: Path, target: Path, **index: Any) -> Path:

@@ -1,0 +1,36 @@
+"""Drift of scores: how far they are from those of evaluation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("prometheus_client")
+
+from rayrec.serve.measures import Measures, stability_index
+
+
+def test_the_index_is_zero_of_equally_full_bins_and_large_of_others() -> None:
+    assert stability_index(np.full(10, 7)) == pytest.approx(0) and stability_index(np.array([9, 1])) > 0.25
+
+
+def test_drift_is_told_of_many_scores_and_forgets_early_ones() -> None:
+    measures, version, trained = Measures(), ("ctr", "v1"), {"label": np.linspace(0, 1, 11).tolist()}
+    even = {"label": np.linspace(0.001, 0.999, 999, dtype=np.float32)}
+    measures.scores(*version, even, trained)
+    assert b"rayrec_score_drift{" not in measures.text([version])
+    measures.scores(*version, even, trained)
+    assert _drift(measures, version) < 0.01
+    for _ in range(300):
+        measures.scores(*version, {"label": np.full(1000, 0.95, np.float32)}, trained)
+    drifted = _drift(measures, version)
+    for _ in range(300):
+        measures.scores(*version, even, trained)
+    assert drifted > 2 and _drift(measures, version) < 0.5
+
+
+def _drift(measures: Measures, version: tuple[str, str]) -> float:
+    (line,) = [
+        line for line in measures.text([version]).decode().splitlines() if line.startswith("rayrec_score_drift{")
+    ]
+    return float(line.rpartition(" ")[2])
