@@ -46,14 +46,24 @@ def load_graph(path: Path) -> Run:
     return run
 
 
+def check_compiler() -> None:
+    """
+    Raises:
+        ExportError: there is no C++ compiler.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        text = f"--target aoti compiles C++, and no {compiler} is here: install it, or export with --target eager"
+        raise ExportError(text)
+
+
 def compile_graph(program: ExportedProgram, folder: Path) -> None:
     """Compiles for this machine's processor, for whatever number of threads it is run with.
 
     Raises:
         ExportError: there is no C++ compiler, or it fails.
     """
-    if shutil.which(os.environ.get("CXX", "g++")) is None:
-        raise ExportError("--target aoti compiles C++, and no g++ is here: install it, or export with --target eager")
+    check_compiler()
     options = {"cpp.dynamic_threads": True, "freezing": False}
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".aoti-") as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, about itself

@@ -123,6 +123,8 @@ def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> E
     wanted, out = wanted or Wanted(), Path(out)
     if out.exists():
         raise ExportError(f"{out} exists already: choose another folder, or remove it")
+    if wanted.target == "aoti":
+        compiled.check_compiler()  # before the tables are read
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with scratch_beside(out) as scratch:

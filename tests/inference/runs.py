@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import torch
 from torch import nn
 
-from rayrec import Batch, EmbeddingBagCollection
+from rayrec import Batch, EmbeddingBagCollection, EmbeddingCollection
 from rayrec.models import MODELS
+from rayrec.modules import EmbeddingConfig
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config
 from rayrec.train.export_run import find_checkpoint, trained_of
@@ -56,17 +57,22 @@ class TwoTowers(nn.Module):
         return nn.functional.binary_cross_entropy_with_logits(logits, batch.label), logits
 
 
-class LooksAtIds(nn.Module):
-    """A user's own model that counts the tags itself, beside its collection."""
+class Sequences(nn.Module):
+    """A user's own model: the tags as a sequence of vectors, whose number it reads itself, beside pooled features."""
 
     def __init__(self, tables: list[Any], num_dense: int, device: Any = None) -> None:
         super().__init__()
-        self.bags = EmbeddingBagCollection(tables=tables, device="meta")
-        self.over = nn.Linear(8 * len(tables) + num_dense + 1, 1, device=device)
+        user, item, tag = tables
+        self.bags = EmbeddingBagCollection(tables=[user, item], device="meta")
+        seen = EmbeddingConfig(name="tag", num_embeddings=tag.num_embeddings, embedding_dim=8, feature_names=["tags"])
+        self.tags = EmbeddingCollection(tables=[seen], device="meta")
+        self.over = nn.Linear(8 * 3 + num_dense + 1, 1, device=device)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         count = batch.sparse["tags"].lengths()[:, None].float()
-        logits = self.over(torch.cat([batch.dense, self.bags(batch.sparse).values(), count], dim=1))[:, 0]
+        first = self.tags(batch.sparse)["tags"].to_padded_dense(2).sum(1)
+        parts = [batch.dense, self.bags(batch.sparse).values(), first, count]
+        logits = self.over(torch.cat(parts, dim=1))[:, 0]
         return nn.functional.binary_cross_entropy_with_logits(logits, batch.label), logits
 
 
