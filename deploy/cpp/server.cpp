@@ -22,6 +22,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <sstream>
 #include <thread>
 
 #include "model.h"
@@ -183,19 +184,32 @@ struct Watched {
   std::chrono::milliseconds pause;
 };
 
+// Every file's path, bytes, and time of its last change.
+std::string files_of(const fs::path& folder) {
+  std::ostringstream found;
+  for (const auto& entry : fs::recursive_directory_iterator(folder))
+    if (entry.is_regular_file())
+      found << entry.path() << ' ' << entry.file_size() << ' ' << entry.last_write_time().time_since_epoch().count() << ' ';
+  return found.str();
+}
+
 void watch(Watched watched, rayrec::Current& current) {
-  std::string told;
+  std::string told, files, damaged;
   for (;;) {
     std::this_thread::sleep_for(watched.pause);
     try {
+      files.clear();
       std::string folder = newest(watched.path);
       if (folder == watched.served) continue;
+      files = files_of(folder);
+      if (files == damaged) continue;  // reading all of it again would find the same
       auto model = std::make_shared<const rayrec::Model>(folder, watched.threads);
       current.put(model);
       watched.served = folder;
       told.clear();
       std::cerr << "serving " << model->version() << std::endl;
     } catch (const std::exception& error) {  // the old version answers
+      damaged = dynamic_cast<const rayrec::ExportError*>(&error) ? files : "";
       if (told != error.what()) std::cerr << "refused: " << error.what() << std::endl;
       told = error.what();
     }

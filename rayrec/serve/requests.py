@@ -105,8 +105,9 @@ class Reader:
         except ValueError as error:
             raise BadRequest(400, f"the body is no JSON: {str(error)[:300]}") from None
         given = [key for key in ("rows", "candidates") if isinstance(raw, dict) and key in raw]
-        if not isinstance(raw, dict) or len(given) != 1 or set(raw) - {"rows", "context", "candidates", "model"}:
-            raise BadRequest(400, 'the body must be {"rows": […]}, or {"context": {…}, "candidates": […]}')
+        if not isinstance(raw, dict) or len(given) != 1 or set(raw) - {"rows", "context", "candidates"}:
+            usage = 'the body must be {"rows": […]}, or {"context": {…}, "candidates": […]}; the path names a model'
+            raise BadRequest(400, usage)
         context = raw.get("context", {})
         if not isinstance(context, dict) or (context and given == ["rows"]):
             raise BadRequest(400, "context must be an object of columns, beside candidates")

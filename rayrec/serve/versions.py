@@ -20,6 +20,7 @@ from rayrec.serve.pace import Pace
 from rayrec.serve.requests import Reader
 from rayrec.sparse import KeyedJaggedTensor
 
+Files = tuple[tuple[str, int, int], ...]
 CURRENT = "current"
 _MANY = 100  # rows that show what a row costs
 
@@ -93,6 +94,12 @@ def _warm(model: Model, rows: int) -> float:
     return min(took)
 
 
+def _files(folder: Path) -> Files:
+    """Every file's path, bytes, and time of its last change."""
+    stats = ((path, path.stat()) for path in sorted(folder.rglob("*")))
+    return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats)
+
+
 class Versions:
     """The version of one path that answers now.
 
@@ -109,22 +116,28 @@ class Versions:
         self.refused: dict[str, str] = {}
         self.active = load(newest(path), limits)
         self._turn = threading.Lock()
+        self._damaged: Files = ()
 
     def refresh(self) -> bool:
         """Loads what is newest now, beside the version that answers, and lets it take over; on any failure the old one
         stays. Returns whether another took over."""
         with self._turn:
             version = str(self.path)
+            files: Files = ()
             try:
                 folder = newest(self.path)
                 version = read_index(folder).version
                 if version == self.active.version:
                     return False
+                files = _files(folder)
+                if files == self._damaged:
+                    return False  # reading all of it again would find the same
                 loaded = load(folder, self._limits)
             except Exception as error:  # whatever is wrong with a new version, the old one answers
                 if self.refused.get(version) != str(error):
                     self._told("refused", version, str(error))
                 self.refused[version] = str(error)
+                self._damaged = files if isinstance(error, ExportError) else ()
                 return False
             self.active = loaded  # requests that began with the old version end with it
             self.refused.clear()

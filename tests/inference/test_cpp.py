@@ -94,6 +94,10 @@ def test_the_server_scores_as_the_trainer_does_and_swaps_versions(tmp_path: Path
         (models / "current").write_text("v3")
         time.sleep(0.5)
         assert ask(port, body)[1] == before, "a damaged version is not served"
+        (damaged / "tables.bin").write_bytes((models / "v2" / "tables.bin").read_bytes())
+        deadline = time.monotonic() + 30
+        while ask(port, body)[1] != "v2":  # a copy of it
+            assert time.monotonic() < deadline, "a version that was mended does not take over"
     finally:
         started.send_signal(signal.SIGKILL)
         started.wait(10)

@@ -115,6 +115,7 @@ def test_a_bad_value_is_refused_with_feature_row_and_fix(
         ({"rows": 3}, 400, "list of objects"),
         ({"rows": [GOOD], "context": {"user": 1}}, 400, "context"),
         ({"other": []}, 400, "the body must be"),
+        ({"rows": [GOOD], "model": "other"}, 400, "the path names a model"),
         ({"context": {"user": 1}, "candidates": [GOOD]}, 422, "in the context and in the candidates"),
         ({"rows": [{"user": 1}]}, 422, "column 'age' is missing; give it in every row"),
         ({"rows": [GOOD] * 501}, 413, "501 rows"),
@@ -268,6 +269,10 @@ def test_a_bad_version_is_refused_by_name_and_the_old_one_answers(model: Path, t
     (told,) = service.health()["models"]
     assert told["version"] == "v1" and text in next(iter(told["refused"].values()))
     assert service.score(json.dumps({"rows": [GOOD]}).encode(), JSON).version == "v1"
+    if fault == "checksum":
+        assert service.refresh() == 0
+        (bad / "tables.bin").write_bytes((root / "v1" / "tables.bin").read_bytes())
+        assert service.refresh() == 1, "a version that was mended takes over"
 
 
 def test_requests_are_shared_between_versions(model: Path, tmp_path: Path) -> None:
