@@ -53,7 +53,8 @@ def newest(path: Path) -> Path:
         return named
     found = sorted(inner.parent for inner in path.glob(f"*/{INDEX}"))
     if not found:
-        raise ExportError(f"{path} holds no export: neither {INDEX} nor a folder with one")
+        fix = "make one with `rayrec export RUN OUT`"
+        raise ExportError(f"{path} holds no export, neither {INDEX} nor a folder with one: {fix}")
     return found[-1].resolve()
 
 
