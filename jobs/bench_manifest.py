@@ -77,7 +77,7 @@ def make(folder: Path, files: int, groups: int) -> None:
 def read(folder: str) -> Manifest:
     """The manifest by the index, every row group a window."""
     index = FooterIndex.open(None, [index_file(folder)])
-    return Manifest.read(folder, SCHEMA, filters=FILTERS, window_rows=1, reading=FooterReading(index))
+    return Manifest.read(folder, SCHEMA, filters=FILTERS, window_rows=ROWS, reading=FooterReading(index))
 
 
 def grown(manifest: SharedManifest, rank: int, world_size: int) -> dict[str, int]:

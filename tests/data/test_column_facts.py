@@ -73,6 +73,18 @@ def test_numbers() -> None:
     assert facts("x", [2.0, 2.0]).role == "unused"
 
 
+def test_a_mean_far_from_zero_is_as_exact_as_the_deviation() -> None:
+    seconds = facts("seen", [1.7e9 + 0.5 * number for number in range(3000)])
+    assert seconds.mean == pytest.approx(1.7e9 + 749.75, abs=1e-2) and seconds.deviation == pytest.approx(433, abs=0.1)
+
+
+def test_ids_that_pandas_made_floats_are_told() -> None:
+    """It does where some are null."""
+    ids = facts("user_id", [3.0, 7.0, None])
+    assert ids.role == "unused" and "astype('Int64')" in ids.note
+    assert facts("user_id", [3.5, 7.0, None]).role == facts("paid", [3.0, 7.0, None]).role == "dense"
+
+
 def test_counts_of_rows_are_no_features() -> None:
     assert facts("n", list(range(100, 111))).note == "counts the rows"
     assert facts("n", list(range(9))).role == "id"  # too few to tell

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from jobs import bench_manifest
 from rayrec.cli.app import app
 from rayrec.data import (
+    BadRows,
     BatchStream,
     Cursor,
     DataError,
@@ -23,6 +24,7 @@ from rayrec.data import (
     FooterIndex,
     FooterReading,
     Manifest,
+    ReadOptions,
     WeightedDataSet,
 )
 from rayrec.data.order.mix import Mix
@@ -124,9 +126,9 @@ def test_new_and_changed_files_are_read_beside_an_index(tmp_path: Path, read_now
     assert (folder / INDEX_NAME).exists() and Manifest.of(DataSet(path=f"{folder}/*"), SCHEMA).rows == 140
 
 
-def opened(manifest: Any, cursor: Cursor, rank: int, world: int) -> BatchStream:
+def opened(manifest: Any, cursor: Cursor, rank: int, world: int, options: ReadOptions = LOCAL) -> BatchStream:
     return BatchStream(
-        manifest, SCHEMA, ROWS_OF, batch_rows=16, rank=rank, world_size=world, cursor=cursor, seed=0, options=LOCAL
+        manifest, SCHEMA, ROWS_OF, batch_rows=16, rank=rank, world_size=world, cursor=cursor, seed=0, options=options
     )
 
 
@@ -183,8 +185,9 @@ class InAnotherProcess:
         return footers._read_chunk(*args, **more)
 
 
-@pytest.mark.parametrize("how", ["bytes", "footer", "time"])
-def test_a_file_that_is_rewritten_in_place_is_noticed(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("how", ["bytes", "footer", "time", "no Parquet"])
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_a_file_that_is_rewritten_in_place_is_noticed(tmp_path: Path, how: str, policy: Any) -> None:
     file = write(tmp_path, [100]) / "part-000.parquet"
     manifest = Manifest.read(str(tmp_path), SCHEMA)
     before, stat = file.read_bytes(), file.stat()
@@ -199,12 +202,16 @@ def test_a_file_that_is_rewritten_in_place_is_noticed(tmp_path: Path, how: str) 
     elif how == "time":
         file.write_bytes(before)
         os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 5_000_000_000))
+    elif how == "no Parquet":
+        file.write_bytes(b"x" * len(before))
+    what = "footer" if how == "no Parquet" else how
+    options = ReadOptions(reader="local", bad_rows=BadRows(policy=policy))
     with (
-        opened(manifest, Cursor.start(0), 0, 1) as batches,
-        pytest.raises(FileChanged, match=f"changed .* {how}") as caught,
+        opened(manifest, Cursor.start(0), 0, 1, options) as batches,
+        pytest.raises(FileChanged, match=f"changed .* {what}") as caught,
     ):
         next(batches)
-    assert caught.value.file == str(file)
+    assert caught.value.file == str(file) and batches.skipped.count == 0, "its rows are not bad ones"
 
 
 def test_a_rewritten_file_does_not_fit_a_cursor(tmp_path: Path) -> None:

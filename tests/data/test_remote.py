@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +15,6 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
-from moto.server import ThreadedMotoServer
 from rich.console import Console
 
 from rayrec.data import (
@@ -37,22 +35,6 @@ from rayrec.train.driver.console import Display
 from tests.data.sets import SCHEMA, table
 from tests.data.test_stream import LOCAL, RAY, row_ids, same, stream
 from tests.train import small
-
-KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """host:port of an S3 server, with keys for it in the environment."""
-    before = {name: os.environ.get(name) for name in KEYS}
-    os.environ.update(KEYS)
-    moto = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    moto.start()
-    host, port = moto.get_host_and_port()
-    yield f"{host}:{port}"
-    moto.stop()
-    for name, value in before.items():
-        os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 @pytest.fixture(scope="module")

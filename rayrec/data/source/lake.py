@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+from urllib.parse import unquote
 
 from rayrec.data.errors import DataError
 from rayrec.data.storage.files import Found
+from rayrec.data.storage.locations import escaped, locate
+from rayrec.data.storage.servers import Server
 
 TableFormat = Literal["delta", "iceberg"]
 
@@ -62,10 +65,10 @@ class _Delta:
             import deltalake
         except ImportError as error:
             raise _needs("deltalake", "delta", path) from error
-        if "?" in path:
-            fix = "set AWS_ENDPOINT_URL and AWS_REGION instead, on every node"
-            raise DataError("options in the URI of a Delta table are not understood", file=path, fix=fix)
+        remote = "://" in path
         self._path, self._open = path, deltalake.DeltaTable
+        self._where = path.partition("?")[0] if remote else path
+        self._options = Server.of(path).for_delta() if remote else None
         self._newest: int = self._at(None).version()
 
     def newest(self) -> int:
@@ -79,25 +82,21 @@ class _Delta:
         if "deletionVectors" in (table.protocol().reader_features or ()) and (file := _with_vector(table)):
             raise _refused(self._path, version, f"has deletion vectors, as for {file}; rewrite it (OPTIMIZE, REORG)")
         facts = table.get_add_actions(flatten=True)
-        sizes = dict(zip(_names(facts["path"]), facts["size_bytes"].to_pylist(), strict=True))
-        found = []
-        for uri in sorted(table.file_uris()):
+        place, found = locate(self._path), []
+        for path, size in zip(facts["path"].to_pylist(), facts["size_bytes"].to_pylist(), strict=True):
+            inner = unquote(path)
             for column in metadata.partition_columns:
-                if f"/{column}=" not in uri:
-                    raise _refused(self._path, version, f"keeps {uri} in no folder {column}=…")
-            found.append(Found(uri, sizes[uri.rpartition("/")[2]]))
-        return _not_empty(TableFiles(tuple(found), hive=True), self._path)
+                if f"/{column}=" not in f"/{inner}":
+                    raise _refused(self._path, version, f"keeps {path} in no folder {column}=…")
+            found.append(Found(path if "://" in path else place.uri_of(f"{place.path}/{inner}"), size))
+        return _not_empty(found, self._path, hive=True)
 
     def _at(self, version: int | None) -> Any:
         try:
-            return self._open(self._path, version=version)
+            return self._open(self._where, version=version, storage_options=self._options)
         except Exception as error:  # its errors have no common class but this
             which = "" if version is None else f" at version {version}"
             raise _cannot_open("Delta", self._path, which, error) from error
-
-
-def _names(paths: Any) -> list[str]:
-    return [path.rpartition("/")[2] for path in paths.to_pylist()]
 
 
 def _with_vector(table: Any) -> str | None:
@@ -118,15 +117,19 @@ class _Iceberg:
         try:
             from pyiceberg.catalog import load_catalog
             from pyiceberg.table import StaticTable
+            from pyiceberg.utils.config import Config
         except ImportError as error:
             raise _needs("pyiceberg", "iceberg", path) from error
-        self._path = path
+        self._path, (where, _, self._options) = path, path.partition("?") if "://" in path else (path, "", "")
         try:
             if path.startswith("iceberg://"):
                 catalog, _, name = path.removeprefix("iceberg://").partition("/")
-                self._table: Any = load_catalog(catalog).load_table(name)
+                known = Config().get_catalog_config(catalog) or {}
+                server = Server.of(path, known.get("s3.endpoint"), known.get("s3.region"))
+                self._table: Any = load_catalog(catalog, **server.for_iceberg()).load_table(name)
+                self._options = server.options()
             else:
-                self._table = StaticTable.from_metadata(path)
+                self._table = StaticTable.from_metadata(where, Server.of(path).for_iceberg())
         except Exception as error:  # of catalogs, file systems and formats, without a common class
             raise _cannot_open("Iceberg", path, "", error) from error
 
@@ -151,15 +154,27 @@ class _Iceberg:
                 raise _refused(self._path, version, problem)
             if file.file_format.name != "PARQUET":
                 raise _refused(self._path, version, f"holds {file.file_format.name} files, as {file.file_path}")
-            found.append(Found(file.file_path.removeprefix("file://"), file.file_size_in_bytes))
-        found.sort(key=lambda one: one.uri)
-        return _not_empty(TableFiles(tuple(found), hive=False), self._path)
+            found.append(Found(uri_of(file.file_path, self._options), file.file_size_in_bytes))
+        return _not_empty(found, self._path, hive=False)
 
 
-def _not_empty(found: TableFiles, path: str) -> TableFiles:
-    if not found.files:
+def uri_of(path: str, options: str) -> str:
+    """What an Iceberg table calls a file, as our URIs do: it writes no escapes, and of local files `file:` too.
+
+    Args:
+        options: of URIs of `s3://`.
+    """
+    scheme, is_uri, inner = path.partition("://")
+    if not is_uri or scheme == "file":
+        return path.removeprefix("file://").removeprefix("file:")
+    scheme = "s3" if scheme in ("s3a", "s3n") else scheme  # as Hadoop calls it
+    return f"{scheme}://{escaped(inner)}" + (f"?{options}" if options and scheme == "s3" else "")
+
+
+def _not_empty(found: list[Found], path: str, hive: bool) -> TableFiles:
+    if not found:
         raise DataError("this version of the table has no files", file=path, fix="name another version")
-    return found
+    return TableFiles(tuple(sorted(found, key=lambda one: one.uri)), hive)
 
 
 def _needs(package: str, extra: str, path: str) -> DataError:

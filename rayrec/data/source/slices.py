@@ -1,6 +1,7 @@
 """Reads parts of files into Arrow tables: whole row groups where possible, in chunks where they are huge.
 
-A file that cannot be read gives nulls and an error beside them; what that means for the run is decided elsewhere.
+A file that cannot be read gives nulls and an error beside them; what that means for the run is decided elsewhere. One
+that was written anew, or whose storage is away, ends the reading: its rows may be good.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.data.errors import DataError, DataUnavailable
+from rayrec.data.errors import DataError, DataUnavailable, FileChanged
 from rayrec.data.mapping.arrow_types import without_views
 from rayrec.data.source.file_table import DataFile
 from rayrec.data.source.filters import Condition, Mask, rows_that_pass
@@ -99,6 +100,7 @@ def read_slices(
 
     Raises:
         DataUnavailable: the storage does not answer.
+        FileChanged: a file was written anew.
     """
     streams = streams or RowGroupStreams()
     tables: list[pa.Table] = []
@@ -109,7 +111,7 @@ def read_slices(
         rows = sum(part.rows for part in same_file)
         try:
             tables += with_patience(partial(_read_file, same_file, columns, streams), uri, patience)
-        except DataUnavailable:
+        except (DataUnavailable, FileChanged):
             raise  # the rows may be good
         except DataError as error:
             tables.append(pa.table({name: pa.nulls(rows, kind) for name, kind in columns}))
@@ -161,6 +163,7 @@ def _read_file(parts: Sequence[FileSlice], columns: Columns, streams: RowGroupSt
         return [_in_order(table, columns, partition) for table in _tables(parts, names, streams)]
     except (pa.ArrowException, OSError, KeyError) as error:
         streams.close()
+        open_parquet(parts[0].uri, parts[0].file.version).close()  # which says so of a file that is another one now
         raise unreadable(parts[0].uri, error) from error
 
 
@@ -177,7 +180,7 @@ def _check_groups(parquet: pq.ParquetFile, parts: Sequence[FileSlice]) -> None:
     for part in parts:
         groups = parquet.metadata.num_row_groups
         if part.row_group >= groups or parquet.metadata.row_group(part.row_group).num_rows != part.group_rows:
-            raise DataError(
+            raise FileChanged(
                 "the file's row groups changed while the run was going on",
                 file=part.uri,
                 row_group=part.row_group,

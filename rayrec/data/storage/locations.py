@@ -54,7 +54,7 @@ class Location:
         """How another path of the same file system is named."""
         if not self.root:
             return path
-        inner = quote(path[len(self.base) :].lstrip("/"), safe="/=:@,+~!$&'();")
+        inner = escaped(path[len(self.base) :].lstrip("/"))
         return f"{self.root}/{inner}" + (f"?{self.options}" if self.options else "")
 
 
@@ -110,6 +110,11 @@ def open_filesystem(uri: str) -> tuple[pafs.FileSystem, str]:
     """
     place = locate(uri)
     return place.filesystem, place.path
+
+
+def escaped(path: str) -> str:
+    """A path as it stands in a URI."""
+    return quote(path, safe="/=:@,+~!$&'();")
 
 
 def plain_path(uri: str) -> str:

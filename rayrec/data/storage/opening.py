@@ -75,16 +75,16 @@ def _open(uri: str, expected: Version | None = None) -> tuple[pa.NativeFile, Foo
         if expected is not None and size != expected.size_bytes:
             raise _changed(uri, f"{size} bytes now, {expected.size_bytes} before")
         raw = _raw_footer(source, size)
-        metadata = pq.read_metadata(pa.BufferReader(raw))
         local = isinstance(filesystem, pafs.LocalFileSystem)
         changed_ns = os.stat(path).st_mtime_ns if local else None
         found = Version(size, changed_ns, _hash(raw), _etag(source))
+        if expected is not None and (what := _difference(found, expected)) is not None:
+            raise _changed(uri, f"{what} than before")
+        metadata = pq.read_metadata(pa.BufferReader(raw))
     except FileNotFoundError as error:
         raise DataError("the file is gone", file=uri, fix="restore it, and check that every node sees it") from error
     except (pa.ArrowInvalid, OSError) as error:
         raise unreadable(uri, error) from error
-    if expected is not None and (what := _difference(found, expected)) is not None:
-        raise _changed(uri, f"{what} than before")
     return source, Footer(metadata, found)
 
 

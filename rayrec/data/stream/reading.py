@@ -212,6 +212,9 @@ def read_piece(piece: Piece, recipe: Recipe, streams: RowGroupStreams | None = N
         the columns of `rows.to_columns`; `problem`: as `records.to_array` makes it; where rows are left out or windows
         come mixed also `end`: how many rows the rank has passed after this one, those that were left out among them.
         All rows of a file that cannot be read are bad.
+
+    Raises:
+        DataUnavailable, FileChanged: as `read_slices`.
     """
     rows, problems, place, ends = _mapped(piece, recipe, streams)
     columns = to_columns(rows) | ({} if ends is None else {END: pa.array(ends)})

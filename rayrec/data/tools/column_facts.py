@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,6 +19,7 @@ WEIGHT_NAMES = ("weight", "sample_weight", "importance_weight")
 GROUP_NAMES = ("group", "group_id", "session_id", "request_id", "query_id", "search_id", "impression_id")
 POLICY_NAMES = ("propensity", "propensity_score", "pscore", "p_score", "action_prob", "logging_probability")
 INDEX_NAMES = ("unnamed: 0", "__index_level_0__", "index")
+ID_ENDS = ("id", "_cat", "_code")
 FEW_TEXTS = 10_000  # a vocabulary of so many ids is worth its file
 _FEW = 64  # an integer column of fewer distinct values is taken for a category
 _FEWEST_ROWS = 10  # fewer say nothing about a law of the values
@@ -143,6 +145,8 @@ def _by_values(
         return "group", "evaluations give the AUC inside groups; list it under sparse too if it is a feature"
     if role == "timestamp" and (array.null_count or _outside_times(leaf)):
         return "unused", "a time that is null in some rows, or outside 1970 to 2200"
+    if role == "dense" and lower.endswith(ID_ENDS) and pat.is_floating(leaf.type) and _all_whole(leaf):
+        return "unused", "ids as floats, as pandas writes them where some are null? write integers: astype('Int64')"
     if role == "dense" and _not_numbers(leaf):
         return "unused", "NaN or infinite in some rows: write nulls instead"
     return role, note
@@ -158,6 +162,11 @@ def _counts_rows(leaf: pa.Array) -> bool:
 
 def _not_numbers(leaf: pa.Array) -> bool:
     return pat.is_floating(leaf.type) and not pc.all(pc.is_finite(leaf.cast(pa.float64()))).as_py()
+
+
+def _all_whole(leaf: pa.Array) -> bool:
+    numbers = leaf.drop_null().cast(pa.float64())
+    return len(numbers) > 0 and bool(pc.all(pc.equal(pc.floor(numbers), numbers)).as_py())
 
 
 def _outside_times(leaf: pa.Array) -> bool:
@@ -182,7 +191,8 @@ def _numbers(facts: ColumnFacts, leaf: pa.Array) -> ColumnFacts:
         mean, deviation = float(numbers.mean()), float(numbers.std())
     if not (np.isfinite(mean) and np.isfinite(deviation) and deviation > 0):
         return replace(facts, role="unused", note="numbers too large for float32")
-    return replace(facts, log=log, mean=float(f"{mean:.6g}"), deviation=float(f"{deviation:.6g}"))
+    digits = 5 - math.floor(math.log10(deviation))  # the mean as exactly as the deviation, from which it may lie far
+    return replace(facts, log=log, mean=round(mean, digits), deviation=float(f"{deviation:.6g}"))
 
 
 def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str, str]:
@@ -206,7 +216,7 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str
         values = pc.unique(leaf if not pat.is_dictionary(leaf.type) else leaf.dictionary_decode()).drop_null()
         if len(values) and not leaf.null_count and pc.all(pc.is_in(values, pa.array([0, 1]).cast(values.type))).as_py():
             return "label", ""
-        is_id = name.lower().endswith(("id", "_cat", "_code")) or len(values) < _FEW
+        is_id = name.lower().endswith(ID_ENDS) or len(values) < _FEW
         return ("id", "") if is_id else ("dense", "a number? if these are ids, list it under sparse")
     if pat.is_floating(plain) or pat.is_decimal(plain):
         return "dense", ""

@@ -62,7 +62,8 @@ def count_column(
         on_ray: one Ray task a file.
 
     Raises:
-        DataError: an unreadable file, a missing column, or one that holds texts here and numbers there.
+        DataError: an unreadable file, a missing column, one that holds texts here and numbers there, or one without an
+            id that comes so often.
     """
     out = out.expanduser().absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -74,6 +75,9 @@ def count_column(
         _check_one_kind(spills, column)
         parts = [_merge(part, spills, folder, min_count) for part in range(_PARTS)]
         sizes = sum((sizes for _, sizes, _ in parts), Counter[int]())
+        if not sizes:
+            problem = f"no id comes {min_count} times" if min_count > 1 else "the column holds no ids at all"
+            raise DataError(f"the vocabulary would be empty: {problem}", column=column, fix="lower --min-count")
         kept = _write([path for path, _, _ in parts], sizes, folder / "out", max_size)
         (folder / "out").rename(out)
         return Counted(kept, sum(seen for _, _, seen in parts))
@@ -104,7 +108,8 @@ def _plain(ids: pa.Array, uri: str, column: str) -> pa.Array:
     if is_text(ids.type):
         return ids.cast(pa.large_string())
     if not pa.types.is_integer(ids.type):
-        raise DataError(f"ids are integers or strings, not {ids.type}", file=uri, column=column)
+        fix = "write them as such; numbers are dense features, which need no vocabulary"
+        raise DataError(f"ids are integers or strings, not {ids.type}", file=uri, column=column, fix=fix)
     return ids.cast(pa.int64(), safe=False)
 
 
