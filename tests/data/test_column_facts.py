@@ -83,6 +83,7 @@ def test_ids_that_pandas_made_floats_are_told() -> None:
     ids = facts("user_id", [3.0, 7.0, None])
     assert ids.role == "unused" and "astype('Int64')" in ids.note
     assert facts("user_id", [3.5, 7.0, None]).role == facts("paid", [3.0, 7.0, None]).role == "dense"
+    assert facts("bid", [17 * number % 101 for number in range(101)]).role == "dense", "a price"
 
 
 def test_counts_of_rows_are_no_features() -> None:

@@ -20,6 +20,7 @@ GROUP_NAMES = ("group", "group_id", "session_id", "request_id", "query_id", "sea
 POLICY_NAMES = ("propensity", "propensity_score", "pscore", "p_score", "action_prob", "logging_probability")
 INDEX_NAMES = ("unnamed: 0", "__index_level_0__", "index")
 ID_ENDS = ("id", "_cat", "_code")
+NO_ID_ENDS = ("paid", "bid", "grid", "valid")
 FEW_TEXTS = 10_000  # a vocabulary of so many ids is worth its file
 _FEW = 64  # an integer column of fewer distinct values is taken for a category
 _FEWEST_ROWS = 10  # fewer say nothing about a law of the values
@@ -145,7 +146,7 @@ def _by_values(
         return "group", "evaluations give the AUC inside groups; list it under sparse too if it is a feature"
     if role == "timestamp" and (array.null_count or _outside_times(leaf)):
         return "unused", "a time that is null in some rows, or outside 1970 to 2200"
-    if role == "dense" and lower.endswith(ID_ENDS) and pat.is_floating(leaf.type) and _all_whole(leaf):
+    if role == "dense" and _named_id(lower) and pat.is_floating(leaf.type) and _all_whole(leaf):
         return "unused", "ids as floats, as pandas writes them where some are null? write integers: astype('Int64')"
     if role == "dense" and _not_numbers(leaf):
         return "unused", "NaN or infinite in some rows: write nulls instead"
@@ -162,6 +163,10 @@ def _counts_rows(leaf: pa.Array) -> bool:
 
 def _not_numbers(leaf: pa.Array) -> bool:
     return pat.is_floating(leaf.type) and not pc.all(pc.is_finite(leaf.cast(pa.float64()))).as_py()
+
+
+def _named_id(name: str) -> bool:
+    return name.endswith(ID_ENDS) and not name.endswith(NO_ID_ENDS)
 
 
 def _all_whole(leaf: pa.Array) -> bool:
@@ -216,7 +221,7 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str
         values = pc.unique(leaf if not pat.is_dictionary(leaf.type) else leaf.dictionary_decode()).drop_null()
         if len(values) and not leaf.null_count and pc.all(pc.is_in(values, pa.array([0, 1]).cast(values.type))).as_py():
             return "label", ""
-        is_id = name.lower().endswith(ID_ENDS) or len(values) < _FEW
+        is_id = _named_id(name.lower()) or len(values) < _FEW
         return ("id", "") if is_id else ("dense", "a number? if these are ids, list it under sparse")
     if pat.is_floating(plain) or pat.is_decimal(plain):
         return "dense", ""
