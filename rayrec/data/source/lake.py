@@ -124,7 +124,7 @@ class _Iceberg:
         try:
             if path.startswith("iceberg://"):
                 catalog, _, name = path.removeprefix("iceberg://").partition("/")
-                known = Config().get_catalog_config(catalog) or {}
+                known: dict[str, Any] = dict(Config().get_catalog_config(catalog) or {})
                 server = Server.of(path, known.get("s3.endpoint"), known.get("s3.region"))
                 self._table: Any = load_catalog(catalog, **server.for_iceberg()).load_table(name)
                 self._options = server.options()
