@@ -124,12 +124,9 @@ def _check_id(feature: SparseFeature, kind: pa.DataType, file: str, where: str) 
         if feature.mapping.kind == "identity":
             raise _wrong(name, f"{where}an integer", kind, file, feature.column, fix="set mapping: {kind: hash}")
     elif not _is_integer(kind):
-        fix = (
-            "write integers (pandas makes floats of them where some are null: astype('Int64'))"
-            if _is_number(kind)
-            else None
-        )
-        raise _wrong(name, f"{where}an integer or a string", kind, file, feature.column, fix=fix)
+        floats = "write integers (pandas makes floats of them where some are null: astype('Int64'))"
+        to_do = floats if pat.is_floating(kind) else None
+        raise _wrong(name, f"{where}an integer or a string", kind, file, feature.column, fix=to_do)
     if isinstance(feature.mapping, Vocabulary) and load_vocabulary(feature.mapping.path).text != is_text(kind):
         ids = "integers" if is_text(kind) else "strings"
         raise _wrong(f"{name}, whose vocabulary holds {ids},", f"{where}one of them", kind, file, feature.column)
