@@ -60,7 +60,9 @@ def test_a_delta_table_is_read_at_a_version(delta: Path) -> None:
     newest = DataSet(path=str(delta), table="delta").pinned()
     assert newest.version == 2 and "at version 2" in str(newest)
     assert ids_of(newest, [["day", "=", "c/d"]]) == [1, 4, 7]
-    assert [*(delta.rglob("*.parquet"))] and ids_of(DataSet(path=str(delta))) != ids_of(newest), "old files are there"
+    assert ids_of(DataSet(path=f"{delta}/**/*.parquet")) != ids_of(newest), "files of all versions are there"
+    with pytest.raises(DataError, match=r"holds a table of Delta: .* set table: delta"):
+        ids_of(DataSet(path=str(delta)))
     with pytest.raises(DataError, match="cannot be opened at version 9"):
         ids_of(DataSet(path=str(delta), table="delta", version=9))
     with pytest.raises(DataError, match=r"cannot be opened: .*nowhere"):
@@ -121,6 +123,8 @@ def test_an_iceberg_table_is_read_at_a_snapshot(iceberg: Any) -> None:
             assert ids_of(DataSet(path=where, table="iceberg", version=by_length[length])) == ids
     newest = DataSet(path=path, table="iceberg").pinned()
     assert newest.version == by_length[7]
+    with pytest.raises(DataError, match=r"holds a table of Iceberg: .* set table: iceberg"):
+        ids_of(DataSet(path=iceberg.location().removeprefix("file://")))
     assert ids_of(newest, [["day", "=", "c/d"]]) == [1, 4, 7], "the column of the files, not of their folders"
     with pytest.raises(DataError, match=r"no snapshot 9; its last ones are \d"):
         Manifest.of(DataSet(path=path, table="iceberg", version=9), schema)

@@ -54,7 +54,15 @@ def _expand(path: str, suffixes: tuple[str, ...]) -> list[Found]:
     if info.type == pafs.FileType.File:
         return _found(place, [info])
     if info.type == pafs.FileType.Directory:
-        files = [f for f in _below(place, place.path) if f.path.endswith(suffixes)]
+        below = _below(place, place.path)
+        files = [f for f in _visible(below, place.path) if f.path.endswith(suffixes)]
+        if files and suffixes == PARQUET and (kind := _table_of(below)) is not None:
+            raise DataError(
+                f"the folder holds a table of {kind}: files of all its versions lie in it",
+                file=path,
+                fix=f"set table: {kind.lower()} beside data.train.path, which reads one version; or name the files by a "
+                "pattern (…/**/*.parquet) to have them all",
+            )
         if not files:
             raise _none_of(place, suffixes)
         return _found(place, files)
@@ -64,7 +72,7 @@ def _expand(path: str, suffixes: tuple[str, ...]) -> list[Found]:
     if _info(place, base).type != pafs.FileType.Directory:
         raise _missing(place, base)
     pattern = _glob_pattern(place.path)
-    files = [f for f in _below(place, base) if pattern.fullmatch(f.path)]
+    files = [f for f in _visible(_below(place, base), base) if pattern.fullmatch(f.path)]
     if not files:
         raise DataError("the pattern matches no file", file=path, fix="check the pattern")
     return _found(place, files)
@@ -74,7 +82,8 @@ def _none_of(place: Location, suffixes: tuple[str, ...]) -> DataError:
     """The error of a folder without files of the wanted kind."""
     if suffixes != PARQUET:
         return DataError(f"the folder holds none of *{', *'.join(suffixes)}", file=place.uri, fix="check the path")
-    others = [kind for f in _below(place, place.path) if (kind := format_of(f.path))]
+    below = _visible(_below(place, place.path), place.path)
+    others = [kind for f in below if (kind := format_of(f.path))]
     fix = how_to_convert(place.uri) if others else "check the path"
     found = f", but {others[0]}" if others else ""
     return DataError(f"the folder holds no Parquet file (*.parquet){found}", file=place.uri, fix=fix)
@@ -110,7 +119,21 @@ def _below(place: Location, base: str) -> list[pafs.FileInfo]:
     except OSError as error:
         fix = "check access and network"
         raise DataError(f"cannot list the folder: {_first_line(error)}", file=place.uri, fix=fix) from error
-    return [i for i in infos if i.type == pafs.FileType.File and not _hidden(i.path[len(base) :])]
+    return [i for i in infos if i.type == pafs.FileType.File]
+
+
+def _visible(files: Sequence[pafs.FileInfo], base: str) -> list[pafs.FileInfo]:
+    return [f for f in files if not _hidden(f.path[len(base) :])]
+
+
+def _table_of(files: Sequence[pafs.FileInfo]) -> str | None:
+    """Which tables lie among the files, if any do."""
+    for file in files:
+        if "/_delta_log/" in file.path:
+            return "Delta"
+        if "/metadata/" in file.path and file.path.endswith(".metadata.json"):
+            return "Iceberg"
+    return None
 
 
 def _first_line(error: Exception) -> str:
