@@ -60,7 +60,7 @@ def _expand(path: str, suffixes: tuple[str, ...]) -> list[Found]:
             raise DataError(
                 f"the folder holds a table of {kind}: files of all its versions lie in it",
                 file=path,
-                fix=f"set table: {kind.lower()} beside data.train.path, which reads one version; or name the files by a "
+                fix=f"set table: {kind.lower()} beside data.train.path, which reads one version; or name files by a "
                 "pattern (…/**/*.parquet) to have them all",
             )
         if not files:
