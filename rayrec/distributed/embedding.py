@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable
+from rayrec.distributed.buffers import BufferPool
 from rayrec.distributed.collection_sharder import CollectionSharder
 from rayrec.distributed.kernel import Kernel
 from rayrec.distributed.optimizer_handle import ScaledGradients, fused_optimizer_of
@@ -22,7 +23,7 @@ from rayrec.distributed.sharding.parameters import ShardedTable, make_tables
 from rayrec.distributed.sharding.replicated import ReplicatedExecutor
 from rayrec.distributed.sharding.routing import make_outputs
 from rayrec.distributed.sharding.sequences import SequencesExecutor
-from rayrec.distributed.sharding.stages import Stages, StepIds, StepVectors, places_of
+from rayrec.distributed.sharding.stages import Stages, StepIds, StepVectors
 from rayrec.distributed.sharding.upload import OnHost
 from rayrec.modules import EmbeddingCollection, EmbeddingConfig
 from rayrec.modules.embedding import output_names
@@ -41,11 +42,11 @@ class Features:
 
 @dataclass(frozen=True)
 class _Output:
-    """One feature read by one table: its block of rows in part `part` of what is looked up."""
+    """One feature read by one table: its rows are block number `block` of what is looked up."""
 
     name: str
     feature: str
-    part: int
+    block: int
 
 
 class ShardedEmbeddingCollection(nn.Module, Generic[Own, Looked]):
@@ -66,12 +67,15 @@ class ShardedEmbeddingCollection(nn.Module, Generic[Own, Looked]):
         self.ids_ahead = InputDist(setup.place.device, self._route, self._send)
         self._scaled = ScaledGradients(any(optimizer is not None for optimizer in setup.optimizers.values()))
         self._check = IdCheck(self._configs, weighted=False)
-        # in the order of the unsharded collection, which is also the order inside each part
         names = [name for of_table in output_names(self._configs) for name in of_table]
-        places = places_of(make_outputs(self._configs), stages.blocks)
+        self._parts = [[output.feature for output in part] for part in stages.blocks]
+        held = [(output.table, output.feature) for part in stages.blocks for output in part]
+        block = {output: number for number, output in enumerate(held)}
         self._outputs = [
-            _Output(name, output.feature, part) for name, (part, output) in zip(names, places, strict=True)
+            _Output(name, output.feature, block[output.table, output.feature])
+            for name, output in zip(names, make_outputs(self._configs), strict=True)
         ]
+        self._memory = BufferPool(setup.place.device)
         shown = make_tables(setup, stages.kernels, stages.exchange.routes)
         self.embeddings = nn.ModuleDict(shown)
         self._optimizer = fused_optimizer_of(stages.kernels, shown, "embeddings")
@@ -106,8 +110,7 @@ class ShardedEmbeddingCollection(nn.Module, Generic[Own, Looked]):
         found, features = self._stages.output_dist(vectors), vectors.ids.batch
 
         def finish() -> dict[str, JaggedTensor]:
-            parts = [self._scaled.watch(part) for part in found.wait()]
-            return self._by_feature(features, _JoinedBackward.apply(*parts) if len(parts) > 1 else parts)
+            return self._by_feature(features, [self._scaled.watch(part) for part in found.wait()])
 
         return EmbeddingCollectionAwaitable(finish)
 
@@ -119,15 +122,13 @@ class ShardedEmbeddingCollection(nn.Module, Generic[Own, Looked]):
     def _by_feature(self, features: Features, parts: Sequence[torch.Tensor]) -> dict[str, JaggedTensor]:
         kjt = features.kjt.item
         index, counts = kjt.index_per_key(), kjt.length_per_key()
-        sizes: list[list[int]] = [[] for _ in parts]
-        for output in self._outputs:
-            sizes[output.part].append(counts[index[output.feature]])
-        blocks = [iter(part.split(size) if size else ()) for part, size in zip(parts, sizes, strict=True)]
+        sizes = [[counts[index[feature]] for feature in part] for part in self._parts]
+        blocks = _Cut.apply(self._memory, sizes, *parts)
         lengths = features.lengths.view(-1).split(kjt.stride_per_key())
         ids = None if features.values is None else features.values.split(counts)
         return {
             output.name: JaggedTensor(
-                values=next(blocks[output.part]),
+                values=blocks[output.block],
                 weights=None if ids is None else ids[index[output.feature]],
                 lengths=lengths[index[output.feature]],
             )
@@ -194,17 +195,24 @@ class EmbeddingCollectionAwaitable(Deferred[dict[str, JaggedTensor]]):
         return name in self.wait()
 
 
-class _JoinedBackward(torch.autograd.Function):
-    """Nothing forward. Backward, gradients of all parts go on at once, so that every rank meets the others in the same
-    order, whatever its loss reads first and whether it reads every part."""
+class _Cut(torch.autograd.Function):
+    """Parts, each cut into blocks of rows. Backward, gradients of all parts go on at once, so that every rank meets the
+    others in the same order, whatever its loss reads first and whether it reads every part."""
 
     @staticmethod
-    def forward(ctx: Any, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(part.view_as(part) for part in parts)
+    def forward(
+        ctx: Any, buffers: BufferPool, sizes: list[list[int]], *parts: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.buffers, ctx.sizes, ctx.shapes = buffers, sizes, [part.shape for part in parts]
+        return tuple(block for part, of_part in zip(parts, sizes, strict=True) for block in part.split(of_part))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return grads
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        blocks, joined = iter(grads), []
+        for sizes, shape in zip(ctx.sizes, ctx.shapes, strict=True):
+            out = ctx.buffers.empty(shape.numel(), grads[0].dtype).view(shape)
+            joined.append(torch.cat([next(blocks) for _ in sizes], out=out))
+        return None, None, *joined
 
 
 def _as_one_example(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from rayrec.distributed.sharding.buffers import BufferPool
+from rayrec.distributed.buffers import BufferPool
 from rayrec.distributed.sharding.columns import ColumnMap
 
 

@@ -49,7 +49,7 @@ class GpuTransport:
         self, group: comm.Group, host_group: comm.Group, rank: int, streams: Sequence[int], weighted: bool
     ) -> None:
         self._group, self._host_group, self._weighted = group, host_group, weighted
-        self._streams, self._own_streams, self._any_streams = torch.tensor(streams), streams[rank], any(streams)
+        self._streams, self._own_streams = list(streams), [streams[rank]] * len(streams)
 
     def exchange_headers(self, header_WH: torch.Tensor) -> torch.Tensor:
         """Every rank's header for this one; waits on the host."""
@@ -63,13 +63,14 @@ class GpuTransport:
         """
         leave = part_sizes(sent, self._streams, self._weighted)
         come = part_sizes(received, self._own_streams, self._weighted)
+        pieces = [size for of_part in come for size in of_part]
         message = torch.cat(to_pieces(mine, leave))
-        return Parcel(message, leave.sum(1).tolist(), come.sum(1).tolist(), come.view(-1).tolist(), OnHost(received))
+        return Parcel(message, list(map(sum, leave)), list(map(sum, come)), pieces, OnHost(received))
 
     def start(self, parcel: Parcel) -> Deferred[Ids]:
         """Begins to exchange parts on the device; waits for those of all ranks."""
         arrived, wait = parcel.message, None
-        if len(self._streams) > 1 and self._any_streams:  # else there are only replicated tables
+        if len(self._streams) > 1 and any(self._streams):  # else there are only replicated tables
             arrived = parcel.message.new_empty(sum(parcel.come))
             wait = comm.all_to_all(arrived, parcel.message, parcel.come, parcel.leave, self._group)
 

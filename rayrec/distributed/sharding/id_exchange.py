@@ -17,7 +17,7 @@ from rayrec.distributed.awaitable import Awaitable, Deferred
 from rayrec.distributed.sharding.feature_order import FeatureOrder
 from rayrec.distributed.sharding.gpu_transport import GpuTransport, Parcel
 from rayrec.distributed.sharding.id_message import BAD, GROUPS, VALUES, Ids
-from rayrec.distributed.sharding.id_receiver import Receiver, RoutedIds
+from rayrec.distributed.sharding.id_receiver import Asked, Receiver, RoutedIds
 from rayrec.distributed.sharding.id_sender import Notice, Outgoing, Sender
 from rayrec.distributed.sharding.id_transport import IdTransport
 from rayrec.distributed.sharding.place import Place
@@ -131,7 +131,7 @@ class IdExchange:
                 back = with_way_back(weights, ids.weights, *counts, self._place.group)
                 ids = replace(ids, weights=back)
         lookups, told = self._receiver.order(ids, received, batch.chunks), received[:, self._first_count :].tolist()
-        return RoutedIds(lookups, header, received, told, back, batch.units)
+        return RoutedIds(lookups, received, told, back, Asked(header, batch.units))
 
 
 def _problem(outgoing: Outgoing, received: torch.Tensor) -> ValueError | None:

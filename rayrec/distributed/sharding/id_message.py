@@ -14,7 +14,7 @@ import torch
 from rayrec.distributed.wire import ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES
 
 # columns of a header, before one count for each kernel group and one for each group of replicated tables
-VALUES, BATCH, BAD, OVER, GROUPS = 0, 1, 2, 3, 4
+VALUES, BATCH, BAD, OVER, GROUPS = 0, 1, 2, 3, 4  # `part_sizes` reads the first two as they come
 WORD, WORD_BYTES = torch.int32, 4
 PIECES = 4  # of a part
 
@@ -34,25 +34,28 @@ class Ids:
     weights: torch.Tensor | None = None
 
 
-def part_sizes(headers: torch.Tensor, streams: torch.Tensor | int, weighted: bool) -> torch.Tensor:
-    """`[W, PIECES]`: the words of each piece of W parts.
+def part_sizes(headers: torch.Tensor, streams: Sequence[int], weighted: bool) -> list[list[int]]:
+    """For each of W parts the words of its pieces. A few numbers: operators on tensors would take longer.
 
     Args:
         headers: `[W, columns]` on the host.
         streams: how many streams the receiver of each has.
         weighted: ids carry weights.
     """
-    counts, lengths = headers[:, VALUES], headers[:, BATCH] * streams * (LENGTH_BYTES // WORD_BYTES)
-    weights = counts * (WEIGHT_BYTES // WORD_BYTES * weighted)
-    return torch.stack([counts * (ID_BYTES // WORD_BYTES), lengths, weights, (lengths + weights) % 2], dim=1)
+    sizes = []
+    for (count, batch), num_streams in zip(headers[:, : BATCH + 1].tolist(), streams, strict=True):
+        lengths = batch * num_streams * (LENGTH_BYTES // WORD_BYTES)
+        weights = count * (WEIGHT_BYTES // WORD_BYTES) if weighted else 0
+        sizes.append([count * (ID_BYTES // WORD_BYTES), lengths, weights, (lengths + weights) % 2])
+    return sizes
 
 
-def to_pieces(ids: Ids, sizes: torch.Tensor) -> list[torch.Tensor]:
+def to_pieces(ids: Ids, sizes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """The words of all parts, piece after piece and part after part."""
     weights = ids.lengths.new_empty(0) if ids.weights is None else ids.weights.detach().to(torch.float32)
-    filling = torch.zeros(int(sizes[:, 3].sum()), dtype=WORD)
+    filling = torch.zeros(sum(of_part[3] for of_part in sizes), dtype=WORD)
     columns = [as_words(column) for column in (ids.values, ids.lengths.to(torch.int32), weights, filling)]
-    pieces = [column.split(of_ranks) for column, of_ranks in zip(columns, sizes.t().tolist(), strict=True)]
+    pieces = [column.split(of_ranks) for column, of_ranks in zip(columns, zip(*sizes, strict=True), strict=True)]
     return [piece for part in zip(*pieces, strict=True) for piece in part]
 
 

@@ -14,23 +14,31 @@ from rayrec.sparse import ops
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What this rank asked of all: headers, on the host; and where vectors that come back belong, see `PlaceFinder`;
+    None where they are in order, or nobody asks."""
+
+    headers: torch.Tensor
+    units: torch.Tensor | None
+
+
+@dataclass(frozen=True)
 class RoutedIds:
     """What this rank looks up.
 
     Args:
         lookups: for each kernel group that this rank has, the ids of its lookups over the global batch.
-        sent, received: headers of this rank for every rank, and of every rank for this one, on the host.
+        received: headers of every rank for this one, on the host.
         told: for each rank, the counts of its notice.
         weights: all arrived weights where they need gradients; backward must reach them on every rank.
-        units: where vectors that come back belong, see `PlaceFinder`; None where nobody asks.
+        asked: what this rank waits for in its turn.
     """
 
     lookups: Mapping[int, Lookups]
-    sent: torch.Tensor
     received: torch.Tensor
     told: list[list[int]]
     weights: torch.Tensor | None
-    units: torch.Tensor | None
+    asked: Asked
 
     @property
     def batch_sizes(self) -> list[int]:

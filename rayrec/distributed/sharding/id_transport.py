@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.sharding.buffers import BufferPool
+from rayrec.distributed.buffers import BufferPool
 from rayrec.distributed.sharding.id_message import (
     OVER,
     PIECES,
@@ -39,10 +39,9 @@ class IdTransport:
 
     def __init__(self, group: comm.Group, rank: int, streams: Sequence[int], weighted: bool) -> None:
         self.group, self.weighted = group, weighted
-        self.streams, self.own_streams = torch.tensor(streams), streams[rank]
+        self.streams, self.own_streams = list(streams), [streams[rank]] * len(streams)
         self.buffers = BufferPool(torch.device("cpu"))
-        # words that travel with the header, by rank
-        self.foreseen_out = self.foreseen_in = torch.zeros(len(streams), dtype=torch.int64)
+        self.foreseen_out = self.foreseen_in = [0] * len(streams)  # words that travel with the header, by rank
 
     def start(self, header_WH: torch.Tensor, mine: Ids) -> Delivery:
         """Begins to send.
@@ -53,16 +52,16 @@ class IdTransport:
         """
         return Delivery(self, header_WH, mine)
 
-    def learn(self, words_out: torch.Tensor, words_in: torch.Tensor) -> None:
+    def learn(self, words_out: Sequence[int], words_in: Sequence[int]) -> None:
         """Foresees parts like these. Every rank learns from the same exchanges in the same order."""
-        self.foreseen_out = _foreseen(self.foreseen_out, words_out)
-        self.foreseen_in = _foreseen(self.foreseen_in, words_in)
+        self.foreseen_out = list(map(_foreseen, self.foreseen_out, words_out))
+        self.foreseen_in = list(map(_foreseen, self.foreseen_in, words_in))
 
 
-def _foreseen(before: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+def _foreseen(before: int, words: int) -> int:
     """Somewhat more than was needed, and shrinking slowly: a few small batches between others cost nothing."""
-    spare = (words // 8).clamp(LEAST_SPARE, MOST_SPARE) * (words > 0)
-    return torch.maximum(words + spare, before - before // 64) // 2 * 2
+    spare = min(max(words // 8, LEAST_SPARE), MOST_SPARE) if words else 0
+    return max(words + spare, before - before // 64) // 2 * 2
 
 
 class Delivery:
@@ -71,25 +70,24 @@ class Delivery:
     def __init__(self, transport: IdTransport, header_WH: torch.Tensor, mine: Ids) -> None:
         self._transport, self._header_WH = transport, header_WH
         sizes = part_sizes(header_WH, transport.streams, transport.weighted)
-        self._pieces, self._words_out = to_pieces(mine, sizes), sizes.sum(1)
-        self._late_out = self._words_out > transport.foreseen_out
-        header_WH[:, OVER] = self._late_out.any()
+        self._pieces, self._words_out = to_pieces(mine, sizes), list(map(sum, sizes))
+        self._late_out = list(map(int.__gt__, self._words_out, transport.foreseen_out))
+        header_WH[:, OVER] = any(self._late_out)
         self._foreseen_in, self._header_words = transport.foreseen_in, 2 * header_WH.shape[1]
-        self._splits_in = (transport.foreseen_in + self._header_words).tolist()
-        splits_out = (transport.foreseen_out + self._header_words).tolist()
+        self._splits_in = [words + self._header_words for words in transport.foreseen_in]
+        splits_out = [words + self._header_words for words in transport.foreseen_out]
         self._arrived = transport.buffers.empty(sum(self._splits_in), WORD)
         self._wait = comm.all_to_all(self._arrived, self._first(), self._splits_in, splits_out, transport.group)
 
     def _first(self) -> torch.Tensor:
         """Headers, each with its part behind it where it fits, and what is left of what was foreseen."""
-        foreseen = self._transport.foreseen_out
-        left = (foreseen - self._words_out).where(~self._late_out, foreseen)
-        empty = self._transport.buffers.empty(int(left.max()), WORD)
+        foreseen, late_out = self._transport.foreseen_out, self._late_out
+        empty = self._transport.buffers.empty(max(foreseen), WORD)
         message: list[torch.Tensor] = []
-        of_ranks = zip(self._header_WH.unbind(), self._late_out.tolist(), left.tolist(), strict=True)
-        for rank, (header, late, words) in enumerate(of_ranks):
+        of_ranks = zip(self._header_WH.unbind(), late_out, foreseen, self._words_out, strict=True)
+        for rank, (header, late, room, words) in enumerate(of_ranks):
             part = () if late else self._pieces[PIECES * rank : PIECES * (rank + 1)]
-            message += [as_words(header), *part, empty[:words]]
+            message += [as_words(header), *part, empty[: room if late else room - words]]
         return self._joined(message)
 
     def headers(self) -> torch.Tensor:
@@ -103,19 +101,19 @@ class Delivery:
         """Every rank's ids for this rank, once headers are there: lists rank after rank, stream after stream."""
         transport = self._transport
         sizes = part_sizes(self._received, transport.own_streams, transport.weighted)
-        words = sizes.sum(1)
+        words = list(map(sum, sizes))
         bodies = [early[self._header_words :] for early in self._arrived.split(self._splits_in)]
         if bool(self._received[:, OVER].any()):
-            late_in = words > self._foreseen_in
-            pairs = zip(bodies, self._second((words * late_in).tolist()), late_in.tolist(), strict=True)
+            late_in = list(map(int.__gt__, words, self._foreseen_in))
+            pairs = zip(bodies, self._second(list(map(int.__mul__, words, late_in))), late_in, strict=True)
             bodies = [second if late else first for first, second, late in pairs]
         transport.learn(self._words_out, words)
-        split = (body[: sum(of_rank)].split(of_rank) for body, of_rank in zip(bodies, sizes.tolist(), strict=True))
+        split = (body[: sum(of_rank)].split(of_rank) for body, of_rank in zip(bodies, sizes, strict=True))
         return from_pieces([piece for part in split for piece in part], transport.weighted)
 
     def _second(self, splits_in: list[int]) -> Sequence[torch.Tensor]:
         """What did not fit, by rank."""
-        splits_out, late = (self._words_out * self._late_out).tolist(), self._late_out.tolist()
+        late, splits_out = self._late_out, list(map(int.__mul__, self._words_out, self._late_out))
         message = self._joined([piece for place, piece in enumerate(self._pieces) if late[place // PIECES]])
         arrived = self._transport.buffers.empty(sum(splits_in), WORD)
         comm.all_to_all(arrived, message, splits_in, splits_out, self._transport.group)()

@@ -15,10 +15,9 @@ from rayrec.distributed.types import ShardingEnv
 
 @dataclass(frozen=True)
 class Place:
-    """This process's rank, the others, its device and theirs, and the ranks of each host if they were told."""
+    """This process's rank, the group of all, its device and theirs, and the ranks of each host if they were told."""
 
     rank: int
-    world_size: int
     group: comm.Group
     device: torch.device
     devices: tuple[str, ...]  # of each rank, with its index
@@ -37,7 +36,12 @@ class Place:
             device = torch.device("cuda", torch.cuda.current_device())
         on_hosts = device.type == "cpu"
         devices = [str(device)] * env.world_size if on_hosts else comm.all_gather_object(str(device), env.process_group)
-        return cls(env.rank, env.world_size, env.process_group, device, tuple(devices), env.local_world_size)
+        return cls(env.rank, env.process_group, device, tuple(devices), env.local_world_size)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks, this one too."""
+        return len(self.devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from rayrec.distributed.awaitable import LazyAwaitable
-from rayrec.distributed.sharding.buffers import BufferPool
+from rayrec.distributed.buffers import BufferPool
 from rayrec.distributed.sharding.id_message import GROUPS
 from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.place import Place
@@ -31,7 +31,8 @@ class SequenceExchange:
     """
 
     def __init__(self, routes: Routes, finder: PlaceFinder, place: Place, codec: Codec) -> None:
-        self._transport = VectorTransport(place.group, codec, BufferPool(place.device))
+        self.buffers = BufferPool(place.device)
+        self._transport = VectorTransport(place.group, codec, self.buffers)
         self.unit, self.dim = finder.unit, finder.dim
         widths = {group: held[0].cols.size for route in routes.ranks for group, held in route.tables.items()}
         self._widths = torch.tensor([widths[group] for group in range(routes.num_groups)], dtype=torch.int64)
@@ -44,9 +45,9 @@ class SequenceExchange:
             parts: for each kernel group that this rank has `[ids, width]`, rank after rank.
             ids: what was looked up, and where the vectors belong.
         """
-        leave, come = self._numbers(ids.received), self._numbers(ids.sent)
-        message = _SequenceMessage(self, leave[:, self._held], leave.sum(1).tolist(), come.sum(1).tolist(), ids.units)
-        return self._transport.start(parts, message)
+        leave, come = self._numbers(ids.received), self._numbers(ids.asked.headers)
+        sizes = leave.sum(1).tolist(), come.sum(1).tolist()
+        return self._transport.start(parts, _SequenceMessage(self, leave[:, self._held], *sizes, ids.asked.units))
 
     def _numbers(self, headers: torch.Tensor) -> torch.Tensor:
         """`[W, groups]`: how many numbers the vectors of each rank and group have."""
@@ -81,13 +82,20 @@ class _SequenceMessage:
             return arrived.view(-1, self.exchange.dim)
         source = torch.empty_like(self.units)
         source[self.units] = torch.arange(source.numel(), device=source.device)
-        return arrived.view(-1, self.exchange.unit).index_select(0, source).view(-1, self.exchange.dim)
+        return self._picked(arrived, source).view(-1, self.exchange.dim)
 
     def pack_gradients(self, grad: torch.Tensor, piece: int) -> torch.Tensor:
         scale = 1 / len(self.to_ranks)
         if self.units is None:
-            return grad.reshape(-1) * scale
-        return grad.reshape(-1, self.exchange.unit).index_select(0, self.units).view(-1).mul_(scale)
+            return torch.mul(grad.reshape(-1), scale, out=self.exchange.buffers.empty(grad.numel(), grad.dtype))
+        return self._picked(grad.reshape(-1), self.units).mul_(scale)
+
+    def _picked(self, numbers: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
+        """Units of flat numbers, in this order."""
+        unit = self.exchange.unit
+        out = self.exchange.buffers.empty(units.numel() * unit, numbers.dtype)
+        torch.index_select(numbers.view(-1, unit), 0, units, out=out.view(-1, unit))
+        return out
 
     def unpack_gradients(
         self, arrived: torch.Tensor, piece: int, parts: Sequence[torch.Size], grads: Sequence[torch.Tensor]

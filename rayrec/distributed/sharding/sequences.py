@@ -6,6 +6,7 @@ rank. Where each distinct id is sent once, `distinct` makes each id's vector, or
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Generic
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from rayrec.distributed.awaitable import Deferred, LazyAwaitable
 from rayrec.distributed.kernel import VectorKernel, make_vector_kernel, vector_group
 from rayrec.distributed.sharding.distinct import Distinct, OwnIds
-from rayrec.distributed.sharding.executor import Config, Prepared, Setup
+from rayrec.distributed.sharding.executor import Config, PlannedTable, Prepared, Setup
 from rayrec.distributed.sharding.id_exchange import IdExchange
 from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.routing import make_routes
@@ -29,7 +30,7 @@ class SequencesExecutor(Generic[Config]):
     """
 
     def __init__(self, setup: Setup[Config]) -> None:
-        place = setup.place
+        setup, place = _by_rank(setup), setup.place
         self._device = device = place.device
         routes = make_routes(
             setup.configs, setup.plan, setup.optimizers, place.world_size, lambda table: vector_group(table, device)
@@ -73,3 +74,13 @@ class SequencesExecutor(Generic[Config]):
         if distinct is None or own is None:
             return Deferred(lambda: [rows.wait()])
         return Deferred(lambda: [distinct.finish(rows.wait(), own)])
+
+
+def _by_rank(setup: Setup[Config]) -> Setup[Config]:
+    """Tables in the order of the ranks that hold them: vectors of tables that are not cut then arrive in the order of
+    the outputs, and are not moved again."""
+
+    def first_rank(table: PlannedTable[Config]) -> int:
+        return min((shard.rank for shard in table.sharding.shards), default=0)
+
+    return replace(setup, tables=tuple(sorted(setup.tables, key=first_rank)))

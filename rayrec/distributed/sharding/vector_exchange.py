@@ -13,7 +13,7 @@ import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.awaitable import LazyAwaitable
-from rayrec.distributed.sharding.buffers import BufferPool
+from rayrec.distributed.buffers import BufferPool
 from rayrec.distributed.sharding.column_order import ColumnOrder
 from rayrec.distributed.sharding.columns import ColumnMap
 from rayrec.distributed.sharding.vector_transport import Codec, VectorTransport

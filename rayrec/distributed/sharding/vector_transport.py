@@ -16,8 +16,8 @@ import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.awaitable import Deferred, LazyAwaitable
+from rayrec.distributed.buffers import BufferPool
 from rayrec.distributed.kernel.number_formats import decode, encode, message_dtype
-from rayrec.distributed.sharding.buffers import BufferPool
 from rayrec.distributed.wire import Codec, NumberFormat
 
 __all__ = ["Codec", "VectorMessage", "VectorTransport"]
