@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 ID_BYTES = 8  # of an id, or a row number: int64
@@ -32,6 +33,10 @@ class NumberFormat:
         if not self.row:
             return count
         return -(-count // self.row) * (self.row * self.bytes + self.row_bytes)
+
+    def sizes(self, counts: Sequence[int]) -> list[int]:
+        """The same of each part."""
+        return [self.size(count) for count in counts] if self.row else list(counts)
 
     @property
     def mean_bytes(self) -> float:

@@ -27,6 +27,8 @@ class IdCheck:
                 if held is None or table.num_embeddings < held.num_embeddings:
                     self._table_of[feature] = table
         self._limits: dict[tuple[str, ...], torch.Tensor] = {}
+        sizes = {table.num_embeddings for table in self._table_of.values()}
+        self._rows_of_all = sizes.pop() if len(sizes) == 1 else None
 
     def problem(self, kjt: KeyedJaggedTensor) -> ValueError | None:
         """What is wrong with the batch, with feature, id and table; None where nothing is."""
@@ -49,6 +51,10 @@ class IdCheck:
 
     def _inside(self, kjt: KeyedJaggedTensor, limits: torch.Tensor) -> bool:
         values = kjt.values()
+        if self._rows_of_all is not None:
+            least, greatest = (int(end) for end in values.aminmax())
+            if least >= 0 and greatest < self._rows_of_all:
+                return True
         counts = kjt.lengths().view(len(kjt.keys()), kjt.stride()).sum(1)
         most = limits.repeat_interleave(counts, output_size=values.numel())
         outside = (values >= most) | (values < 0)

@@ -135,7 +135,7 @@ class IdExchange:
 
 
 def _problem(outgoing: Outgoing, received: torch.Tensor) -> ValueError | None:
-    bad = received[:, BAD].nonzero()
-    if not len(bad):
+    bad = received[:, BAD].tolist()
+    if not any(bad):
         return None
-    return outgoing.problem or ValueError(f"rank {int(bad[0])} was given an id outside its table; see its error")
+    return outgoing.problem or ValueError(f"rank {bad.index(1)} was given an id outside its table; see its error")

@@ -14,7 +14,7 @@ import torch
 from rayrec.distributed.awaitable import Deferred, LazyAwaitable
 from rayrec.distributed.kernel import VectorKernel, make_vector_kernel, vector_group
 from rayrec.distributed.sharding.distinct import Distinct, OwnIds
-from rayrec.distributed.sharding.executor import Config, PlannedTable, Prepared, Setup
+from rayrec.distributed.sharding.executor import Config, Prepared, Setup
 from rayrec.distributed.sharding.id_exchange import IdExchange
 from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.routing import make_routes
@@ -79,8 +79,5 @@ class SequencesExecutor(Generic[Config]):
 def _by_rank(setup: Setup[Config]) -> Setup[Config]:
     """Tables in the order of the ranks that hold them: vectors of tables that are not cut then arrive in the order of
     the outputs, and are not moved again."""
-
-    def first_rank(table: PlannedTable[Config]) -> int:
-        return min((shard.rank for shard in table.sharding.shards), default=0)
-
-    return replace(setup, tables=tuple(sorted(setup.tables, key=first_rank)))
+    first = {name: min((shard.rank for shard in sharding.shards), default=0) for name, sharding in setup.plan.items()}
+    return replace(setup, tables=tuple(sorted(setup.tables, key=lambda table: first[table.config.name])))

@@ -51,7 +51,8 @@ class VectorExchange:
             factors_BE: a factor for each of this rank's own examples and outputs, or None.
         """
         num_pieces = self._num_pieces(max(batch_sizes))
-        edges = [[size * piece // num_pieces for piece in range(num_pieces + 1)] for size in batch_sizes]
+        cuts = {size: [size * piece // num_pieces for piece in range(num_pieces + 1)] for size in set(batch_sizes)}
+        edges = [cuts[size] for size in batch_sizes]  # the same lists where ranks have equally many: quick to compare
         return self._transport.start([pooled], _PooledMessage(self, edges, factors_BE))
 
     def _num_pieces(self, batch: int) -> int:
@@ -75,15 +76,14 @@ class _PooledMessage:
     def _own(self, piece: int) -> slice:
         return slice(*self.edges[self.exchange.rank][piece : piece + 2])
 
-    def _examples(self, piece: int) -> list[int]:
-        return [edges[piece + 1] - edges[piece] for edges in self.edges]
-
     def leave(self, piece: int) -> list[int]:
-        return [examples * self.exchange.widths[self.exchange.rank] for examples in self._examples(piece)]
+        width = self.exchange.widths[self.exchange.rank]
+        return [(edges[piece + 1] - edges[piece]) * width for edges in self.edges]
 
     def come(self, piece: int) -> list[int]:
         own = self._own(piece)
-        return [(own.stop - own.start) * width for width in self.exchange.widths]
+        examples = own.stop - own.start
+        return [examples * width for width in self.exchange.widths]
 
     def pack(self, parts: Sequence[torch.Tensor], piece: int) -> torch.Tensor:
         if self.num_pieces == 1:

@@ -81,7 +81,7 @@ class VectorTransport:
         if len(leave) == 1:
             return Deferred(lambda: numbers)
         message = encode(kind, numbers, leave)
-        sizes_out, sizes_in = ([kind.size(count) for count in counts] for counts in (leave, come))
+        sizes_out, sizes_in = kind.sizes(leave), kind.sizes(come)
         arrived = self._buffers.empty(sum(sizes_in), message_dtype(kind))
         wait = comm.all_to_all(arrived, message, sizes_in, sizes_out, self.group)
 

@@ -68,6 +68,8 @@ def mean_loss(logits: torch.Tensor, batch: Batch, task_weights_T: torch.Tensor |
     """
     if batch.rows == 0:
         return logits.sum()
+    if batch.label.dim() == 1 and batch.weight is None:
+        return F.binary_cross_entropy_with_logits(logits, batch.label)
     label = batch.label.nan_to_num() if batch.label.dim() == 2 else batch.label
     losses = F.binary_cross_entropy_with_logits(logits, label, reduction="none")
     if losses.dim() == 2:
