@@ -19,15 +19,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import bench_recovery_runs
 import bench_recovery_storage
 
 # Name → what it measures; takes the options, returns fields.
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], dict[str, float]]] = {
+    "runs": bench_recovery_runs.measure,
     "storage": bench_recovery_storage.measure,
 }
 
 # Field → (goal as told, whether a figure meets it).
 GOALS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "start_s": ("≤ 12", lambda seconds: seconds <= 12),
+    "kill_s": ("≤ 20", lambda seconds: seconds <= 20),
+    "shrink_s": ("≤ 30", lambda seconds: seconds <= 30),
+    "grow_s": ("≤ 30", lambda seconds: seconds <= 30),
     "save_ratio_to_disk": ("≥ 0.7", lambda ratio: ratio >= 0.7),
     "load_ratio_to_disk": ("≥ 0.7", lambda ratio: ratio >= 0.7),
     "step_ratio_during_save": ("≤ 1.1", lambda ratio: ratio <= 1.1),
