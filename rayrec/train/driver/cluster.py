@@ -28,6 +28,8 @@ TRAIN_ENV = {
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
 }
+# Ray's own account of the nodes is up to 20 s old: after a loss it first waits, so long, for room on the lost node.
+ELASTIC_ENV = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10"}
 # On one machine there are no nodes to be taken away and no metrics to be scraped: fewer processes to start.
 LOCAL_ENV = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
@@ -58,14 +60,17 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def connected() -> Iterator[Cluster]:
+def connected(elastic: bool = False) -> Iterator[Cluster]:
     """The Ray that is connected already, else the one that RAY_ADDRESS (set in a Ray job) names, else a local one.
+
+    Args:
+        elastic: for a run that goes on with as many workers as there are.
 
     Raises:
         TrainError: RAY_ADDRESS names a Ray that does not answer.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_defaults(TRAIN_ENV))
+        stack.enter_context(_defaults(TRAIN_ENV | (ELASTIC_ENV if elastic else {})))
         if ray.is_initialized():
             yield Cluster(local=False)
             return

@@ -57,7 +57,7 @@ def run_job(job: Job, listener: Listener, display: Display, attempts_before: int
     if job.config.trainer.num_workers == 0:
         _run_alone(job, listener, display, attempts_before)
     else:
-        with connected() as cluster:
+        with connected(job.config.trainer.elastic) as cluster:
             _run_on_ray(job, listener, display, attempts_before, cluster)
     if listener.fatal is not None:
         raise TrainError(listener.fatal)
@@ -176,7 +176,8 @@ def _torch_trainer(job: Job, actor: Any, need: Demand) -> Any:
         run_config=RunConfig(
             name=job.config.name,
             storage_path=str(job.files.ray_state),
-            failure_config=failures(max_failures=-1, controller_failure_limit=3),
+            # a wait for room that has ended counts as a failure of the controller, over the whole run
+            failure_config=failures(max_failures=-1, controller_failure_limit=-1 if trainer.elastic else 3),
             callbacks=[failure_reporter(actor, trainer.max_failures)],
         ),
     )
