@@ -113,6 +113,8 @@ def test_new_and_changed_files_are_read_beside_an_index(tmp_path: Path, read_now
     assert Manifest.of(data, SCHEMA).rows == 90
     assert {Path(name).name for name in read_now} == {"part-002.parquet"}
     read_now.clear()
+    with pytest.raises(DataError, match=r"does not exist \(file .*nowhere\.arrow"):
+        Manifest.of(data.model_copy(update={"index": str(tmp_path / "nowhere.arrow")}), SCHEMA)
     other = DataSet(path=str(folder), index=str(out), filters=[["age", ">", 0]])
     assert Manifest.of(other, SCHEMA).rows == 140 and len(set(read_now)) == 3, "the index knows nothing of this column"
     read_now.clear()

@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+import yaml
 
 from rayrec.data import BatchStream, Cursor, DataError, Manifest, Mapping, ReadOptions, Schema
 from rayrec.data.mapping.mapping import rows_of_tables
@@ -68,11 +69,14 @@ def test_every_form_of_rows_gives_the_batch_of_training(tmp_path: Path, form: st
     assert scored.label.isnan().all() and scored.label.shape == wanted.label.shape
 
 
-def test_a_config_object_says_the_same_as_its_values() -> None:
+def test_a_config_object_or_file_says_the_same_as_its_values(tmp_path: Path) -> None:
     tables = [SimpleNamespace(**one) for one in CONFIG["tables"]]
     found = Mapping.from_config(SimpleNamespace(data_schema=SCHEMA, tables=tables))
     assert found == Mapping.from_config(CONFIG) == pickle.loads(pickle.dumps(found))
     assert found.rows_of == ROWS_OF  # the smaller of two tables decides
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(CONFIG))
+    assert Mapping.from_config(file) == Mapping.from_config(str(file)) == found
 
 
 WEIGHTED = Schema.model_validate(

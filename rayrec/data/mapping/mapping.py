@@ -51,15 +51,21 @@ class Mapping:
         """That of a run.
 
         Args:
-            config: a `TrainConfig`, or the plain values of one (as `config.yaml` of a run folder holds them), of which
-                `schema` and `tables` are looked at.
+            config: a `TrainConfig`, the plain values of one, or the path of a file of them (as `config.yaml` of a run
+                folder), of which `schema` and `tables` are looked at.
             labels: False for rows that are to be scored.
-            folder: that relative paths of vocabularies start from; default the working folder.
+            folder: that relative paths of vocabularies start from; default that of the file, or the working folder.
 
         Raises:
+            OSError: the file cannot be read.
             ValueError: the schema is malformed.
             DataError: as the class.
         """
+        if isinstance(config, str | os.PathLike):
+            import yaml
+
+            folder = folder or Path(config).parent
+            config = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
         if isinstance(config, Dict):
             schema = Schema(**config["schema"])
             tables = [(table["rows"], table["features"]) for table in config["tables"]]

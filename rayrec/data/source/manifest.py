@@ -28,6 +28,7 @@ from rayrec.data.source.footers import FooterReading, read_footers
 from rayrec.data.source.lake import TableFiles
 from rayrec.data.source.partitioned import find_partitioned, nothing_left
 from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS, Windows
+from rayrec.data.storage.files import find_files
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ class Manifest:
     ) -> Manifest:
         """That of a config's data set, by the index that its folder has; raises as `read`."""
         reading = reading or FooterReading()
+        if data.index:
+            find_files(data.index)  # which says so where it is missing
         paths = [data.path] if isinstance(data.path, str) else data.path
         index = (reading.index or FooterIndex()).also([data.index] if data.index else [index_file(p) for p in paths])
         reading = FooterReading(index, reading.patience, reading.connect)
