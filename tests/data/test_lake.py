@@ -176,6 +176,17 @@ def test_a_run_keeps_to_the_version_that_it_began_with(tmp_path: Path) -> None:
     assert "version: 1" in again.folder.joinpath("config.yaml").read_text() and again.train["samples"] == 500
 
 
+def test_the_credentials_of_a_catalog_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyiceberg.catalog
+    from pyiceberg.utils.config import Config
+
+    monkeypatch.setenv("PYICEBERG_CATALOG__WRONG__URI", "oracle://reader:s3cret@host/db")
+    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
+    with pytest.raises(DataError, match=r"cannot be opened: .* oracle://\*\*\*@host") as caught:
+        Manifest.of(DataSet(path="iceberg://wrong/db.clicks", table="iceberg"), SCHEMA)
+    assert "s3cret" not in str(caught.value)
+
+
 def test_what_is_no_table_is_said_when_the_config_is_read() -> None:
     for given, message in (
         ({"path": "x", "version": 3}, "set table: delta or table: iceberg"),

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from rayrec.data.errors import DataError
 from rayrec.data.storage.files import Found
-from rayrec.data.storage.locations import escaped, locate
+from rayrec.data.storage.locations import escaped, locate, without_secrets
 from rayrec.data.storage.servers import Server
 
 TableFormat = Literal["delta", "iceberg"]
@@ -193,4 +193,4 @@ def _cannot_open(kind: str, path: str, which: str, error: Exception) -> DataErro
 
 def _first_line(error: Exception) -> str:
     lines: Sequence[str] = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return without_secrets(lines[0]) if lines else type(error).__name__
