@@ -160,6 +160,8 @@ def test_what_cannot_be_counted_is_named(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             count_column(str(tmp_path / paths), column, out)
         assert not list(out.parent.iterdir())
+    with pytest.raises(DataError, match="the vocabulary cannot be written"):
+        count_column(str(tmp_path / "a.parquet"), "x", tmp_path / "a.parquet" / "x.parquet")
     with pytest.raises(DataError, match="would be empty: no id comes 2 times"):
         count_column(str(tmp_path / "a.parquet"), "x", out, min_count=2)
     assert not list(out.parent.iterdir())

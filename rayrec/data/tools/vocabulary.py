@@ -66,8 +66,12 @@ def count_column(
             id that comes so often.
     """
     out = out.expanduser().absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        problem = f"the vocabulary cannot be written: {error.strerror}"
+        raise DataError(problem, file=str(out), fix="name a file that can be: --out FILE") from error
     try:
         uris = [file.uri for file in find_files(paths)]
         work = partial(_count_file, column=column, folder=folder)
