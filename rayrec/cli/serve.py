@@ -27,10 +27,10 @@ def serve(
     watch: Annotated[float, typer.Option(min=0, help="Seconds between two looks for newer versions; 0: never.")] = 5.0,
 ) -> None:
     """Serve exported models: POST /score, GET /schema, /healthz, /metrics. Needs rayrec[serve]."""
-    from rayrec.serve.on_ray import Settings, read_token, start, stop
+    from rayrec.serve.on_ray import LOOPBACK, Settings, read_token, start, stop
     from rayrec.serve.service import ModelSpec
 
-    if host not in ("127.0.0.1", "localhost") and token_file is None:
+    if host not in LOOPBACK and token_file is None:
         raise ValueError(f"--host {host} lets others in: give --token-file, or keep to 127.0.0.1")
     settings = Settings(
         models=tuple(ModelSpec.parse(model) for model in models),
@@ -49,4 +49,4 @@ def serve(
         signal.signal(number, lambda *_: stopped.set())
     while not stopped.wait(1.0):
         pass
-    stop()
+    stop(settings)

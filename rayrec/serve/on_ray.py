@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from rayrec.inference.artifact import read_index
 from rayrec.serve.http import App
 from rayrec.serve.limits import Limits
 from rayrec.serve.service import ModelSpec, Service
-from rayrec.serve.versions import newest
+from rayrec.serve.versions import check_version, newest
 
 APPLICATION = "rayrec"
+LOOPBACK = ("127.0.0.1", "localhost")
 _LAST_PORT = 64_000
 
 
@@ -49,14 +49,14 @@ class Settings:
 
 
 def check(settings: Settings) -> None:
-    """What can be known before anything is started: that the models are there, and the port is free.
+    """What can be known before anything is started: that the models are there and whole, and the port is free.
 
     Raises:
-        ExportError: a path holds no export; names it.
+        ExportError: a path holds no export, or one that is damaged or outside its limits; names it.
         ValueError: a port that cannot be listened on, or more cores than this machine has.
     """
     for spec in settings.models:
-        read_index(newest(spec.path))
+        check_version(newest(spec.path))
     if not 0 < settings.port <= _LAST_PORT:
         raise ValueError(
             f"--port {settings.port}: choose one of 1 to {_LAST_PORT}; what comes after is for the service"
@@ -67,12 +67,20 @@ def check(settings: Settings) -> None:
     if settings.cpus > cores:
         raise ValueError(f"--cpus {settings.cpus}: this machine has {cores} cores")
     try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((settings.host, settings.port))
+        _bind(settings)
     except OSError as error:
         text = f"cannot listen on --host {settings.host} --port {settings.port}: {error.strerror}; choose another"
         raise ValueError(text) from error
+
+
+def _bind(settings: Settings) -> None:
+    """
+    Raises:
+        OSError: the address cannot be listened on.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((settings.host, settings.port))
 
 
 def prepare_environment(settings: Settings) -> None:
@@ -111,9 +119,9 @@ def start(settings: Settings) -> str:
 
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS")
-        cpus = None if address else settings.replicas * settings.cpus + 1
+        own: dict[str, Any] = {} if address else {"num_cpus": settings.replicas * settings.cpus + 1}
         quiet: dict[str, Any] = {} if os.environ.get("RAYREC_DEBUG") else {"logging_level": logging.ERROR}
-        ray.init(address=address or "local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, **quiet)
+        ray.init(address=address or "local", include_dashboard=False, log_to_driver=False, **own, **quiet)
     proxy_port = settings.port + 1000 if settings.direct else settings.port  # Serve's own proxy stays unused
     serve.start(http_options=HTTPOptions(host=settings.host, port=proxy_port))
     replica = serve.deployment(
@@ -130,13 +138,20 @@ def start(settings: Settings) -> str:
     return address
 
 
-def stop() -> None:
-    """Ends the service, and the local Ray that it started."""
+def stop(settings: Settings | None = None) -> None:
+    """Ends the service, and the local Ray that it started; with settings, waits a while for their port to be free."""
     import ray
     from ray import serve
 
     serve.shutdown()
     ray.shutdown()
+    deadline = time.monotonic() + 15
+    while settings is not None and time.monotonic() < deadline:
+        try:
+            _bind(settings)
+            return
+        except OSError:  # a replica's process is on its way out
+            time.sleep(0.1)
 
 
 class Replica:

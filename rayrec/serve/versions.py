@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rayrec.data import empty_batch
 from rayrec.inference import ExportError, Model
-from rayrec.inference.artifact import INDEX, read_index
+from rayrec.inference.artifact import INDEX, PARITY, check_files, read_index
 from rayrec.inference.scorer import Scorer
 from rayrec.models import Batch
 from rayrec.serve.limits import Limits
@@ -58,6 +60,22 @@ def newest(path: Path) -> Path:
     return found[-1].resolve()
 
 
+def check_version(folder: Path) -> None:
+    """That a version is whole and within its limits, without loading it.
+
+    Raises:
+        ExportError: it is not.
+    """
+    check_files(folder, read_index(folder))
+    _check_parity(folder, json.loads((folder / PARITY).read_text(encoding="utf-8")))
+
+
+def _check_parity(folder: Path, parity: Mapping[str, Any]) -> None:
+    if not parity.get("within_limits"):
+        problems = "; ".join(parity.get("problems", [])) or "it has no parity"
+        raise ExportError(f"{folder}: its scores are outside their limits ({problems}); export it anew")
+
+
 def load(folder: Path, limits: Limits) -> Loaded:
     """Loads, checks and warms a version.
 
@@ -66,9 +84,7 @@ def load(folder: Path, limits: Limits) -> Loaded:
         ValueError: its mapping is damaged, or it does not score.
     """
     model = Model(folder)
-    if not model.parity().get("within_limits"):
-        problems = "; ".join(model.parity().get("problems", [])) or "it has no parity"
-        raise ExportError(f"{folder}: its scores are outside their limits ({problems}); export it anew")
+    _check_parity(folder, model.parity())
     scorer = Scorer(model)
     empty_batch(scorer.schema)  # loads what the first request would wait for
     seconds = {rows: _warm(model, rows) for rows in (2, 1, _MANY)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from pathlib import Path
 
@@ -35,7 +36,11 @@ def test_what_cannot_be_served_is_told_before_ray_is_started(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     good = ModelSpec(name="ctr", path=model)
     with pytest.raises(ExportError, match="holds no export"):
-        check(Settings(models=(good, ModelSpec(name="b", path=tmp_path))))
+        check(Settings(models=(good, ModelSpec(name="b", path=tmp_path / "none"))))
+    damaged = shutil.copytree(model, tmp_path / "damaged")
+    (damaged / "tables.bin").write_bytes(b"\x01" + (damaged / "tables.bin").read_bytes()[1:])
+    with pytest.raises(ExportError, match=r"tables\.bin is damaged"):
+        check(Settings(models=(good, ModelSpec(name="b", path=damaged))))
     with pytest.raises(ValueError, match="--port 70000"):
         check(Settings(models=(good,), port=70_000))
     with pytest.raises(ValueError, match="--cpus 4096"):

@@ -104,10 +104,11 @@ def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(t
     command = [sys.executable, "-m", "rayrec.cli", "serve", f"ctr={models}", "--port", str(port), "--watch", "0.5"]
     command += ["--token-file", str(tmp_path / "token"), *(["--direct"] if front == "direct" else [])]
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    service = subprocess.Popen(command, env=environment, start_new_session=True)
+    with open(tmp_path / "told", "w") as told:
+        service = subprocess.Popen(command, env=environment, stdout=told, start_new_session=True)
     started: set[int] = set()
     try:
-        assert until(lambda: ask(port, "/healthz"), 120), "the service does not come up"
+        assert until(lambda: "serving ctr" in (tmp_path / "told").read_text(), 120), "the service does not come up"
         with pytest.raises(urllib.error.HTTPError, match="401"):
             ask(port, "/score", {"rows": [GOOD]})
         assert ask(port, "/score", {"rows": [GOOD]}, "s3cret")["version"] == "v1"
