@@ -208,7 +208,7 @@ def compare(case: Case, rank: int, peer: str | None, rounds: int) -> dict[str, A
     overhead = case.goal_overhead is not None and peer is not None
     if overhead:
         sides.append(floor_step(case, rank))
-    warm = torch.tensor(max(timed(side, 20) for side in sides))  # by then layouts are chosen
+    warm = torch.tensor(max(timed(side, 40) for side in sides))  # by then layouts are chosen
     count = max(3, min(100, int(300 / float(warm))))
     times = [[timed(side, count) for side in sides] for _ in range(rounds)]
     row = {"case": case.name, "ids": case.ids, "rayrec_ms": statistics.median(t[0] for t in times), "goal": case.goal}

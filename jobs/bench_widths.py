@@ -35,7 +35,7 @@ def work(rank: int, store: str, args: argparse.Namespace, results: Any) -> None:
     dims = sorted({dim for width in WIDTHS for dim in (width, next_of_4(width))})
     steps = {dim: rayrec_step(case_of(dim, args.ids), rank) for dim in dims}
     for step in steps.values():
-        timed(step, 30)  # by then layouts are chosen
+        timed(step, 40)  # by then layouts are chosen
     rounds = [{dim: timed(step, 10) for dim, step in steps.items()} for _ in range(args.rounds)]
     for width in WIDTHS:
         wider = next_of_4(width)
