@@ -6,7 +6,7 @@
 The data: 26 id columns, 6 of them lists, 13 floats and a label; ids are hashed. One consumer, batches of 4096, warm
 cache. Rows per second are of whole epochs from the second one on, start-up included; the contenders take turns, so that
 other work on the machine meets all of them. Memory is the consumer's RSS, which counts every page of Ray's store that
-it ever touched: what the path needs is measured where Ray deletes what was freed at once, not once a second.
+it ever touched. Ray is started as `rayrec train` starts it.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.reading import pieces_of
 from rayrec.data.tools.synthetic import SyntheticSpec, write_files
 from rayrec.models.batch import Batch
+from rayrec.train.driver.cluster import LOCAL_SYSTEM
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from bench_data_processes import processor_s
 
 BATCH_ROWS = 4096
-DELETES_AT_ONCE = {"free_objects_batch_size": 1, "free_objects_period_milliseconds": 20}
 Epoch = Callable[[], Iterator[Batch]]
 
 
@@ -213,9 +213,9 @@ def peak_rss_bytes(folder: Path, rows: int) -> int:
 
 
 def measure(folder: Path, rows: int, epochs: int) -> dict[str, Any]:
-    """Every other measurement on the files of a folder, Ray being up."""
+    """All measurements on the files of a folder, Ray being up; memory first."""
     spec, schema, rows_of = _spec(rows)
-    rss_with_freed_bytes = peak_rss_bytes(folder, rows)
+    most_memory = peak_rss_bytes(folder, rows)
     _written(spec.model_copy(update={"files": 2, "row_group_rows": 1 << 20}), folder / "_large")
     manifest = Manifest.read(str(folder), schema)
     large = Manifest.read(str(folder / "_large"), schema)
@@ -248,7 +248,7 @@ def measure(folder: Path, rows: int, epochs: int) -> dict[str, Any]:
         "shuffle_8_ratio": paired(runs, "full path, 8 windows mixed", whole),
         "ordered_ratio": paired(runs, "full path, order of time", whole),
         "first_batch_s": found[whole]["first_batch_s"],
-        "rss_with_freed_bytes": rss_with_freed_bytes,
+        "peak_rss_bytes": most_memory,
         "details": found,
         "ns_per_row": stages(manifest, schema, rows_of) | processes(contenders[whole], rows),
     }
@@ -267,8 +267,7 @@ def show(found: dict[str, Any], rows: int) -> str:
         f"as a multiple of it: row groups of a million rows {found['big_row_groups_ratio']:.2f}, "
         f"8 windows mixed {found['shuffle_8_ratio']:.2f}, in the order of time {found['ordered_ratio']:.2f}"
     )
-    memory, with_freed = found["peak_rss_bytes"] / 1e6, found["rss_with_freed_bytes"] / 1e6
-    lines.append(f"most memory of the consumer: {memory:,.0f} MB; {with_freed:,.0f} MB with what Ray has yet to delete")
+    lines.append(f"most memory of the consumer: {found['peak_rss_bytes'] / 1e6:,.0f} MB")
     return "\n".join(lines)
 
 
@@ -296,10 +295,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.data or Path(temporary)
-        with _ray(args.cpus, _system_config=DELETES_AT_ONCE):
-            memory = {"peak_rss_bytes": peak_rss_bytes(folder, args.rows)}
-        with _ray(args.cpus):
-            found = measure(folder, args.rows, args.epochs) | memory
+        with _ray(args.cpus, _system_config=LOCAL_SYSTEM):
+            found = measure(folder, args.rows, args.epochs)
     print(show(found, args.rows))
     if args.json:
         print(json.dumps(found))
