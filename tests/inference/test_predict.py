@@ -24,7 +24,7 @@ from rayrec.inference import Model
 from rayrec.inference.predict import predict
 from rayrec.inference.predictions import parts_in
 from rayrec.train.export_run import export_run
-from tests.data.test_remote import KEYS
+from tests.data.conftest import KEYS
 from tests.inference.runs import TWO_LABELS, train, trainer_scores
 from tests.train import small
 

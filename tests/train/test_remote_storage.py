@@ -17,7 +17,7 @@ from rayrec.checkpoint.tools import verify_place
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.train.errors import StorageError
 from tests.checkpoint.test_store import build, mean_losses, train
-from tests.data.test_remote import KEYS
+from tests.data.conftest import KEYS
 from tests.ranks import on_ranks
 from tests.train.test_fit import shown, trainer, write_all
 
