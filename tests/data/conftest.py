@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
-KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
+from tests.s3 import s3_server
 
 
 @pytest.fixture(scope="package")
@@ -23,14 +22,5 @@ def running_ray() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """host:port of an S3 server, with keys for it in the environment."""
-    from moto.server import ThreadedMotoServer
-
-    before = {name: os.environ.get(name) for name in KEYS}
-    os.environ.update(KEYS)
-    moto = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    moto.start()
-    host, port = moto.get_host_and_port()
-    yield f"{host}:{port}"
-    moto.stop()
-    for name, value in before.items():
-        os.environ.pop(name) if value is None else os.environ.update({name: value})
+    with s3_server() as found:
+        yield found

@@ -17,15 +17,14 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 import torch
-from moto.server import ThreadedMotoServer
 
 from rayrec.data import DataError
 from rayrec.inference import Model
 from rayrec.inference.predict import predict
 from rayrec.inference.predictions import parts_in
 from rayrec.train.export_run import export_run
-from tests.data.conftest import KEYS
 from tests.inference.runs import TWO_LABELS, train, trainer_scores
+from tests.s3 import s3_bucket
 from tests.train import small
 
 
@@ -89,18 +88,10 @@ def test_bad_rows_end_the_job_with_their_place_or_stay_without_prediction(model:
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def bucket() -> Iterator[str]:
     """Options of URIs in a bucket `scores` of a local S3 server."""
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-    moto = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    moto.start()
-    host, port = moto.get_host_and_port()
-    options = f"?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
-    filesystem, _ = pafs.FileSystem.from_uri(f"s3://scores{options}&allow_bucket_creation=true")
-    filesystem.create_dir("scores")
-    yield options
-    moto.stop()
+    with s3_bucket("scores") as options:
+        yield options
 
 
 def test_predictions_in_object_storage_are_those_of_a_folder_and_go_on_where_they_stopped(

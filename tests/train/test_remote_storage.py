@@ -17,8 +17,8 @@ from rayrec.checkpoint.tools import verify_place
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.train.errors import StorageError
 from tests.checkpoint.test_store import build, mean_losses, train
-from tests.data.conftest import KEYS
 from tests.ranks import on_ranks
+from tests.s3 import KEYS, s3_bucket
 from tests.train.test_fit import shown, trainer, write_all
 
 ADAGRAD = EmbOptimType.EXACT_ADAGRAD
@@ -27,22 +27,8 @@ ADAGRAD = EmbOptimType.EXACT_ADAGRAD
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     """URI options of a bucket on an S3 server, with keys for it in the environment."""
-    from moto.server import ThreadedMotoServer
-
-    before = {name: os.environ.get(name) for name in KEYS}
-    os.environ.update(KEYS)
-    moto = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    moto.start()
-    host, port = moto.get_host_and_port()
-    options = f"?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
-    import pyarrow.fs as pafs
-
-    filesystem, _ = pafs.FileSystem.from_uri(f"s3://models{options}&allow_bucket_creation=true")
-    filesystem.create_dir("models")
-    yield options
-    moto.stop()
-    for name, value in before.items():
-        os.environ.pop(name) if value is None else os.environ.update({name: value})
+    with s3_bucket("models") as options:
+        yield options
 
 
 def go_on(group: dist.ProcessGroup, uri: str, kind: str, save: bool) -> list[float]:
