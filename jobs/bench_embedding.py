@@ -41,6 +41,7 @@ WORLD = 2
 TW, CW, RW, DP = "table_wise", "column_wise", "row_wise", "data_parallel"
 FUSED = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01, "eps": 1e-8}
 Step = Callable[[int], None]
+Work = Callable[[int, argparse.Namespace, Any], None]
 
 
 @dataclass(frozen=True)
@@ -247,9 +248,25 @@ def memory(rank: int) -> dict[str, Any]:
     return {"case": case.name, "peak_bytes": peak, "needed_bytes": needed, "ratio": peak / needed, "goal": 1.1}
 
 
-def work(rank: int, store: str, args: argparse.Namespace, results: Any) -> None:
+def on_ranks(work: Work, args: argparse.Namespace) -> None:
+    """Calls `work(rank, args, results)` on gloo ranks of one thread; with --json prints what rank 0 has put into
+    `results` as one object."""
+    with tempfile.TemporaryDirectory() as folder, mp.Manager() as manager:
+        results = manager.list()
+        mp.spawn(_rank, (work, os.path.join(folder, "store"), args, results), nprocs=WORLD)
+        if args.json:
+            print(json.dumps({"rows": list(results)}))
+
+
+def _rank(rank: int, work: Work, store: str, args: argparse.Namespace, results: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    work(rank, args, results)
+    comm.barrier(dist.group.WORLD)
+    comm.leave()
+
+
+def work(rank: int, args: argparse.Namespace, results: Any) -> None:
     if args.memory:
         row = memory(rank)
         if rank == 0:
@@ -258,7 +275,6 @@ def work(rank: int, store: str, args: argparse.Namespace, results: Any) -> None:
                 f"(shards + optimizer state + two batches: {row['needed_bytes'] / 2**20:.0f} MiB; goal ≤ {row['goal']})"
             )
             results.append(row)
-        dist.barrier()
         return
     for case in (replace(case, ids=args.ids) for case in CASES):
         if args.only and args.only not in case.name:
@@ -273,7 +289,6 @@ def work(rank: int, store: str, args: argparse.Namespace, results: Any) -> None:
             peer = f"{args.against} {row[f'{args.against}_ms']:9.2f} ms" if args.against else ""
             print(f"{case.name:40s} rayrec {row['rayrec_ms']:9.2f} ms  {peer}  {ratio}", flush=True)
             results.append(row)
-    comm.leave()
 
 
 def main() -> None:
@@ -292,11 +307,7 @@ def main() -> None:
         f"{WORLD} gloo ranks of 1 thread; ms a step (forward + backward + update), median of {args.rounds} rounds, "
         f"{args.ids} ids"
     )
-    with tempfile.TemporaryDirectory() as folder, mp.Manager() as manager:
-        results = manager.list()
-        mp.spawn(work, (os.path.join(folder, "store"), args, results), nprocs=WORLD)
-        if args.json:
-            print(json.dumps({"rows": list(results)}))
+    on_ranks(work, args)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -35,13 +34,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from bench_embedding import draw_ids
+from bench_embedding import TW, WORLD, Case, make_batches, on_ranks
 
 from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema
 from rayrec.distributed import comm
 
-WORLD, TABLES, DIM, DENSE = 2, 26, 64, 13
+TABLES, DIM, DENSE = 26, 64, 13
 BOTTOM, TOP = [512, 256, DIM], [512, 512, 256, 1]
 KEYS = [f"f{n}" for n in range(TABLES)]
 SCHEMA = Schema.model_validate(
@@ -55,34 +53,25 @@ Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # dense, 
 Step = Callable[[Given], None]
 
 
-@dataclass(frozen=True)
-class Case:
-    """One comparison: `bag` is the mean number of ids of a feature; 1 means exactly one."""
-
-    name: str
-    batch: int
-    bag: int
-    rows: int = 100_000
-    goal: float | None = None
-
-
 CASES = [
-    Case("batch 1024", 1024, 1, goal=0.83),
-    Case("batch 256", 256, 1),
-    Case("batch 1024, ~10 ids a bag", 1024, 10, goal=0.85),
+    Case("batch 1024", 1024, 1, (TW,) * TABLES, goal=0.83, ids="power-law"),
+    Case("batch 256", 256, 1, (TW,) * TABLES, ids="power-law"),
+    Case("batch 1024, ~10 ids a bag", 1024, 10, (TW,) * TABLES, goal=0.85, ids="power-law"),
 ]
 
 
-def drawn(case: Case, seed: int) -> Given:
-    """A batch of a rank; ids follow a power law."""
+def drawn(case: Case, seed: int) -> list[Given]:
+    """A few batches of a rank."""
     generator = torch.Generator().manual_seed(seed)
-    count = TABLES * case.batch
-    lengths = torch.ones(count, dtype=torch.int64)
-    if case.bag > 1:
-        lengths = torch.randint(0, 2 * case.bag + 1, (count,), generator=generator)
-    ids = draw_ids(case.rows, int(lengths.sum()), "power-law", generator)
-    label = torch.randint(2, (case.batch,), generator=generator).float()
-    return torch.randn(case.batch, DENSE, generator=generator), ids, lengths, label
+    return [
+        (
+            torch.randn(case.batch, DENSE, generator=generator),
+            ids,
+            lengths,
+            torch.randint(2, (case.batch,), generator=generator).float(),
+        )
+        for ids, lengths in make_batches(case, seed)
+    ]
 
 
 def stepper(package: str, case: Case) -> Step:
@@ -143,7 +132,7 @@ def timed(step: Step, batches: Iterator[Given], count: int) -> tuple[float, floa
 
 def compare(case: Case, rank: int, peer: str | None, rounds: int) -> dict[str, Any]:
     """Both sides in turns, from memory."""
-    batches = [drawn(case, 10 * rank + number) for number in range(4)]
+    batches = drawn(case, rank)
     sides = [stepper(package, case) for package in ("rayrec", peer) if package]
     first = max(timed(side, cycle(batches), 20)[0] for side in sides)  # by then layouts are chosen
     count = max(3, min(50, int(500 / first)))
@@ -156,9 +145,8 @@ def compare(case: Case, rank: int, peer: str | None, rounds: int) -> dict[str, A
 
 
 def write_rows(folder: Path, case: Case, rows: int) -> None:
-    """Parquet of one id a feature."""
-    for file in range(8):
-        dense, ids, _, label = drawn(replace(case, batch=rows // 8), file)
+    """Four files of one id a feature."""
+    for file, (dense, ids, _, label) in enumerate(drawn(replace(case, batch=rows // 4), WORLD)):
         columns: dict[str, Any] = {"label": label.numpy().astype(np.int8)}
         columns |= {f"d{n}": dense[:, n].numpy() for n in range(DENSE)}
         columns |= dict(zip(KEYS, ids.view(TABLES, -1).numpy(), strict=True))
@@ -167,7 +155,7 @@ def write_rows(folder: Path, case: Case, rows: int) -> None:
 
 def from_parquet(folder: Path, case: Case, rank: int, rounds: int) -> dict[str, Any]:
     """Rounds from memory and from Parquet in turns, with one model."""
-    step, memory = stepper("rayrec", case), cycle([drawn(case, 10 * rank + number) for number in range(4)])
+    step, memory = stepper("rayrec", case), cycle(drawn(case, rank))
     manifest = Manifest.read(str(folder), SCHEMA)
     count = 20
 
@@ -199,9 +187,7 @@ def from_parquet(folder: Path, case: Case, rank: int, rounds: int) -> dict[str, 
     }
 
 
-def work(rank: int, root: str, args: argparse.Namespace, results: Any) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{root}/store", rank=rank, world_size=WORLD)
+def work(rank: int, args: argparse.Namespace, results: Any) -> None:
     for case in CASES:
         if args.only and args.only not in case.name:
             continue
@@ -213,14 +199,13 @@ def work(rank: int, root: str, args: argparse.Namespace, results: Any) -> None:
             print(f"{case.name:28s} rayrec {row['rayrec_ms']:8.1f} ms  {ratio}", flush=True)
             results.append(row)
     if not args.only:
-        row = from_parquet(Path(root, "rows"), CASES[0], rank, max(3, args.rounds // 2))
+        row = from_parquet(args.folder, CASES[0], rank, max(3, args.rounds // 2))
         if rank == 0:
             print(
                 f"from Parquet {row['parquet_ratio']:.3f} × the rate from memory (goal ≥ 0.95), waiting for data "
                 f"{row['data_wait_fraction']:.1%} of the time"
             )
             results.append({"case": CASES[0].name, **row})
-    comm.leave()
 
 
 def main() -> None:
@@ -234,14 +219,11 @@ def main() -> None:
         f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
         f"{WORLD} gloo ranks of 1 thread; ms a step, median of {args.rounds} rounds, power-law ids"
     )
-    with tempfile.TemporaryDirectory() as folder, mp.Manager() as manager:
-        results = manager.list()
+    with tempfile.TemporaryDirectory() as folder:
+        args.folder = Path(folder)
         if not args.only:
-            Path(folder, "rows").mkdir()
-            write_rows(Path(folder, "rows"), CASES[0], 1 << 18)
-        mp.spawn(work, (folder, args, results), nprocs=WORLD)
-        if args.json:
-            print(json.dumps({"rows": list(results)}))
+            write_rows(args.folder, CASES[0], 1 << 18)
+        on_ranks(work, args)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,10 @@ The steps of `bench_embedding.py`, two gloo ranks on this machine's CPU; the wid
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import tempfile
 from typing import Any
 
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from bench_embedding import TW, WORLD, Case, rayrec_step, timed
-
-from rayrec.distributed import comm
+from bench_embedding import TW, Case, on_ranks, rayrec_step, timed
 
 WIDTHS = (1, 3, 5, 10, 50)
 GOAL = 1.1
@@ -29,9 +21,7 @@ def case_of(dim: int, ids: str) -> Case:
     return Case(f"table-wise, 26 tables, width {dim}", 1024, 1, (TW,) * 26, dim=dim, ids=ids)
 
 
-def work(rank: int, store: str, args: argparse.Namespace, results: Any) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+def work(rank: int, args: argparse.Namespace, results: Any) -> None:
     dims = sorted({dim for width in WIDTHS for dim in (width, next_of_4(width))})
     steps = {dim: rayrec_step(case_of(dim, args.ids), rank) for dim in dims}
     for step in steps.values():
@@ -54,7 +44,6 @@ def work(rank: int, store: str, args: argparse.Namespace, results: Any) -> None:
                 flush=True,
             )
             results.append(row)
-    comm.leave()
 
 
 def next_of_4(width: int) -> int:
@@ -67,11 +56,7 @@ def main() -> None:
     cli.add_argument("--ids", choices=["uniform", "power-law"], default="uniform", help="how ids are drawn")
     cli.add_argument("--json", action="store_true", help="one object with all rows as the last line")
     args = cli.parse_args()
-    with tempfile.TemporaryDirectory() as folder, mp.Manager() as manager:
-        results = manager.list()
-        mp.spawn(work, (os.path.join(folder, "store"), args, results), nprocs=WORLD)
-        if args.json:
-            print(json.dumps({"rows": list(results)}))
+    on_ranks(work, args)
 
 
 if __name__ == "__main__":
