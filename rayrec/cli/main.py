@@ -56,7 +56,7 @@ def _end(number: int, _: FrameType | None) -> NoReturn:
 
 
 def _report(error: Exception) -> int:
-    from rayrec.train.driver.console import debugging
+    from rayrec._debug import debugging
     from rayrec.train.driver.terminal import plain
     from rayrec.train.errors import Interrupted
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rayrec._debug import debugging
 from rayrec.serve.http import App
 from rayrec.serve.limits import Limits
 from rayrec.serve.service import ModelSpec, Service
@@ -120,7 +121,7 @@ def start(settings: Settings) -> str:
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS")
         own: dict[str, Any] = {} if address else {"num_cpus": settings.replicas * settings.cpus + 1}
-        quiet: dict[str, Any] = {} if os.environ.get("RAYREC_DEBUG") else {"logging_level": logging.ERROR}
+        quiet: dict[str, Any] = {} if debugging() else {"logging_level": logging.ERROR}
         ray.init(address=address or "local", include_dashboard=False, log_to_driver=False, **own, **quiet)
     proxy_port = settings.port + 1000 if settings.direct else settings.port  # Serve's own proxy stays unused
     serve.start(http_options=HTTPOptions(host=settings.host, port=proxy_port))

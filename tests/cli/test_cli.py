@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from rayrec._debug import debugging
 from rayrec.cli import run
 from tests.train.small import raw_config, write_all
 
@@ -147,6 +148,22 @@ def test_an_unforeseen_error_is_named_and_debug_shows_where(
     assert "error: ZeroDivisionError: division by zero (--debug shows where)" in capsys.readouterr().err
     assert run(["train", "--debug", str(config)]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "on"), [(None, False), ("", False), ("0", False), ("False", False), ("no", False), ("1", True)]
+)
+def test_what_turns_debugging_on(value: str | None, on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAYREC_DEBUG", raising=False)
+    if value is not None:
+        monkeypatch.setenv("RAYREC_DEBUG", value)
+    assert debugging() is on
+
+
+def test_only_one_place_reads_whether_to_debug() -> None:
+    """`RAYREC_DEBUG=0` must mean the same to training, to serving and to the commands."""
+    places = [path.name for path in (ROOT / "rayrec").rglob("*.py") if 'get("RAYREC_DEBUG' in path.read_text()]
+    assert places == ["_debug.py"]
 
 
 def descendants(pid: int) -> set[int]:

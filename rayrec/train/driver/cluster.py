@@ -12,7 +12,8 @@ from typing import Any
 
 import ray
 
-from rayrec.train.driver.console import Display, debugging
+from rayrec._debug import debugging
+from rayrec.train.driver.console import Display
 from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
 from rayrec.train.driver.signals import handlers_kept
 from rayrec.train.errors import TrainError

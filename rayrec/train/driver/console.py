@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -10,16 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rayrec._debug import debugging
 from rayrec.train.driver.plan_table import host_lines, memory_lines, plan_table
 from rayrec.train.driver.terminal import plain
 
 MIN_S_BETWEEN_LINES = 1.0
 WIDTH_OF_FILES = 120
-
-
-def debugging() -> bool:
-    """Whether tracebacks and Ray's own messages should be shown (`RAYREC_DEBUG=1`)."""
-    return os.environ.get("RAYREC_DEBUG", "").lower() not in ("", "0", "false", "no")
 
 
 def figure(value: float | None, digits: int = 4) -> str:

@@ -1,0 +1,10 @@
+"""Whether a user asked for tracebacks and for what foreign libraries say."""
+
+from __future__ import annotations
+
+import os
+
+
+def debugging() -> bool:
+    """Whether tracebacks and Ray's own messages should be shown (`RAYREC_DEBUG=1`, or `--debug` with a command)."""
+    return os.environ.get("RAYREC_DEBUG", "").lower() not in ("", "0", "false", "no")
