@@ -12,6 +12,7 @@ from torch import nn
 from rayrec.distributed import comm
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel import OptimizerSpec, check_trainable
+from rayrec.distributed.replicas.meeting import same_weights, with_replicas
 from rayrec.distributed.sharding.executor import PlannedTable, Setup
 from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.sharding.place import Place
@@ -98,7 +99,7 @@ class CollectionSharder(BaseEmbeddingSharder[M], Generic[M, S]):
         check_plan(configs, params)
         params = {c.name: params[c.name].of_table(c.name, c.num_embeddings, c.embedding_dim) for c in configs}
         weights = self.shardable_parameters(module)
-        optimizers = optimizers_of(params, weights, self.optimizer)
+        optimizers = with_replicas(optimizers_of(params, weights, self.optimizer), params, env)
         device = device or default_device()
         for config in configs:
             kernel = EmbeddingComputeKernel(params[config.name].compute_kernel)
@@ -138,7 +139,7 @@ def fill_tables(
     tables: Mapping[str, ShardedTable], weights: Mapping[str, torch.Tensor], seed: int, env: ShardingEnv
 ) -> None:
     """Gives every local shard its first weights: the materialized ones, or those that rank 0's seed decides."""
-    seed = comm.broadcast_object(seed, env.process_group)
+    seed = comm.broadcast_object(seed, env.whole.process_group)
     with torch.no_grad():
         for name, table in tables.items():
             weight = weights[name]
@@ -149,8 +150,9 @@ def fill_tables(
             for item in table.local:
                 rows, cols = item.shard.rows, item.shard.cols
                 item.weight.copy_(weight[rows.start : rows.stop, cols.start : cols.stop])
+                same_weights(item.weight, env)
             if table.replicated and not weight.is_meta:
-                comm.broadcast(table.local[0].weight, env.process_group)
+                comm.broadcast(table.local[0].weight, env.whole.process_group)
 
 
 def optimizers_of(

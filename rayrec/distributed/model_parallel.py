@@ -100,7 +100,7 @@ class DistributedModelParallel(nn.Module):
     def init_data_parallel(self) -> None:
         """Puts what is left beside the tables in its data-parallel wrapper, if it is not in one."""
         if not isinstance(self._dmp_wrapped_module, DistributedDataParallel):
-            self._wrapper.wrap(self, self._env, self.device)
+            self._wrapper.wrap(self, self._env.whole, self.device)
 
     def _default_plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
         from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -127,7 +127,7 @@ class DistributedModelParallel(nn.Module):
             setattr(module.get_submodule(parent), name, sharded)
         for each in module.modules():
             if isinstance(each, ManagedCollisionModule):  # ranks that see the same ids decide alike
-                each.gather = partial(all_gather_uneven, group=self._env.process_group)
+                each.gather = partial(all_gather_uneven, group=self._env.whole.process_group)
         return module
 
     @property
@@ -232,3 +232,12 @@ def materialize(module: nn.Module, device: torch.device) -> None:
         sub.to_empty(device=device, recurse=False)
         reset()
     module.to(device)
+
+
+def __getattr__(name: str) -> Any:
+    """`DMPCollection`, which is built on this module, imported when it is asked for."""
+    if name == "DMPCollection":
+        from rayrec.distributed.replicas.collection import DMPCollection
+
+        return DMPCollection
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

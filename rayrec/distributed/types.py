@@ -251,6 +251,11 @@ class ShardingEnv:
         """The environment of an initialized `torch.distributed` group."""
         return cls(pg.size(), pg.rank(), pg, local_world_size)
 
+    @property
+    def whole(self) -> ShardingEnv:
+        """All ranks: the same, but where this is one of several sharding groups."""
+        return self
+
     @classmethod
     def from_local(cls, world_size: int, rank: int) -> ShardingEnv:
         """An environment without communication, for one process."""
@@ -334,6 +339,10 @@ def __getattr__(name: str) -> Any:
         from rayrec.distributed.kernel import cache_kinds
 
         return getattr(cache_kinds, name)
+    if name in ("ShardingEnv2D", "ShardingStrategy"):
+        from rayrec.distributed.replicas import collection
+
+        return getattr(collection, name)
     if name == "ShardedModule":
         from rayrec.distributed.sharded_module import ShardedModule
 

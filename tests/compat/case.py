@@ -18,6 +18,7 @@ SECTIONS = (
     "models",
     "optim",
     "distributed",
+    "replicas",
     "types",
     "planner",
     "pipelines",

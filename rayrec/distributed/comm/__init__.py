@@ -15,7 +15,7 @@ from rayrec.distributed.comm.collectives import (
     count_collectives,
     exchange_on_hosts,
 )
-from rayrec.distributed.comm.groups import host_group, intra_and_cross_node_pg, leave, subgroup
+from rayrec.distributed.comm.groups import host_group, intra_and_cross_node_pg, leave, subgroup, world_rank
 from rayrec.distributed.comm.local_ranks import (
     get_group_rank,
     get_local_rank,
@@ -47,4 +47,5 @@ __all__ = [
     "intra_and_cross_node_pg",
     "leave",
     "subgroup",
+    "world_rank",
 ]

@@ -37,7 +37,7 @@ def count_collectives() -> Iterator[Counter[str]]:
 
 @contextmanager
 def count_bytes() -> Iterator[Counter[str]]:
-    """Counts the bytes that this process sends to others in exchanges, by name, while the context is open."""
+    """Counts the bytes that this process sends to others, by name (not in small words on hosts), while it is open."""
     counter: Counter[str] = Counter()
     _byte_counters.append(counter)
     try:
@@ -49,6 +49,11 @@ def count_bytes() -> Iterator[Counter[str]]:
 def _count(name: str) -> None:
     for counter in _counters:
         counter[name] += 1
+
+
+def _count_bytes(name: str, sent: int) -> None:
+    for counter in _byte_counters:
+        counter[name] += sent
 
 
 def _alone(group: Group) -> bool:
@@ -106,6 +111,7 @@ def all_gather(inputs: torch.Tensor, group: Group) -> torch.Tensor:
         return inputs[None]
     assert group is not None
     _count("all_gather")
+    _count_bytes("all_gather", (group.size() - 1) * inputs.nbytes)
     output = inputs.new_empty((group.size(), *inputs.shape))
     _all_gather(output.view(-1), inputs.reshape(-1), group=group)
     return output
@@ -125,6 +131,8 @@ def all_reduce(tensor: torch.Tensor, group: Group, op: dist.ReduceOp.RedOpType =
     """Adds up (or otherwise reduces) the tensor over ranks, in place; returns it."""
     if not _alone(group):
         _count("all_reduce")
+        size = dist.get_world_size(group)
+        _count_bytes("all_reduce", 2 * (size - 1) * tensor.nbytes // size)  # of a ring
         dist.all_reduce(tensor, op=op, group=group)
     return tensor
 

@@ -37,6 +37,11 @@ def subgroup(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.devic
     return made[key]
 
 
+def world_rank(group: dist.ProcessGroup | None, rank: int) -> int:
+    """The rank in the default process group of a rank of `group`."""
+    return rank if group is None else dist.get_global_rank(group, rank)
+
+
 def intra_and_cross_node_pg(
     device: torch.device | None = None, backend: str | None = None
 ) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:

@@ -15,6 +15,7 @@ from rayrec.distributed.kernel.fused import FusedKernel
 from rayrec.distributed.kernel.matrix import RowGroups, make_anchor
 from rayrec.distributed.kernel.optimizer_rules import RULES, rule_of
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
+from rayrec.distributed.kernel.recording import RecordingKernel
 from rayrec.distributed.kernel.tables import (
     Kernel,
     LocalTable,
@@ -35,6 +36,7 @@ __all__ = [
     "MatrixKernel",
     "OptimizerSpec",
     "PoolingKernel",
+    "RecordingKernel",
     "RowGroups",
     "UpdatingKernel",
     "VectorKernel",

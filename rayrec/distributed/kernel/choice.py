@@ -12,6 +12,7 @@ from rayrec.distributed.kernel.dense import DenseKernel
 from rayrec.distributed.kernel.fused import FusedKernel, rounds_apart
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
 from rayrec.distributed.kernel.padding import padded
+from rayrec.distributed.kernel.recording import RecordingKernel, records
 from rayrec.distributed.kernel.rows import RowKernel
 from rayrec.distributed.kernel.tables import Kernel, LocalTable, PoolingKernel, UpdatingKernel, VectorKernel
 from rayrec.distributed.kernel.vectors import FusedVectorKernel
@@ -45,8 +46,10 @@ def make_pooling_kernel(
 ) -> PoolingKernel:
     """The kernel of the tables of one `pooling_group`."""
     if _fbgemm_trains(tables[0].optimizer, tables[0].config, tables[0].cols.size, device):
-        return FusedKernel(tables, table_of_lookup, device)
-    return make_matrix_kernel(tables, table_of_lookup, device)
+        kernel: PoolingKernel = FusedKernel(tables, table_of_lookup, device)
+    else:
+        kernel = make_matrix_kernel(tables, table_of_lookup, device)
+    return RecordingKernel(kernel, table_of_lookup, device) if records(tables[0]) else kernel
 
 
 def make_vector_kernel(
@@ -54,8 +57,10 @@ def make_vector_kernel(
 ) -> VectorKernel:
     """The kernel of the tables of one `vector_group`."""
     if _fbgemm_trains(tables[0].optimizer, tables[0].config, tables[0].cols.size, device):
-        return FusedVectorKernel(tables, table_of_lookup, device)
-    return make_matrix_kernel(tables, table_of_lookup, device)
+        kernel: VectorKernel = FusedVectorKernel(tables, table_of_lookup, device)
+    else:
+        kernel = make_matrix_kernel(tables, table_of_lookup, device)
+    return RecordingKernel(kernel, table_of_lookup, device) if records(tables[0]) else kernel
 
 
 def make_matrix_kernel(
@@ -86,6 +91,11 @@ def check_trainable(
         and device.type == "cuda"
         and not _fbgemm_trains(spec, config, config.embedding_dim, device)
     ):
+        if _meets_every_step(spec):
+            raise ValueError(
+                f"table {config.name!r}: kernel {kernel.value!r} trains by fbgemm only, which updates before the "
+                "gradients of other groups are there; synchronise every 2 steps or more, or take kernel 'fused'"
+            )
         raise ValueError(
             f"table {config.name!r}: kernel {kernel.value!r} trains by fbgemm only, whose {spec.optimizer.value!r} "
             f"does not have weight decay by {spec.decay_mode!r}, or width {config.embedding_dim}; take kernel 'fused', "
@@ -93,10 +103,16 @@ def check_trainable(
         )
 
 
+def _meets_every_step(spec: OptimizerSpec) -> bool:
+    return spec.replicas is not None and spec.replicas.every_step
+
+
 def _fbgemm_trains(spec: OptimizerSpec | None, config: BaseEmbeddingConfig, dim: int, device: torch.device) -> bool:
     """Whether fbgemm's kernels can update a table on this device, as `optimizer_rules` says it must be."""
     data_type = config.data_type.dtype
     if spec is None or data_type == torch.bfloat16:  # its kernels train fp32 and fp16, on either device
+        return False
+    if _meets_every_step(spec):  # they update before gradients could meet
         return False
     if device.type == "cuda":
         one_kind_of_state = len(set(spec.rule.rowwise.values())) < 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -23,6 +23,17 @@ _REFUSED = {
 _IGNORED = ("max_gradient",)  # has no effect without gradient_clipping
 
 
+class Replicas(Protocol):
+    """Other processes that hold the same rows."""
+
+    @property
+    def every_step(self) -> bool:
+        """Their gradients meet before each update; else each trains on its own, and touched rows are noted."""
+
+    def mean(self, rows: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The distinct rows `[m]` that any of them touched, and their mean gradients, from this one's `[n, D]`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
     """The update that a table's rows receive inside backward.
@@ -38,6 +49,7 @@ class OptimizerSpec:
         weight_decay_mode: "l2" adds decay × weight to the gradient, "decouple" takes lr × decay × weight off the
             weight; by default L2 for SGD and Adagrad and decoupled for Adam. LAMB's and LARS's is as in their papers.
         stochastic_rounding: 16-bit weights are rounded up or down at random, so that small updates are not lost.
+        replicas: who else holds the same rows; None where nobody does.
 
     Raises:
         ValueError: an optimizer that is not known, or a weight decay that it does not have.
@@ -53,6 +65,7 @@ class OptimizerSpec:
     weight_decay: float = 0.0
     weight_decay_mode: DecayMode | None = None
     stochastic_rounding: bool = False
+    replicas: Replicas | None = None
 
     def __post_init__(self) -> None:
         modes = self.rule.decay
@@ -82,7 +95,7 @@ class OptimizerSpec:
         for name, (off, why) in _REFUSED.items():
             if given.pop(name, off) != off:
                 raise ValueError(f"fused_params: {name!r} is not offered: {why}")
-        known = [field.name for field in fields(cls)]
+        known = [field.name for field in fields(cls) if field.name != "replicas"]
         unknown = [name for name in given if name not in known]
         if unknown:
             raise ValueError(f"fused_params: {unknown[0]!r} is not a setting; there are {known}")

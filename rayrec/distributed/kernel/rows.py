@@ -58,6 +58,8 @@ class RowKernel:
     def train(self, rows: torch.Tensor, grads: torch.Tensor, rate: float | None) -> tuple[torch.Tensor, ...]:
         """Applies the optimizer to distinct `rows` of the matrix, at the rate of their lookup, as fbgemm does."""
         assert rate is not None
+        if self.spec.replicas is not None and self.spec.replicas.every_step:
+            rows, grads = self.spec.replicas.mean(rows, grads)
         self.iteration += 1
         weight_RD = self.matrix.weight_RD
         weight_nD = weight_RD[rows].float()

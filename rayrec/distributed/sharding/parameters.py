@@ -197,7 +197,7 @@ def sharded_tensor(
         ShardMetadata(
             shard_offsets=[s.rows.start, s.cols.start][: len(shape)],
             shard_sizes=list(s.shape[: len(shape)]),
-            placement=f"rank:{s.rank}/{place.devices[s.rank]}",
+            placement=f"rank:{comm.world_rank(place.group, s.rank)}/{place.devices[s.rank]}",
         )
         for s in shards
     ]

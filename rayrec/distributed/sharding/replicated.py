@@ -133,7 +133,7 @@ class ReplicatedExecutor(Generic[Config]):
         triples = zip(self.groups, own, grads, strict=True)
         sums = [group.row_gradients(ids, grad) for group, ids, grad in triples]
         of_leaves: list[torch.Tensor] = []
-        met = _meet(rows, sums, step.told, self._place)
+        met = meet(rows, sums, step.told, self._place)
         for kernel, rate, (all_rows, all_sums) in zip(self.kernels, step.rates, met, strict=True):
             meeting = kernel.matrix.groups_of(all_rows)
             of_leaves += kernel.train(meeting.distinct, meeting.sum(all_sums).div_(self._place.world_size), rate)
@@ -177,7 +177,7 @@ def _scaled(sums: torch.Tensor, ids: GroupIds) -> torch.Tensor:
     return sums * factors_BED.reshape(sums.shape)
 
 
-def _meet(
+def meet(
     rows: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], told: Counts, place: Place
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """For each kernel the rows and gradients of all ranks, in rank order, by one gather of equal messages.

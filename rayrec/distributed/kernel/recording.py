@@ -1,0 +1,90 @@
+"""A kernel that notes which rows its lookups may have changed, for groups that are made alike after some steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from rayrec.distributed.kernel.tables import LocalTable, Lookups
+
+
+def records(table: LocalTable) -> bool:
+    """Whether a table's touched rows must be known."""
+    replicas = None if table.optimizer is None else table.optimizer.replicas
+    return replicas is not None and not replicas.every_step
+
+
+class RecordingKernel:
+    """Another kernel, and a bit for each of its rows.
+
+    Args:
+        kernel: looks up and trains.
+        table_of_lookup: for each lookup, the place of its table in `kernel.tables`.
+        device: where rows lie.
+    """
+
+    def __init__(self, kernel: Any, table_of_lookup: Sequence[int], device: torch.device) -> None:
+        self._kernel, self.tables = kernel, list(kernel.tables)
+        self._sizes = [table.rows.size for table in self.tables]
+        *starts, total = [0, *accumulate(self._sizes)]
+        self._first_row = torch.tensor([starts[place] for place in table_of_lookup], device=device)
+        self._touched = torch.zeros(total, dtype=torch.bool, device=device)
+
+    def __repr__(self) -> str:
+        return repr(self._kernel)
+
+    def _note(self, lookups: Lookups) -> None:
+        if not torch.is_grad_enabled():
+            return
+        num_lookups = self._first_row.numel()
+        bags = (lookups.offsets.numel() - 1) // num_lookups
+        edges = lookups.offsets[:: bags or 1][: num_lookups + 1].to(torch.int64)
+        counts = edges.diff() if bags else torch.zeros_like(self._first_row)
+        rows = lookups.ids.to(torch.int64) + self._first_row.repeat_interleave(counts, output_size=lookups.ids.numel())
+        self._touched[rows] = True
+
+    def take_touched(self) -> list[torch.Tensor]:
+        """For each table the rows, ascending, that were looked up for training since the last call."""
+        found = [part.nonzero().flatten() for part in self._touched.split(self._sizes)]
+        self._touched.zero_()
+        return found
+
+    def pooled(self, lookups: Lookups) -> torch.Tensor:
+        self._note(lookups)
+        pooled: torch.Tensor = self._kernel.pooled(lookups)
+        return pooled
+
+    def vectors(self, lookups: Lookups) -> torch.Tensor:
+        self._note(lookups)
+        vectors: torch.Tensor = self._kernel.vectors(lookups)
+        return vectors
+
+    def write_back(self) -> None:
+        self._kernel.write_back()
+
+    def weights(self) -> list[torch.Tensor]:
+        weights: list[torch.Tensor] = self._kernel.weights()
+        return weights
+
+    def states(self) -> list[dict[str, torch.Tensor]]:
+        states: list[dict[str, torch.Tensor]] = self._kernel.states()
+        return states
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self._kernel.learning_rate)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._kernel.learning_rate = value
+
+    @property
+    def iteration(self) -> int:
+        return int(self._kernel.iteration)
+
+    @iteration.setter
+    def iteration(self, value: int) -> None:
+        self._kernel.iteration = value

@@ -1,0 +1,60 @@
+"""Groups made alike after some steps of their own: local updates, averaged (local SGD: Stich, "Local SGD converges fast
+and communicates little", ICLR 2019).
+
+Only rows that some group has looked up since the last time are exchanged; all others are alike already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from rayrec.distributed import comm
+from rayrec.distributed.kernel import Kernel, RecordingKernel
+
+AllReduce = Callable[[list[torch.Tensor]], None]  # averages tensors over replicas in place
+
+
+def average(kernels: Sequence[Kernel], group: comm.Group, state: bool, all_reduce: AllReduce | None = None) -> None:
+    """Gives the replicas of every row that was touched the mean of their weights, and of their optimizer state.
+
+    For each kernel three exchanges: how many rows, which (8 bytes each, to every other replica), and a float32 for each
+    number of the union of rows, all-reduced.
+
+    Args:
+        kernels: this rank's; its replicas have the same.
+        group: of the replicas.
+        state: optimizer state too.
+        all_reduce: in place of the sum over `group`.
+    """
+    for kernel in kernels:
+        if isinstance(kernel, RecordingKernel):
+            _average(kernel, group, state, all_reduce)
+
+
+def _average(kernel: RecordingKernel, group: comm.Group, state: bool, all_reduce: AllReduce | None) -> None:
+    assert group is not None
+    sizes = [table.rows.size for table in kernel.tables]
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    touched = [rows + start for rows, start in zip(kernel.take_touched(), starts, strict=True)]
+    union = torch.unique(comm.all_gather_uneven(torch.cat(touched), group))
+    edges = torch.searchsorted(union, torch.tensor([*starts, sum(sizes)], device=union.device)).tolist()
+    held = list(zip(kernel.weights(), kernel.states() if state else [{} for _ in sizes], strict=True))
+    parts = [
+        (tensor, union[first:last] - start)
+        for (weight, states), first, last, start in zip(held, edges[:-1], edges[1:], starts, strict=True)
+        for tensor in (weight, *states.values())
+        if last > first
+    ]
+    if not parts:
+        return
+    numbers = [tensor[rows].float() for tensor, rows in parts]
+    flat = torch.cat([each.view(-1) for each in numbers])
+    if all_reduce is None:
+        comm.all_reduce(flat, group).div_(group.size())
+    else:
+        all_reduce([flat])
+    means = flat.split([each.numel() for each in numbers])
+    for (tensor, rows), each, mean in zip(parts, numbers, means, strict=True):
+        tensor[rows] = mean.view(each.shape).to(tensor.dtype)

@@ -1,0 +1,78 @@
+"""The sharding environment of one group among its replicas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from rayrec.distributed import comm
+from rayrec.distributed.replicas.layout import GroupLayout
+from rayrec.distributed.types import ShardingEnv
+
+
+@dataclass(frozen=True, init=False)
+class ShardingEnv2D(ShardingEnv):
+    """Who takes part, where sharding groups are replicated: `world_size`, `rank` and `process_group` are of this rank's
+    sharding group, in which tables lie and vectors travel.
+
+    Args:
+        sharding_pg: this rank's group.
+        replica_pg: the ranks with the same shards, one a group.
+        global_pg: all.
+        device_mesh: taken and not needed.
+        node_group_size: ranks of each host in the group; None: the hosts' names tell.
+        every_step: gradient rows meet those of the other groups before each update.
+    """
+
+    sharding_pg: dist.ProcessGroup = field(init=False)
+    replica_pg: dist.ProcessGroup = field(init=False)
+    global_pg: dist.ProcessGroup = field(init=False)
+    every_step: bool = field(init=False)
+
+    def __init__(
+        self,
+        sharding_pg: dist.ProcessGroup,
+        replica_pg: dist.ProcessGroup,
+        global_pg: dist.ProcessGroup,
+        device_mesh: object = None,
+        node_group_size: int | None = None,
+        *,
+        every_step: bool = False,
+    ) -> None:
+        super().__init__(sharding_pg.size(), sharding_pg.rank(), sharding_pg, node_group_size)
+        for name, value in (("sharding_pg", sharding_pg), ("replica_pg", replica_pg), ("global_pg", global_pg)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "every_step", every_step)
+
+    @classmethod
+    def of_layout(
+        cls,
+        layout: GroupLayout,
+        global_pg: dist.ProcessGroup,
+        device: torch.device,
+        local_world_size: int | None = None,
+        *,
+        every_step: bool = False,
+    ) -> ShardingEnv2D:
+        """Joins this rank's group and its replicas; all ranks must come here.
+
+        Raises:
+            ValueError: the layout is for another world.
+        """
+        if layout.world_size != global_pg.size():
+            raise ValueError(f"world_size={layout.world_size}, but the process group has {global_pg.size()} ranks")
+        rank = global_pg.rank()
+        sharding = comm.subgroup(global_pg, layout.group_of(rank), device)
+        replicas = comm.subgroup(global_pg, layout.replicas_of(rank), device)
+        return cls(sharding, replicas, global_pg, node_group_size=local_world_size, every_step=every_step)
+
+    @property
+    def whole(self) -> ShardingEnv:
+        """All ranks as one group."""
+        return ShardingEnv.from_process_group(self.global_pg)
+
+    def num_sharding_groups(self) -> int:
+        """Groups, which is how often each table is held."""
+        return self.replica_pg.size()

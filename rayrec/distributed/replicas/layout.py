@@ -1,0 +1,67 @@
+"""Which ranks are a sharding group, and which are replicas of each other. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """A world cut into sharding groups of equal size.
+
+    Args:
+        world_size: ranks of all groups.
+        group_size: ranks of one.
+        strided: a group's ranks are R apart, where R is the number of groups, so that replicas are neighbours: with
+            whole hosts of R ranks, groups cross hosts and synchronisation stays inside. Else a group's ranks follow
+            each other: groups stay inside hosts, and synchronisation crosses them.
+
+    Raises:
+        ValueError: the world does not divide into groups.
+    """
+
+    world_size: int
+    group_size: int
+    strided: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.group_size <= self.world_size or self.world_size % self.group_size:
+            fit = [str(size) for size in range(1, self.world_size + 1) if self.world_size % size == 0]
+            raise ValueError(
+                f"{self.world_size} ranks cannot be cut into sharding groups of {self.group_size}; "
+                f"group sizes that divide them are {', '.join(fit)}"
+            )
+
+    @classmethod
+    def of_replicas(cls, world_size: int, replicas: int) -> GroupLayout:
+        """As many groups as `replicas`, of ranks that follow each other.
+
+        Raises:
+            ValueError: the world does not divide into so many groups.
+        """
+        if not 1 <= replicas <= world_size or world_size % replicas:
+            fit = [str(count) for count in range(1, world_size + 1) if world_size % count == 0]
+            raise ValueError(
+                f"{world_size} ranks cannot be cut into {replicas} replicas of a sharding group; "
+                f"numbers of replicas that divide them are {', '.join(fit)}"
+            )
+        return cls(world_size, world_size // replicas)
+
+    @property
+    def replicas(self) -> int:
+        """Groups."""
+        return self.world_size // self.group_size
+
+    def group_of(self, rank: int) -> range:
+        """The ranks of this rank's group, in the order of their shards."""
+        if self.strided:
+            return range(rank % self.replicas, self.world_size, self.replicas)
+        first = rank - rank % self.group_size
+        return range(first, first + self.group_size)
+
+    def replicas_of(self, rank: int) -> range:
+        """The ranks with the same shards as this rank, one a group."""
+        if self.strided:
+            first = rank - rank % self.replicas
+            return range(first, first + self.replicas)
+        return range(rank % self.group_size, self.world_size, self.group_size)
