@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rayrec.distributed.comm import mean_of_gradients
 from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.types import ShardingEnv
 
@@ -87,6 +88,8 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
 
             hook = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[self._precision]
             wrapped.register_comm_hook(None, hook)
+        elif (mean := mean_of_gradients(env.process_group, device)) is not None:
+            wrapped.register_comm_hook(None, mean)
         dmp._dmp_wrapped_module = wrapped
 
 

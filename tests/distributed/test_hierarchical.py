@@ -174,15 +174,15 @@ def vector_bytes(group: dist.ProcessGroup, local: int, plan: ModuleSharding, bat
     """Bytes of vectors and gradients that this rank sends to ranks of the other host, and the step's collectives."""
     sharded, kjt = shard(group, plan, local), batches[group.rank()]
     sent: Counter[str] = Counter()
-    exchange = dist.all_to_all_single
+    exchange = comm.all_to_all
 
-    def counted(output: Any, inputs: torch.Tensor, outs: Any = None, ins: Any = None, **settings: Any) -> Any:
+    def counted(output: Any, inputs: torch.Tensor, outs: Any, ins: Any, group: dist.ProcessGroup) -> Any:
         if inputs.dtype.is_floating_point:
-            for rank, elements in zip(dist.get_process_group_ranks(settings["group"]), ins, strict=True):
+            for rank, elements in zip(dist.get_process_group_ranks(group), ins, strict=True):
                 sent["far" if rank // LOCAL != dist.get_rank() // LOCAL else "near"] += elements * inputs.itemsize
-        return exchange(output, inputs, outs, ins, **settings)
+        return exchange(output, inputs, outs, ins, group)
 
-    with however_few(), mock.patch.object(dist, "all_to_all_single", counted), comm.count_collectives() as counts:
+    with however_few(), mock.patch.object(comm, "all_to_all", counted), comm.count_collectives() as counts:
         targets(sharded(kjt).wait()).sum().backward()
     return sent["far"], dict(counts)
 

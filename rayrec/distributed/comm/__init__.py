@@ -23,6 +23,7 @@ from rayrec.distributed.comm.local_ranks import (
     get_node_group_size,
     get_num_groups,
 )
+from rayrec.distributed.comm.sums import mean_of_gradients
 
 __all__ = [
     "Group",
@@ -46,6 +47,7 @@ __all__ = [
     "host_group",
     "intra_and_cross_node_pg",
     "leave",
+    "mean_of_gradients",
     "subgroup",
     "world_rank",
 ]

@@ -6,6 +6,7 @@ A group of None, or of one rank, costs nothing.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from rayrec.distributed.comm.host_link import link_of
+from rayrec.distributed.comm.sums import begin_sum
 
 T = TypeVar("T")
 Group = dist.ProcessGroup | None
@@ -78,18 +82,29 @@ def all_to_all(
     if _alone(group):
         output.copy_(inputs)
         return _done
+    assert group is not None
     _count("all_to_all")
     outs = None if output_splits is None else list(output_splits)
     ins = None if input_splits is None else list(input_splits)
     for counter in _byte_counters:
         kept = len(inputs) // dist.get_world_size(group) if ins is None else ins[dist.get_rank(group)]
         counter["all_to_all"] += (len(inputs) - kept) * inputs[:1].nbytes if len(inputs) else 0
+    if (link := link_of(group, inputs)) is not None:
+        return link.all_to_all(output, inputs, _bytes(output, outs, group), _bytes(inputs, ins, group))
     work = dist.all_to_all_single(output, inputs, outs, ins, group=group, async_op=True)
 
     def wait() -> None:
         work.wait()  # from a frame of this file: where an error was raised tells that it came of an exchange
 
     return wait
+
+
+def _bytes(tensor: torch.Tensor, splits: Sequence[int] | None, group: dist.ProcessGroup) -> list[int]:
+    """Of each rank's part of a tensor."""
+    if splits is None:
+        return [tensor.nbytes // group.size()] * group.size()
+    row = tensor.element_size() * math.prod(tensor.shape[1:])
+    return [row * rows for rows in splits]
 
 
 def exchange_on_hosts(inputs: torch.Tensor, group: Group) -> torch.Tensor:
@@ -100,8 +115,12 @@ def exchange_on_hosts(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     if _alone(group):
         return inputs
     _count("exchange_on_hosts")
+    assert group is not None
     output = torch.empty_like(inputs)
-    dist.all_to_all_single(output, inputs, group=group)
+    if (link := link_of(group, inputs)) is not None:
+        link.all_to_all(output, inputs, *[[inputs.nbytes // group.size()] * group.size()] * 2)()
+    else:
+        dist.all_to_all_single(output, inputs, group=group)
     return output
 
 
@@ -113,6 +132,9 @@ def all_gather(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     _count("all_gather")
     _count_bytes("all_gather", (group.size() - 1) * inputs.nbytes)
     output = inputs.new_empty((group.size(), *inputs.shape))
+    if (link := link_of(group, inputs)) is not None:
+        link.all_gather(output, inputs.contiguous(), [inputs.nbytes] * group.size())()
+        return output
     _all_gather(output.view(-1), inputs.reshape(-1), group=group)
     return output
 
@@ -129,11 +151,16 @@ def all_gather_uneven(inputs: torch.Tensor, group: Group) -> torch.Tensor:
 
 def all_reduce(tensor: torch.Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
     """Adds up (or otherwise reduces) the tensor over ranks, in place; returns it."""
-    if not _alone(group):
-        _count("all_reduce")
-        size = dist.get_world_size(group)
-        _count_bytes("all_reduce", 2 * (size - 1) * tensor.nbytes // size)  # of a ring
-        dist.all_reduce(tensor, op=op, group=group)
+    if _alone(group):
+        return tensor
+    assert group is not None
+    _count("all_reduce")
+    _count_bytes("all_reduce", 2 * (group.size() - 1) * tensor.nbytes // group.size())  # of a ring
+    if op == dist.ReduceOp.SUM and (link := link_of(group, tensor)) is not None:
+        total = tensor.detach().contiguous()
+        begin_sum(link, total)()
+        return tensor if total.data_ptr() == tensor.data_ptr() else tensor.copy_(total)
+    dist.all_reduce(tensor, op=op, group=group)
     return tensor
 
 

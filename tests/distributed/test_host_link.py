@@ -1,0 +1,180 @@
+"""Every rank of a host gets what was sent to it, whatever the sizes and however it is waited for."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rayrec.distributed import comm
+from rayrec.distributed.comm import host_link
+from tests.ranks import RankError, Ranks, on_ranks
+
+DTYPES = (torch.int32, torch.float16, torch.int64, torch.uint8)
+
+
+def numbers(sender: int, receiver: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.arange(size) * 7 + 13 * sender + 29 * receiver).remainder(120).to(dtype)
+
+
+def exchanges(group: dist.ProcessGroup, seed: int, sizes: tuple[int, ...]) -> tuple[int, int]:
+    """Several under way at once, waited for in another order on each rank; this rank's slots, and its peers' memory."""
+    same, own = random.Random(seed), random.Random(seed + 1 + group.rank())
+    rank, world = group.rank(), group.size()
+    for _ in range(12):
+        under_way = []
+        for _ in range(same.randint(1, 4)):
+            dtype = same.choice(DTYPES)
+            table = [[same.choice(sizes) for _ in range(world)] for _ in range(world)]
+            message = torch.cat([numbers(rank, to, table[rank][to], dtype) for to in range(world)])
+            come = [table[sender][rank] for sender in range(world)]
+            expected = torch.cat([numbers(sender, rank, size, dtype) for sender, size in enumerate(come)])
+            output = torch.empty_like(expected)
+            wait = comm.all_to_all(output, message, come, table[rank], group)
+            message.zero_()  # the sender may use its memory again
+            under_way.append((wait, output, expected))
+        for wait, output, expected in own.sample(under_way, len(under_way)):
+            wait()
+            assert torch.equal(output, expected)
+            wait()
+        gathered = comm.all_gather(torch.full((2, 3), rank), group)
+        assert torch.equal(gathered, torch.arange(world).view(-1, 1, 1).expand(world, 2, 3))
+    link = host_link.link_of(group, torch.empty(0))
+    assert link is not None
+    return len(link._slots), sum(memory.num_bytes for peer in link._peers for memory in peer.slots.values())
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("sizes", [(0, 1, 5), (0, 3, 70_000), (9_000, 40_000)], ids=str)
+def test_every_rank_gets_what_was_sent(world: int, sizes: tuple[int, ...]) -> None:
+    for slots, _ in on_ranks(world, exchanges, 3, sizes):
+        assert slots <= 10  # memory is used again: there were about 40 messages
+
+
+def with_little_kept(group: dist.ProcessGroup) -> int:
+    with mock.patch.object(host_link, "KEPT_BYTES", 1 << 17):
+        exchanges(group, 5, (100_000, 400_000))
+        return exchanges(group, 6, (100,))[1]
+
+
+def test_large_memory_is_not_kept() -> None:
+    with_pool = Ranks(2)
+    try:
+        assert max(with_pool.run(with_little_kept)) <= 10 << 17
+    finally:
+        with_pool.close()
+
+
+def rows_of_matrices(group: dist.ProcessGroup) -> torch.Tensor:
+    rank, world = group.rank(), group.size()
+    inputs = torch.full((world * 2, 3), float(rank))
+    even = torch.empty_like(inputs)
+    comm.all_to_all(even, inputs, None, None, group)()
+    uneven = torch.empty(world, 3)
+    comm.all_to_all(uneven, inputs[:world], [1] * world, [1] * world, group)()
+    assert torch.equal(uneven[:, 0], torch.arange(world, dtype=torch.float32))
+    return torch.cat([even, comm.exchange_on_hosts(inputs[:world], group)])
+
+
+def test_splits_count_rows() -> None:
+    for got in on_ranks(2, rows_of_matrices):
+        assert got[:, 0].tolist() == [0, 0, 1, 1, 0, 1]
+
+
+def in_inference_mode(group: dist.ProcessGroup) -> torch.Tensor:
+    inputs = torch.ones(group.size(), requires_grad=True)
+    with torch.inference_mode():
+        output = torch.empty(group.size())
+        wait = comm.all_to_all(output, inputs, None, None, group)
+    wait()
+    return output
+
+
+def test_gradients_and_inference_mode_are_no_matter() -> None:
+    assert all(output.tolist() == [1, 1] for output in on_ranks(2, in_inference_mode))
+
+
+def without_sharing(group: dist.ProcessGroup, how: str) -> bool:
+    """One rank is elsewhere, or may not share memory: all of them go by gloo."""
+    odd = group.rank() == 1
+    with mock.patch.object(host_link, "_host", lambda: f"host {odd and how == 'elsewhere'}"):
+        fails = mock.patch.object(os, "memfd_create", side_effect=OSError) if odd and how == "refused" else mock.Mock()
+        apart = dist.new_group(timeout=timedelta(seconds=20))
+        with fails if odd and how == "refused" else mock.patch.object(host_link, "LEAST_BYTES", 1 << 16):
+            output = torch.empty(2)
+            comm.all_to_all(output, torch.full((2,), float(group.rank())), None, None, apart)()
+        assert output.tolist() == [0, 1]
+        return host_link.link_of(apart, output) is None
+
+
+@pytest.mark.parametrize("how", ["elsewhere", "refused"])
+def test_ranks_that_cannot_share_memory_go_by_gloo(how: str) -> None:
+    assert on_ranks(2, without_sharing, how) == [True, True]
+
+
+def ends(group: dist.ProcessGroup) -> None:
+    comm.all_gather(torch.zeros(1), group)
+    if group.rank() == 1:
+        os._exit(3)
+    comm.all_gather(torch.zeros(1), group)
+
+
+def test_a_rank_that_has_ended_is_named() -> None:
+    with pytest.raises(RankError, match="ConnectionError: rank 1 has ended"):
+        Ranks(2).run(ends)
+
+
+def comes_late(group: dist.ProcessGroup) -> str:
+    hasty = dist.new_group(timeout=timedelta(seconds=1))
+    comm.all_gather(torch.zeros(1), hasty)
+    said = ""
+    if group.rank() == 0:
+        with pytest.raises(TimeoutError) as caught:
+            comm.all_gather(torch.zeros(1), hasty)
+        said = str(caught.value)
+    dist.barrier(group)
+    return said
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    assert on_ranks(2, comes_late)[0] == "rank 1 has not come to an exchange within 1 s"
+
+
+def sends_another_size(group: dist.ProcessGroup) -> str:
+    apart = dist.new_group(timeout=timedelta(seconds=20))
+    size = 2 if group.rank() == 0 else 4
+    with pytest.raises(host_link.UnlikeExchanges) as caught:
+        comm.all_to_all(torch.empty(size), torch.empty(size), None, None, apart)()
+    return str(caught.value)
+
+
+def test_ranks_that_disagree_are_told() -> None:
+    first, second = on_ranks(2, sends_another_size)
+    assert "rank 1 sends 8 bytes in its exchange 0, rank 0 expects 4" in first
+    assert "rank 0 sends 4 bytes in its exchange 0, rank 1 expects 8" in second
+
+
+def open_files(group: dist.ProcessGroup) -> tuple[int, int, int]:
+    """Descriptors of this process once a group is joined, after its exchanges, and after its end."""
+    apart: Any = dist.new_group(timeout=timedelta(seconds=20))
+    comm.all_gather(torch.zeros(1), apart)
+    joined = len(os.listdir("/proc/self/fd"))
+    exchanges(apart, 4, (10, 70_000))
+    used = len(os.listdir("/proc/self/fd"))
+    dist.destroy_process_group(apart)
+    del apart
+    gc.collect()
+    return joined, used, len(os.listdir("/proc/self/fd"))
+
+
+def test_a_group_has_a_socket_for_each_peer_and_nothing_else() -> None:
+    for joined, used, ended in on_ranks(2, open_files):
+        assert used == joined
+        assert ended < joined
