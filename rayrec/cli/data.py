@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rayrec.cli.writing import writing
+
 if TYPE_CHECKING:
     from rayrec.data.tools.check import CheckReport
     from rayrec.data.tools.inspect import Inspection
@@ -118,9 +120,13 @@ def check(
 
     loaded = load_config(config)
     schema = loaded.data_schema.for_training
+    if page is not None:
+        with writing("--html", page):  # told before all data is read
+            page.parent.mkdir(parents=True, exist_ok=True)
     report = run_check(manifest_of(loaded.data.train, schema), schema, build.rows_of(loaded), loaded.data.read.bad_rows)
     if page is not None:
-        page.write_text(check_page(report, f"Data of {loaded.name}"), encoding="utf-8")
+        with writing("--html", page):
+            page.write_text(check_page(report, f"Data of {loaded.name}"), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
     else:

@@ -74,7 +74,7 @@ def convert(
 
     Raises:
         DataError: a file that cannot be read (with the line), columns of different types in different files, an
-            unknown type.
+            unknown type, a folder that cannot be made.
     """
     found = find_files(sources, SUFFIXES)
     for file in found:
@@ -87,6 +87,11 @@ def convert(
         )
     schema = _common_schema([file.uri for file in found], types or {})
     tasks = _tasks(found, folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"the folder cannot be made: {error.strerror}"
+        raise DataError(problem, file=str(folder), fix="name another one, on every node the same") from error
     yield from each(partial(_convert, schema=schema, layout=layout or Layout()), tasks, on_ray=on_ray)
 
 
