@@ -6,7 +6,8 @@
 The data: 26 id columns, 6 of them lists, 13 floats and a label; ids are hashed. One consumer, batches of 4096, warm
 cache. Rows per second are of whole epochs from the second one on, start-up included; the contenders take turns, so that
 other work on the machine meets all of them. Memory is the consumer's RSS, which counts every page of Ray's store that
-it ever touched. Ray is started as `rayrec train` starts it.
+it ever touched. Ray is started as `rayrec train` starts it. The full path reads as `reader: auto` decides: with two
+cores in a thread of the consumer, with `--cpus 3` and more through Ray after the first window.
 """
 
 from __future__ import annotations

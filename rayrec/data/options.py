@@ -47,8 +47,9 @@ class ReadOptions(Strict):
     """How a rank reads its part of the data.
 
     Args:
-        reader: "ray" reads through Ray Data, "local" in a thread of this process; "auto" takes Ray where it runs, and
-            reads the first window of a stream in a thread while Ray Data starts (not with a `label_selector`).
+        reader: "ray" reads through Ray Data, "local" in a thread of this process; "auto" takes Ray where it runs and
+            can be faster: for files that are not on a disk, and where the node has three cores or more for each rank on
+            it; the first window of a stream is read in a thread while Ray Data starts. With a `label_selector`, Ray.
         cpus_per_read: CPUs that a Ray read task reserves; leave that much free beside the workers. 0: none.
         concurrent_reads: read tasks in flight per rank.
         prefetch_batches: batches made ahead of the one that is trained on.

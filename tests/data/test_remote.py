@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Literal
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -27,6 +28,7 @@ from rayrec.data import (
     write_vocabulary,
 )
 from rayrec.data.storage.locations import locate, open_filesystem, plain_path
+from rayrec.data.stream import readers
 from rayrec.data.tools.convert import convert
 from rayrec.data.tools.inspect import inspect
 from rayrec.train import Trainer
@@ -195,6 +197,18 @@ def outage(
 def test_an_outage_is_waited_for(uri: str, server: str, policy: Literal["error", "skip"]) -> None:
     ids, skipped = outage(uri, server, "local", policy, 2.0)
     assert sorted(ids) == list(range(600)) and skipped == 0
+
+
+def test_auto_reads_on_ray_what_is_not_on_a_disk(uri: str, running_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few cores there are: a thread would wait for one answer at a time."""
+    monkeypatch.setattr(readers, "HEAD_ROWS", 100)
+    from rayrec.data.stream import ray_reader
+
+    monkeypatch.setattr(ray_reader, "_dataset", asked := Mock(wraps=ray_reader._dataset))
+    manifest = Manifest.read(uri, SCHEMA, window_rows=100)
+    with stream(manifest, Cursor.start(0), 0, 1, options=ReadOptions()) as batches:
+        ids = row_ids([batch for batch, _ in batches])
+    assert sorted(ids) == list(range(600)) and asked.called
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Literal
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -149,6 +150,7 @@ def test_ray_and_local_give_the_same_batches(
 ) -> None:
     """Also where the first rows are read here and the rest, or nothing, through Ray."""
     monkeypatch.setattr(readers, "HEAD_ROWS", head_rows)
+    monkeypatch.setattr(readers, "CORES_FOR_RAY", 2)  # as many as the tests' Ray has
 
     def take(options: ReadOptions) -> list[tuple[Batch, Cursor]]:
         with stream(manifest, Cursor.start(3), 1, 2, options=options) as batches:
@@ -161,6 +163,32 @@ def test_ray_and_local_give_the_same_batches(
             assert same(a, b) and after_a.to_dict() == after_b.to_dict()
 
 
+@pytest.mark.parametrize(
+    ("cores_for_ray", "ranks_here", "on_ray"), [(2, None, True), (3, None, False), (2, 2, False), (1, 2, True)]
+)
+def test_auto_reads_on_ray_where_cores_are_left_for_it(
+    manifest: Manifest,
+    running_ray: None,
+    cores_for_ray: int,
+    ranks_here: int | None,
+    on_ray: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the tests' Ray of two cores; the rows of this data set are more than one head's."""
+    monkeypatch.setattr(readers, "HEAD_ROWS", 400)
+    monkeypatch.setattr(readers, "CORES_FOR_RAY", cores_for_ray)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if ranks_here:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks_here))
+    from rayrec.data.stream import ray_reader
+
+    monkeypatch.setattr(ray_reader, "_dataset", asked := Mock(wraps=ray_reader._dataset))
+    with stream(manifest, Cursor.start(0), 0, 1, options=AUTO) as batches:
+        ids = row_ids([batch for batch, _ in batches])
+    assert sorted(ids) == list(range(manifest.rows))
+    assert asked.called is on_ray
+
+
 def data_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "rayrec-data" or "StreamingExecutor" in t.name]
 
@@ -170,6 +198,7 @@ def test_closing_in_the_middle_leaves_no_thread(
     manifest: Manifest, options: ReadOptions, running_ray: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readers, "HEAD_ROWS", 400)
+    monkeypatch.setattr(readers, "CORES_FOR_RAY", 2)
     batches = stream(manifest, Cursor.start(0), 0, 1, batch_rows=1, options=options)
     next(batches)
     batches.close()
