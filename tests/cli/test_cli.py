@@ -147,7 +147,10 @@ def test_a_place_that_cannot_be_written_is_named(
     for args, part in [
         (["data", "check", str(config), "--html", below], f"--html {below} cannot be written: "),
         (["data", "check", str(config), "--html", str(tmp_path)], f"--html {tmp_path} cannot be written: "),
-        (["data", "convert", str(tmp_path / "a.csv"), below], f"{below}: the folder cannot be made: "),
+        (
+            ["data", "convert", str(tmp_path / "a.csv"), below],
+            f"the folder cannot be made: Not a directory (file {below}); fix: ",
+        ),
     ]:
         assert run(args) == 1
         error = " ".join(capsys.readouterr().err.split())
