@@ -87,6 +87,14 @@ def test_a_node_that_came_is_room_as_soon_as_ray_counts_it() -> None:
     assert not growth.due(Running(2, 2), 2, "ac", 50.0)
 
 
+def test_a_node_that_ray_was_asked_to_count_is_room_at_once() -> None:
+    growth = Growth()
+    assert not growth.due(Running(1, 1), 2, "ab", 10.0, counted=True), "both were there when it began"
+    assert not growth.due(Running(1, 1), 2, "abc", 11.0, counted=False)
+    assert growth.due(Running(1, 1), 2, "abc", 12.0, counted=True)
+    assert not growth.due(Running(1, 1), 2, "abc", 13.0, counted=True), "asked already"
+
+
 # A cluster of its own, in a process of its own: others of this test run have a Ray already.
 CODE = """
 import json, sys, threading, time

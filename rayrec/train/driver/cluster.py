@@ -29,8 +29,8 @@ TRAIN_ENV = {
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
 }
-# Ray's own account of the nodes is up to 20 s old: after a loss it first waits, so long, for room on the lost node.
-ELASTIC_ENV = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10"}
+# Until Ray has noticed that a node is lost, it waits, so long, for room on it, and then looks again.
+ELASTIC_ENV = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "4"}
 # On one machine there are no nodes to be taken away and no metrics to be scraped: fewer processes to start.
 LOCAL_ENV = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",

@@ -16,7 +16,7 @@ from rayrec.train.driver.resources import Demand
 
 NEVER_S = 1e9
 LOOK_EVERY_S = 1.0
-SETTLED_S = 22.0  # after which Ray's own account of a new node is up to date: it is made every 20 s
+SETTLED_S = 22.0  # after which Ray's own account of a new node is up to date unasked: it is made every 20 s
 FIRST_WAIT_S, LONGEST_WAIT_S = 60.0, 600.0
 
 
@@ -53,7 +53,7 @@ class Growth:
         self._nodes: frozenset[str] = frozenset()
         self._asked = False
 
-    def due(self, running: Attempt, room: int, nodes: Collection[str], now: float) -> bool:
+    def due(self, running: Attempt, room: int, nodes: Collection[str], now: float, *, counted: bool = False) -> bool:
         """Whether to ask for growth now; once an attempt.
 
         Args:
@@ -61,6 +61,7 @@ class Growth:
             room: workers that would fit.
             nodes: ids of the nodes that are there.
             now: a clock, in seconds.
+            counted: whether Ray Train's account is of these nodes.
         """
         if running.attempt != self._attempt:
             if self._asked:
@@ -68,9 +69,10 @@ class Growth:
                 self.wait_s = min(LONGEST_WAIT_S, 2 * self.wait_s) if brought_none else FIRST_WAIT_S
             self._attempt, self._workers = running.attempt, running.world_size
             self._since, self._nodes, self._asked = now, frozenset(nodes), False
-        if self._nodes.issuperset(nodes):
+        has_come = not self._nodes.issuperset(nodes)
+        if not has_come:
             self._came = now
-        ripe = now - self._since >= self.wait_s or now - self._came >= SETTLED_S
+        ripe = now - self._since >= self.wait_s or (has_come and (counted or now - self._came >= SETTLED_S))
         if self._asked or not ripe or not 0 < running.world_size < room:
             return False
         self._asked = True
@@ -88,11 +90,14 @@ def growing(trainer: TrainerConfig, need: Demand, running: Attempt, ask: Callabl
     closed, growth = threading.Event(), Growth()
 
     def watch() -> None:
+        known: set[str] = set()  # nodes that Ray Train's account is of
         while not closed.wait(LOOK_EVERY_S):
             with suppress(Exception):  # the cluster is busy or away; the next look may find it
                 nodes: dict[str, Any] = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+                if known != set(nodes) and recount():
+                    known = set(nodes)
                 room = room_for(need.each, list(nodes.values()), trainer.most_workers)
-                if growth.due(running, room, nodes, time.monotonic()):
+                if growth.due(running, room, nodes, time.monotonic(), counted=known == set(nodes)):
                     ask()
 
     thread = threading.Thread(target=watch, name="rayrec-growth", daemon=True)
@@ -102,6 +107,24 @@ def growing(trainer: TrainerConfig, need: Demand, running: Attempt, ask: Callabl
     finally:
         closed.set()
         thread.join(timeout=5)
+
+
+def recount() -> bool:
+    """Let Ray Train's account of the cluster be made anew, now: after a loss it starts as many workers as that has
+    room for, and waits in vain for those on a lost node.
+
+    Returns:
+        Whether that was done: not before Ray Train has started, nor by a Ray that has no such account.
+    """
+    import ray
+
+    name = "AutoscalingCoordinator"
+    try:
+        account: Any = ray.get_actor(name, namespace=name)
+        ray.get(account.get_reserved_resources.remote("rayrec", recompute=True), timeout=5)
+    except Exception:
+        return False
+    return True
 
 
 def reading_unreserved(config: TrainConfig) -> TrainConfig:
