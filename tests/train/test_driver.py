@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -18,7 +19,7 @@ from rich.console import Console
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.failures import failure_reason, too_often
 from rayrec.train.driver.plan_table import bytes_text, plan_table
-from rayrec.train.driver.recorder import Recorder
+from rayrec.train.driver.recorder import Lines, Recorder
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted
 from rayrec.train.run_folder import RunFolder
@@ -86,6 +87,25 @@ def test_the_first_fatal_record_counts_and_no_attempt_after_it(tmp_path: Path) -
     fatal = [{"kind": "fatal", "rank": rank, "error": text} for rank, text in ((1, "first"), (0, "second"))]
     (tmp_path / "metrics.jsonl").touch()
     assert recorded(tmp_path, fatal)[0].fatal == "first"
+
+
+def test_lines_stay_whole_where_the_disk_is_full_or_a_driver_was_killed(tmp_path: Path) -> None:
+    out, path = io.StringIO(), tmp_path / "metrics.jsonl"
+    path.write_text('{"a": 1}\n{"half')
+    lines = Lines(path, Display(Console(file=out, width=200)))
+    lines.add('{"b": 2}')
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 4, hard))
+    try:
+        lines.add('{"c": 3}')
+        lines.add('{"d": 4}')
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before
+    assert out.getvalue().count("the run goes on and tries again") == 1
+    lines.close()
+    assert list(RunFolder(tmp_path).read_metrics()) == [{"a": 1}, {"b": 2}, {"c": 3}, {"d": 4}]
 
 
 @pytest.mark.parametrize("terminal", [False, True])

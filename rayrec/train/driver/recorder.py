@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,8 +56,7 @@ class Lines:
 
     def _write(self) -> None:
         try:
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write("".join(f"{line}\n" for line in self._waiting))
+            _append(self._path, "".join(f"{line}\n" for line in self._waiting).encode())
         except OSError as error:
             if not self._broken:
                 text = f"{self._path} cannot be written ({error.strerror or error}); the run goes on and tries again"
@@ -65,6 +65,26 @@ class Lines:
             return
         self._waiting.clear()
         self._broken = False
+
+
+def _append(path: Path, lines: bytes) -> None:
+    """All of the lines, or none where the disk has no room for all; a line that a killed driver left behind half
+    written is ended first.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    with open(path, "ab+", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            lines = b"\n" + lines
+        try:
+            rest = memoryview(lines)
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(end)
+            raise
 
 
 class Recorder:
