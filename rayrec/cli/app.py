@@ -58,10 +58,13 @@ def train(
     ] = False,
 ) -> None:
     """Train a model, or go on where a run of the same name stopped."""
-    from rayrec.train import Trainer, load_config
+    from rayrec.train.driver.ray_start import begun_for
 
     given = [*(overrides or []), *([f"name={name}"] if name is not None else [])]
-    Trainer(load_config(config, given), fresh=fresh, root=root, allow_code=allow_code).fit()
+    with begun_for(config, given):
+        from rayrec.train import Trainer, load_config
+
+        Trainer(load_config(config, given), fresh=fresh, root=root, allow_code=allow_code).fit()
 
 
 @app.command()

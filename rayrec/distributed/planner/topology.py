@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from rayrec.distributed.planner.container import memory_bytes
+from rayrec.container import memory_bytes
 from rayrec.distributed.planner.parts import DeviceHardware, Perf, Storage
 from rayrec.distributed.planner.presets import DEFAULT_GPU, Device, device, preset_of
 

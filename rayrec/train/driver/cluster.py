@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 
-from rayrec._debug import debugging
 from rayrec.train.driver.console import Display
+from rayrec.train.driver.ray_start import (
+    ELASTIC_ENV,
+    LOCAL_ENV,
+    TRAIN_ENV,
+    awaited,
+    defaults,
+    quiet_unless_debug,
+    start_local,
+)
 from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
 from rayrec.train.driver.signals import handlers_kept
 from rayrec.train.errors import TrainError
-from rayrec.train.worker.session import available_cpus
-
-# Ray Train notices lost workers by polling, every 2 s by default; and would move workers to a folder of its own, where
-# relative imports of a user's model end.
-TRAIN_ENV = {
-    "RAY_TRAIN_V2_ENABLED": "1",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
-    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
-    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-}
-# Until Ray has noticed that a node is lost, it waits, so long, for room on it, and then looks again.
-ELASTIC_ENV = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "4"}
-# On one machine there are no nodes to be taken away and no metrics to be scraped: fewer processes to start.
-LOCAL_ENV = {
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    "RAY_TRAIN_METRICS_ENABLED": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-
-# Ray would delete what was freed once a second: of a fast stream that is a quarter of a gigabyte which nobody needs.
-LOCAL_SYSTEM = {"free_objects_period_milliseconds": 200}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +57,14 @@ def connected(elastic: bool = False) -> Iterator[Cluster]:
         TrainError: RAY_ADDRESS names a Ray that does not answer.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_defaults(TRAIN_ENV | (ELASTIC_ENV if elastic else {})))
-        if ray.is_initialized():
-            yield Cluster(local=False)
+        stack.enter_context(defaults(TRAIN_ENV | (ELASTIC_ENV if elastic else {})))
+        begun = awaited()
+        if begun or ray.is_initialized():
+            yield Cluster(local=begun)
             return
         address = os.environ.get("RAY_ADDRESS")
         if not address:
-            stack.enter_context(_defaults(LOCAL_ENV))
+            stack.enter_context(defaults(LOCAL_ENV))
         with handlers_kept():
             _init(address)
         try:
@@ -90,13 +74,11 @@ def connected(elastic: bool = False) -> Iterator[Cluster]:
 
 
 def _init(address: str | None) -> None:
-    quiet: dict[str, Any] = {} if debugging() else {"log_to_driver": False, "logging_level": logging.ERROR}
     if not address:
-        cpus = available_cpus()
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, _system_config=LOCAL_SYSTEM, **quiet)
+        start_local()
         return
     try:
-        ray.init(address=address, **quiet)
+        ray.init(address=address, **quiet_unless_debug())
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TrainError(
@@ -131,15 +113,3 @@ def await_resources(cluster: Cluster, need: Demand, wait_s: float, display: Disp
 
 def _supply(resources: Mapping[str, float]) -> Supply:
     return Supply(cpus=float(resources.get("CPU", 0.0)), gpus=float(resources.get("GPU", 0.0)))
-
-
-@contextlib.contextmanager
-def _defaults(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables that the user has not set, for the time of the run."""
-    added = [name for name in values if name not in os.environ]
-    os.environ.update({name: values[name] for name in added})
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)

@@ -115,7 +115,7 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
             shared(job.train, job.eval) as (train, evaluation),
             growing(trainer, need, listener, lambda: ray.get(actor.ask_growth.remote(), timeout=30)),
         ):
-            _fit(replace(job, train=train, eval=evaluation), actor, need, listener, signals)
+            _fit(replace(job, train=train, eval=evaluation), actor, need, listener, signals, cluster)
     finally:
         with suppress(Exception):  # the cluster may be gone
             ray.kill(actor)
@@ -135,13 +135,13 @@ def _mailbox_actor(attempts_before: int) -> Any:
     return made.options(max_restarts=-1, max_task_retries=-1, scheduling_strategy=here).remote(attempts_before)
 
 
-def _fit(job: Job, actor: Any, need: Demand, listener: Listener, signals: StopSignals) -> None:
+def _fit(job: Job, actor: Any, need: Demand, listener: Listener, signals: StopSignals, cluster: Cluster) -> None:
     from ray.exceptions import RayActorError
     from ray.train import TrainingFailedError
 
     try:
         # In a thread Ray Train sets no handler of its own for Ctrl-C.
-        run_beside(lambda: _torch_trainer(job, actor, need).fit(), signals)
+        run_beside(lambda: _torch_trainer(job, actor, need, cluster).fit(), signals)
     except (KeyboardInterrupt, SystemExit):
         raise signals.interrupted("interrupted") from None
     except RayActorError as error:
@@ -151,18 +151,28 @@ def _fit(job: Job, actor: Any, need: Demand, listener: Listener, signals: StopSi
             raise TrainError(_gave_up(error)) from error
 
 
-def _torch_trainer(job: Job, actor: Any, need: Demand) -> Any:
+def _torch_trainer(job: Job, actor: Any, need: Demand, cluster: Cluster) -> Any:
     import ray.train
     from ray import cloudpickle
     from ray.train import RunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
+
+    # Each starts a process, of 1 s of CPU time, in every worker group: a manager of Ray Train's own data sets, which
+    # rayrec has none of; and one that frees what a lost controller holds, which a local Ray's end does as well.
+    unneeded = {"DatasetsCallback", *(["PlacementGroupCleanerCallback"] if cluster.local else [])}
+
+    torch_trainer: Any = TorchTrainer
+
+    class Trainer(torch_trainer):
+        def _create_default_callbacks(self) -> list[Any]:  # should a later Ray not ask for it, only time is lost
+            return [made for made in super()._create_default_callbacks() if type(made).__name__ not in unneeded]
 
     trainer = job.config.trainer
     # Typed as their older selves. How often a group is replaced is decided by the callback, which knows of progress.
     failures: Any = ray.train.FailureConfig
     scaling: Any = ray.train.ScalingConfig
     shutil.rmtree(job.files.ray_state, ignore_errors=True)
-    return TorchTrainer(
+    return Trainer(
         start_worker,
         # As bytes: the controller passes the job on and need not import what it is made of.
         train_loop_config={"job": cloudpickle.dumps(job), "log": actor},

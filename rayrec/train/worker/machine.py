@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from rayrec.container import cpus, memory_bytes
 from rayrec.distributed.planner import Topology
 from rayrec.distributed.planner.calibration import Calibration
-from rayrec.distributed.planner.container import cpus, memory_bytes
 from rayrec.distributed.planner.exchange import exchange_words
 from rayrec.distributed.planner.presets import preset_of
 from rayrec.distributed.types import ShardingPlan

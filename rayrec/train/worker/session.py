@@ -11,12 +11,12 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from rayrec.container import cpus
 from rayrec.data import Manifest, Mix
 from rayrec.data.source.periods import Periods
 from rayrec.data.stream.shared_manifest import SharedManifest
 from rayrec.distributed.comm import Group
 from rayrec.distributed.planner.calibration import Calibration
-from rayrec.distributed.planner.container import cpus
 from rayrec.distributed.types import ShardingEnv
 from rayrec.train.build import Factory
 from rayrec.train.config import TrainConfig

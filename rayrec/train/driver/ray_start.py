@@ -1,0 +1,141 @@
+"""Starts a Ray for a run: how it is set up, and a start beside a command's imports, as both take seconds.
+
+Little is imported here, so that it can begin at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rayrec._debug import debugging
+from rayrec.container import cpus
+
+# Ray Train notices lost workers by polling, every 2 s by default; and would move workers to a folder of its own, where
+# relative imports of a user's model end.
+TRAIN_ENV = {
+    "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+}
+# Until Ray has noticed that a node is lost, it waits, so long, for room on it, and then looks again.
+ELASTIC_ENV = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "4"}
+# On one machine there are no nodes to be taken away and no metrics to be scraped: fewer processes to start.
+LOCAL_ENV = {
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+# Ray would delete what was freed once a second: of a fast stream that is a quarter of a gigabyte which nobody needs.
+LOCAL_SYSTEM = {"free_objects_period_milliseconds": 200}
+
+
+class _Start:
+    """A start of a local Ray in a thread, which stays: Linux ends Ray's processes with the thread that started them."""
+
+    def __init__(self) -> None:
+        self._ready, self._closed = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rayrec-ray-start", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(Exception):
+            start_local()
+        self._ready.set()
+        self._closed.wait()
+
+    def awaited(self) -> bool:
+        """Whether it went well; waits for its end."""
+        self._ready.wait()
+        import ray
+
+        return ray.is_initialized()
+
+    def close(self) -> None:
+        if self.awaited():
+            import ray
+
+            ray.shutdown()
+        self._closed.set()
+        self._thread.join()
+
+
+_start: _Start | None = None
+
+
+def start_local() -> None:
+    """A Ray on this machine alone, with the CPUs that this process may use."""
+    import ray
+
+    num_cpus = max(1, int(cpus()))
+    ray.init(
+        address="local", num_cpus=num_cpus, include_dashboard=False, _system_config=LOCAL_SYSTEM, **quiet_unless_debug()
+    )
+
+
+def quiet_unless_debug() -> dict[str, Any]:
+    """Arguments of `ray.init` that keep Ray's own messages away."""
+    return {} if debugging() else {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+@contextmanager
+def defaults(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables that the user has not set, for the time of the body."""
+    added = [name for name in values if name not in os.environ]
+    os.environ.update({name: values[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def begun_for(config: Path, overrides: Sequence[str]) -> Iterator[None]:
+    """Where the config wants a local Ray, start it in a thread while the body imports and reads; it ends with the body.
+
+    `awaited` waits for it. A start that fails is left to the run, which tries it again and tells why.
+    """
+    global _start
+    if not _wants_local_ray(config, overrides):
+        yield
+        return
+    with defaults({**TRAIN_ENV, **LOCAL_ENV}):
+        _start = _Start()
+        try:
+            yield
+        finally:
+            _start.close()
+            _start = None
+
+
+def awaited() -> bool:
+    """Whether a local Ray that was begun beside the imports is there; waits for it."""
+    return _start is not None and _start.awaited()
+
+
+def _wants_local_ray(config: Path, overrides: Sequence[str]) -> bool:
+    """Decided by a look at the file alone, before the modules that understand it; false where that is not certain."""
+    import yaml
+
+    if os.environ.get("RAY_ADDRESS"):
+        return False
+    try:
+        workers = yaml.safe_load(config.read_text(encoding="utf-8")).get("trainer", {}).get("num_workers", 2)
+        for override in overrides:
+            name, _, value = override.partition("=")
+            if name == "trainer":
+                return False
+            workers = yaml.safe_load(value) if name == "trainer.num_workers" else workers
+    except Exception:  # whatever is wrong with the file is told where it is read
+        return False
+    return type(workers) is int and workers > 0
