@@ -8,7 +8,9 @@ from rayrec.metrics.binary import BinaryMetrics
 from rayrec.metrics.buckets import BucketedMetrics
 from rayrec.metrics.grouped import GroupedAuc
 from rayrec.metrics.histogram import LogitBins
+from rayrec.metrics.labels import LabelMetrics
+from rayrec.metrics.numbers import NumberMetrics
 
 paths.install()
 
-__all__ = ["BinaryMetrics", "BucketedMetrics", "GroupedAuc", "LogitBins"]
+__all__ = ["BinaryMetrics", "BucketedMetrics", "GroupedAuc", "LabelMetrics", "LogitBins", "NumberMetrics"]

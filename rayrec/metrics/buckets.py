@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rayrec.distributed.comm import all_gather_object
-from rayrec.metrics.binary import BinaryMetrics
 from rayrec.metrics.histogram import LogitBins
+from rayrec.metrics.labels import LabelMetrics
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -19,20 +19,22 @@ _BINS = LogitBins(count=1 << 13)  # 128 KiB a bucket and label
 
 
 class BucketedMetrics:
-    """`BinaryMetrics` of every bucket, with coarser bins: an AUC is within 1e-4 of the exact one for ordinary models.
+    """`LabelMetrics` of every bucket, with coarser bins: an AUC is within 1e-4 of the exact one for ordinary models.
 
     Args:
         names: of T labels, for a model with several; None for one label.
+        kinds: "binary" or "number" for each label; None: all binary.
     """
 
-    def __init__(self, names: Sequence[str] | None = None) -> None:
+    def __init__(self, names: Sequence[str] | None = None, kinds: Sequence[str] | None = None) -> None:
         self._names = names
-        self._buckets: dict[int, BinaryMetrics] = {}
+        self._kinds = kinds or ["binary"] * (1 if names is None else len(names))
+        self._buckets: dict[int, LabelMetrics] = {}
 
     def update(
         self, buckets_B: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, weights_B: torch.Tensor | None = None
     ) -> None:
-        """Adds a batch; `buckets_B` int64 [B], the rest as for `BinaryMetrics`. Copies it to the CPU."""
+        """Adds a batch; `buckets_B` int64 [B], the rest as for `LabelMetrics`. Copies it to the CPU."""
         buckets_B, logits, labels = buckets_B.cpu(), logits.detach().cpu(), labels.cpu()
         weights_B = None if weights_B is None else weights_B.cpu()
         for bucket in buckets_B.unique().tolist():
@@ -59,5 +61,5 @@ class BucketedMetrics:
             )
         return {bucket: self._buckets.get(bucket, self._empty()).compute(group) for bucket in found}
 
-    def _empty(self) -> BinaryMetrics:
-        return BinaryMetrics(bins=_BINS, names=self._names)
+    def _empty(self) -> LabelMetrics:
+        return LabelMetrics(self._kinds, bins=_BINS, names=self._names)

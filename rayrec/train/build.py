@@ -77,6 +77,8 @@ def model(config: TrainConfig, device: torch.device | str, factory: Factory | No
     asked: dict[str, Any] = {"is_weighted": True} if schema.weighted else {}
     if schema.task_names is not None:
         asked["task_weights"] = [task.weight for task in schema.tasks]
+    if "number" in schema.label_kinds:
+        asked["label_kinds"] = list(schema.label_kinds)
     try:
         made = make(
             tables=tables(config),

@@ -15,11 +15,19 @@ from rayrec.data.mapping.id_mappings import Identity, IdMapping, Vocabulary
 from rayrec.data.mapping.transforms import ONCE_FIELDS, Transform
 from rayrec.data.strict import Strict
 
+LabelKind = Literal["binary", "number"]
+
 
 class Label(Strict):
-    """The column that is predicted: 0 or 1 (integers, floats or booleans)."""
+    """The column that is predicted.
+
+    Args:
+        kind: "binary": 0 or 1 (integers, floats or booleans), trained by cross-entropy; "number": any finite number (a
+            rating, minutes watched), trained by squared error; bring it to a scale of about 1.
+    """
 
     column: str = "label"
+    kind: LabelKind = "binary"
 
 
 class SampleWeight(Strict):
@@ -62,14 +70,16 @@ class _Feature(Strict):
 
 
 class Task(_Feature):
-    """One of several labels: a column of 0 and 1 that is predicted under a name.
+    """One of several labels: a column that is predicted under a name.
 
     Args:
+        kind: "binary", a column of 0 and 1, or "number", as for a single label.
         weight: of its loss in the sum of all labels' losses.
         on_null: "error" reports a null; with "ignore" the label was not observed in that row, which then neither
             trains nor measures it.
     """
 
+    kind: LabelKind = "binary"
     weight: float = Field(default=1.0, gt=0)
     on_null: Literal["error", "ignore"] = "error"
 
@@ -194,6 +204,8 @@ class Schema(Strict):
         twice = sorted({name for name in tasks if tasks.count(name) > 1})
         if twice:
             raise ValueError(f"labels must have names of their own, these appear more than once: {twice}")
+        if self.group is not None and "number" in self.label_kinds:
+            raise ValueError("group: figures inside groups (GAUC, NDCG) are of binary labels only; take it out")
         names = [feature.name for feature in (*self.dense, *self.sparse)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -209,12 +221,17 @@ class Schema(Strict):
     @property
     def tasks(self) -> list[Task]:
         """What is predicted, in the order of the logits; a single one where there is one `label`."""
-        return self.labels if self.label is None else [Task(name="label", column=self.label.column)]
+        return self.labels if self.label is None else [Task(name="label", **self.label.model_dump())]
 
     @property
     def task_names(self) -> list[str] | None:
         """The names of several labels; None for one."""
         return None if self.label is not None else [task.name for task in self.labels]
+
+    @property
+    def label_kinds(self) -> tuple[LabelKind, ...]:
+        """Of what is predicted, in the order of the logits."""
+        return tuple(task.kind for task in self.tasks)
 
     @property
     def label_shape(self) -> tuple[int, ...]:

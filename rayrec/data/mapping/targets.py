@@ -128,6 +128,13 @@ def _label(array: pa.Array, task: Task, problems: Problems) -> F32:
                 "remove the row or fill the label with 0 or 1; one of several labels may also have `on_null: ignore`",
             )
         array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
+    labels = (_number_label if task.kind == "number" else _binary_label)(array, task, problems)
+    if nulls is not None and task.on_null == "ignore":
+        labels[nulls] = np.nan
+    return labels
+
+
+def _binary_label(array: pa.Array, task: Task, problems: Problems) -> F32:
     values = array.to_numpy(zero_copy_only=False)
     bad = np.flatnonzero((values != 0) & (values != 1))
     if len(bad):
@@ -136,9 +143,24 @@ def _label(array: pa.Array, task: Task, problems: Problems) -> F32:
             task.column,
             lambda _: "the label must be 0 or 1",
             lambda k: str(values[bad[k]]),
-            "write labels as 0 and 1 (a threshold on a rating, say)",
+            "write labels as 0 and 1 (a threshold on a rating, say), or say `kind: number` in the schema",
         )
-    labels = values.astype(np.float32)
-    if nulls is not None and task.on_null == "ignore":
-        labels[nulls] = np.nan
+    labels: F32 = values.astype(np.float32)
+    return labels
+
+
+def _number_label(array: pa.Array, task: Task, problems: Problems) -> F32:
+    numbers = pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        labels: F32 = numbers.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(labels))
+    if len(bad):
+        problems.add(
+            bad,
+            task.column,
+            lambda _: "the label must be a finite number",
+            lambda k: str(array[int(bad[k])].as_py()),
+            "remove the row or correct its label",
+        )
+        labels[bad] = 0
     return labels

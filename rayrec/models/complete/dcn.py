@@ -25,6 +25,7 @@ class DCN(nn.Module):
         dropout: in both MLPs.
         is_weighted: ids carry weights.
         task_weights: of several labels' losses; None for one label.
+        label_kinds: "binary" or "number" for each label; None: all binary.
         device: of the dense part; the tables lie on "meta" until they are sharded, unless `tables_device` says
             otherwise.
         seed: of the tables' first weights.
@@ -44,13 +45,14 @@ class DCN(nn.Module):
         dropout: float = 0.0,
         is_weighted: bool = False,
         task_weights: Sequence[float] | None = None,
+        label_kinds: Sequence[str] | None = None,
         device: torch.device | str | None = None,
         tables_device: torch.device | str | None = "meta",
         seed: int | None = None,
     ) -> None:
         super().__init__()
         check_logits("dcn", "over_arch", over_arch, task_weights)
-        self.head = Head(task_weights, device)
+        self.head = Head(task_weights, device, label_kinds)
         if cross_rank < 0:
             raise ValueError(f"dcn: cross_rank={cross_rank} must be positive, or 0 for full matrices")
         self.embedding_bags = EmbeddingBagCollection(list(tables), is_weighted, device=tables_device, seed=seed)

@@ -28,6 +28,7 @@ class DeepFM(nn.Module):
         dropout: in the MLP.
         is_weighted: ids carry weights.
         task_weights: of several labels' losses; None for one label.
+        label_kinds: "binary" or "number" for each label; None: all binary.
         device: of the dense part; the tables lie on "meta" until they are sharded, unless `tables_device` says
             otherwise.
         seed: of the tables' first weights.
@@ -44,13 +45,14 @@ class DeepFM(nn.Module):
         dropout: float = 0.0,
         is_weighted: bool = False,
         task_weights: Sequence[float] | None = None,
+        label_kinds: Sequence[str] | None = None,
         device: torch.device | str | None = None,
         tables_device: torch.device | str | None = "meta",
         seed: int | None = None,
     ) -> None:
         super().__init__()
         check_logits("deepfm", "deep_arch", deep_arch, task_weights)
-        self.head = Head(task_weights, device)
+        self.head = Head(task_weights, device, label_kinds)
         self.dim = common_dim("deepfm", tables)
         self.num_sparse = sum(len(table.feature_names) for table in tables)
         num_fields = self.num_sparse + num_dense

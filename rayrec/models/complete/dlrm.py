@@ -24,6 +24,7 @@ class DLRM(nn.Module):
         dropout: in both MLPs.
         is_weighted: ids carry weights.
         task_weights: of several labels' losses; None for one label.
+        label_kinds: "binary" or "number" for each label; None: all binary.
         device: of the dense part; the tables lie on "meta" until they are sharded, unless `tables_device` says
             otherwise.
         seed: of the tables' first weights.
@@ -41,6 +42,7 @@ class DLRM(nn.Module):
         dropout: float = 0.0,
         is_weighted: bool = False,
         task_weights: Sequence[float] | None = None,
+        label_kinds: Sequence[str] | None = None,
         device: torch.device | str | None = None,
         tables_device: torch.device | str | None = "meta",
         seed: int | None = None,
@@ -50,7 +52,7 @@ class DLRM(nn.Module):
         if num_dense and (not dense_arch or dense_arch[-1] != dim):
             raise ValueError(f"dlrm: dense_arch={list(dense_arch)} must end with the embedding_dim {dim}")
         check_logits("dlrm", "over_arch", over_arch, task_weights)
-        self.head = Head(task_weights, device)
+        self.head = Head(task_weights, device, label_kinds)
         num_features = sum(len(table.feature_names) for table in tables)
         self.num_features, self.dim = num_features, dim
         self.embedding_bags = EmbeddingBagCollection(list(tables), is_weighted, device=tables_device, seed=seed)

@@ -37,23 +37,38 @@ class Head(nn.Module):
 
     Args:
         task_weights: of several labels' losses; None for one label.
+        label_kinds: "binary" or "number" for each label; None: all binary.
     """
 
     _task_weights: torch.Tensor | None
+    _numbers: torch.Tensor | None
 
-    def __init__(self, task_weights: Sequence[float] | None, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        task_weights: Sequence[float] | None,
+        device: torch.device | str | None = None,
+        label_kinds: Sequence[str] | None = None,
+    ) -> None:
         super().__init__()
         weights = None if task_weights is None else torch.tensor(list(task_weights), device=device)
         self.register_buffer("_task_weights", weights, persistent=False)
+        numbers = [kind == "number" for kind in label_kinds or ()]
+        mask = torch.tensor(numbers, device=device) if any(numbers) else None
+        self.register_buffer("_numbers", mask, persistent=False)
 
     def forward(self, outputs_BT: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(mean loss, logits `[B]`, or `[B, T]` of several labels)."""
+        """(mean loss, logits `[B]`, or `[B, T]` of several labels); the logit of a number is its prediction."""
         logits = outputs_BT.squeeze(1) if self._task_weights is None else outputs_BT
-        return mean_loss(logits, batch, self._task_weights), logits
+        return mean_loss(logits, batch, self._task_weights, self._numbers), logits
 
 
-def mean_loss(logits: torch.Tensor, batch: Batch, task_weights_T: torch.Tensor | None = None) -> torch.Tensor:
-    """Binary cross-entropy, averaged over the batch with its weights: Σ w loss / Σ w.
+def mean_loss(
+    logits: torch.Tensor,
+    batch: Batch,
+    task_weights_T: torch.Tensor | None = None,
+    numbers_T: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Binary cross-entropy, or squared error for numbers, averaged over the batch with its weights: Σ w loss / Σ w.
 
     Of several labels a row's loss is the sum of theirs, weighed by `task_weights_T`. A label that was not observed adds
     nothing to its row, which counts in Σ w all the same: a label that few rows have weighs as much as its rows do, and
@@ -62,16 +77,17 @@ def mean_loss(logits: torch.Tensor, batch: Batch, task_weights_T: torch.Tensor |
     Args:
         logits: `[B]`, or `[B, T]` as the batch's labels.
         task_weights_T: None: all 1.
+        numbers_T: which labels are numbers; None: none of them.
 
     Returns:
         a scalar; of a batch that is empty, or whose weights are all 0, it is 0, with gradients of 0.
     """
     if batch.rows == 0:
         return logits.sum()
-    if batch.label.dim() == 1 and batch.weight is None:
+    if batch.label.dim() == 1 and batch.weight is None and numbers_T is None:
         return F.binary_cross_entropy_with_logits(logits, batch.label)
     label = batch.label.nan_to_num() if batch.label.dim() == 2 else batch.label
-    losses = F.binary_cross_entropy_with_logits(logits, label, reduction="none")
+    losses = _losses(logits, label, numbers_T)
     if losses.dim() == 2:
         losses = losses.masked_fill(batch.label.isnan(), 0.0)
         losses = losses.sum(1) if task_weights_T is None else losses @ task_weights_T
@@ -79,3 +95,14 @@ def mean_loss(logits: torch.Tensor, batch: Batch, task_weights_T: torch.Tensor |
         return losses.mean()
     total = batch.weight.sum()
     return (losses * batch.weight).sum() / torch.where(total > 0, total, 1.0)
+
+
+def _losses(logits: torch.Tensor, label: torch.Tensor, numbers_T: torch.Tensor | None) -> torch.Tensor:
+    """Of each label of each row."""
+    if numbers_T is None:
+        return F.binary_cross_entropy_with_logits(logits, label, reduction="none")
+    squares = (logits - label).square()
+    if label.dim() == 1:
+        return squares
+    binary = F.binary_cross_entropy_with_logits(logits, label.masked_fill(numbers_T, 0.0), reduction="none")
+    return torch.where(numbers_T, squares, binary)

@@ -29,6 +29,7 @@ def check_config(config: TrainConfig) -> None:
     _check_model_args(config)
     _check_dlrm(config)
     _check_trainer(config)
+    _check_labels(config)
     if config.data.shuffle == "none" and not isinstance(config.data.train, DataSet):
         raise _refuse("data.shuffle", "`none` keeps the order of one data set; a mix of several has none")
     if config.data.negative_rate < 1 and not isinstance(config.data.train, DataSet):
@@ -121,6 +122,27 @@ def _check_dlrm(config: TrainConfig) -> None:
     if isinstance(over, list) and over and over[-1] != wanted:
         why = "the model gives one logit a row" if wanted == 1 else "the model gives one logit a row for each label"
         raise _refuse("model.args.over_arch", f"{over} must end with {wanted}: {why}")
+
+
+def _check_labels(config: TrainConfig) -> None:
+    """What is asked for of the first label's figures must be among them."""
+    kinds, trainer = config.data_schema.label_kinds, config.trainer
+    from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS
+
+    early = trainer.early_stopping
+    for field, metric in (
+        ("trainer.early_stopping.metric", None if early is None else early.metric),
+        ("storage.keep_best", config.storage.keep_best),
+    ):
+        if metric is not None and kinds[0] == "number" and metric not in OF_NUMBERS:
+            known = ", ".join(sorted(OF_NUMBERS))
+            raise _refuse(field, f"{metric} is no figure of a label that is a number (those are {known})")
+        if metric in ONLY_OF_NUMBERS and kinds[0] != "number":
+            raise _refuse(field, f"{metric} is a figure of labels of `kind: number` only")
+    if "number" in kinds and config.data.negative_rate < 1:
+        raise _refuse(
+            "data.negative_rate", "negatives are rows whose binary label is 0; the schema has numbers to predict"
+        )
 
 
 def _check_secrets(value: Any, field: str) -> None:

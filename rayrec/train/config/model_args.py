@@ -14,7 +14,9 @@ from rayrec.models import MODELS
 from rayrec.train.config.section import Section
 
 # What the trainer gives itself.
-GIVEN = frozenset({"self", "tables", "num_dense", "is_weighted", "task_weights", "device", "tables_device"})
+GIVEN = frozenset(
+    {"self", "tables", "num_dense", "is_weighted", "task_weights", "label_kinds", "device", "tables_device"}
+)
 
 
 @cache

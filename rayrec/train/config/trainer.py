@@ -9,9 +9,12 @@ from pydantic import Field
 from rayrec.train.config.section import Section
 
 Metric = Literal[
-    "auc", "gauc", "ne", "logloss", "auprc", "accuracy", "precision", "recall", "mse", "mae", "ndcg@10", "recall@10"
+    "auc", "gauc", "ne", "logloss", "auprc", "accuracy", "precision", "recall", "mse", "mae", "ndcg@10", "recall@10",
+    "rmse", "r2",
 ]  # fmt: skip
-LOWER_IS_BETTER = frozenset({"ne", "logloss", "mse", "mae"})
+LOWER_IS_BETTER = frozenset({"ne", "logloss", "mse", "mae", "rmse"})
+OF_NUMBERS = frozenset({"mse", "mae", "rmse", "r2"})  # figures of a label that is a number
+ONLY_OF_NUMBERS = frozenset({"rmse", "r2"})
 
 
 class EarlyStoppingConfig(Section):

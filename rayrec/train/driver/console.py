@@ -15,6 +15,7 @@ from rayrec.train.driver.terminal import plain
 
 MIN_S_BETWEEN_LINES = 1.0
 WIDTH_OF_FILES = 120
+TITLES = {"auc": "AUC", "ne": "NE", "rmse": "RMSE", "r2": "R²"}
 
 
 def figure(value: float | None, digits: int = 4) -> str:
@@ -78,7 +79,7 @@ class Display:
 
     def train(self, record: Mapping[str, Any]) -> None:
         """Figures of the steps since the last logging step."""
-        self._figures = {name: record[name] for name in ("samples_per_second", "loss", "ne")}
+        self._figures = {name: record.get(name) for name in ("samples_per_second", "loss", "ne", "rmse")}
         if self._progress is not None:
             self._progress.update(self._task, completed=record["step"], figures=self._figures_text())
         elif time.monotonic() - self._last_line_at >= MIN_S_BETWEEN_LINES:
@@ -107,8 +108,8 @@ class Display:
         named = evaluation.get("tasks", {})
         tasks = {f", {name}": scores for name, scores in named.items()} or {"": evaluation}
         rows = [
-            *((f"evaluation AUC{label}", figure(scores.get("auc"))) for label, scores in tasks.items()),
-            *((f"evaluation NE{label}", figure(scores.get("ne"))) for label, scores in tasks.items()),
+            *_scores(tasks, "auc", "ne"),
+            *_scores(tasks, "rmse", "r2"),
             ("epochs, steps", f"{result['epochs']}, {result['steps']:,}"),
             ("workers", str(result["world_size"])),
             ("samples/s", f"{result['samples_per_second']:,.0f}"),
@@ -131,7 +132,9 @@ class Display:
         if not self._figures:
             return ""
         speed = self._figures["samples_per_second"] or 0.0
-        return f"{speed:,.0f} samples/s  loss {figure(self._figures['loss'])}  NE {figure(self._figures['ne'])}"
+        loss, rmse = self._figures["loss"], self._figures["rmse"]
+        quality = f"NE {figure(self._figures['ne'])}" if rmse is None else f"RMSE {figure(rmse)}"
+        return f"{speed:,.0f} samples/s  loss {figure(loss)}  {quality}"
 
 
 def evaluation_lines(head: str, scores: Mapping[str, Any]) -> list[str]:
@@ -144,7 +147,19 @@ def evaluation_lines(head: str, scores: Mapping[str, Any]) -> list[str]:
     return [f"{head}{skipped}:", *lines]
 
 
+def _scores(tasks: Mapping[str, Mapping[str, Any]], *names: str) -> list[tuple[str, str]]:
+    """Lines of the summary: figures of those labels that have them, or, without an evaluation, that there are none."""
+    having = {label: scores for label, scores in tasks.items() if names[0] in scores or (not scores and "ne" in names)}
+    return [
+        (f"evaluation {TITLES[name]}{label}", figure(scores.get(name)))
+        for name in names
+        for label, scores in having.items()
+    ]
+
+
 def _quality(scores: Mapping[str, Any]) -> str:
+    if "rmse" in scores:
+        return f"RMSE {figure(scores['rmse'])}  MAE {figure(scores['mae'])}  R² {figure(scores['r2'])}"
     grouped = f"GAUC {figure(scores['gauc'])}  " if "gauc" in scores else ""
     return (
         f"AUC {figure(scores['auc'])}  {grouped}NE {figure(scores['ne'])}  logloss {figure(scores['logloss'])}  "

@@ -17,8 +17,23 @@ from rayrec.train.run_log import Record
 
 KEPT = ("train", "eval", "event")
 CURVES = {
-    "train": ("loss", "ne", "auc", "samples_per_second", "data_wait_fraction"),
-    "eval": ("auc", "gauc", "ne", "logloss", "calibration", "auprc", "accuracy", "ctr", "mse", "ndcg@10", "recall@10"),
+    "train": ("loss", "ne", "auc", "rmse", "r2", "samples_per_second", "data_wait_fraction"),
+    "eval": (
+        "auc",
+        "gauc",
+        "ne",
+        "logloss",
+        "calibration",
+        "auprc",
+        "accuracy",
+        "ctr",
+        "mse",
+        "ndcg@10",
+        "recall@10",
+        "rmse",
+        "mae",
+        "r2",
+    ),
 }
 
 

@@ -17,21 +17,23 @@ FIGURES = {
     "accuracy": "accuracy",
     "ndcg@10": "NDCG@10",
     "recall@10": "recall@10",
+    "rmse": "RMSE",
+    "r2": "R²",
 }
-ALWAYS = ("auc", "ne", "logloss", "calibration")
+ALWAYS = ("auc", "ne", "logloss", "calibration")  # of a label that is 0 or 1
 
 
 def evaluations_table(evals: Sequence[Line]) -> str:
-    """A row for each evaluation that stands, and each of several labels; the best AUC is marked."""
+    """A row for each evaluation that stands, and each of several labels; the best AUC, or RMSE, is marked."""
     lines, _ = history(evals)
     if not lines:
         return ""
     names = task_names(lines)
-    shown = _shown(lines)
+    shown = _shown(lines, names)
     rows = [
         _row(name, [epoch_text(line), count_text(line, "step")], line, shown, best=line is best and len(of) > 1)
         for name, of in [(name, of_task(lines, name)) for name in names] or [("", lines)]
-        for best in [max(of, key=lambda line: number(line, "auc") or 0.0)]
+        for best in [max(of, key=_goodness)]
         for line in of
     ]
     return _table(["label"] if names else [], ["epoch", "step", *shown.values(), "rows"], rows)
@@ -45,7 +47,7 @@ def by_time_table(evals: Sequence[Line]) -> str:
     if not lines:
         return ""
     names = task_names(lines)
-    shown = _shown(lines)
+    shown = _shown(lines, names)
     rows = [
         _row(name, [escape(str(line.get("start")))], line, shown)
         for name, of in [(name, of_task(lines, name)) for name in names] or [("", lines)]
@@ -54,9 +56,15 @@ def by_time_table(evals: Sequence[Line]) -> str:
     return _table(["label"] if names else [], ["from (UTC)", *shown.values(), "rows"], rows)
 
 
-def _shown(lines: Sequence[Line]) -> dict[str, str]:
-    """The figures that some line has."""
-    return {key: title for key, title in FIGURES.items() if key in ALWAYS or any(key in line for line in lines)}
+def _goodness(line: Line) -> float:
+    return -(number(line, "rmse") or 0.0) if "rmse" in line else number(line, "auc") or 0.0
+
+
+def _shown(lines: Sequence[Line], names: Sequence[str]) -> dict[str, str]:
+    """The figures that some line has, of any of several labels."""
+    every = [line for name in names for line in of_task(lines, name)] or lines
+    always = () if all("rmse" in line for line in every) else ALWAYS
+    return {key: title for key, title in FIGURES.items() if key in always or any(key in line for line in every)}
 
 
 def _row(task: str, first: Sequence[str], line: Line, shown: Mapping[str, str], best: bool = False) -> str:

@@ -83,10 +83,25 @@ def _cards(run: RunRecord) -> str:
     train = run.train[-1] if run.train else {}
     world = number(result, "world_size") or (run.plan.min_world_size if run.plan else None)
     checkpoint = str(result.get("checkpoint") or _last_checkpoint(run) or "")
-    samples = number(evaluation, "samples")
     seconds = run.last_time - run.first_time if run.first_time is not None and run.last_time is not None else None
     attempts = max((int(number(line, "attempt") or 0) for line in run.lines), default=0)
     cards = [
+        *(_number_cards if "rmse" in {**train, **evaluation} else _binary_cards)(run, train, evaluation),
+        ("Throughput", f"{rate:,.0f}" if rate else "–", "samples / s", ""),
+        ("Waiting for data", *_waited(run), ""),
+        ("Workers", f"{world:.0f}" if world else "–", f"attempt {attempts}" if attempts > 1 else "", ""),
+        ("Steps", f"{run.steps:,}", ", ".join(filter(None, [_epochs(run), _duration(seconds)])), ""),
+        ("Checkpoint", checkpoint.rstrip("/").rsplit("/", 1)[-1] or "–", checkpoint, ""),
+    ]
+    return "<div class='cards'>" + "".join(_card(*card) for card in cards) + "</div>"
+
+
+Card = tuple[str, str, str, str]  # name, value, what it is about, look
+
+
+def _binary_cards(run: RunRecord, train: Line, evaluation: Line) -> list[Card]:
+    """Of a label that is 0 or 1."""
+    return [
         ("AUC", figure_text(evaluation, "auc"), _best(run.evals, "auc", max) or _training(train, "auc"), "lead"),
         (
             "Normalized entropy",
@@ -97,17 +112,31 @@ def _cards(run: RunRecord) -> str:
         (
             "Log loss",
             figure_text(evaluation, "logloss"),
-            f"evaluated on {samples:,.0f} rows" if samples else "",
+            _evaluated_on(evaluation),
             "lead",
         ),
         ("Calibration", figure_text(evaluation, "calibration"), "predicted / observed positives", "lead"),
-        ("Throughput", f"{rate:,.0f}" if rate else "–", "samples / s", ""),
-        ("Waiting for data", *_waited(run), ""),
-        ("Workers", f"{world:.0f}" if world else "–", f"attempt {attempts}" if attempts > 1 else "", ""),
-        ("Steps", f"{run.steps:,}", ", ".join(filter(None, [_epochs(run), _duration(seconds)])), ""),
-        ("Checkpoint", checkpoint.rstrip("/").rsplit("/", 1)[-1] or "–", checkpoint, ""),
     ]
-    return "<div class='cards'>" + "".join(_card(*card) for card in cards) + "</div>"
+
+
+def _number_cards(run: RunRecord, train: Line, evaluation: Line) -> list[Card]:
+    """Of a label that is a number."""
+    return [
+        ("RMSE", figure_text(evaluation, "rmse"), _best(run.evals, "rmse", min) or _training(train, "rmse"), "lead"),
+        ("R²", figure_text(evaluation, "r2"), _best(run.evals, "r2", max) or _training(train, "r2"), "lead"),
+        ("MAE", figure_text(evaluation, "mae"), _evaluated_on(evaluation), "lead"),
+        (
+            "Mean",
+            figure_text(evaluation, "prediction_mean"),
+            f"labels: {figure_text(evaluation, 'label_mean')}",
+            "lead",
+        ),
+    ]
+
+
+def _evaluated_on(evaluation: Line) -> str:
+    samples = number(evaluation, "samples")
+    return f"evaluated on {samples:,.0f} rows" if samples else ""
 
 
 def _waited(run: RunRecord) -> tuple[str, str]:
@@ -148,10 +177,17 @@ def _charts(run: RunRecord) -> str:
     four = "{:.4f}".format
     ne, auc, calibration = "Normalized entropy", "AUC", "Calibration"
     # The loss of several labels is their sum, which no evaluation has.
-    charts = [
-        curve("loss", None if names else "logloss", title="Loss" if names else "Log loss", unit=four, smooth=True)
-    ]
+    numbers = not names and any("rmse" in line for line in run.train)
+    dots = None if names else "mse" if numbers else "logloss"
+    title = "Loss" if names else "Squared error" if numbers else "Log loss"
+    charts = [curve("loss", dots, title=title, unit=four, smooth=True)]
     for task, of in [(name, f", {name}") for name in names] or [("", "")]:
+        if any("rmse" in line for line in (of_task(run.train, task) if task else run.train)):
+            charts += [
+                curve("rmse", "rmse", task, title="RMSE" + of, unit=four, smooth=True, low=0.0),
+                curve("r2", "r2", task, title="R²" + of, unit=four, smooth=True, reference=(0.0, "mean of the labels")),
+            ]
+            continue
         charts += [
             curve("ne", "ne", task, title=ne + of, unit=four, smooth=True, reference=(1.0, "base rate")),
             curve("auc", "auc", task, title=auc + of, unit=four, smooth=True, reference=(0.5, "chance")),

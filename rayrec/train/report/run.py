@@ -105,7 +105,12 @@ def task_names(lines: Sequence[Line]) -> list[str]:
 def of_task(lines: Sequence[Line], name: str) -> list[Line]:
     """The lines with the figures of one of several labels in place of the first one's."""
     tasks = [(line, line["tasks"]) for line in lines if isinstance(line.get("tasks"), dict)]
-    return [{**line, **of[name]} for line, of in tasks if isinstance(of.get(name), dict)]
+    own = {key for _, of in tasks for figures in of.values() if isinstance(figures, dict) for key in figures}
+    return [
+        {**{key: value for key, value in line.items() if key not in own}, **of[name]}
+        for line, of in tasks
+        if isinstance(of.get(name), dict)
+    ]
 
 
 def history(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rayrec.data import Schema, empty_batch
-from rayrec.metrics import BinaryMetrics, BucketedMetrics, GroupedAuc
+from rayrec.metrics import BucketedMetrics, GroupedAuc, LabelMetrics
 from rayrec.models import Batch
 from rayrec.train.config import TrainConfig
 from rayrec.train.worker.learner import Learner
@@ -30,9 +30,9 @@ class Scores:
 
     def __init__(self, schema: Schema, session: Session) -> None:
         self._session, self._names = session, schema.task_names
-        self._all = BinaryMetrics(session.device, names=self._names)
+        self._all = LabelMetrics(schema.label_kinds, session.device, self._names)
         self._groups = None if schema.group is None else GroupedAuc(self._names)
-        self._times = None if schema.timestamp is None else BucketedMetrics(self._names)
+        self._times = None if schema.timestamp is None else BucketedMetrics(self._names, schema.label_kinds)
         self._bucket = "day" if schema.timestamp is None else schema.timestamp.bucket
         self._first_s = MONDAY_S if self._bucket == "week" else 0
 
@@ -48,7 +48,7 @@ class Scores:
             self._times.update(bucket, logits, batch.label, batch.weight)
 
     def figures(self) -> dict[str, Any]:
-        """Those of all ranks: what `BinaryMetrics` gives, `gauc` and `groups` where rows have groups, and `by_time`
+        """Those of all ranks: what `LabelMetrics` gives, `gauc` and `groups` where rows have groups, and `by_time`
         where they have times: the same figures for each stretch, with its `start`. A collective.
         """
         figures = self._all.compute(self._session.group)

@@ -45,7 +45,9 @@ class Loop:
         self.saver = Saver(job, session, self._tell_of_checkpoint)
         self.position = self._resumed_position()
         self.saved: Checkpoint | None = None  # the last one that is known to be complete
-        self.window = Window(session.device, session.control, session.group, self.config.data_schema.task_names)
+        schema = self.config.data_schema
+        labels = (schema.task_names, schema.label_kinds)
+        self.window = Window(session.device, session.control, session.group, *labels)
         self.empty = empty_batch(self.config.data_schema.for_training)
         self.last_epoch = self.config.trainer.epochs - 1
         self.figures: dict[str, Any] = {}
@@ -311,6 +313,7 @@ class Loop:
             "eval": self.scores,
             "train": {
                 "loss": self.figures.get("loss"),
+                **{name: self.figures.get(name) for name in self.figures.keys() & {"rmse", "r2"}},
                 "ne": self.figures.get("ne"),
                 "auc": self.figures.get("auc"),
                 "samples": position.samples,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rayrec.distributed.comm import Group
-from rayrec.metrics import BinaryMetrics
+from rayrec.metrics import LabelMetrics
 from rayrec.train.worker.lockstep import Control, NotFiniteError, StepInput
 
 
@@ -18,13 +18,19 @@ class Window:
 
     Args:
         names: of several labels.
+        kinds: "binary" or "number" for each label.
     """
 
     def __init__(
-        self, device: torch.device, control: Control, group: Group, names: Sequence[str] | None = None
+        self,
+        device: torch.device,
+        control: Control,
+        group: Group,
+        names: Sequence[str] | None = None,
+        kinds: Sequence[str] = ("binary",),
     ) -> None:
         self._control, self._group = control, group
-        self._metrics = BinaryMetrics(device, names=names)
+        self._metrics = LabelMetrics(kinds, device, names)
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._weight = 0.0
         self._rows = self._all_rows = 0
@@ -56,14 +62,13 @@ class Window:
         quality = self._metrics.compute(self._group)
         figures = {
             "loss": loss_sum / weight if weight else None,
-            "ne": quality["ne"],
-            "auc": quality["auc"],
+            **_quality(quality),
             "samples_per_second": rows / max(seconds / self._control.world_size, 1e-9),
             "data_wait_fraction": min(1.0, wait_s / max(seconds, 1e-9)),
         }
         if "tasks" in quality:
             tasks = quality["tasks"].items()
-            figures["tasks"] = {name: {"ne": task["ne"], "auc": task["auc"]} for name, task in tasks}
+            figures["tasks"] = {name: _quality(task) for name, task in tasks}
         self._metrics.reset()
         self._loss.zero_()
         self._weight = 0.0
@@ -101,6 +106,11 @@ class Window:
         """
         (loss_sum,) = self._control.sums([float(self._loss) if sound else math.nan])
         _refuse_infinite(loss_sum, step)
+
+
+def _quality(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """What is told of a label while training: of a binary one `ne` and `auc`, of a number `rmse` and `r2`."""
+    return {name: figures[name] for name in ("ne", "auc", "rmse", "r2") if name in figures}
 
 
 def _refuse_infinite(loss_sum: float, step: int) -> None:
