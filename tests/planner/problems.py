@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from hypothesis import strategies as st
 
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -49,3 +50,31 @@ def constraints(draw: st.DrawFn, names: Sequence[str]) -> dict[str, ParameterCon
             bag = draw(st.none() | st.floats(0, 40))
             told[name] = ParameterConstraints(sharding_types=kinds, pooling_factors=None if bag is None else [bag])
     return told
+
+
+def drawn(seed: int) -> tuple[list[EmbeddingBagConfig], Topology, dict[str, ParameterConstraints]]:
+    """A problem on hosts of unlike size with little memory to spare; every third one on GPUs."""
+    random = np.random.default_rng(seed)
+    hosts = [int(count) for count in random.integers(1, 5, random.integers(1, 4))]
+    listed = [
+        table(
+            f"t{n}",
+            int(10 ** random.uniform(2, 6.3)),
+            4 * int(random.integers(1, 33)),
+            [f"t{n}_{k}" for k in range(random.integers(1, 3))],
+        )
+        for n in range(random.integers(4, 12))
+    ]
+    told = {}
+    for one in listed:
+        if random.random() < 0.5:
+            kinds = [KINDS[kind] for kind in sorted(random.choice(len(KINDS), 2, replace=False))]
+            bag = float(30 ** random.uniform())
+            told[one.name] = ParameterConstraints(sharding_types=kinds, pooling_factors=[bag] * len(one.feature_names))
+    needed = sum(one.num_embeddings * (one.embedding_dim * 4 + 4) for one in listed)
+    each = needed / sum(hosts) * random.choice([1.2, 1.5, 3.0]) + 40e6
+    memory = [int(each * (1.5 if n else 1.0)) for n in range(len(hosts))]
+    if seed % 3 == 2:
+        halved = [held // 2 for held in memory]
+        return listed, Topology(sum(hosts), "cuda", hosts=hosts, hbm_cap=halved, ddr_cap=1 << 33), told
+    return listed, Topology(sum(hosts), "cpu", hosts=hosts, ddr_cap=memory), told

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from rayrec.distributed.planner import ParameterConstraints, Topology, plan_tables
+from rayrec.distributed.planner import NoPlanError, ParameterConstraints, Topology, plan_tables
 from rayrec.distributed.planner.explain import explain
 from rayrec.distributed.planner.html import html_page
 from rayrec.distributed.planner.types import PlanResult
 from rayrec.modules import DataType, EmbeddingBagConfig
-from tests.planner.problems import KINDS, SHARDER, table
+from tests.planner.problems import KINDS, SHARDER, drawn, table
 
 GOLDEN, PICTURE = (Path(__file__).with_name(f"golden.{ending}") for ending in ("json", "html"))
 SIZES = [2_000_000, 900_000, 300_000, 40_000, 5_000, 700, 90, 3]
@@ -43,6 +43,7 @@ PROBLEMS: dict[str, tuple[Any, ...]] = {
     "half precision": (HALF, Topology(4, "cuda", gpu="a100_80"), None),
     "dense and tied down": (MIXED, Topology(4, "cpu", local_world_size=2), DENSE),
 }
+DRAWN = (0, 1, 2, 6, 8, 9, 12, 16, 17, 18, 22, 25, 26, 28, 29, 35)
 
 
 def result_of(name: str) -> PlanResult:
@@ -74,6 +75,26 @@ def test_plans_are_as_they_were(name: str) -> None:
     assert solved(name) == json.loads(GOLDEN.read_text())[name], "if it is meant: python -m tests.planner.test_golden"
 
 
+def in_brief(seed: int) -> dict[str, Any] | str:
+    """The plan of a drawn problem, a line a table, or the reasons for which there is none."""
+    listed, topology, told = drawn(seed)
+    try:
+        result = plan_tables(listed, topology, told, batch_size=256, sharder=SHARDER)
+    except NoPlanError as error:
+        return str(error)
+    plan = {
+        name: f"{one.sharding_type} {one.compute_kernel} {one.load_factor:g} on {[shard.rank for shard in one.shards]}"
+        for name, one in result.plan.plan[""].items()
+    }
+    return {**plan, "worst": f"{result.estimate.worst_s:.6g}", "bound": f"{result.bound_s:.6g}"}
+
+
+@pytest.mark.parametrize("seed", DRAWN)
+def test_plans_with_little_memory_are_as_they_were(seed: int) -> None:
+    expected = json.loads(GOLDEN.read_text())[f"drawn {seed}"]
+    assert in_brief(seed) == expected, "if it is meant: python -m tests.planner.test_golden"
+
+
 def picture() -> str:
     """One tag a line."""
     return html_page(result_of("every kind on two hosts"), title="a plan", explanation="why").replace("><", ">\n<")
@@ -84,6 +105,6 @@ def test_the_picture_is_as_it_was() -> None:
 
 
 if __name__ == "__main__":
-    found = {name: solved(name) for name in PROBLEMS}
+    found = {name: solved(name) for name in PROBLEMS} | {f"drawn {seed}": in_brief(seed) for seed in DRAWN}
     GOLDEN.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     PICTURE.write_text(picture(), encoding="utf-8")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,7 +21,9 @@ from rayrec.distributed.planner import (
     check_plan,
     plan_tables,
 )
-from rayrec.distributed.types import ShardingPlan
+from rayrec.distributed.planner.estimate import evaluate
+from rayrec.distributed.sharding.cuts import CUTS
+from rayrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType
 from tests.planner.problems import SHARDER, collection, constraints, table, tables, topologies
 
 CAREFUL = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -65,6 +69,47 @@ def assert_nothing_fits(listed, topology: Topology, told) -> None:
     assert result is not None
     with pytest.raises(NoPlanError):
         check_plan(result.plan, result.tables, topology)
+
+
+def every_plan(listed) -> Iterator[ShardingPlan]:
+    """On two ranks: whole tables, halves by columns and by rows, and copies."""
+    both = [("column_wise", ranks) for ranks in itertools.product((0, 1), repeat=2)]
+    ways = [("table_wise", (0,)), ("table_wise", (1,)), *both, ("row_wise", (0, 1)), ("data_parallel", (0, 1))]
+    for picked in itertools.product(ways, repeat=len(listed)):
+        shardings = {
+            t.name: ParameterSharding(
+                sharding_type=kind,
+                compute_kernel="fused",
+                shards=CUTS[ShardingType(kind)](t.name, t.num_embeddings, t.embedding_dim, list(ranks)),
+                device="cpu",
+            )
+            for t, (kind, ranks) in zip(listed, picked, strict=True)
+        }
+        yield ShardingPlan({"": shardings})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_plan_is_below_the_bound_and_few_are_better_than_the_one_found(seed: int):
+    """All 512 plans of three tables on two ranks; for two problems of three, memory decides as well."""
+    rng = np.random.default_rng(seed)
+    listed = [table(f"t{n}", int(10 ** rng.uniform(1, 6)), 8 * int(rng.integers(1, 9))) for n in range(3)]
+    told = {
+        t.name: ParameterConstraints(
+            sharding_types=["table_wise", "column_wise", "row_wise", "data_parallel"],
+            pooling_factors=[float(30 ** rng.uniform())],
+            min_partition=t.embedding_dim // 2,
+        )
+        for t in listed
+    }
+    weights = sum(t.num_embeddings * (t.embedding_dim * 4 + 4) for t in listed)
+    memory = int((weights / 2 * (1.05, 1.3, 4)[seed % 3] + 12e6) / 0.9)
+    topology = Topology(2, "cpu", ddr_cap=memory)
+    result = plan_tables(listed, topology, told, batch_size=256, sharder=SHARDER)
+    reserve_R = result.estimate.reserve_R
+    estimates = [evaluate(plan, result.tables, topology, reserve_R) for plan in every_plan(listed)]
+    best = min(each.worst_s for each in estimates if each.device_bytes_R.max() <= memory)
+    assert result.bound_s <= best <= result.estimate.worst_s * (1 + 1e-12)
+    assert result.estimate.worst_s <= 1.07 * best
 
 
 def test_the_bound_holds_where_a_host_with_one_rank_spares_partial_sums() -> None:
