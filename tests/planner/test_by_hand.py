@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from rayrec.distributed.planner import Topology
-from rayrec.distributed.planner.cost import shard_cost, shared_seconds
+from rayrec.distributed.planner.cost import row_bandwidth, shard_cost, shared_seconds
 from rayrec.distributed.planner.options import options
+from rayrec.distributed.planner.presets import DEVICES
 from rayrec.distributed.planner.storage import shard_storage
 from rayrec.distributed.planner.types import Table
 
@@ -54,6 +55,18 @@ def test_a_whole_table() -> None:
     assert cost.backward == pytest.approx(vectors / CPU.memory_bw + update)
     assert cost.host == CPU.table_s
     assert shared_seconds(TABLE, "table_wise", 1, 1, TOPOLOGY) == pytest.approx(100 * CPU.route_s)
+
+
+def test_rows_are_read_as_fast_as_where_they_lie() -> None:
+    gpu = DEVICES["h100"]
+    assert row_bandwidth("fused", gpu, 0.5) == row_bandwidth("dense", gpu, 0.5) == gpu.memory_bw
+    assert row_bandwidth("fused_uvm", gpu, 0.5) == gpu.host_to_device_bw
+    # Of a cache of 1/16 of the rows every second lookup is a miss: over the bus, then into the cache.
+    behind_a_cache = 1 / (1 / gpu.memory_bw + 0.5 * (1 / gpu.host_to_device_bw + 1 / gpu.memory_bw))
+    assert row_bandwidth("fused_uvm_caching", gpu, 1 / 16) == pytest.approx(behind_a_cache)
+    assert row_bandwidth("fused_uvm_caching", gpu, 2.0) == gpu.memory_bw
+    for kernel in ("fused", "fused_uvm", "fused_uvm_caching"):
+        assert row_bandwidth(kernel, CPU, 0.5) == CPU.memory_bw
 
 
 def test_weights_travel_with_their_ids() -> None:

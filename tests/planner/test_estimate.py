@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,20 @@ def estimate(lookup_R: list[float]) -> Estimate:
 )
 def test_ranks_slow_each_other_while_they_work(lookups, processors: int, alone: float, seconds: float):
     assert estimate(lookups).step_on(processors, alone) == pytest.approx(seconds)
+
+
+def test_a_step_waits_for_the_slowest_rank_of_every_exchange():
+    costs = [
+        Cost(input_intra=1, output_inter=2, gradient_intra=4, lookup=8, backward=16),
+        Cost(input_inter=3, output_intra=1, gradient_inter=1, lookup=10, host=5),
+    ]
+    both = replace(estimate([0, 0]), cost_RT=np.array(costs), collectives_s=0.5, routing_s=0.25)
+    assert both.step_s == pytest.approx(0.5 + 3 + 2 + 4 + 10 + 16.25)
+    assert both.fixed_s == 0.75
+    assert both.seconds_R.tolist() == [31 + 0.75, 20 + 0.75]
+    assert (both.worst_s, both.worst_rank) == (31.75, 0)
+    assert both.lookup_ratio == pytest.approx(10 / 9)
+    assert estimate([0, 0]).lookup_ratio == 1
 
 
 def test_all_ranks_at_once_is_what_was_measured():

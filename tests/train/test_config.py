@@ -45,6 +45,7 @@ def problem(*overrides: str) -> str:
         ("tables.user.pooling=max", ["tables.user.pooling: got 'max'; allowed: 'sum' or 'mean'"]),
         ("tables.user.name=item", ["tables: table name 'item' is used twice"]),
         ("tables.user.features=[usr]", ["'usr' is not a sparse feature", "did you mean 'user'?"]),
+        ("tables.user.features=[user, user]", ["tables.user.features: table 'user': feature 'user' is listed twice"]),
         ("tables.user.features=[item]", ["schema.sparse.user: no table reads feature 'user'"]),
         ("schema.sparse.item.mapping.kind=hsh", ["schema.sparse.item.mapping.kind: got 'hsh'", "'hash'"]),
         ("schema.sparse.item.mapping.sed=1", ["schema.sparse.item.mapping.sed: unknown field", "'seed'"]),

@@ -231,6 +231,17 @@ def speeds(group: dist.ProcessGroup) -> dict[str, Any]:
     return window.close(2)
 
 
+def test_a_window_goes_on_from_its_state() -> None:
+    """Also in a world of one."""
+    alone = Control(0, 1, None)
+    window, other = (Window(torch.device("cpu"), alone, None) for _ in range(2))
+    window.add(StepInput(batch(6), 6, 6.0, 1.0, 0, wait_s=0.5), torch.tensor(2.0), torch.arange(6.0), 1.0)
+    other.load_state(window.state())
+    assert not other.empty
+    assert other.close(1) == window.close(1)
+    assert other.empty and window.empty
+
+
 def test_a_window_tells_the_speed_and_loss_of_all_ranks() -> None:
     for figures in on_ranks(2, speeds):
         assert figures["samples_per_second"] == pytest.approx(16 / 4)  # 16 rows in a mean of (2 + 6) / 2 seconds

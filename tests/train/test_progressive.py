@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from rayrec.data import DataSet
+from rayrec.data.source.periods import count_periods
 from rayrec.train import Result, Trainer
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
@@ -72,6 +74,12 @@ def test_what_cannot_be_progressive_is_refused(tmp_path: Path) -> None:
     for data in ({"train": str(tmp_path), "eval": str(tmp_path)}, {"train": [{"path": str(tmp_path), "weight": 1.0}]}):
         with pytest.raises(ValueError, match="progressive needs one data set"):
             parse_config(small.raw_config(tmp_path, data={**data, "progressive": "day"}))
+
+
+def test_two_days_are_enough(tmp_path: Path) -> None:
+    write_day(tmp_path / "days", 0)
+    write_day(tmp_path / "days", 1)
+    assert count_periods(DataSet(path=str(tmp_path / "days")), "day") == 2
 
 
 def test_files_may_be_added_between_epochs(tmp_path: Path) -> None:

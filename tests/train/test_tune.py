@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,11 +13,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
+from ray import tune as ray_tune
+from rich.console import Console
 
-from rayrec.train.config.file import ConfigError, load_config, parse_config
+from rayrec.train.config.file import ConfigError, load_config, parse_config, read_yaml
+from rayrec.train.errors import TrainError
+from rayrec.train.tune.search import Search, Trial, _trackers, _trials, _write, tune
 from rayrec.train.tune.space import check_space, space_of, with_values
+from rayrec.train.tune.table import trials_table
 from tests.train.small import raw_config, write_all
 
 RAW = raw_config(Path("/nowhere"))
@@ -79,6 +87,90 @@ def test_a_drawn_value_stays_what_it_is() -> None:
     check_space(RAW, space)
     config = parse_config(with_values(RAW, {"optimizers.dense.max_gradient_norm": domain.sample()}))
     assert config.optimizers.dense.max_gradient_norm is None
+
+
+def result(name: str, scores: list[float | None] | None, error: Exception | None = None) -> ray_tune.Result:
+    """What Ray Tune gives of a trial; no frame where it reported nothing."""
+    frame = None if scores is None else pd.DataFrame({"auc": scores, "logloss": scores, "config/x": name})
+    config = {"optimizers.sparse.lr": 0.123456, "trainer.seed": 3}
+    return ray_tune.Result(
+        metrics={"config": config}, checkpoint=None, error=error, path=f"runs/{name}", metrics_dataframe=frame
+    )
+
+
+def test_the_best_trial_is_first_and_those_without_a_score_last() -> None:
+    lost = RuntimeError("first line\nthe last line")
+    results = [
+        result("b", [0.5, 0.7, 0.6]),
+        result("e", None, lost),
+        result("a", [0.8, None]),
+        result("d", [], RuntimeError()),
+        result("c", [0.7]),
+        result("f", [0.9, 0.65], RuntimeError("late")),
+    ]
+    most = _trials(results, Search(params=[], metric="auc"))
+    assert [(trial.name, trial.score, trial.evaluations, trial.error) for trial in most] == [
+        ("f", 0.9, 2, "late"), ("a", 0.8, 1, None), ("b", 0.7, 3, None), ("c", 0.7, 1, None),
+        ("d", None, 0, "RuntimeError"), ("e", None, 0, "the last line"),
+    ]  # fmt: skip
+    assert most[0].values == {"optimizers.sparse.lr": 0.123456, "trainer.seed": 3}
+    least = _trials(results, Search(params=[], metric="logloss"))
+    assert [(trial.name, trial.score) for trial in least] == [
+        ("b", 0.5), ("f", 0.65), ("c", 0.7), ("a", 0.8), ("d", None), ("e", None)
+    ]  # fmt: skip
+    assert [trial.score for trial in _trials(results, Search(params=[], metric="gauc"))] == [None] * 6
+
+
+def test_the_table_of_trials_is_what_it_was_drawn_from() -> None:
+    out = io.StringIO()
+    values = {"optimizers.sparse.lr": 0.123456, "trainer.seed": 3}
+    trials = [
+        Trial(name="trial-1", values=values, score=0.75, evaluations=2),
+        Trial(name="trial-2", values=values, score=None, evaluations=0, error="out of [red]memory"),
+    ]
+    Console(file=out, width=150).print(trials_table(trials, "auc"))
+    shown = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in out.getvalue().splitlines()]
+    assert [row for row in shown if row] == [
+        ["trial", "auc", "evaluations", "optimizers.sparse.lr", "trainer.seed"],
+        ["trial-1", "0.7500", "2", "0.1235", "3"],
+        ["trial-2", "failed: out of [red]memory", "0", "0.1235", "3"],
+    ]
+    Console(file=out, width=150).print(trials_table([], "auc"))
+
+
+def test_the_best_values_are_written_as_a_config(tmp_path: Path) -> None:
+    values = {"optimizers.sparse.lr": 0.2}
+    best = Trial(name="a", values=values, score=0.7, evaluations=1)
+    other = Trial(name="b", values={"optimizers.sparse.lr": 0.3}, score=0.6, evaluations=1)
+    _write(tmp_path, RAW, search := Search(params=[], metric="auc"), [best, other])
+    config = parse_config(read_yaml(tmp_path / "best.yaml"))
+    assert (config.name, config.optimizers.sparse.lr) == ("small", 0.2)
+    told = json.loads((tmp_path / "trials.json").read_text())
+    assert (told["metric"], told["mode"]) == ("auc", "max")
+    assert told["trials"][0] == {
+        "trial": "a", "name": "a", "values": values, "score": 0.7, "evaluations": 1, "error": None
+    }  # fmt: skip
+    (tmp_path / "best.yaml").unlink()
+    for trials in ([], [Trial(name="a", values=values, score=None, evaluations=0, error="x")]):
+        _write(tmp_path, RAW, search, trials)
+        assert not (tmp_path / "best.yaml").exists()
+
+
+def test_a_search_that_cannot_be_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = parse_config(raw_config(tmp_path))
+    params = ["optimizers.sparse.lr=[0.1]"]
+    for field, value, text in (
+        ("data", {"train": "a"}, "data.eval: a search compares evaluations"),
+        ("storage", {"path": "s3://bucket/runs"}, "keeps its state in a folder that all nodes see"),
+    ):
+        wrong = parse_config({**raw_config(tmp_path), field: value})
+        with pytest.raises(TrainError, match=text):
+            tune(wrong, Search(params=params))
+    with pytest.raises(ConfigError, match="nothing to search over"):
+        tune(config, Search(params=[]))
+    assert _trackers(Search(params=params), "small") == []
+    with pytest.raises(TrainError, match="track='tracker': there are mlflow, wandb"):
+        _trackers(Search(params=params, track="tracker"), "small")
 
 
 def run(folder: Path, *more: str) -> subprocess.Popen[str]:

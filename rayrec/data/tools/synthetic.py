@@ -58,7 +58,7 @@ class SyntheticSpec(Strict):
     def ids(self) -> dict[str, int]:
         """Feature name to how many ids it has, single ids first."""
         names = [f"id_{n}" for n in range(self.single)] + [f"ids_{n}" for n in range(self.multi)]
-        sizes = np.geomspace(self.smallest, self.largest, max(1, len(names))).round().astype(int).tolist()
+        sizes = np.geomspace(self.smallest, self.largest, len(names)).round().astype(int).tolist()
         # Small and large features alternate, so that single and multi features have both.
         mixed = [sizes[i // 2] if i % 2 == 0 else sizes[-1 - i // 2] for i in range(len(names))]
         return dict(zip(names, mixed, strict=True))

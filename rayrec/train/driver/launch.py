@@ -55,10 +55,12 @@ def run_job(job: Job, listener: Listener, display: Display, attempts_before: int
             was stopped by SIGINT or SIGTERM.
     """
     if job.config.trainer.num_workers == 0:
-        _run_alone(job, listener, display, attempts_before)
+        signals = _run_alone(job, listener, display, attempts_before)
     else:
         with connected(job.config.trainer.elastic) as cluster:
-            _run_on_ray(job, listener, display, attempts_before, cluster)
+            signals = _run_on_ray(job, listener, display, attempts_before, cluster)
+    if listener.stopped is not None:
+        raise signals.interrupted(listener.stopped)
     if listener.fatal is not None:
         raise TrainError(listener.fatal)
     if listener.done is None:
@@ -77,7 +79,8 @@ def _stop_signals(job: Job, ask: Callable[[], object], display: Display) -> Stop
     return StopSignals(tell_and_ask, grace_s)
 
 
-def _run_alone(job: Job, listener: Listener, display: Display, attempts_before: int) -> None:
+def _run_alone(job: Job, listener: Listener, display: Display, attempts_before: int) -> StopSignals:
+    """Run it in this process, and return what signals came meanwhile."""
     from rayrec.train.worker.entry import work_alone
 
     mailbox = Mailbox(attempts_before)
@@ -91,11 +94,11 @@ def _run_alone(job: Job, listener: Listener, display: Display, attempts_before: 
         raise
     except Exception as error:
         raise TrainError(listener.fatal or describe(error)) from error
-    if listener.stopped is not None:
-        raise signals.interrupted(listener.stopped)
+    return signals
 
 
-def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before: int, cluster: Cluster) -> None:
+def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before: int, cluster: Cluster) -> StopSignals:
+    """Run it by Ray Train's workers, and return what signals came meanwhile."""
     import ray
 
     trainer = job.config.trainer
@@ -120,8 +123,7 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
         with suppress(Exception):  # the cluster may be gone
             ray.kill(actor)
         shutil.rmtree(job.files.ray_state, ignore_errors=True)
-    if listener.stopped is not None:
-        raise signals.interrupted(listener.stopped)
+    return signals
 
 
 def _mailbox_actor(attempts_before: int) -> Any:
