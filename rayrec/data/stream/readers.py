@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import chain
 from typing import Protocol
 
@@ -31,6 +31,15 @@ class Reader(Protocol):
 
 
 def read_local(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]:
+    """Reads in a thread of its own, one piece ahead: batches are cut beside it."""
+    coming = Prefetcher(lambda: _read_here(pieces, recipe), depth=1)
+    try:
+        yield from coming.each(options.longest_wait_s)
+    finally:
+        coming.close()
+
+
+def _read_here(pieces: Iterable[Piece], recipe: Recipe) -> Generator[pa.Table]:
     """Reads in the calling thread."""
     streams = RowGroupStreams()
     try:
@@ -42,7 +51,7 @@ def read_local(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) ->
 
 def read_auto(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]:
     """Reads the first `HEAD_ROWS` rows, and windows that come mixed with those, in the calling thread and the rest
-    through Ray, which starts meanwhile; all rows in the calling thread where Ray would not be faster.
+    through Ray, which starts meanwhile; all rows as `read_local` where Ray would not be faster.
 
     Nobody waits for the first rows of an epoch until Ray has made its processes, and few rows need none at all.
     """
@@ -62,7 +71,7 @@ def read_auto(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> 
         rest = chain([first], coming_pieces)
         coming = Prefetcher(lambda: read_ray(rest, recipe, options), depth=1)
     try:
-        yield from read_local(head, recipe, options)
+        yield from _read_here(head, recipe)
         if coming is not None:
             yield from coming.each(options.longest_wait_s)
     finally:
