@@ -192,5 +192,7 @@ def test_a_number_that_is_none_is_told_with_its_row(tmp_path: Path) -> None:
     values = table["stars"].to_numpy().copy()
     values[5] = math.inf
     pq.write_table(table.set_column(table.column_names.index("stars"), "stars", pa.array(values)), path)
-    with pytest.raises((DataError, TrainError), match=r"the label must be a finite number .*row 5, column 'stars', value inf"):
+    with pytest.raises(
+        (DataError, TrainError), match=r"the label must be a finite number .*row 5, column 'stars', value inf"
+    ):
         trainer(tmp_path, **stars(tmp_path)).fit()

@@ -14,6 +14,7 @@ from rayrec.distributed.planner import EmbeddingShardingPlanner
 from rayrec.distributed.planner.estimate import Estimate
 from rayrec.distributed.types import ShardingPlan
 from rayrec.models import Batch
+from rayrec.optim import GradientClippingOptimizer
 from rayrec.train import build
 from rayrec.train.worker.accumulate import step_in_parts
 from rayrec.train.worker.machine import topology_of
@@ -52,7 +53,10 @@ class Learner:
             fused.settings_changed()
 
     def gradient_norm(self) -> float | None:
-        """Of the dense parameters (tables apart) after a step; None where there are none. Waits for the device."""
+        """Of the dense parameters (tables apart) after a step, before it was clipped; None where there are none. Waits
+        for the device."""
+        if isinstance(self.optimizer, GradientClippingOptimizer) and self.optimizer.last_total_grad_norm is not None:
+            return float(self.optimizer.last_total_grad_norm)
         grads = [p.grad for p in self.model.other_parameters().values() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(grads)) if grads else None
 
