@@ -15,17 +15,20 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from rayrec.checkpoint import table_state
 from rayrec.checkpoint.rectangles import Rectangles
 from rayrec.distributed import DistributedModelParallel
+from rayrec.distributed.replicas.collection import DMPCollection
 from rayrec.distributed.sharding.parameters import ShardedTable
 
 TABLE, TABLE_STATE, DENSE, DENSE_STATE = "table", "table_state", "dense", "dense_state"
 
 
 def to_save(model: DistributedModelParallel, dense_optimizer: torch.optim.Optimizer | None) -> dict[str, Rectangles]:
-    """This rank's part of the state, by key.
+    """This rank's part of the state, by key; a collective where sharding groups are replicated.
 
     Raises:
         ValueError: a dense table's optimizer keeps a state that no other cut of the table could take up.
     """
+    if isinstance(model, DMPCollection):
+        model.sync()  # groups that train on their own are one model here
     for kernel in model.kernels():
         kernel.weights()  # rows in a device cache are written back to where the shards point
     state: dict[str, Rectangles] = {}

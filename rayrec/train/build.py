@@ -181,8 +181,12 @@ def dense_optimizer(config: TrainConfig, parameters: Mapping[str, nn.Parameter])
     return GradientClippingOptimizer(made, GradientClipping.NORM, dense.max_gradient_norm)
 
 
-def given_plan(config: TrainConfig, world_size: int) -> ShardingPlan | None:
+def given_plan(config: TrainConfig, world_size: int, replicas: int = 1) -> ShardingPlan | None:
     """The plan named by `sharding.plan`, if one is.
+
+    Args:
+        world_size: workers that it is for: those of one group.
+        replicas: groups.
 
     Raises:
         TrainError: no such file, not a plan, for more ranks, or for other tables.
@@ -196,6 +200,12 @@ def given_plan(config: TrainConfig, world_size: int) -> ShardingPlan | None:
         raise TrainError(f"sharding.plan: {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise TrainError(f"sharding.plan: {path}: {error}") from None
+    if plan.min_world_size > max(1, world_size) and replicas > 1:
+        raise TrainError(
+            f"sharding.plan: {path} places shards on {plan.min_world_size} ranks, but each of {replicas} groups "
+            f"(sharding.replicas) has {world_size} of the {world_size * replicas} workers; plan for one group, with "
+            f"`rayrec plan --world {world_size}`, or lower sharding.replicas"
+        )
     if plan.min_world_size > max(1, world_size):
         raise TrainError(
             f"sharding.plan: {path} places shards on {plan.min_world_size} ranks, but trainer.num_workers is "

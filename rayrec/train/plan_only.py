@@ -6,15 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayrec.data.order.epoch import dealt
 from rayrec.distributed import ShardingPlan
-from rayrec.distributed.planner import EmbeddingShardingPlanner, PlanResult, Topology, diff, explain, write_html
+from rayrec.distributed.planner import PlanResult, Topology, diff, explain, write_html
+from rayrec.distributed.planner.replicas import Grouped
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
 from rayrec.train.config.file import text_of
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.plan_table import plan_table
+from rayrec.train.driver.plan_table import bytes_text, plan_table
 from rayrec.train.errors import StorageError
+from rayrec.train.groups import plan_groups
 from rayrec.train.run_folder import write_json
 
 
@@ -46,14 +47,26 @@ def make_plan(
     Raises:
         ValueError: the model cannot be built, nothing fits (`NoPlanError`), or the given plan is not for this model.
     """
-    planner = EmbeddingShardingPlanner(
-        topology=topology,
-        constraints=build.constraints(config),
-        batch_size=dealt(config.trainer.batch_size, 0, topology.world_size),
-    )
+    return make_groups(config, topology, factory, given).result
+
+
+def make_groups(
+    config: TrainConfig, topology: Topology, factory: build.Factory | None = None, given: ShardingPlan | None = None
+) -> Grouped:
+    """The same with how many sharding groups there are, each with that plan, and what synchronising them costs."""
     sharders = build.sharders(config)
     model = build.model(config, "meta", factory)
-    return planner.result(model, sharders) if given is None else planner.judge(given, model, sharders)
+    return plan_groups(config, topology, model, sharders, given)
+
+
+def group_words(groups: Grouped, sync_every: int) -> str:
+    """How many groups there are, and what keeping them alike costs."""
+    often = "every step" if sync_every == 1 else f"every {sync_every} steps"
+    return (
+        f"{groups.layout.replicas} groups of {groups.layout.group_size} workers, alike after {often}: "
+        f"{groups.sync_s * 1e3:.2f} ms and {bytes_text(groups.sync_bytes)} a step and worker, as predicted; "
+        "the plan of each:"
+    )
 
 
 def show_plan(
@@ -80,7 +93,10 @@ def show_plan(
             f"--load {files.load}: the plan uses {given.min_world_size} ranks, but the world has "
             f"{topology.world_size}; give --world {given.min_world_size}, or a plan for {topology.world_size}"
         )
-    result = make_plan(config, topology, given=given)
+    groups = make_groups(config, topology, given=given)
+    result = groups.result
+    if groups.layout.replicas > 1:
+        display.say(group_words(groups, config.sharding.sync_every))
     display.console.print(plan_table(result.plan.to_dict()))
     explanation = explain(result)
     display.console.print(explanation, highlight=False, markup=False, soft_wrap=True)

@@ -51,3 +51,15 @@ def test_quality_is_alike_for_ranks_and_plans(tmp_path: Path) -> None:
         found[world_size, kind] = outcome["eval"]["auc"]
     assert min(found.values()) >= 0.70, found
     assert max(found.values()) - min(found.values()) <= 0.005, found
+
+
+def test_quality_with_groups_that_train_on_their_own_for_ten_steps(tmp_path: Path) -> None:
+    """Beside one group of as many ranks, which sees the same rows in the same order."""
+    found = {}
+    for replicas, sync_every in ((1, 1), (2, 10), (4, 10)):
+        raw = config(tmp_path, f"{replicas}-groups", None)
+        raw["sharding"] = {"replicas": replicas, "sync_every": sync_every}
+        raw = apply_override(raw, "trainer.num_workers=4")
+        found[replicas] = on_ranks(4, fit_on_rank, raw, timeout_s=250)[0]["eval"]["auc"]
+    print({replicas: round(auc, 5) for replicas, auc in found.items()})
+    assert max(found.values()) - min(found.values()) <= 0.003, found

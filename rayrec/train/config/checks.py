@@ -30,6 +30,7 @@ def check_config(config: TrainConfig) -> None:
     _check_dlrm(config)
     _check_trainer(config)
     _check_labels(config)
+    _check_replicas(config)
     if config.data.shuffle == "none" and not isinstance(config.data.train, DataSet):
         raise _refuse("data.shuffle", "`none` keeps the order of one data set; a mix of several has none")
     if config.data.negative_rate < 1 and not isinstance(config.data.train, DataSet):
@@ -155,6 +156,18 @@ def _check_secrets(value: Any, field: str) -> None:
     elif isinstance(value, list | tuple):
         for one in value:
             _check_secrets(one, field)
+
+
+def _check_replicas(config: TrainConfig) -> None:
+    replicas, trainer = config.sharding.replicas, config.trainer
+    if replicas == "auto" or trainer.elastic or max(1, trainer.most_workers) % replicas == 0:
+        return
+    fit = ", ".join(str(n) for n in range(1, max(1, trainer.most_workers) + 1) if trainer.most_workers % n == 0)
+    raise _refuse(
+        "sharding.replicas",
+        f"{replicas} groups cannot have equally many of {trainer.most_workers} workers (trainer.num_workers); "
+        f"numbers that divide them are {fit or 1}",
+    )
 
 
 def _check_trainer(config: TrainConfig) -> None:

@@ -152,6 +152,18 @@ class ShardingConfig(Section):
     constraints: dict[str, ConstraintConfig] = Field(
         default={}, description="table name → what the planner may do with it"
     )
+    replicas: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default=1,
+        description="2D parallelism: groups of workers that have all tables each, sharded inside the group; it divides "
+        "`trainer.num_workers` (of `[least, most]` workers: the largest number up to it that divides those there are); "
+        "`auto`: as many as make the shortest step, as planned",
+    )
+    sync_every: int = Field(
+        default=1,
+        ge=1,
+        description="steps after which groups are made alike. 1: gradients meet in every step, and groups are one "
+        "training on the global batch; N: each trains its tables on its own rows for N steps, then they are averaged",
+    )
     plan: str | None = Field(default=None, description="path of a `plan.json` to use as it is; `null`: plan at start")
     calibration: str | None = Field(
         default=None,

@@ -86,6 +86,7 @@ def evaluate(
         StopRequested: the run is to stop.
     """
     scores = Scores(config.data_schema, session)
+    learner.synchronise()
     model = learner.model
     training = model.training
     model.eval()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from rayrec.data.order.epoch import dealt
+from rayrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 from rayrec.distributed.model_parallel import DistributedModelParallel
-from rayrec.distributed.planner import EmbeddingShardingPlanner
-from rayrec.distributed.planner.estimate import Estimate
+from rayrec.distributed.replicas.collection import DMPCollection
 from rayrec.distributed.types import ShardingPlan
 from rayrec.models import Batch
 from rayrec.optim import GradientClippingOptimizer
 from rayrec.train import build
+from rayrec.train.groups import Decision, decide
 from rayrec.train.worker.accumulate import step_in_parts
 from rayrec.train.worker.machine import topology_of
 from rayrec.train.worker.session import Job, Session
@@ -27,20 +28,38 @@ class Learner:
     tables is fused into backward.
 
     Args:
+        decision: the sharding groups, and the plan of each with its estimate.
         logit_shift: added to logits when scoring. Trained on all positives and a part w of the negatives, the model's
             probability p stands for p / (p + (1 - p) / w), which is the logit plus log(w) (He et al., "Practical
             lessons from predicting clicks on ads at Facebook", 2014, section 6.3).
         micro_batches: parts that a batch is worked through in.
-        estimate: what the planner expects the plan to cost each rank; rank 0 has it.
     """
 
     model: DistributedModelParallel
     optimizer: torch.optim.Optimizer
-    plan: ShardingPlan
-    world_size: int
+    decision: Decision
     logit_shift: float = 0.0
-    estimate: Estimate | None = None
     micro_batches: int = 1
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """Where tables lie, in each group."""
+        return self.decision.plan
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of all groups."""
+        return self.decision.layout.world_size
+
+    def synchronise(self) -> None:
+        """Makes the tables of all groups alike; a collective between two steps."""
+        if isinstance(self.model, DMPCollection):
+            self.model.sync()
+
+    def _step_optimizers(self) -> None:
+        self.optimizer.step()
+        if isinstance(self.model, DMPCollection):
+            self.model.after_step()
 
     def set_learning_rates(self, dense: float, sparse: float) -> None:
         """Those of the next step."""
@@ -78,14 +97,14 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         if self.micro_batches > 1:
             found = step_in_parts(self.model, batch, share * self.world_size, self.micro_batches)
-            self.optimizer.step()
+            self._step_optimizers()
             return found
         loss, logits = self.model(batch)
         # Gradients are averaged over ranks, whatever their rows: weigh each rank's mean by its share.
         # An empty batch takes part with a gradient of zero, so that the exchanges of backward line up.
         weighed = loss * (share * self.world_size) if batch.rows else logits.sum() * 0.0
         weighed.backward()
-        self.optimizer.step()
+        self._step_optimizers()
         detached: torch.Tensor = loss.detach() if batch.rows else weighed.detach()
         return detached, logits.detach()
 
@@ -106,36 +125,36 @@ def make_learner(job: Job, session: Session) -> Learner:
     config = job.config
     module = session.control.together(lambda: build.model(config, session.device, job.factory))
     sharders = build.sharders(config)
-    planner = _planner(job, session)
-    plan = build.given_plan(config, session.world_size) or _planned(planner, session, module, sharders)
-    tells = session.rank == 0  # the driver, at the start
-    estimate = session.control.together(lambda: planner.estimate(plan, module, sharders) if tells else None)
-    model = DistributedModelParallel(module, env=session.env, device=session.device, plan=plan, sharders=sharders)
+    topology = topology_of(session.machines, job.calibration)
+    decide_here = partial(decide, config, topology, module, sharders)
+    decision = (
+        decide_here() if session.group is None else invoke_on_rank_and_broadcast_result(session.group, 0, decide_here)
+    )
+    model = _sharded(module, decision, sharders, config.sharding.sync_every, session)
     # Dropout differs between ranks; weights, drawn before, do not.
     torch.manual_seed(config.trainer.seed * 10_007 + session.rank)
     optimizer = build.dense_optimizer(config, model.dense_parameters())
-    return Learner(
-        model,
-        optimizer,
-        plan,
-        session.world_size,
-        math.log(config.data.negative_rate),
-        estimate,
-        config.trainer.micro_batches,
+    return Learner(model, optimizer, decision, math.log(config.data.negative_rate), config.trainer.micro_batches)
+
+
+def _sharded(
+    module: torch.nn.Module, decision: Decision, sharders: list[Any], sync_every: int, session: Session
+) -> DistributedModelParallel:
+    layout = decision.layout
+    if session.group is None or layout.replicas == 1:
+        return DistributedModelParallel(
+            module, env=session.env, device=session.device, plan=decision.plan, sharders=sharders
+        )
+    group = layout.group_of(session.rank)
+    return DMPCollection(
+        module,
+        session.device,
+        decision.plan,
+        layout.world_size,
+        layout.group_size,
+        session.group,
+        node_group_size=sum(rank in group for rank in session.neighbours),
+        sharders=sharders,
+        use_inter_host_allreduce=True,
+        sync_every=sync_every,
     )
-
-
-def _planner(job: Job, session: Session) -> EmbeddingShardingPlanner:
-    return EmbeddingShardingPlanner(
-        topology=topology_of(session.machines, job.calibration),
-        batch_size=dealt(job.config.trainer.batch_size, 0, session.world_size),
-        constraints=build.constraints(job.config),
-    )
-
-
-def _planned(
-    planner: EmbeddingShardingPlanner, session: Session, module: torch.nn.Module, sharders: list[Any]
-) -> ShardingPlan:
-    if session.group is None:
-        return planner.plan(module, sharders)
-    return planner.collective_plan(module, sharders, session.group)

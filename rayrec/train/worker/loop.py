@@ -289,9 +289,11 @@ class Loop:
         if self.session.rank == 0:
             self.session.sink.put({"kind": "begin", "resumed_step": step, "world_size": self.session.world_size})
             dense = sum(p.numel() for p in self.learner.model.other_parameters().values())
-            memory = build.plan_memory(self.learner.plan, self.config, self.session.world_size, dense)
-            planned = planned_for(self.learner.plan, self.session.machines, self.job.calibration)
-            told = {"memory": memory, "time": build.plan_time(self.learner.estimate), "planned_for": planned}
+            decision = self.learner.decision
+            memory = build.plan_memory(decision.plan, self.config, decision.layout.group_size, dense)
+            planned = planned_for(decision.plan, self.session.machines, self.job.calibration, decision.layout)
+            told = {"memory": memory, "time": build.plan_time(decision.estimate), "planned_for": planned}
+            told |= decision.told(self.config.sharding.sync_every)
             self.session.sink.put({"kind": "plan", "plan": {**self.learner.plan.to_dict(), **told}})
         self.saver.tell_start()
 

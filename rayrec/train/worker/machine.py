@@ -16,6 +16,8 @@ from rayrec.distributed.planner import Topology
 from rayrec.distributed.planner.calibration import Calibration
 from rayrec.distributed.planner.exchange import exchange_words
 from rayrec.distributed.planner.presets import preset_of
+from rayrec.distributed.planner.replicas import group_topology
+from rayrec.distributed.replicas import GroupLayout
 from rayrec.distributed.types import ShardingPlan
 
 
@@ -84,9 +86,16 @@ def topology_of(machines: Sequence[Machine], calibration: Calibration | None = N
 
 
 def planned_for(
-    plan: ShardingPlan, machines: Sequence[Machine], calibration: Calibration | None = None
+    plan: ShardingPlan,
+    machines: Sequence[Machine],
+    calibration: Calibration | None = None,
+    layout: GroupLayout | None = None,
 ) -> dict[str, Any]:
-    """What a plan was made for, as `plan.json` keeps it: hosts, whence speeds are, how and why vectors cross hosts."""
+    """What a plan was made for, as `plan.json` keeps it: hosts, whence speeds are, how and why vectors cross hosts.
+
+    Args:
+        layout: the sharding groups, of which each has the plan; by default one.
+    """
     topology = topology_of(machines, calibration)
     hosts = [
         {
@@ -99,4 +108,5 @@ def planned_for(
         for host in topology.hosts
     ]
     speeds = "presets" if calibration is None else calibration.path
-    return {"hosts": hosts, "speeds": speeds, "exchange": exchange_words(plan, topology)}
+    own = topology if layout is None else group_topology(topology, layout)
+    return {"hosts": hosts, "speeds": speeds, "exchange": exchange_words(plan, own)}

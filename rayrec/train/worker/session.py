@@ -93,10 +93,15 @@ class Session:
         return self.control.world_size
 
     @property
+    def neighbours(self) -> list[int]:
+        """The ranks of this one's host, this one too."""
+        (own,) = (ranks for ranks in ranks_by_host(self.machines) if self.rank in ranks)
+        return own
+
+    @property
     def env(self) -> ShardingEnv:
         """With the number of ranks on this one's host: unlike numbers tell executors that hosts are unlike."""
-        (own,) = (ranks for ranks in ranks_by_host(self.machines) if self.rank in ranks)
-        return ShardingEnv(self.world_size, self.rank, self.group, local_world_size=len(own))
+        return ShardingEnv(self.world_size, self.rank, self.group, local_world_size=len(self.neighbours))
 
 
 def session_of(
