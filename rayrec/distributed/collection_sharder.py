@@ -16,8 +16,8 @@ from rayrec.distributed.replicas.meeting import same_weights, with_replicas
 from rayrec.distributed.sharding.executor import PlannedTable, Setup
 from rayrec.distributed.sharding.parameters import ShardedTable
 from rayrec.distributed.sharding.place import Place
-from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharder, ModuleSharding, ShardingEnv, ShardingType
+from rayrec.distributed.wire import Codec
 from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagCollection, EmbeddingCollection
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.sharding.vector_exchange import Codec
 from rayrec.distributed.types import ModuleSharding, ParameterSharding, ShardingEnv, ShardingType
+from rayrec.distributed.wire import Codec
 from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.optim import in_backward_optimizer_filter
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor

@@ -142,10 +142,15 @@ def fake_world(size: int) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
-    hosts = dist.new_group(list(range(size)))
-    BOOK.host_groups = {hosts.group_name}
+    BOOK.host_groups = set()
+
+    def host_group(group: Any, device: Any) -> Any:
+        hosts = dist.new_group(dist.get_process_group_ranks(group))
+        BOOK.host_groups.add(hosts.group_name)
+        return hosts
+
     comm.subgroup = subgroup  # type: ignore[assignment]
-    comm.host_group = lambda group, device: hosts  # type: ignore[assignment]
+    comm.host_group = host_group  # type: ignore[assignment]
     try:
         yield
     finally:

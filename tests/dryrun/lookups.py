@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 
 from tests.dryrun.book import BOOK
 from tests.dryrun.tensors import DEVICE, PretendCuda, unwrap
+
+
+@contextmanager
+def simulated():
+    """What a GPU would do: neither seen nor counted as the host's time."""
+    start = time.thread_time()
+    with torch.utils._python_dispatch._disable_current_modes():
+        yield
+    BOOK.simulation_s += time.thread_time() - start
 
 
 def stub_tbe():
@@ -35,7 +47,7 @@ def stub_tbe():
                 shape = (1, vbe.output_size)
             else:
                 shape = ((offsets.numel() - 1) // max(features, 1), common.total_D)
-            with torch.utils._python_dispatch._disable_current_modes():
+            with simulated():
                 return PretendCuda(torch.zeros(shape))
 
         @staticmethod
@@ -43,7 +55,7 @@ def stub_tbe():
             BOOK.operator("fbgemm::TBE_BACKWARD(stub)")
             if not isinstance(grad, PretendCuda):
                 BOOK.mismatch(f"TBE backward: gradient on {grad.device}")
-            with torch.utils._python_dispatch._disable_current_modes():
+            with simulated():
                 back = None if ctx.weights is None else torch.zeros(ctx.weights.shape)
                 if ctx.exact is not None:
                     out, own = ctx.exact

@@ -9,12 +9,14 @@ import tests.dryrun.guard  # noqa: F401  isort: skip  (before torch)
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,12 +27,11 @@ from tests.dryrun.book import BOOK
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's numbers
 
 
-def main() -> None:
-    """A JSON line for each case."""
+def install(packages: Sequence[str]) -> None:
+    """From here on this process's "cuda" is a pretended one; places of `packages`, the first above all, are told."""
     from tests.dryrun.cuda import pretend_gpu
     from tests.dryrun.lookups import stub_ddp_collective, stub_tbe
     from tests.dryrun.ranks import watch_threads
-    from tests.dryrun.tensors import Watch
 
     # what a pretended GPU frees is kept: to give pages back to the system would count as the host's time
     libc = ctypes.CDLL(None)
@@ -39,13 +40,19 @@ def main() -> None:
     pretend_gpu()
     fbgemm = stub_tbe()
     stub_ddp_collective()
-    import rayrec
-    from tests.dryrun.cases import Case, fake_world, mark_stages
-
-    BOOK.roots = [os.path.dirname(os.path.abspath(module.__file__)) + os.sep for module in (rayrec, fbgemm)]  # type: ignore[type-var]
-    mark_stages()
+    modules = [*map(importlib.import_module, packages), fbgemm]
+    BOOK.roots = [os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in modules]
     watch_threads()
     torch.autograd.set_multithreading_enabled(False)
+
+
+def main() -> None:
+    """A JSON line for each case."""
+    install(["rayrec"])
+    from tests.dryrun.cases import Case, fake_world, mark_stages
+    from tests.dryrun.tensors import Watch
+
+    mark_stages()
     for settings in json.loads(sys.argv[1]):
         case = Case(**settings)
         BOOK.clear()

@@ -1,8 +1,7 @@
 """From the columns that ranks send to the columns of the result, and back, as one gather of equal units.
 
 Vectors are seen as rows of `unit` columns, the greatest width that divides every block. One indexed copy then puts all
-blocks in place, adds up row partials and applies factors; copying block by block costs several times as much.
-U units of an example.
+blocks in place and adds up row partials; copying block by block costs several times as much. U units of an example.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from rayrec.distributed.buffers import BufferPool
-from rayrec.distributed.sharding.columns import ColumnMap
+from rayrec.distributed.sharding.columns import ColumnMap, Run
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class ColumnOrder:
             for n in range(run.width // self._unit)
         )
         self._partials = len(rows) > self._units
+        self.alike = all(each == (Run(0, 0, columns.width),) for each in columns.runs)  # every sender has all columns
         on_host = torch.tensor(rows, dtype=torch.int64).view(-1, 4)
         self._rows = on_host.to(device)
         self._counts = torch.bincount(on_host[:, 0], minlength=self._units).to(device)  # sources of each unit
@@ -70,43 +70,30 @@ class ColumnOrder:
             factors_BE: a factor for each example and output, or None.
         """
         indices = self._indices(batch)
-        rows = arrived.view(-1, self._unit)
-        factors = None if factors_BE is None else self._by_unit(factors_BE).reshape(-1)
         if self._partials and batch:
-            weights = None if factors is None else factors.index_select(0, self._owner(indices, batch))
-            out = F.embedding_bag(indices.sources, rows, indices.starts, mode="sum", per_sample_weights=weights)
+            out = F.embedding_bag(indices.sources, arrived.view(-1, self._unit), indices.starts, mode="sum")
         else:
-            out = self._picked(rows, indices.sources, factors)
-        return out.view(batch, self._units * self._unit)
+            out = self._picked(arrived, indices.sources)
+        return self.scaled(out.view(batch, self._units * self._unit), factors_BE)
 
-    def take_apart(self, grad: torch.Tensor, factors_BE: torch.Tensor | None, scale: float) -> torch.Tensor:
-        """The way back, flat: for every sender the gradient of each of its columns, times its factor and `scale`."""
-        if not grad.is_contiguous():
-            grad = self._buffers.empty(grad.numel(), grad.dtype).view(grad.shape).copy_(grad)
-        targets, factors = self._indices(grad.shape[0]).targets, None
-        if factors_BE is not None:
-            factors = self._by_unit(factors_BE * scale).reshape(-1)
-            factors, scale = factors if self._in_order else factors.index_select(0, targets), 1.0
-        out = self._picked(grad.view(-1, self._unit), targets, factors)
-        if scale != 1:
-            out = out * scale if self._in_order else out.mul_(scale)
-        return out.view(-1)
+    def take_apart(self, grad: torch.Tensor) -> torch.Tensor:
+        """The way back, flat: for every sender the gradient of each of its columns, which lie in one piece here."""
+        return self._picked(grad, self._indices(grad.shape[0]).targets).view(-1)
 
-    def _picked(self, rows: torch.Tensor, indices: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
-        """Rows in the order of `indices`, times their factors; the very rows where they are in order."""
+    def scaled(self, rows: torch.Tensor, factors_BE: torch.Tensor | None) -> torch.Tensor:
+        """Rows of the result times the factors of their outputs."""
+        if factors_BE is None:
+            return rows
+        factors, out = factors_BE.index_select(1, self._output_of_unit), self._buffers.empty(rows.numel(), rows.dtype)
+        units = (*factors.shape, self._unit)
+        return torch.mul(rows.view(units), factors[:, :, None], out=out.view(units)).view(rows.shape)
+
+    def _picked(self, numbers: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Rows of units in the order of `indices`; the very numbers where they are in order."""
         if self._in_order:
-            return rows if factors is None else rows * factors[:, None]
-        out = self._buffers.empty(indices.numel() * self._unit, rows.dtype).view(-1, self._unit)
-        torch.index_select(rows, 0, indices, out=out)
-        return out if factors is None else out.mul_(factors[:, None])
-
-    def _by_unit(self, factors_BE: torch.Tensor) -> torch.Tensor:
-        return factors_BE.index_select(1, self._output_of_unit)
-
-    def _owner(self, indices: _Indices, batch: int) -> torch.Tensor:
-        """The result row of each source."""
-        rows = torch.arange(batch, device=indices.sources.device)[:, None] * self._units + self._rows[:, 0]
-        return rows.view(-1)
+            return numbers
+        out = self._buffers.empty(indices.numel() * self._unit, numbers.dtype).view(-1, self._unit)
+        return torch.index_select(numbers.view(-1, self._unit), 0, indices, out=out)
 
     def _indices(self, batch: int) -> _Indices:
         """Computed once for each batch size; the last of an epoch is the only other one."""

@@ -15,8 +15,8 @@ from rayrec.distributed.sharding.id_exchange import IdExchange
 from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.routing import Output
-from rayrec.distributed.sharding.vector_transport import Codec
 from rayrec.distributed.types import ModuleSharding, ParameterSharding
+from rayrec.distributed.wire import Codec
 from rayrec.modules import BaseEmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 

@@ -12,7 +12,7 @@ import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.awaitable import Deferred
-from rayrec.distributed.sharding.id_message import Ids, from_pieces, part_sizes, to_pieces
+from rayrec.distributed.sharding.id_message import Headers, Ids, ids_from, part_sizes, to_pieces
 from rayrec.distributed.sharding.upload import OnHost
 
 
@@ -24,14 +24,14 @@ class Parcel:
         message: the words for rank 0, then for rank 1 …
         leave, come: words for each rank, and from each.
         pieces: words of each piece of what comes.
-        received: every rank's header for this one, `[W, columns]`.
+        received: every rank's header for this one.
     """
 
     message: torch.Tensor
     leave: list[int]
     come: list[int]
     pieces: list[int]
-    received: OnHost[torch.Tensor]
+    received: OnHost[Headers]
 
 
 class GpuTransport:
@@ -51,15 +51,15 @@ class GpuTransport:
         self._group, self._host_group, self._weighted = group, host_group, weighted
         self._streams, self._own_streams = list(streams), [streams[rank]] * len(streams)
 
-    def exchange_headers(self, header_WH: torch.Tensor) -> torch.Tensor:
+    def exchange_headers(self, header_WH: torch.Tensor) -> Headers:
         """Every rank's header for this one; waits on the host."""
-        return comm.exchange_on_hosts(header_WH, self._host_group)
+        return comm.exchange_on_hosts(header_WH, self._host_group).tolist()
 
-    def pack(self, mine: Ids, sent: torch.Tensor, received: torch.Tensor) -> Parcel:
+    def pack(self, mine: Ids, sent: Headers, received: Headers) -> Parcel:
         """This rank's streams of rank 0, then of rank 1 …, as one message.
 
         Args:
-            sent, received: headers of this rank for every rank, and of every rank for this one, `[W, columns]`.
+            sent, received: headers of this rank for every rank, and of every rank for this one.
         """
         leave = part_sizes(sent, self._streams, self._weighted)
         come = part_sizes(received, self._own_streams, self._weighted)
@@ -77,6 +77,6 @@ class GpuTransport:
         def finish() -> Ids:
             if wait is not None:
                 wait()
-            return from_pieces(arrived.split(parcel.pieces), self._weighted)
+            return ids_from(arrived.split(parcel.pieces), self._weighted)
 
         return Deferred(finish)

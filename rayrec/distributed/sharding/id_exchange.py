@@ -16,7 +16,7 @@ from rayrec.distributed import comm
 from rayrec.distributed.awaitable import Awaitable, Deferred
 from rayrec.distributed.sharding.feature_order import FeatureOrder
 from rayrec.distributed.sharding.gpu_transport import GpuTransport, Parcel
-from rayrec.distributed.sharding.id_message import BAD, GROUPS, VALUES, Ids
+from rayrec.distributed.sharding.id_message import BAD, GROUPS, VALUES, Headers, Ids
 from rayrec.distributed.sharding.id_receiver import Asked, Receiver, RoutedIds
 from rayrec.distributed.sharding.id_sender import Notice, Outgoing, Sender
 from rayrec.distributed.sharding.id_transport import IdTransport
@@ -87,7 +87,7 @@ class IdExchange:
         problem = _problem(outgoing, received)
         if problem is not None:
             return HostIds(OnHost(outgoing), problem)
-        parcel = self._gpu.pack(outgoing.ids, outgoing.header, received)
+        parcel = self._gpu.pack(outgoing.ids, outgoing.header.tolist(), received)
         return HostIds(OnHost(outgoing), None, parcel, self._receiver.chunks(received), self._units(outgoing))
 
     def send(self, ids: HostIds) -> Awaitable[RoutedIds]:
@@ -106,7 +106,7 @@ class IdExchange:
         units = self._units(outgoing)  # while ids travel
 
         def finish() -> RoutedIds:
-            received = outgoing.header if delivery is None else delivery.headers()
+            received = outgoing.header.tolist() if delivery is None else delivery.headers()
             problem = ids.problem or _problem(outgoing, received)
             if problem is not None:
                 raise problem
@@ -119,23 +119,24 @@ class IdExchange:
     def _units(self, outgoing: Outgoing) -> torch.Tensor | None:
         return None if self.finder is None else self.finder.find(outgoing)
 
-    def _routed(self, batch: HostIds, received: torch.Tensor, arrive: Callable[[], Ids]) -> RoutedIds:
-        ids, header, back = arrive(), batch.outgoing.item.header, None
+    def _routed(self, batch: HostIds, received: Headers, arrive: Callable[[], Ids]) -> RoutedIds:
+        ids, asked, back = arrive(), batch.outgoing.item.header.tolist(), None
         weights = batch.outgoing.item.ids.weights
         if weights is not None and weights.requires_grad and torch.is_grad_enabled():
             if self._place.world_size == 1:
                 ids = replace(ids, weights=weights.to(ids.values.device))
             else:
                 assert ids.weights is not None
-                counts = header[:, VALUES].tolist(), received[:, VALUES].tolist()
-                back = with_way_back(weights, ids.weights, *counts, self._place.group)
+                sent, come = ([header[VALUES] for header in headers] for headers in (asked, received))
+                back = with_way_back(weights, ids.weights, sent, come, self._place.group)
                 ids = replace(ids, weights=back)
-        lookups, told = self._receiver.order(ids, received, batch.chunks), received[:, self._first_count :].tolist()
-        return RoutedIds(lookups, received, told, back, Asked(header, batch.units))
+        lookups = self._receiver.order(ids, received, batch.chunks)
+        told = [header[self._first_count :] for header in received]
+        return RoutedIds(lookups, received, told, back, Asked(asked, batch.units))
 
 
-def _problem(outgoing: Outgoing, received: torch.Tensor) -> ValueError | None:
-    bad = received[:, BAD].tolist()
+def _problem(outgoing: Outgoing, received: Headers) -> ValueError | None:
+    bad = [header[BAD] for header in received]
     if not any(bad):
         return None
     return outgoing.problem or ValueError(f"rank {bad.index(1)} was given an id outside its table; see its error")

@@ -1,7 +1,7 @@
 """What ranks tell each other about ids: the columns of a header, and how what belongs to it lies in a message.
 
-A header goes to every rank, and with it or behind it a part: ids (int64), lengths (int32), weights (float32), filled up
-to 8 bytes. Messages are seen as words of 4 bytes.
+A header goes to every rank, and with it or behind it a part: ids (int64), lengths (int32), weights (float32) if there
+are any. Messages are seen as words of 4 bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rayrec.distributed.wire import ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES
 # columns of a header, before one count for each kernel group and one for each group of replicated tables
 VALUES, BATCH, BAD, OVER, GROUPS = 0, 1, 2, 3, 4  # `part_sizes` reads the first two as they come
 WORD, WORD_BYTES = torch.int32, 4
-PIECES = 4  # of a part
+Headers = list[list[int]]  # by rank; a few numbers, for which operators on tensors would take longer
 
 
 @dataclass(frozen=True)
@@ -34,40 +34,39 @@ class Ids:
     weights: torch.Tensor | None = None
 
 
-def part_sizes(headers: torch.Tensor, streams: Sequence[int], weighted: bool) -> list[list[int]]:
-    """For each of W parts the words of its pieces. A few numbers: operators on tensors would take longer.
+def part_sizes(headers: Headers, streams: Sequence[int], weighted: bool) -> list[list[int]]:
+    """For each of W parts the words of its pieces.
 
     Args:
-        headers: `[W, columns]` on the host.
+        headers: of all parts.
         streams: how many streams the receiver of each has.
         weighted: ids carry weights.
     """
     sizes = []
-    for (count, batch), num_streams in zip(headers[:, : BATCH + 1].tolist(), streams, strict=True):
-        lengths = batch * num_streams * (LENGTH_BYTES // WORD_BYTES)
-        weights = count * (WEIGHT_BYTES // WORD_BYTES) if weighted else 0
-        sizes.append([count * (ID_BYTES // WORD_BYTES), lengths, weights, (lengths + weights) % 2])
+    for (count, batch, *_), num_streams in zip(headers, streams, strict=True):
+        words = [count * (ID_BYTES // WORD_BYTES), batch * num_streams * (LENGTH_BYTES // WORD_BYTES)]
+        sizes.append([*words, count * (WEIGHT_BYTES // WORD_BYTES)] if weighted else words)
     return sizes
 
 
 def to_pieces(ids: Ids, sizes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """The words of all parts, piece after piece and part after part."""
-    weights = ids.lengths.new_empty(0) if ids.weights is None else ids.weights.detach().to(torch.float32)
-    filling = torch.zeros(sum(of_part[3] for of_part in sizes), dtype=WORD)
-    columns = [as_words(column) for column in (ids.values, ids.lengths.to(torch.int32), weights, filling)]
-    pieces = [column.split(of_ranks) for column, of_ranks in zip(columns, zip(*sizes, strict=True), strict=True)]
+    columns = [ids.values, ids.lengths.to(torch.int32)]
+    columns += [] if ids.weights is None else [ids.weights.detach().to(torch.float32)]
+    of_columns = zip(columns, zip(*sizes, strict=True), strict=True)
+    pieces = [as_words(column).split(of_ranks) for column, of_ranks in of_columns]
     return [piece for part in zip(*pieces, strict=True) for piece in part]
 
 
-def from_pieces(pieces: Sequence[torch.Tensor], weighted: bool) -> Ids:
+def ids_from(pieces: Sequence[torch.Tensor], weighted: bool) -> Ids:
     """The ids of all parts, part after part, from what `to_pieces` gave."""
-    columns = [pieces[number::PIECES] for number in range(3)]
+    columns = [pieces[number :: 2 + weighted] for number in range(2 + weighted)]
     words = [sum(piece.numel() for piece in column) for column in columns]
-    values, lengths, weights = torch.cat([piece for column in columns for piece in column]).split(words)
-    return Ids(lengths.view(torch.int32), values.view(torch.int64), weights.view(torch.float32) if weighted else None)
+    values, lengths, *weights = torch.cat([piece for column in columns for piece in column]).split(words)
+    return Ids(lengths, values.view(torch.int64), weights[0].view(torch.float32) if weighted else None)
 
 
-def as_words(tensor: torch.Tensor) -> torch.Tensor:
+def as_words(tensor: torch.Tensor, word: torch.dtype = WORD) -> torch.Tensor:
     """The tensor's memory, flat."""
     # As strided: an expanded tensor of one element is contiguous, and `view` still minds its stride of 0.
-    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(WORD)
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(word)

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import torch
 
 from rayrec.distributed.kernel import Lookups
-from rayrec.distributed.sharding.id_message import BATCH, GROUPS, Ids
+from rayrec.distributed.sharding.id_message import BATCH, GROUPS, Headers, Ids
 from rayrec.distributed.sharding.routing import Routes
 from rayrec.sparse import ops
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What this rank asked of all: headers, on the host; and where vectors that come back belong, see `PlaceFinder`;
+    """What this rank asked of all: headers; and where vectors that come back belong, see `PlaceFinder`;
     None where they are in order, or nobody asks."""
 
-    headers: torch.Tensor
+    headers: Headers
     units: torch.Tensor | None
 
 
@@ -28,14 +28,14 @@ class RoutedIds:
 
     Args:
         lookups: for each kernel group that this rank has, the ids of its lookups over the global batch.
-        received: headers of every rank for this one, on the host.
+        received: headers of every rank for this one.
         told: for each rank, the counts of its notice.
         weights: all arrived weights where they need gradients; backward must reach them on every rank.
         asked: what this rank waits for in its turn.
     """
 
     lookups: Mapping[int, Lookups]
-    received: torch.Tensor
+    received: Headers
     told: list[list[int]]
     weights: torch.Tensor | None
     asked: Asked
@@ -43,8 +43,7 @@ class RoutedIds:
     @property
     def batch_sizes(self) -> list[int]:
         """Examples of each rank, in rank order."""
-        sizes: list[int] = self.received[:, BATCH].tolist()
-        return sizes
+        return [header[BATCH] for header in self.received]
 
 
 class Receiver:
@@ -75,14 +74,14 @@ class Receiver:
         self._num_rows = len(routes.ranks) * self._streams
         self._in_order = order == list(range(self._num_rows))
 
-    def chunks(self, received: torch.Tensor) -> torch.Tensor | None:
+    def chunks(self, received: Headers) -> torch.Tensor | None:
         """Examples of each stream of each rank, on the host; None where all ranks have equally many."""
-        batch_sizes = received[:, BATCH]
-        if len(set(batch_sizes.tolist())) == 1:
+        batch_sizes = [header[BATCH] for header in received]
+        if len(set(batch_sizes)) == 1:
             return None
-        return batch_sizes.to(torch.int32).repeat_interleave(self._streams)
+        return torch.tensor(batch_sizes, dtype=torch.int32).repeat_interleave(self._streams)
 
-    def order(self, ids: Ids, received: torch.Tensor, chunks: torch.Tensor | None) -> dict[int, Lookups]:
+    def order(self, ids: Ids, received: Headers, chunks: torch.Tensor | None) -> dict[int, Lookups]:
         """This rank's lookups, by kernel group.
 
         Args:
@@ -92,9 +91,9 @@ class Receiver:
         """
         if not self._groups:
             return {}
-        batch = int(received[:, BATCH].sum())
-        counts = dict(enumerate(received[:, GROUPS:].sum(0).tolist()))
-        lengths, values, weights = self._permuted(ids, chunks, sum(counts[group] for group, _ in self._groups))
+        batch = sum(header[BATCH] for header in received)
+        counts = {group: sum(header[GROUPS + group] for header in received) for group, _ in self._groups}
+        lengths, values, weights = self._permuted(ids, chunks, sum(counts.values()))
         offsets = ops.complete_cumsum(lengths.to(values.dtype))
         if len(self._groups) == 1:
             return {self._groups[0][0]: Lookups(values, offsets, weights)}

@@ -63,7 +63,7 @@ class Sender:
         edges = [v.edges for v in cut if v.edges is not None]
         self._num_buckets = max((len(e) - 1 for e in edges), default=0)
         self._blocks = torch.tensor([e[1] - e[0] for e in edges], dtype=torch.int64)
-        padded = [torch.tensor(_padded(e, self._num_buckets)) for e in edges]
+        padded = [torch.tensor([*e, *[e[-1]] * (self._num_buckets + 1 - len(e))]) for e in edges]
         self._edges = None if all(_even(e) for e in edges) else padded
         cut_place = {variant: place for place, variant in enumerate(cut)}
         rows = []  # of [raw features | bucket 0 of every cut variant | bucket 1 …], in the order of ranks and streams
@@ -74,8 +74,9 @@ class Sender:
                     rows.append(features[variant.feature])
                 else:
                     rows.append(len(features) + stream.bucket * len(cut) + cut_place[variant])
-        raw_only = not cut and rows == list(range(len(features)))
-        self._order = None if raw_only else torch.tensor(rows, dtype=torch.int32)
+        self._first_row = 0 if any(row < len(features) for row in rows) else len(features) * bool(cut)
+        every = list(range(self._first_row, len(features) + self._num_buckets * len(cut)))
+        self._order = None if rows == every else torch.tensor(rows, dtype=torch.int32) - self._first_row
         self._slots, self._sources = self._header_slots()
 
     def _header_slots(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,17 +104,17 @@ class Sender:
             if origins is not None:
                 origins = ops.permute_segments(self._order, ids.lengths, origins)[1]
             ids = Ids(*ops.permute_segments(self._order, ids.lengths, ids.values, ids.weights))
-        header = torch.zeros(len(self._routes.ranks), self._header_width, dtype=torch.int64)
+        row = [0] * self._header_width
+        row[BATCH], row[BAD] = given.lengths.shape[1], int(notice.problem is not None)
+        header = torch.tensor([row] * len(self._routes.ranks))
         totals = ids.lengths.sum(1, dtype=torch.int64)
         header.view(-1).index_add_(0, self._slots, totals.index_select(0, self._sources))
-        header[:, BATCH] = given.lengths.shape[1]
-        header[:, BAD] = notice.problem is not None
         if notice.counts is not None:
             header = torch.cat([header, notice.counts.expand(header.shape[0], -1)], dim=1)
         return Outgoing(ids, header, notice.problem, given.lengths, origins)
 
     def _with_buckets(self, given: Ids, origins: torch.Tensor | None) -> tuple[Ids, torch.Tensor | None]:
-        """The raw features, followed by every cut variant's buckets."""
+        """Every cut variant's buckets, after the raw features if some rank receives one of them."""
         cut = given
         if not self._all_cut:
             cut = Ids(*ops.permute_segments(self._cut_features, given.lengths, given.values, given.weights))
@@ -130,8 +131,11 @@ class Sender:
             of_cut = origins
             if not self._all_cut:
                 of_cut = ops.permute_segments(self._cut_features, given.lengths, origins)[1]
-            origins = torch.cat([origins, torch.empty_like(of_cut).index_copy_(0, positions.to(torch.int64), of_cut)])
+            moved = torch.empty_like(of_cut).index_copy_(0, positions.to(torch.int64), of_cut)
+            origins = moved if self._first_row else torch.cat([origins, moved])
         lengths = lengths.view(self._num_buckets * self._num_cut, given.lengths.shape[1])
+        if self._first_row:
+            return Ids(lengths, values, weights), origins
         joined = None if given.weights is None or weights is None else torch.cat([given.weights, weights])
         return Ids(torch.cat([given.lengths, lengths]), torch.cat([given.values, values]), joined), origins
 
@@ -139,7 +143,3 @@ class Sender:
 def _even(edges: Sequence[int]) -> bool:
     sizes = [b - a for a, b in zip(edges, edges[1:], strict=False)]
     return len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
-
-
-def _padded(edges: Sequence[int], num_buckets: int) -> list[int]:
-    return [*edges, *[edges[-1]] * (num_buckets + 1 - len(edges))]

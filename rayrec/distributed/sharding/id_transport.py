@@ -8,21 +8,13 @@ its rank says so, and all ranks meet for a second exchange. See `gpu_transport` 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress, islice
 
 import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.buffers import BufferPool
-from rayrec.distributed.sharding.id_message import (
-    OVER,
-    PIECES,
-    WORD,
-    Ids,
-    as_words,
-    from_pieces,
-    part_sizes,
-    to_pieces,
-)
+from rayrec.distributed.sharding.id_message import OVER, WORD, Headers, Ids, as_words, ids_from, part_sizes, to_pieces
 
 LEAST_SPARE, MOST_SPARE = 64, 1 << 14  # words
 
@@ -69,8 +61,9 @@ class Delivery:
 
     def __init__(self, transport: IdTransport, header_WH: torch.Tensor, mine: Ids) -> None:
         self._transport, self._header_WH = transport, header_WH
-        sizes = part_sizes(header_WH, transport.streams, transport.weighted)
-        self._pieces, self._words_out = to_pieces(mine, sizes), list(map(sum, sizes))
+        sizes = part_sizes(header_WH.tolist(), transport.streams, transport.weighted)
+        pieces, self._words_out = iter(to_pieces(mine, sizes)), list(map(sum, sizes))
+        self._parts = [list(islice(pieces, len(of_part))) for of_part in sizes]
         self._late_out = list(map(int.__gt__, self._words_out, transport.foreseen_out))
         header_WH[:, OVER] = any(self._late_out)
         self._foreseen_in, self._header_words = transport.foreseen_in, 2 * header_WH.shape[1]
@@ -84,17 +77,16 @@ class Delivery:
         foreseen, late_out = self._transport.foreseen_out, self._late_out
         empty = self._transport.buffers.empty(max(foreseen), WORD)
         message: list[torch.Tensor] = []
-        of_ranks = zip(self._header_WH.unbind(), late_out, foreseen, self._words_out, strict=True)
-        for rank, (header, late, room, words) in enumerate(of_ranks):
-            part = () if late else self._pieces[PIECES * rank : PIECES * (rank + 1)]
-            message += [as_words(header), *part, empty[: room if late else room - words]]
+        of_ranks = zip(self._header_WH.unbind(), late_out, foreseen, self._words_out, self._parts, strict=True)
+        for header, late, room, words, part in of_ranks:
+            message += [as_words(header), *([] if late else part), empty[: room if late else room - words]]
         return self._joined(message)
 
-    def headers(self) -> torch.Tensor:
-        """Every rank's header for this one, `[W, columns]`."""
+    def headers(self) -> Headers:
+        """Every rank's header for this one."""
         self._wait()
         rows = torch.cat([early[: self._header_words] for early in self._arrived.split(self._splits_in)])
-        self._received = rows.view(torch.int64).view(self._header_WH.shape)
+        self._received: Headers = rows.view(torch.int64).view(self._header_WH.shape).tolist()
         return self._received
 
     def ids(self) -> Ids:
@@ -103,18 +95,18 @@ class Delivery:
         sizes = part_sizes(self._received, transport.own_streams, transport.weighted)
         words = list(map(sum, sizes))
         bodies = [early[self._header_words :] for early in self._arrived.split(self._splits_in)]
-        if bool(self._received[:, OVER].any()):
+        if any(header[OVER] for header in self._received):
             late_in = list(map(int.__gt__, words, self._foreseen_in))
             pairs = zip(bodies, self._second(list(map(int.__mul__, words, late_in))), late_in, strict=True)
             bodies = [second if late else first for first, second, late in pairs]
         transport.learn(self._words_out, words)
         split = (body[: sum(of_rank)].split(of_rank) for body, of_rank in zip(bodies, sizes, strict=True))
-        return from_pieces([piece for part in split for piece in part], transport.weighted)
+        return ids_from([piece for part in split for piece in part], transport.weighted)
 
     def _second(self, splits_in: list[int]) -> Sequence[torch.Tensor]:
         """What did not fit, by rank."""
         late, splits_out = self._late_out, list(map(int.__mul__, self._words_out, self._late_out))
-        message = self._joined([piece for place, piece in enumerate(self._pieces) if late[place // PIECES]])
+        message = self._joined([piece for part in compress(self._parts, late) for piece in part])
         arrived = self._transport.buffers.empty(sum(splits_in), WORD)
         comm.all_to_all(arrived, message, splits_in, splits_out, self._transport.group)()
         return arrived.split(splits_in)

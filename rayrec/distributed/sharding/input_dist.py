@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import torch
 
 from rayrec.distributed.awaitable import Awaitable
-from rayrec.distributed.sharding.upload import upload
+from rayrec.distributed.sharding.upload import Staged
 from rayrec.sparse import KeyedJaggedTensor
 
 Host = TypeVar("Host")
@@ -84,11 +84,11 @@ class PendingInput(Awaitable[Routed]):
             return
         on_host = features.on_host()
 
-        def route() -> Host:
+        def route() -> Staged[Host]:
             with torch.set_grad_enabled(self.trained):
-                return way.route(on_host)
+                return Staged(way.route(on_host))
 
-        self._routed: Future[Host] = _router().submit(route)
+        self._routed: Future[Staged[Host]] = _router().submit(route)
 
     def send(self) -> None:
         """Sends what is routed, once, on the current stream; an error is kept for `wait`."""
@@ -96,7 +96,7 @@ class PendingInput(Awaitable[Routed]):
             return
         try:
             with torch.set_grad_enabled(self.trained):
-                self._sent = self._send(upload(self._routed.result(), self._device))
+                self._sent = self._send(self._routed.result().to(self._device))
             self._event = torch.cuda.current_stream(self._device).record_event()
         except Exception as error:
             self._error = error

@@ -12,12 +12,13 @@ import torch
 
 from rayrec.distributed.awaitable import LazyAwaitable
 from rayrec.distributed.buffers import BufferPool
-from rayrec.distributed.sharding.id_message import GROUPS
+from rayrec.distributed.sharding.id_message import GROUPS, Headers
 from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.place import Place
 from rayrec.distributed.sharding.routing import Routes
 from rayrec.distributed.sharding.sequence_places import PlaceFinder
-from rayrec.distributed.sharding.vector_transport import Codec, VectorTransport
+from rayrec.distributed.sharding.vector_transport import VectorTransport
+from rayrec.distributed.wire import Codec
 
 
 class SequenceExchange:
@@ -49,9 +50,9 @@ class SequenceExchange:
         sizes = leave.sum(1).tolist(), come.sum(1).tolist()
         return self._transport.start(parts, _SequenceMessage(self, leave[:, self._held], *sizes, ids.asked.units))
 
-    def _numbers(self, headers: torch.Tensor) -> torch.Tensor:
+    def _numbers(self, headers: Headers) -> torch.Tensor:
         """`[W, groups]`: how many numbers the vectors of each rank and group have."""
-        return headers[:, GROUPS : GROUPS + self._widths.numel()] * self._widths
+        return torch.tensor(headers)[:, GROUPS : GROUPS + self._widths.numel()] * self._widths
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class _SequenceMessage:
     from_ranks: list[int]
     units: torch.Tensor | None
 
-    num_pieces = 1
+    num_pieces, gathered = 1, False
 
     def leave(self, piece: int) -> list[int]:
         return self.to_ranks
@@ -85,10 +86,7 @@ class _SequenceMessage:
         return self._picked(arrived, source).view(-1, self.exchange.dim)
 
     def pack_gradients(self, grad: torch.Tensor, piece: int) -> torch.Tensor:
-        scale = 1 / len(self.to_ranks)
-        if self.units is None:
-            return torch.mul(grad.reshape(-1), scale, out=self.exchange.buffers.empty(grad.numel(), grad.dtype))
-        return self._picked(grad.reshape(-1), self.units).mul_(scale)
+        return grad.view(-1) if self.units is None else self._picked(grad.view(-1), self.units)
 
     def _picked(self, numbers: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
         """Units of flat numbers, in this order."""

@@ -8,8 +8,11 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from rayrec.distributed.sharding.id_message import as_words
+
 T = TypeVar("T")
 ALIGNMENT = 16  # bytes
+_FILLING = torch.zeros(ALIGNMENT, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -19,17 +22,32 @@ class OnHost(Generic[T]):
     item: T
 
 
-def upload(item: T, device: torch.device) -> T:
-    """The same with its tensors on `device`, looked for in dataclasses, tuples, lists and mappings.
+class Staged(Generic[T]):
+    """Something on the host, ready for a GPU: its tensors, looked for in dataclasses, tuples, lists and mappings, lie
+    in one pinned buffer, but for those that need gradients.
 
-    On a GPU the copy runs on the current stream, and nobody waits for it. Tensors that need gradients go one by one.
+    Args:
+        item: what is to be moved.
     """
-    if device.type == "cpu":
-        return item
-    found: list[torch.Tensor] = []
-    _mapped(item, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    moved = iter(_moved(found, device))
-    return _mapped(item, lambda _: next(moved))
+
+    def __init__(self, item: T) -> None:
+        self._item, self._tensors = item, list[torch.Tensor]()
+        _mapped(item, lambda tensor: self._tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        plain = [as_words(tensor, torch.uint8) for tensor in self._tensors if not tensor.requires_grad]
+        parts = [part for flat in plain for part in (flat, _FILLING[: -len(flat) % ALIGNMENT])]
+        self._sizes = [len(part) for part in parts]
+        self._pinned = torch.empty(sum(self._sizes), dtype=torch.uint8, pin_memory=True)
+        if parts:
+            torch.cat(parts, out=self._pinned)
+
+    def to(self, device: torch.device) -> T:
+        """The same with its tensors there. The copy runs on the current stream, and nobody waits for it."""
+        arrived = iter(self._pinned.to(device, non_blocking=True).split(self._sizes)[::2])
+        moved = (
+            tensor.to(device) if tensor.requires_grad else next(arrived).view(tensor.dtype).view(tensor.shape)
+            for tensor in self._tensors
+        )
+        return _mapped(self._item, lambda _: next(moved))
 
 
 def _mapped(item: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -44,22 +62,3 @@ def _mapped(item: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(item, Mapping):
         return {key: _mapped(each, fn) for key, each in item.items()}
     return item
-
-
-def _moved(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    starts, size = [], 0
-    for tensor in tensors:
-        starts.append(size)
-        if not tensor.requires_grad:
-            size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    for tensor, start in zip(tensors, starts, strict=True):
-        if not tensor.requires_grad:
-            pinned[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-    arrived = pinned.to(device, non_blocking=True)
-    return [
-        tensor.to(device)
-        if tensor.requires_grad
-        else arrived[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        for tensor, start in zip(tensors, starts, strict=True)
-    ]

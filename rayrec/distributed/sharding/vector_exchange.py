@@ -1,7 +1,8 @@
 """The second half of a step: pooled vectors back to the examples' ranks, and their gradients the same way in reverse.
 
 One collective forward and one backward. Row partials of one bag are added up where they arrive; where that is much more
-than what becomes of it, it comes in pieces of some examples each: no rank holds the partials of all ranks at once.
+than what becomes of it, it comes in pieces of some examples each: no rank holds the partials of all ranks at once. GPUs
+that then all have every column gather the gradients, which are the same for all, instead of exchanging copies.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from rayrec.distributed.awaitable import LazyAwaitable
 from rayrec.distributed.buffers import BufferPool
 from rayrec.distributed.sharding.column_order import ColumnOrder
 from rayrec.distributed.sharding.columns import ColumnMap
-from rayrec.distributed.sharding.vector_transport import Codec, VectorTransport
-
-__all__ = ["Codec", "VectorExchange"]
+from rayrec.distributed.sharding.vector_transport import VectorTransport
+from rayrec.distributed.wire import Codec
 
 LEAST_PIECE_BYTES = 1 << 24  # what arrives at once; below, memory matters less than another collective
 
@@ -39,6 +39,7 @@ class VectorExchange:
         buffers = BufferPool(device)
         self.order = ColumnOrder(columns, buffers, device)
         self._transport = VectorTransport(group, codec, buffers)
+        self.gathers = self.order.alike and device.type == "cuda"  # a gather of CPUs overlaps with nothing
 
     def start(
         self, pooled: torch.Tensor, batch_sizes: list[int], factors_BE: torch.Tensor | None
@@ -73,6 +74,10 @@ class _PooledMessage:
     def num_pieces(self) -> int:
         return len(self.edges[0]) - 1
 
+    @property
+    def gathered(self) -> bool:
+        return self.exchange.gathers and self.num_pieces > 1 and all(edges == self.edges[0] for edges in self.edges)
+
     def _own(self, piece: int) -> slice:
         return slice(*self.edges[self.exchange.rank][piece : piece + 2])
 
@@ -105,14 +110,14 @@ class _PooledMessage:
         return self.exchange.order.assemble(arrived, own.stop - own.start, factors_BE)
 
     def pack_gradients(self, grad: torch.Tensor, piece: int) -> torch.Tensor:
-        own = self._own(piece)
-        factors_BE = None if self.factors_BE is None else self.factors_BE[own]
-        return self.exchange.order.take_apart(grad[own], factors_BE, 1 / len(self.edges))
+        order, own = self.exchange.order, slice(None) if self.gathered else self._own(piece)
+        rows = order.scaled(grad[own], None if self.factors_BE is None else self.factors_BE[own])
+        return rows.reshape(-1) if self.gathered else order.take_apart(rows)
 
     def unpack_gradients(
         self, arrived: torch.Tensor, piece: int, shapes: Sequence[torch.Size], grads: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
-        if self.num_pieces == 1:
+        if self.num_pieces == 1 or self.gathered:
             return [arrived.view(shapes[0])]
         grads = grads or [arrived.new_empty(shapes[0])]
         targets = self._rows(grads[0], piece)

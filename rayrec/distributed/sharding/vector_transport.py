@@ -20,8 +20,6 @@ from rayrec.distributed.buffers import BufferPool
 from rayrec.distributed.kernel.number_formats import decode, encode, message_dtype
 from rayrec.distributed.wire import Codec, NumberFormat
 
-__all__ = ["Codec", "VectorMessage", "VectorTransport"]
-
 
 class VectorMessage(Protocol):
     """One batch's vectors: how many numbers travel, and how they lie before and after. It travels in pieces, equally
@@ -29,6 +27,10 @@ class VectorMessage(Protocol):
 
     @property
     def num_pieces(self) -> int: ...
+
+    @property
+    def gathered(self) -> bool:
+        """Whether every rank wants the same gradients of this one: they are gathered, in one piece."""
 
     def leave(self, piece: int) -> list[int]:
         """Numbers for each rank, on the way forward."""
@@ -43,7 +45,7 @@ class VectorMessage(Protocol):
         """The result's rows, from the flat float32 numbers of all ranks."""
 
     def pack_gradients(self, grad: torch.Tensor, piece: int) -> torch.Tensor:
-        """The gradient of what `unpack` got, averaged over ranks, from the gradient of the result."""
+        """The gradient of what `unpack` got, from the gradient of the result, which lies in one piece."""
 
     def unpack_gradients(
         self, arrived: torch.Tensor, piece: int, shapes: Sequence[torch.Size], grads: Sequence[torch.Tensor]
@@ -67,6 +69,7 @@ class VectorTransport:
 
     def __init__(self, group: comm.Group, codec: Codec, buffers: BufferPool) -> None:
         self.group, self.codec, self._buffers = group, codec, buffers
+        self._size = 1 if group is None else group.size()
 
     def start(self, parts: Sequence[torch.Tensor], message: VectorMessage) -> LazyAwaitable[torch.Tensor]:
         """Begins to send `parts`; what comes back waits for the result."""
@@ -91,6 +94,19 @@ class VectorTransport:
 
         return Deferred(finish)
 
+    def gather(self, numbers: torch.Tensor, kind: NumberFormat) -> LazyAwaitable[torch.Tensor]:
+        """Begins to send every rank the same numbers; as `exchange`."""
+        sizes = [numbers.numel()] * self._size
+        arrived = comm.all_gather(encode(kind, numbers, sizes[:1]), self.group).view(-1)
+        return Deferred(lambda: decode(kind, arrived, sizes))
+
+    def averaged(self, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient's share in the mean over ranks, in one piece, as large as it travels."""
+        scale = self.codec.backward_scale / self._size
+        if scale == 1 and grad.is_contiguous():
+            return grad
+        return torch.mul(grad, scale, out=self._buffers.empty(grad.numel(), grad.dtype).view(grad.shape))
+
 
 @dataclass
 class _Exchange:
@@ -103,23 +119,27 @@ class _Exchange:
 
     def send(self, piece: int, forward: bool) -> None:
         """Begins to send a piece, if there is one of that number."""
-        message, codec = self.message, self.transport.codec
-        if piece < message.num_pieces:
+        message, transport, codec = self.message, self.transport, self.transport.codec
+        if piece < self.num_pieces(forward):
             leave, come = message.leave(piece), message.come(piece)
             if forward:
                 numbers = _scaled(message.pack(self.unsent, piece), codec.forward_scale)
+                under_way = transport.exchange(numbers, leave, come, codec.forward)
             else:
-                leave, come, numbers = come, leave, message.pack_gradients(self.unsent[0], piece)
-                numbers = _scaled(numbers, codec.backward_scale)
-            kind = codec.forward if forward else codec.backward
-            self.under_way.append(self.transport.exchange(numbers, leave, come, kind))
-        if piece >= message.num_pieces - 1:
+                numbers, kind = message.pack_gradients(self.unsent[0], piece), codec.backward
+                gather, exchange = transport.gather, transport.exchange
+                under_way = gather(numbers, kind) if message.gathered else exchange(numbers, come, leave, kind)
+            self.under_way.append(under_way)
+        if piece >= self.num_pieces(forward) - 1:
             self.unsent = ()
 
     def begin(self, tensors: Sequence[torch.Tensor], forward: bool) -> None:
         self.unsent = tensors
         self.send(0, forward)
         self.send(1, forward)
+
+    def num_pieces(self, forward: bool) -> int:
+        return 1 if self.message.gathered and not forward else self.message.num_pieces
 
     def arrived(self, piece: int, forward: bool) -> torch.Tensor:
         """Waits for a piece, and begins to send another one."""
@@ -145,7 +165,7 @@ class _Send(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         message, grads = ctx.exchange.message, ()
-        for piece in range(message.num_pieces):
+        for piece in range(ctx.exchange.num_pieces(forward=False)):
             grads = message.unpack_gradients(ctx.exchange.arrived(piece, forward=False), piece, ctx.shapes, grads)
         return None, *grads
 
@@ -161,5 +181,5 @@ class _Receive(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        ctx.exchange.begin(grads, forward=False)
+        ctx.exchange.begin([ctx.exchange.transport.averaged(grads[0])], forward=False)
         return grads[0].new_empty(0), None
