@@ -28,7 +28,7 @@ def with_way_back(
         sent_counts, arrived_counts: how many went to, and came from, each rank.
         group: the ranks; all of them must run backward.
     """
-    return _WayBack.apply(sent, arrived, list(sent_counts), list(arrived_counts), group)  # type: ignore[no-any-return]
+    return _WayBack.apply(sent, arrived, list(sent_counts), list(arrived_counts), group)
 
 
 class _WayBack(torch.autograd.Function):
