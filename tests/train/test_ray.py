@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import nn
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.models import Batch
+from rayrec.models import DLRM, Batch
 from rayrec.train import ResourceError, Trainer, TrainError
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
@@ -109,12 +109,12 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def kill_a_worker_at(seen: Seen, step: int, killed: list[int]) -> None:
+def signal_a_worker_at(seen: Seen, step: int, killed: list[int], number: int = signal.SIGKILL) -> None:
     until = time.monotonic() + 200
     while time.monotonic() < until:
         if any(record.get("step", 0) >= step for record in seen.files.read_metrics()):
             killed.append(workers_of_this_process()[-1])
-            os.kill(killed[0], signal.SIGKILL)
+            os.kill(killed[0], number)
             return
         time.sleep(0.05)
 
@@ -126,7 +126,7 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened
     log = tmp_path / "rows"
     seen = Seen(tmp_path, factory=lambda **given: Slow(Noted(str(log), {}, **given), 0.2), **features)
     killed: list[int] = []
-    killer = threading.Thread(target=kill_a_worker_at, args=(seen, 8, killed))
+    killer = threading.Thread(target=signal_a_worker_at, args=(seen, 8, killed))
     killer.start()
     result = seen.trainer.fit()
     killer.join()
@@ -208,3 +208,27 @@ def test_more_cpus_than_ray_has_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"128\.25 CPUs are needed .* but the Ray cluster has 4; "):
         seen.trainer.fit()
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.long
+def test_the_only_worker_is_replaced_where_it_is_frozen(tmp_path: Path) -> None:
+    """Nobody waits for it, and its own watch is frozen with it."""
+    write_all(tmp_path, rows=300)
+    frozen: list[int] = []
+    seen = Seen(
+        tmp_path,
+        factory=lambda **given: Slow(DLRM(**given), 0.1),
+        trainer__num_workers=1,
+        trainer__hang_s=3.0,
+        trainer__checkpoint_every=2,
+    )
+    freezer = threading.Thread(target=signal_a_worker_at, args=(seen, 4, frozen, signal.SIGSTOP))
+    freezer.start()
+    result = seen.trainer.fit()
+    freezer.join()
+    assert frozen and result.recoveries == 1
+    assert (result.steps, result.train["samples"]) == (10, 600)
+    until = time.monotonic() + 10
+    while Path(f"/proc/{frozen[0]}").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{frozen[0]}").exists(), "the frozen process is left behind"

@@ -13,6 +13,7 @@ from rayrec.train.driver.cluster import Cluster, await_resources, connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import NEVER_S, growing, reading_unreserved
 from rayrec.train.driver.failures import failure_reason, failure_reporter, line_of
+from rayrec.train.driver.ray_start import defaults
 from rayrec.train.driver.resources import Demand, demand_of
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted, TrainError, describe
@@ -117,6 +118,8 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
             drained(lambda: ray.get(actor.take.remote(), timeout=30), listener),
             shared(job.train, job.eval) as (train, evaluation),
             growing(trainer, need, listener, lambda: ray.get(actor.ask_growth.remote(), timeout=30)),
+            # A process that is frozen as a whole cannot tell: Ray's controller, which it does not answer, notices.
+            defaults({"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}),
         ):
             _fit(replace(job, train=train, eval=evaluation), actor, need, listener, signals, cluster)
     finally:
