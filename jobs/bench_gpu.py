@@ -1,43 +1,35 @@
-"""What a GPU shows: lookup bandwidth against the device's copy rate, steps of DLRM, waits and launches of a step.
+"""What a GPU shows: lookup bandwidth against the device's copy rate, steps of bags and of DLRM, waits and launches.
 
-    python jobs/bench_gpu.py [--ranks 1 2 8] [--write]
+    python jobs/bench_gpu.py [--ranks 1 2 8] [--write] [--against torchrec]
 
 A process a rank; several share a GPU where there are fewer, and then exchange by gloo. `--write` appends the table to
-jobs/RESULTS.md. TorchRec's figures for the same steps come from jobs/bench_embedding.py on the same machine.
-`--device cpu` shows that the program runs.
+jobs/RESULTS.md. `--against torchrec`, installed as for jobs/bench_embedding.py, runs the same lines on both in turns;
+ranks that share a GPU have no peer. `--device cpu` shows that the program runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from bench_models import Given, Tables, bags, batches, dlrm, dlrm_step
 
-from rayrec.distributed import (
-    DistributedModelParallel,
-    EmbeddingBagCollectionSharder,
-    ShardingEnv,
-    ShardingPlan,
-    TrainPipeline,
-    comm,
-)
-from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.types import ParameterSharding, ShardingType
-from rayrec.models import DLRM, Batch
-from rayrec.modules import EmbeddingBagConfig
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.distributed import comm
 
 Row = tuple[str, str]
-PLANS = [ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.COLUMN_WISE, ShardingType.DATA_PARALLEL]
+KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
+DENSE = 13
 
 
 def main() -> None:
@@ -49,6 +41,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--batch", type=int, default=8192, help="examples of a rank")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--against", choices=["torchrec"], help="a peer that is installed, timed in the same run")
     parser.add_argument("--write", action="store_true", help="append the table to jobs/RESULTS.md")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -84,8 +77,8 @@ def run(rank: int, world: int, folder: str, options: argparse.Namespace) -> None
     rows: list[Row] = []
     if world == 1:
         rows += bandwidth(device, options)
-    for plan in PLANS:
-        rows += steps(plan, device, options)
+    for kind in KINDS:
+        rows += steps(kind, device, options)
     if rank == 0:
         torch.save(rows, f"{folder}/rows.pt")
     dist.barrier()
@@ -97,8 +90,9 @@ def bandwidth(device: torch.device, options: argparse.Namespace) -> list[Row]:
     source = torch.zeros(1 << 24 if device.type == "cpu" else 1 << 28, device=device)
     target = torch.empty_like(source)
     copied = 2 * source.nbytes / seconds(lambda: target.copy_(source), device, options.steps)
-    model, batch = make(ShardingType.TABLE_WISE, device, options), make_batch(0, options)
-    tables, kjt = model.module.embedding_bags, batch.sparse.to(device)
+    shape = Tables(options.tables, options.rows, options.dim, device=device)
+    tables, given = bags("rayrec", shape), make_batch(0, options)
+    kjt = batches("rayrec", shape)(given).to(device).sparse_features
     ids = tables.input_dist(kjt).wait()
     read = kjt.values().numel() * options.dim * 4
     with torch.no_grad():
@@ -107,27 +101,46 @@ def bandwidth(device: torch.device, options: argparse.Namespace) -> list[Row]:
     return [*out, ("lookup, rows read", f"{looked / 1e9:.0f} GB/s, {looked / copied:.2f} of the copy rate")]
 
 
-def steps(plan: ShardingType, device: torch.device, options: argparse.Namespace) -> list[Row]:
-    """Training steps of DLRM with and without the pipeline, and what a profile counts in one of them."""
-    model, world = make(plan, device, options), dist.get_world_size()
-    dense = torch.optim.Adagrad(model.other_parameters().values(), lr=0.01)
-    batches = [make_batch(number, options) for number in range(4)]
+def steps(kind: str, device: torch.device, options: argparse.Namespace) -> list[Row]:
+    """Steps of the tables alone and of DLRM, without and with the pipeline, and what a profile counts in one."""
+    world = dist.get_world_size()
+    tables = Tables(options.tables, options.rows, options.dim, kind, device)
+    alone = device.type == "cpu" or torch.cuda.device_count() >= world
+    packages = ["rayrec", *([options.against] if options.against and alone else [])]
+    ours, *peers = [sides(package, tables, options) for package in packages]
+    what, rows = f"{kind}, {world} ranks × {options.batch}", []
+    for name, step in ours.items():
+        times = [[seconds(side[name], device, 5) for side in (ours, *peers)] for _ in range(max(3, options.steps // 5))]
+        figure = f"{1000 * statistics.median(spent[0] for spent in times):.2f} ms"
+        if peers:
+            ratio = statistics.median(spent[0] / spent[1] for spent in times)
+            figure += f", {ratio:.2f} of {options.against}'s"
+        rows.append((f"{name}, {what}", figure))
+        if device.type == "cuda":
+            rows += counted(f"{name}, {what}", step)
+    return rows
+
+
+def sides(package: str, tables: Tables, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    """A package's steps, by name."""
+    device = tables.device
+    given = [make_batch(number, options) for number in range(4)]
+    collection = bags(package, tables)
+    grad = torch.randn(options.batch, options.tables * options.dim, device=device) / 1000
+    ready = [batches(package, tables)(one) for one in given]
     if device.type == "cuda":
-        batches = [batch.pin_memory() for batch in batches]
-
-    def plain() -> None:
-        batch = batches[0].to(device, non_blocking=True)
-        loss, _ = model(batch)
-        dense.zero_grad()
-        loss.backward()
-        dense.step()
-
-    alone = seconds(plain, device, options.steps)
-    pipeline, source = TrainPipeline[Batch](model, dense, device), forever(batches)
-    piped = seconds(lambda: pipeline.progress(source), device, options.steps)
-    what = f"DLRM, {plan.value}, {world} ranks × {options.batch}"
-    rows = [(f"{what}: step", f"{1000 * alone:.2f} ms, in the pipeline {1000 * piped:.2f} ms")]
-    return [*rows, *counted(what, plain)] if device.type == "cuda" else rows
+        ready = [one.pin_memory() for one in ready]
+    source, keyed = cycle(ready), cycle([one.to(device).sparse_features for one in ready])
+    model, optimizer = dlrm(package, tables, DENSE, [512, 256, options.dim], [1024, 1024, 512, 256, 1])
+    step, drawn = dlrm_step(package, model, optimizer, tables), cycle(given)
+    kind = importlib.import_module(f"{package}.distributed.train_pipeline").TrainPipelineSparseDist
+    piped_model, piped_optimizer = dlrm(package, tables, DENSE, [512, 256, options.dim], [1024, 1024, 512, 256, 1])
+    pipeline = kind(piped_model, piped_optimizer, device)
+    return {
+        "bags": lambda: collection(next(keyed)).wait().values().backward(grad),
+        "DLRM": lambda: step(next(drawn)),
+        "DLRM in the pipeline": lambda: pipeline.progress(source),
+    }
 
 
 def counted(what: str, step: Callable[[], Any]) -> list[Row]:
@@ -155,48 +168,13 @@ def seconds(act: Callable[[], Any], device: torch.device, times: int) -> float:
     return sorted(found[3:])[times // 2]
 
 
-def forever(batches: list[Batch]) -> Any:
-    while True:
-        yield from batches
-
-
-def make(plan: ShardingType, device: torch.device, options: argparse.Namespace) -> DistributedModelParallel:
-    world = dist.get_world_size()
-    configs = [
-        EmbeddingBagConfig(
-            name=f"t{n}", num_embeddings=options.rows, embedding_dim=options.dim, feature_names=[f"f{n}"]
-        )
-        for n in range(options.tables)
-    ]
-    shardings = {}
-    for number, config in enumerate(configs):
-        ranks = [number % world] if plan is ShardingType.TABLE_WISE else list(range(world))
-        shards = CUTS[plan](config.name, options.rows, options.dim, ranks)
-        shardings[config.name] = ParameterSharding(
-            sharding_type=plan.value, compute_kernel="fused", shards=shards, device=device.type
-        )
-    torch.manual_seed(0)
-    model = DLRM(configs, 13, [512, 256, options.dim], [1024, 1024, 512, 256, 1], device=device)
-    sharder = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01})
-    assert dist.group.WORLD is not None
-    return DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=device,
-        plan=ShardingPlan({"embedding_bags": shardings}),
-        sharders=[sharder],
-    )
-
-
-def make_batch(number: int, options: argparse.Namespace) -> Batch:
+def make_batch(number: int, options: argparse.Namespace) -> Given:
     """One power-law id a feature, other ones on every rank."""
     generator = torch.Generator().manual_seed(1000 * number + dist.get_rank())
     count = options.tables * options.batch
     ids = (options.rows ** torch.rand(count, generator=generator, dtype=torch.float64) - 1).long()
-    keys = [f"f{n}" for n in range(options.tables)]
-    kjt = KeyedJaggedTensor(keys, ids, lengths=torch.ones(count, dtype=torch.int64))
     label = (torch.rand(options.batch, generator=generator) > 0.5).float()
-    return Batch(torch.rand(options.batch, 13, generator=generator), kjt, label)
+    return torch.rand(options.batch, DENSE, generator=generator), ids, torch.ones(count, dtype=torch.int64), label
 
 
 if __name__ == "__main__":

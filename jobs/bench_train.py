@@ -17,7 +17,6 @@ With --json the last line is one object: for each case `ratio_to_torchrec`, and 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import platform
 import statistics
@@ -35,6 +34,7 @@ import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
 from bench_embedding import TW, WORLD, Case, make_batches, on_ranks
+from bench_models import Given, Tables, dlrm, dlrm_step
 
 from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema
 from rayrec.distributed import comm
@@ -49,7 +49,6 @@ SCHEMA = Schema.model_validate(
         "sparse": [{"name": key, "mapping": {"kind": "identity"}} for key in KEYS],
     }
 )
-Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # dense, ids, lengths, labels
 Step = Callable[[Given], None]
 
 
@@ -76,44 +75,8 @@ def drawn(case: Case, seed: int) -> list[Given]:
 
 def stepper(package: str, case: Case) -> Step:
     """A training step of a DLRM by `package`, "rayrec" or "torchrec": table-wise, the tables dealt out in turn."""
-    top = importlib.import_module(package)
-    distributed = importlib.import_module(f"{package}.distributed")
-    plans = importlib.import_module(f"{package}.distributed.sharding_plan")
-    kinds = importlib.import_module(f"{package}.distributed.embeddingbag")
-    models = importlib.import_module(f"{package}.models.dlrm")
-    types = importlib.import_module(f"{package}.distributed.types")
-    tables = [
-        top.EmbeddingBagConfig(name=f"t{n}", num_embeddings=case.rows, embedding_dim=DIM, feature_names=[key])
-        for n, key in enumerate(KEYS)
-    ]
-    torch.manual_seed(0)
-    bags = top.EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
-    model = models.DLRMTrain(models.DLRM(bags, DENSE, BOTTOM, TOP, dense_device=torch.device("cpu")))
-    optimizer = importlib.import_module("fbgemm_gpu.split_embedding_configs").EmbOptimType.EXACT_ROWWISE_ADAGRAD
-    sharder = kinds.EmbeddingBagCollectionSharder(fused_params={"optimizer": optimizer, "learning_rate": 0.01})
-    plan = plans.construct_module_sharding_plan(
-        bags,
-        {f"t{n}": plans.table_wise(rank=n % WORLD, compute_kernel="fused") for n in range(TABLES)},
-        sharder=sharder,
-        local_size=WORLD,
-        world_size=WORLD,
-        device_type="cpu",
-    )
-    whole = types.ShardingPlan({"model.sparse_arch.embedding_bag_collection": plan})
-    sharded = distributed.DistributedModelParallel(model, device=torch.device("cpu"), plan=whole, sharders=[sharder])
-    dense = [p for name, p in sharded.named_parameters() if "embedding_bags" not in name]
-    optimizer = torch.optim.Adagrad(dense, lr=0.01)
-    batch_of = importlib.import_module(f"{package}.datasets.utils").Batch
-
-    def step(given: Given) -> None:
-        numbers, ids, lengths, label = given
-        kjt = top.KeyedJaggedTensor(keys=KEYS, values=ids, lengths=lengths)
-        optimizer.zero_grad(set_to_none=True)
-        loss, _ = sharded(batch_of(numbers, kjt, label))
-        loss.backward()
-        optimizer.step()
-
-    return step
+    tables = Tables(TABLES, case.rows, DIM)
+    return dlrm_step(package, *dlrm(package, tables, DENSE, BOTTOM, TOP), tables)
 
 
 def timed(step: Step, batches: Iterator[Given], count: int) -> tuple[float, float]:
