@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -13,11 +14,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import ray
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests import kuberay
+from tests.movielens.test_prepare import drawn_ratings, write_recbole
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
@@ -66,6 +71,33 @@ def test_manifests_are_objects_with_names(path: Path) -> None:
             assert document["apiVersion"] == "ray.io/v1"
 
 
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_manifests_have_the_fields_that_kubernetes_and_kuberay_read(path: Path) -> None:
+    for document in documents(path):
+        kuberay.check(document)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        ("spec.backofLimit", 1, "'backofLimit' was unexpected"),
+        ("spec.backoffLimit", "3", "'3' is not of type 'integer'"),
+        ("spec.rayClusterSpec.authOptions.mode", "tokens", "'tokens' is not one of"),
+        ("spec.rayClusterSpec.headGroupSpec.rayStartParams.num-cpus", 0, "0 is not of type 'string'"),
+        ("spec.rayClusterSpec.headGroupSpec.template.spec.restart", "Never", "'restart' was unexpected"),
+    ],
+)
+def test_a_field_that_nobody_reads_is_noticed(at: str, value: object, message: str) -> None:
+    (job,) = documents(DEPLOY / "rayjob-movielens-cpu.yaml")
+    *above, last = at.split(".")
+    place = job
+    for name in above:
+        place = place[name]
+    place[last] = value
+    with pytest.raises(jsonschema.ValidationError, match=re.escape(message)):
+        kuberay.check(job)
+
+
 def test_there_is_a_job_and_a_cluster() -> None:
     assert {d["kind"] for path in MANIFESTS for d in documents(path)} >= {
         "RayJob",
@@ -98,6 +130,8 @@ def test_who_has_no_token_is_refused_and_nobody_is_root(cluster: dict[str, Any])
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 def test_overlays_are_whole_clusters_behind_their_network_policy(overlay: Path) -> None:
+    for document in built(overlay):
+        kuberay.check(document)
     kinds = {document["kind"]: document for document in built(overlay)}
     assert set(kinds) == {"RayCluster", "PersistentVolumeClaim", "NetworkPolicy"}
     cluster = kinds["RayCluster"]["spec"]
@@ -121,6 +155,19 @@ def test_the_cluster_launcher_file_is_what_ray_takes() -> None:
     for commands in starts:
         (start,) = [command for command in commands if "ray start" in command]
         assert start.startswith("RAY_AUTH_MODE=token ") and "dashboard-host" not in start
+
+
+def test_the_compose_file_is_what_compose_takes() -> None:
+    """By the Compose specification, aliases and merges resolved; a service's unknown field is an error."""
+    from compose_spec import PyCompose
+
+    whole = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    compose = PyCompose.from_yaml(yaml.safe_dump(whole))
+    compose.validate()
+    compose.to_spec()
+    whole["services"]["worker"]["comand"] = "ray start"
+    with pytest.raises(ValueError, match="comand"):
+        PyCompose.from_yaml(yaml.safe_dump(whole))
 
 
 def test_the_compose_file_asks_for_a_token_and_opens_loopback_alone() -> None:
@@ -165,6 +212,45 @@ def test_the_job_runs_files_that_exist() -> None:
     assert len(files) == 3
     for file in files:
         assert (ROOT / file).is_file(), file
+
+
+# Where a script that deploy/ names is run by a test.
+RUN_BY = {
+    "data/movielens/prepare.py": "tests/test_deploy.py",
+    "jobs/train.py": "tests/train/test_job_submit.py",
+    "jobs/calibrate.py": "tests/hosts/exchange.py",
+}
+
+
+def test_every_script_that_is_named_is_one_that_a_test_runs() -> None:
+    files = [*DEPLOY.rglob("*.yaml"), DEPLOY / "README.md", DEPLOY / "Dockerfile"]
+    named = {script for file in files for script in re.findall(r"python ((?:jobs|data)/\S+\.py)", file.read_text())}
+    assert named
+    for script in named:
+        assert Path(script).stem in (ROOT / RUN_BY[script]).read_text(), script
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_the_jobs_entrypoint_prepares_and_trains(tmp_path: Path) -> None:
+    """Its own words, on few rows and on half as many workers; and again, as a retry of the job runs it."""
+    (job,) = [d for path in MANIFESTS for d in documents(path) if d["kind"] == "RayJob"]
+    source = write_recbole(tmp_path / "source", drawn_ratings())
+    words = job["spec"]["entrypoint"]
+    for there, here in (
+        ("/home/ray/rayrec", str(ROOT)),
+        ("prepare.py --out", f"prepare.py --source {source} --out"),
+        ("/shared/", f"{tmp_path}/"),
+        ("num_workers=4", "num_workers=2"),
+    ):
+        assert there in words
+        words = words.replace(there, here)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    own |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{own['PATH']}", "PYTHONPATH": str(ROOT)}
+    for expected in ("evaluation after epoch 3", "is finished already"):
+        done = subprocess.run(shlex.split(words), env=own, cwd=tmp_path, capture_output=True, text=True, timeout=180)
+        assert done.returncode == 0 and expected in done.stdout, done.stdout + done.stderr
+    assert json.loads((tmp_path / "runs" / "movielens" / "result.json").read_text())["epochs"] == 3
 
 
 def test_the_job_overrides_settings_that_exist() -> None:

@@ -1,0 +1,113 @@
+"""Which fields KubeRay's RayCluster and RayJob have (ray.io/v1, of KubeRay 1.5 to 1.7, by its API reference), as a JSON
+schema; a pod template is checked by Kubernetes' own. A field that is not listed is one that the operator would ignore.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+
+KUBERNETES = "1.30"
+
+TEXT, FLAG, COUNT = {"type": "string"}, {"type": "boolean"}, {"type": "integer", "minimum": 0}
+TEXTS = {"type": "object", "additionalProperties": TEXT}
+ANYTHING = {"type": "object"}
+MANAGED_BY = {"enum": ["ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue"]}
+
+
+def _object(required: tuple[str, ...], **fields: Any) -> dict[str, Any]:
+    return {"type": "object", "required": [*required], "properties": fields, "additionalProperties": False}
+
+
+GROUP = {"rayStartParams": TEXTS, "template": ANYTHING, "labels": TEXTS, "resources": TEXTS}
+HEAD = _object(
+    ("rayStartParams", "template"),
+    **GROUP,
+    headService=ANYTHING,
+    enableIngress=FLAG,
+    serviceType={"enum": ["ClusterIP", "NodePort", "LoadBalancer", "ExternalName"]},
+)
+WORKERS = _object(
+    ("groupName", "minReplicas", "maxReplicas", "rayStartParams", "template"),
+    **GROUP,
+    groupName=TEXT,
+    replicas=COUNT,
+    minReplicas=COUNT,
+    maxReplicas=COUNT,
+    numOfHosts=COUNT,
+    suspend=FLAG,
+    idleTimeoutSeconds=COUNT,
+    scaleStrategy=ANYTHING,
+)
+AUTOSCALER = _object(
+    (),
+    resources=ANYTHING,
+    image=TEXT,
+    imagePullPolicy=TEXT,
+    securityContext=ANYTHING,
+    idleTimeoutSeconds=COUNT,
+    upscalingMode={"enum": ["Default", "Aggressive", "Conservative"]},
+    version={"enum": ["v1", "v2"]},
+    env={"type": "array"},
+    envFrom={"type": "array"},
+    volumeMounts={"type": "array"},
+)
+CLUSTER = _object(
+    ("headGroupSpec",),
+    authOptions=_object((), mode={"enum": ["disabled", "token"]}, secretName=TEXT, enableK8sTokenAuth=FLAG),
+    rayVersion=TEXT,
+    suspend=FLAG,
+    managedBy=MANAGED_BY,
+    headServiceAnnotations=TEXTS,
+    enableInTreeAutoscaling=FLAG,
+    autoscalerOptions=AUTOSCALER,
+    gcsFaultToleranceOptions=ANYTHING,
+    upgradeStrategy=_object((), type={"enum": ["Recreate", "None"]}),
+    headGroupSpec=HEAD,
+    workerGroupSpecs={"type": "array", "items": WORKERS},
+)
+JOB = _object(
+    (),
+    activeDeadlineSeconds=COUNT,
+    backoffLimit=COUNT,
+    rayClusterSpec=CLUSTER,
+    submitterPodTemplate=ANYTHING,
+    metadata=TEXTS,
+    clusterSelector=TEXTS,
+    submitterConfig=_object((), backoffLimit=COUNT),
+    managedBy=MANAGED_BY,
+    deletionStrategy=ANYTHING,
+    entrypoint=TEXT,
+    runtimeEnvYAML=TEXT,
+    jobId=TEXT,
+    submissionMode={"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"]},
+    entrypointResources=TEXT,
+    entrypointNumCpus={"type": "number"},
+    entrypointNumGpus={"type": "number"},
+    ttlSecondsAfterFinished=COUNT,
+    shutdownAfterJobFinishes=FLAG,
+    suspend=FLAG,
+)
+SPECS = {"RayCluster": CLUSTER, "RayJob": JOB}
+
+
+def check(document: dict[str, Any]) -> None:
+    """
+    Raises:
+        jsonschema.ValidationError: what the API server would not take, or KubeRay would not read.
+    """
+    if document["kind"] not in SPECS:
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+        return
+    whole = _object(
+        ("spec", "metadata"), apiVersion={"const": "ray.io/v1"}, kind=TEXT, metadata=ANYTHING, spec=ANYTHING
+    )
+    jsonschema.validate(document, whole)
+    spec = document["spec"]
+    jsonschema.validate(spec, SPECS[document["kind"]])
+    cluster = spec if document["kind"] == "RayCluster" else spec["rayClusterSpec"]
+    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        named = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": document["metadata"]}
+        kubernetes_validate.validate(named | {"template": group["template"]}, KUBERNETES, strict=True)
