@@ -1,0 +1,147 @@
+"""What one rank does beside training: how its end is told, when checkpoints are due, what it reads."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from rayrec.checkpoint.errors import FencedError
+from rayrec.data import Cursor
+from rayrec.train.run_log import DirectSink, Mailbox, Record
+from rayrec.train.worker.entry import attempt
+from rayrec.train.worker.lockstep import RankError, StopRequested
+from rayrec.train.worker.loop import PROGRESS_EVERY_S, fit
+from rayrec.train.worker.saver import Saver
+from rayrec.train.worker.session import Job, Session, session_alone
+from rayrec.train.worker.streams import Streams
+from tests.ranks import on_ranks
+from tests.train.small import Silent, make_job, rank_session, raw_config, write_all
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_all(tmp_path_factory.mktemp("worker"), rows=601)
+
+
+@pytest.fixture(scope="module")
+def job(folder: Path) -> Job:
+    return make_job(raw_config(folder))
+
+
+class Driver:
+    """A mailbox, and what came into it."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.mailbox = Mailbox()
+        self.sink = DirectSink(self.mailbox, self.records.append)
+
+    def attempt(self, job: Job, error: Exception, rank: int, world_size: int = 1) -> None:
+        """One rank's attempt, which meets an error as it joins the others."""
+
+        def join() -> Session:
+            raise error
+
+        attempt(job, self.sink, rank, world_size, join)
+
+    @property
+    def told(self) -> list[tuple[str, str | None]]:
+        return [(record["kind"], record.get("error", record.get("message"))) for record in self.records]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (StopRequested("stopped at step 7"), [("stopped", "stopped at step 7")]),
+        (RankError("rank 1: a label is 2"), [("fatal", "rank 1: a label is 2")]),
+    ],
+)
+def test_what_all_ranks_know_is_told_by_the_first(job: Job, error: Exception, told: list[tuple[str, str]]) -> None:
+    driver = Driver()
+    driver.attempt(job, error, rank=1, world_size=2)
+    assert driver.told == []
+    driver.attempt(job, error, rank=0, world_size=2)
+    assert driver.told == told
+
+
+@pytest.mark.parametrize("error", [RankError("a peer was lost", retry=True), OSError("disk"), FencedError("newer")])
+def test_what_another_attempt_may_not_meet_goes_up_to_ray_untold(job: Job, error: Exception) -> None:
+    driver = Driver()
+    for rank in (0, 1):
+        with pytest.raises(type(error)):
+            driver.attempt(job, error, rank, world_size=2)
+    assert driver.told == []
+
+
+def test_an_error_of_its_own_is_told_and_ends_the_ranks_that_wait_for_this_one(job: Job) -> None:
+    driver = Driver()
+    with pytest.raises(ValueError, match="wrong"):
+        driver.attempt(job, ValueError("wrong"), rank=1, world_size=2)
+    assert driver.told == [("fatal", "wrong")]
+    assert "ValueError: wrong" in driver.records[0]["traceback"] and driver.records[0]["rank"] == 1
+    driver.attempt(job, ValueError("late"), rank=0, world_size=2)  # the run has failed: nothing is begun
+    assert len(driver.told) == 1
+
+
+def test_where_all_ranks_have_one_they_just_end(job: Job) -> None:
+    driver = Driver()
+    driver.attempt(job, KeyError("wrong"), rank=0, world_size=1)
+    assert driver.told == [("fatal", "KeyError: 'wrong'")]
+
+
+def test_the_end_of_a_run_is_told_with_its_outcome_and_progress_a_few_times_a_second(tmp_path: Path) -> None:
+    job, driver = make_job(raw_config(write_all(tmp_path, rows=601))), Driver()
+    began = time.monotonic()
+    attempt(job, driver.sink, 0, 1, lambda: session_alone(driver.sink))
+    took = time.monotonic() - began
+    kinds = [record["kind"] for record in driver.records]
+    assert kinds[0] == "begin" and kinds[-1] == "done"
+    outcome = driver.records[-1]["outcome"]
+    assert (outcome["steps"], outcome["epochs"], outcome["train"]["samples"]) == (20, 2, 1202)
+    assert 1 <= kinds.count("progress") <= 1 + took / PROGRESS_EVERY_S
+    progress = next(record for record in driver.records if record["kind"] == "progress")
+    assert (progress["epochs"], progress["total_steps"], progress["step"]) == (2, 20, 1)
+
+
+def test_checkpoints_are_due_by_steps_and_by_minutes(folder: Path) -> None:
+    def due(clocks: list[float], **trainer: Any) -> list[bool]:
+        raw = raw_config(folder)
+        raw["trainer"] |= trainer
+        saver = Saver(make_job(raw), session_alone(Silent()), lambda *_: None)
+        return [saver.due(step, clock) for step, clock in enumerate(clocks, start=1)]
+
+    assert due([0.0] * 6, checkpoint_every=3) == [False, False, True, False, False, True]
+    by_time = {"checkpoint_every": None, "checkpoint_every_minutes": 1.0}
+    assert due([100, 159, 160, 161, 219, 220], **by_time) == [False, False, True, False, False, True]
+    both = {"checkpoint_every": 4, "checkpoint_every_minutes": 1.0}
+    assert due([0, 30, 59, 60, 119, 120], **both) == [False, False, False, True, False, True]
+    assert due([0.0, 1e6], checkpoint_every=None) == [False, False]
+
+
+def rows_by_step(group: dist.ProcessGroup, raw: dict[str, Any], use: Any) -> list[list[int]]:
+    with Streams(make_job(raw), rank_session(group)) as streams, streams.take(use, Cursor.start(0)) as stream:
+        return [batch.dense[:, 0].int().tolist() for batch, _ in stream]
+
+
+@pytest.mark.parametrize("shuffle", ["none", {}])
+def test_rows_in_their_order_are_dealt_step_by_step(folder: Path, shuffle: Any) -> None:
+    """Then step k of all ranks together has the k-th rows of the data; shuffled, it has not, but all are read once."""
+    raw = raw_config(folder, schema__dense=[{"name": "row"}])
+    raw["data"]["shuffle"] = shuffle
+    rank_steps = on_ranks(2, rows_by_step, raw, "train")
+    together = [sorted(first + second) for first, second in zip(*rank_steps, strict=True)]
+    in_order = [list(range(start, min(start + 64, 601))) for start in range(0, 601, 64)]
+    assert (together == in_order) == (shuffle == "none")
+    assert sorted(row for step in together for row in step) == list(range(601))
+
+
+def test_a_run_that_is_over_has_nothing_left_to_do(tmp_path: Path) -> None:
+    job = make_job(raw_config(write_all(tmp_path, rows=100), trainer__epochs=1))
+    first = fit(job, session_alone(Silent()))
+    again = fit(job, session_alone(Silent()))
+    assert (first["steps"], again["steps"], again["checkpoint"]) == (2, 2, first["checkpoint"])
+    assert first["train"]["samples"] == again["train"]["samples"] == 100
