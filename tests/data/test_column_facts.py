@@ -71,6 +71,8 @@ def test_numbers() -> None:
     assert not facts("x", [-1.0] * 20 + [1000.0]).log  # below 0
     assert not facts("x", [0.0, 600.0, 1000.0]).log  # not far above the others
     assert facts("x", [2.0, 2.0]).role == "unused"
+    large = facts("x", [2**62 + 3**10 * (17 * number % 101) for number in range(101)])  # not exact as float64
+    assert large.role == "dense" and large.mean == pytest.approx(2**62)
 
 
 def test_a_mean_far_from_zero_is_as_exact_as_the_deviation() -> None:

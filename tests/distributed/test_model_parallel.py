@@ -205,6 +205,20 @@ def replicas(group: dist.ProcessGroup) -> Any:
     return [i.weight.clone() for t in sharded.tables().values() for i in t.local]
 
 
+def sparse_names(group: dist.ProcessGroup) -> list[list[str]]:
+    inner = torch.nn.ModuleDict({"a": torch.nn.Embedding(4, 2, sparse=True), "b": torch.nn.EmbeddingBag(4, 2)})
+    env = ShardingEnv.from_process_group(group)
+    several, one = (DistributedModelParallel(model, env=env, device=DEVICE) for model in (inner, inner["a"]))
+    listed = ["before"]
+    assert several.sparse_grad_parameter_names(listed, "model.") is listed
+    return [several.sparse_grad_parameter_names(), listed, one.sparse_grad_parameter_names(prefix="model.")]
+
+
+def test_parameters_with_sparse_gradients_are_named_as_in_the_model() -> None:
+    (names,) = on_ranks(1, sparse_names)
+    assert names == [["a.weight"], ["before", "model.a.weight"], ["model.weight"]]
+
+
 def test_replicas_stay_bit_identical() -> None:
     first, second = on_ranks(2, replicas)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

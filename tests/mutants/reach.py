@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -60,13 +60,18 @@ class Reach:
     def of(self, root: Path, path: str, line: int, most_s: float) -> list[str]:
         """Tests that run a line, quick ones first, as many as fit into `most_s` seconds.
 
-        For a line that runs at import (a default value, a field, a constant): those that run the function that it
-        belongs to, else any of the file.
+        For a line that runs at import: those that run the function whose default value it has; those that run a line
+        which names the constant, or the class whose field it is; else any of the file.
         """
-        by_line = self.tests.get(path, {})
-        spans = [range(line, line + 1), *_functions_around(root / path, line), range(1, sys.maxsize)]
-        for span in spans:
-            found = {test for number, tests in by_line.items() if number in span for test in tests}
+        everywhere = {path: range(1, sys.maxsize)}
+        for places in (*_places_of(root, path, line), everywhere):
+            found = {
+                test
+                for file, lines in places.items()
+                for number, tests in self.tests.get(file, {}).items()
+                if number in lines
+                for test in tests
+            }
             if found := found & set(self.seconds):
                 break
         chosen, left = [], most_s
@@ -78,13 +83,52 @@ class Reach:
         return chosen
 
 
-def _functions_around(path: Path, line: int) -> list[range]:
-    """Lines of the functions and classes that hold a line, the innermost first; a function with its decorators."""
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)]
-    starts = [min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) for node in nodes]
-    spans = [range(start, (node.end_lineno or start) + 1) for start, node in zip(starts, nodes, strict=True)]
-    return sorted((span for span in spans if line in span), key=len)
+Places = dict[str, Collection[int]]
+
+
+def _places_of(root: Path, path: str, line: int) -> Iterator[Places]:
+    """Lines by file whose tests may notice a fault in a line, the nearest first."""
+    tree = ast.parse((root / path).read_text(encoding="utf-8"))
+    around = [(span, node) for node in ast.walk(tree) if line in (span := _span(node)) and isinstance(node, _HOLDERS)]
+    around.sort(key=lambda pair: len(pair[0]))
+    functions = [node for _, node in around if isinstance(node, ast.FunctionDef)]
+    if functions and line >= functions[0].body[0].lineno:
+        yield {path: [line]}
+    elif not functions:  # only the test that is the first to import it has run the line
+        names = [node.name for _, node in around] or _names_bound(tree, line)
+        uses = _uses(root, tuple(names))
+        yield {**uses, path: {*uses.get(path, ()), *(number for span, _ in around for number in span)}}
+    for span, _ in around:
+        yield {path: span}
+
+
+_HOLDERS = (ast.FunctionDef, ast.ClassDef)
+
+
+def _span(node: ast.AST) -> range:
+    """Lines of a function, with its decorators, or of another statement."""
+    start = min([getattr(node, "lineno", 0), *(each.lineno for each in getattr(node, "decorator_list", []))])
+    return range(start, (getattr(node, "end_lineno", 0) or 0) + 1)
+
+
+def _names_bound(tree: ast.Module, line: int) -> list[str]:
+    """What a statement of the module gives values to."""
+    statement = next((node for node in tree.body if line in _span(node)), None)
+    if not isinstance(statement, ast.Assign | ast.AnnAssign):
+        return []
+    return [node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+
+
+@cache
+def _uses(root: Path, names: tuple[str, ...]) -> Places:
+    """Lines of the package that name one of `names`."""
+    found: Places = {}
+    wanted = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+    for file in sorted((root / "rayrec").rglob("*.py")) if names else ():
+        lines = file.read_text(encoding="utf-8").splitlines()
+        if numbers := [number for number, text in enumerate(lines, start=1) if wanted.search(text)]:
+            found[file.relative_to(root).as_posix()] = numbers
+    return found
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,23 @@ def test_a_line_that_runs_at_import_takes_the_tests_of_its_function(tmp_path: Pa
     assert Reach({}, {}).of(tmp_path, path, 3, most_s=60) == []
 
 
+def test_a_constant_takes_the_tests_of_the_lines_that_name_it(tmp_path: Path) -> None:
+    """Not the test that happened to import the module first."""
+    (tmp_path / "rayrec").mkdir()
+    (tmp_path / "rayrec" / "sizes.py").write_text(
+        "SIZES = {\n    'a': 1,\n}\nOTHER = 2\n\n\nclass Shape:\n    wide: int = 3\n\n    def area(self): return 1\n"
+    )
+    (tmp_path / "rayrec" / "user.py").write_text("def user():\n    return SIZES['a']\n\n\ndef make(): return Shape()\n")
+    tests = {
+        "rayrec/sizes.py": {1: ["first"], 2: ["first"], 4: ["first"], 8: ["first"], 10: ["area"]},
+        "rayrec/user.py": {2: ["reads"], 5: ["makes"]},
+    }
+    reach = Reach(tests, {"first": 0.1, "reads": 0.2, "makes": 0.2, "area": 0.3})
+    assert reach.of(tmp_path, "rayrec/sizes.py", 2, most_s=60) == ["first", "reads"]
+    assert reach.of(tmp_path, "rayrec/sizes.py", 8, most_s=60) == ["first", "makes", "area"]
+    assert reach.of(tmp_path, "rayrec/sizes.py", 10, most_s=60) == ["area"]
+
+
 def test_a_failure_that_is_not_the_faults_doing_does_not_count(tmp_path: Path) -> None:
     path, root = write(tmp_path), tmp_path
     (root / "test_grow.py").write_text(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,10 +11,13 @@ from torch import nn
 from rayrec.distributed.kernel import pooling_group, vector_group
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology, plan_tables
 from rayrec.distributed.planner.cost import shard_cost
+from rayrec.distributed.planner.parts import PerfModel, PlannerError, Proposal, Stats
+from rayrec.distributed.planner.proposers import GridSearchProposer, Proposer, UniformProposer
 from rayrec.distributed.planner.types import NoPlanError, ParameterConstraints, ShardBytes
+from rayrec.distributed.planner.whatif import fits
 from rayrec.distributed.sharding.routing import make_routes
 from rayrec.distributed.types import CacheParams, ShardingPlan, ShardingType
-from tests.planner.problems import KINDS, SHARDER, collection, table
+from tests.planner.problems import KINDS, SHARDER, collection, drawn, table
 from tests.ranks import Ranks
 
 LARGE_AND_SMALL = [
@@ -106,6 +111,8 @@ def test_model_without_collections_is_refused():
         ({"t": ParameterConstraints(min_partition=10)}, "min_partition=10 must be a multiple of 4"),
         ({"t": ParameterConstraints(pooling_factors=[1, 2])}, "pooling_factors has 2 numbers for 1 features"),
         ({"t": ParameterConstraints(num_ids=[-1])}, "must be finite and not negative"),
+        ({"t": ParameterConstraints(device_group=[])}, r"device_group \[\] must name ranks of 0 .. 3"),
+        ({"t": ParameterConstraints(min_partition=68)}, "min_partition=68 must be .* embedding_dim=64"),
         ({"t": ParameterConstraints(device_group=[0, 9])}, "must name ranks of 0 .. 3"),
         ({"t": ParameterConstraints(device_group="cuda")}, "the topology has 'cpu' devices only"),
         (
@@ -117,6 +124,12 @@ def test_model_without_collections_is_refused():
 def test_wrong_constraints_name_the_table_and_the_fix(told, message: str):
     with pytest.raises(ValueError, match=message):
         planned([table("t")], Topology(4, "cpu"), told)
+
+
+@pytest.mark.parametrize("name", ["stochastic_rounding", "output_dtype", "key_value_params", "use_virtual_table"])
+def test_constraints_that_are_not_offered_are_refused_by_name(name: str):
+    with pytest.raises(ValueError, match=f"ParameterConstraints: {name} is not offered; leave it out"):
+        ParameterConstraints(**{name: True})
 
 
 def test_device_group_and_min_partition_hold():
@@ -222,6 +235,66 @@ def test_tables_that_do_not_fit_go_to_host_memory_behind_a_cache():
 def test_no_plan_names_bytes_and_what_would_fit(tables, topology, told, message: str):
     with pytest.raises(NoPlanError, match=message):
         plan_tables(tables, topology, told, sharder=SHARDER)
+
+
+class Told(Stats):
+    """What the planner said."""
+
+    def log(self, sharding_plan: ShardingPlan, topology: Topology, batch_size: int, **more: Any) -> None:
+        self.told = more
+
+
+class AllAlike(PerfModel):
+    def rate(self, plan: Proposal) -> float:
+        return 1.0
+
+
+def test_proposals_are_counted_and_of_equal_plans_the_first_one_stays():
+    told = {
+        "t": ParameterConstraints(sharding_types=["table_wise", "row_wise", "data_parallel"]),
+        "u": ParameterConstraints(sharding_types=["table_wise"]),
+    }
+
+    def planned_by(proposer: Proposer, **memory: int) -> tuple[str, Told]:
+        planner = EmbeddingShardingPlanner(
+            topology=Topology(2, "cpu", **memory),
+            constraints=told,
+            proposer=proposer,
+            performance_model=AllAlike(),
+            stats=(stats := Told()),
+        )
+        plan = planner.plan(collection([table("t", 1 << 20), table("u")]), [SHARDER])
+        return plan.plan[""]["t"].sharding_type, stats
+
+    first, stats = planned_by(UniformProposer())
+    assert first == "table_wise"  # the only kind that both may have
+    assert (stats.told["num_proposals"], stats.told["num_plans"]) == (1, 1)
+    first, stats = planned_by(GridSearchProposer())
+    assert (stats.told["num_proposals"], stats.told["num_plans"]) == (3, 3)
+    proposed = []
+
+    class Noted(GridSearchProposer):
+        def feedback(self, partitionable: bool, *more: Any, **named: Any) -> None:
+            proposed.append((partitionable, [option.sharding_type for option in self.propose() or []]))
+            super().feedback(partitionable, *more, **named)
+
+    again, _ = planned_by(Noted())
+    assert again == first == proposed[0][1][0]
+    with pytest.raises(PlannerError, match="none of 3 proposals for 2 ranks fits"):
+        planned_by(GridSearchProposer(), ddr_cap=1 << 20)
+
+
+@pytest.mark.parametrize("seed", [0, 2, 5, 8, 14, 20, 25, 35])
+def test_whether_anything_fits_is_known_without_the_search(seed: int):
+    """Also where it fits only beside the devices."""
+    listed, topology, told = drawn(seed)
+    try:
+        result = plan_tables(listed, topology, told, sharder=SHARDER)
+    except NoPlanError:
+        result = None
+    roomy = Topology(topology.world_size, "cpu", hosts=[h.num_ranks for h in topology.hosts], ddr_cap=1 << 45)
+    facts = plan_tables(listed, roomy, told, sharder=SHARDER).tables if result is None else result.tables
+    assert fits(facts, topology, 0) == (result is not None)
 
 
 def _collective(group, tables, told):

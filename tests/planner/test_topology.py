@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rayrec.distributed.planner import Topology, plan_tables
-from rayrec.distributed.planner.presets import DEVICES
+from rayrec.distributed.planner.presets import DEVICES, device, preset_of
 from rayrec.distributed.planner.topology import CALIBRATION_VERSION
 from tests.planner.problems import SHARDER, table
 
@@ -70,3 +70,26 @@ def test_calibration_file_replaces_speeds(tmp_path):
 def test_this_machine_has_memory():
     topology = Topology.of_this_machine(2)
     assert topology.hosts[0].memory_bytes > 1 << 28
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "memory_tb_s", "nvlink_gb_s", "network_gb_s", "bus_gb_s"),
+    [
+        ("A100", 40, 1.555, 300, 25, 24),
+        ("a100-80", 80, 2.039, 300, 25, 24),
+        ("h100", 80, 3.35, 450, 50, 50),
+        ("H200", 139, 4.8, 450, 50, 50),
+        ("b200", 178, 8.0, 900, 50, 50),
+    ],
+)
+def test_gpus_are_as_in_their_data_sheets(name, gib, memory_tb_s, nvlink_gb_s, network_gb_s, bus_gb_s):
+    gpu = device(name)
+    assert (gpu.kind, gpu.memory_bytes, gpu.host_bytes) == ("cuda", gib << 30, 192 << 30)
+    assert (gpu.memory_bw, gpu.intra_host_bw) == (memory_tb_s * 1e12, nvlink_gb_s * 1e9)
+    assert (gpu.inter_host_bw, gpu.host_to_device_bw) == (network_gb_s * 1e9, bus_gb_s * 1e9)
+
+
+def test_a_gpu_is_known_by_what_it_calls_itself():
+    assert preset_of("NVIDIA H100 80GB HBM3") == "h100"
+    assert preset_of("NVIDIA A100-SXM4-40GB") == "a100"
+    assert preset_of("Tesla T4") is None

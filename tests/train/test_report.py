@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from rayrec.distributed.sharding.cuts import by_cols, by_rows, everywhere, whole
 from rayrec.distributed.types import ParameterSharding, Shard, ShardingPlan
@@ -19,6 +21,7 @@ from rayrec.train.report import write_report
 from rayrec.train.report.plan import memory_section, plan_section, rank_text, time_section
 from rayrec.train.report.run import history, read_run
 from rayrec.train.report.svg import Chart, Mark, moving_average, svg_chart, thin, ticks
+from rayrec.train.runs import compare_table, find_runs, list_table
 
 VOID = {"meta", "link", "br"}
 
@@ -222,6 +225,29 @@ def test_refuses_what_is_no_run(tmp_path: Path) -> None:
     (full_run(tmp_path / "run") / "report.html").mkdir()
     with pytest.raises(ValueError, match=r"report.html: cannot be written"):
         write_report(tmp_path / "run")
+
+
+def test_runs_are_listed_the_last_one_first(tmp_path: Path) -> None:
+    for name, first in (("a", 10), ("c", 30), ("b", 20)):
+        write_run(tmp_path / name, [train_line(first), train_line(first + 60)], config=f"name: {name}\n")
+    (tmp_path / "no run").mkdir()
+    begun = write_run(tmp_path / "begun", config="name: begun\n")
+    runs = find_runs(tmp_path)
+    assert [run.name for run in runs] == ["c", "b", "a", "begun"]
+    out = io.StringIO()
+    Console(file=out, width=150).print(list_table([*runs[:1], read_run(full_run(tmp_path / "first")), read_run(begun)]))
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.getvalue().splitlines() if "│" in line]
+    assert [row[:2] + row[3:] for row in rows] == [
+        ["c", "unfinished", "1.0", "90", "–", "–", "–", "–"],
+        ["first", "finished", "2.5", "90", "2", "5,123", "0.7041", "0.9300"],
+        ["begun", "unfinished", "–", "0", "–", "–", "–", "–"],
+    ]
+    out = io.StringIO()
+    Console(file=out, width=150).print(compare_table(runs[:2]))
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.getvalue().splitlines() if "│" in line]
+    assert rows == [["status", "unfinished", "unfinished"], ["steps", "90", "80"]]
+    with pytest.raises(ValueError, match="nowhere: not a folder"):
+        find_runs(tmp_path / "nowhere")
 
 
 def test_history_drops_what_was_done_again() -> None:

@@ -112,7 +112,7 @@ def _dual_work(choices: Choices, work_O: Floats, room: float) -> float:
     """The least total work of options that together fit into `room` bytes, from below."""
     cheapest = choices.best(work_O)
     total = float(work_O[cheapest].sum())
-    if choices.bytes_O[cheapest].sum() <= room or not np.isfinite(total):
+    if choices.bytes_O[cheapest].sum() <= room:
         return total
     best, low, high = total, 0.0, total / max(room, 1.0) * 1e3
     for _ in range(BISECTIONS):  # the dual is concave in the price; its slope is bytes wanted minus room

@@ -49,8 +49,8 @@ class Setup(Generic[Config]):
     tables: tuple[PlannedTable[Config], ...]
     place: Place
     codec: Codec
-    weighted: bool = False
-    dedup: bool = False
+    weighted: bool
+    dedup: bool
 
     @property
     def configs(self) -> list[Config]:

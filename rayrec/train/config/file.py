@@ -219,7 +219,7 @@ def _path(raw: Any, location: Location) -> str:
     parts, node = [], raw
     for step in location:
         if isinstance(node, list):
-            node = node[step] if isinstance(step, int) and step < len(node) else None
+            node = node[int(step)]
             name = node.get("name") if isinstance(node, Mapping) else None
             parts.append(str(step) if name is None else str(name))
         else:
@@ -243,5 +243,5 @@ def _in_data(raw: Any, location: Iterable[str | int]) -> Location:
             node = node.get(step)
         elif isinstance(node, list) and isinstance(step, int):
             found.append(step)
-            node = node[step] if step < len(node) else None
+            node = node[step]
     return tuple(found)
