@@ -208,7 +208,8 @@ def replicas(group: dist.ProcessGroup) -> Any:
 def sparse_names(group: dist.ProcessGroup) -> list[list[str]]:
     inner = torch.nn.ModuleDict({"a": torch.nn.Embedding(4, 2, sparse=True), "b": torch.nn.EmbeddingBag(4, 2)})
     env = ShardingEnv.from_process_group(group)
-    several, one = (DistributedModelParallel(model, env=env, device=DEVICE) for model in (inner, inner["a"]))
+    none = ShardingPlan({})
+    several, one = (DistributedModelParallel(model, env=env, device=DEVICE, plan=none) for model in (inner, inner["a"]))
     listed = ["before"]
     assert several.sparse_grad_parameter_names(listed, "model.") is listed
     return [several.sparse_grad_parameter_names(), listed, one.sparse_grad_parameter_names(prefix="model.")]
