@@ -183,11 +183,14 @@ def floor_step(case: Case, rank: int) -> Step:
     grad = torch.randn(case.batch * WORLD, case.dim * len(mine)) / 1000
     arrived = torch.empty_like(grad)
 
+    def exchange(output: torch.Tensor, inputs: torch.Tensor) -> None:
+        comm.all_to_all(output, inputs, None, None, dist.group.WORLD)()
+
     def step(number: int) -> None:
-        dist.all_to_all_single(received[: half * WORLD], ids[: half * WORLD])
+        exchange(received[: half * WORLD], ids[: half * WORLD])
         pooled = kernel.pooled(Lookups(values, offsets, None))
-        dist.all_to_all_single(arrived, pooled.detach())
-        dist.all_to_all_single(arrived, grad)
+        exchange(arrived, pooled.detach())
+        exchange(arrived, grad)
         pooled.backward(grad)
 
     return step

@@ -88,6 +88,20 @@ def test_splits_count_rows() -> None:
         assert got[:, 0].tolist() == [0, 0, 1, 1, 0, 1]
 
 
+def wrong_tensors(group: dist.ProcessGroup) -> None:
+    with pytest.raises(ValueError, match="do not add up"):
+        comm.all_to_all(torch.empty(3), torch.empty(2), [1, 1], [1, 1], group)
+    with pytest.raises(ValueError, match="do not add up"):
+        comm.all_to_all(torch.empty(2), torch.empty(3), [1, 1], [1, 1], group)
+    with pytest.raises(ValueError, match="contiguous"):
+        comm.all_to_all(torch.empty(2, 2), torch.empty(2, 2).t(), None, None, group)
+    comm.all_gather(torch.empty(1), group)  # goes on
+
+
+def test_tensors_that_do_not_fit_are_refused() -> None:
+    on_ranks(2, wrong_tensors)
+
+
 def in_inference_mode(group: dist.ProcessGroup) -> torch.Tensor:
     inputs = torch.ones(group.size(), requires_grad=True)
     with torch.inference_mode():

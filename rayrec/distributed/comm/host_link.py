@@ -113,8 +113,7 @@ class HostLink:
     def all_to_all(self, output: torch.Tensor, inputs: torch.Tensor, come: Sequence[int], leave: Sequence[int]) -> Wait:
         """Sends `leave[r]` bytes of `inputs` to each rank r, and receives `come[r]` bytes likewise into `output`."""
         firsts, offsets = [0, *accumulate(come)], [0, *accumulate(leave)]
-        if (firsts.pop(), offsets.pop()) != (output.nbytes, inputs.nbytes):
-            raise ValueError("an exchange's parts do not add up to its tensors")
+        _check(output, inputs, firsts.pop() == output.nbytes and offsets.pop() == inputs.nbytes)
         rank, own, source = self.rank, leave[self.rank], inputs.data_ptr()
         first, end = offsets[rank], offsets[rank] + own
         ctypes.memmove(output.data_ptr() + firsts[rank], source + first, own)
@@ -126,8 +125,7 @@ class HostLink:
         """Sends all of `inputs` to every rank, and receives `come[r]` bytes of each into `output`."""
         rank, source, size = self.rank, inputs.data_ptr(), inputs.nbytes
         firsts = [0, *accumulate(come)]
-        if (firsts.pop(), come[rank]) != (output.nbytes, size):
-            raise ValueError("an exchange's parts do not add up to its tensors")
+        _check(output, inputs, firsts.pop() == output.nbytes and come[rank] == size)
         ctypes.memmove(output.data_ptr() + firsts[rank], source, size)
         world = len(come)
         return self._begin(
@@ -219,6 +217,13 @@ class HostLink:
 
     def _lost(self, peer: Peer) -> ConnectionError:
         return ConnectionError(f"rank {peer.rank} has ended, or has left its process group")
+
+
+def _check(output: torch.Tensor, inputs: torch.Tensor, fit: bool) -> None:
+    if not fit:
+        raise ValueError("an exchange's parts do not add up to its tensors")
+    if not (output.is_contiguous() and inputs.is_contiguous()):
+        raise ValueError("tensors that are exchanged must be contiguous: call .contiguous()")
 
 
 def _close(sockets: Sequence[socket.socket]) -> None:
