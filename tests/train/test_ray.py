@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from rayrec.models import DLRM, Batch
 from rayrec.train import ResourceError, Trainer, TrainError
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
+from rayrec.train.driver.elastic import note_request, release_request
 from rayrec.train.driver.failures import failure_reporter
 from rayrec.train.evaluate_run import evaluate_run
 from rayrec.train.run_folder import RunFolder
@@ -199,6 +201,26 @@ def test_failures_beyond_the_limit_end_the_run_with_how_often_and_why() -> None:
     with pytest.raises(TrainError, match=r"^worker 0: RuntimeError: connection closed$"):  # fatal already: not counted
         reporter.after_exception(None, {0: lost[0]})
     ray.kill(mailbox)
+
+
+def test_what_a_killed_driver_had_asked_for_is_freed(tmp_path: Path) -> None:
+    """Else an elastic run that is started again waits for three minutes on a cluster that is just large enough."""
+    from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
+        get_or_create_autoscaling_coordinator,
+    )
+
+    account = get_or_create_autoscaling_coordinator()
+    asked = {"resources": [{"CPU": 4.0}], "expire_after_s": 180}
+    ray.get(account.request_resources.remote(requester_id="train-killed", **asked))
+    ray.get(account.request_resources.remote(requester_id="train-again", **asked))
+    assert ray.get(account.get_reserved_resources.remote("train-killed"))
+    assert not ray.get(account.get_reserved_resources.remote("train-again"))
+    release_request(tmp_path)  # nothing is noted
+    note_request(tmp_path, SimpleNamespace(train_run_context=SimpleNamespace(run_id="killed")))
+    release_request(tmp_path)
+    assert not ray.get(account.get_reserved_resources.remote("train-killed"))
+    assert ray.get(account.get_reserved_resources.remote("train-again"))
+    ray.get(account.cancel_request.remote("train-again"))
 
 
 def test_more_cpus_than_ray_has_are_refused_at_once(tmp_path: Path) -> None:

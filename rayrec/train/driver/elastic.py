@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 from rayrec.train.config import TrainConfig, TrainerConfig
 from rayrec.train.driver.resources import Demand
 
 NEVER_S = 1e9
+REQUEST = "request"
 LOOK_EVERY_S = 1.0
 SETTLED_S = 22.0  # after which Ray's own account of a new node is up to date unasked: it is made every 20 s
 FIRST_WAIT_S, LONGEST_WAIT_S = 60.0, 600.0
@@ -118,13 +120,36 @@ def recount() -> bool:
     """
     import ray
 
-    name = "AutoscalingCoordinator"
     try:
-        account: Any = ray.get_actor(name, namespace=name)
-        ray.get(account.get_reserved_resources.remote("rayrec", recompute=True), timeout=5)
+        ray.get(_account().get_reserved_resources.remote("rayrec", recompute=True), timeout=5)
     except Exception:
         return False
     return True
+
+
+def note_request(folder: Path, trainer: Any) -> None:
+    """Write down under which name a trainer's workers are asked for."""
+    run_id = getattr(getattr(trainer, "train_run_context", None), "run_id", None)  # of Ray 2.60; not promised
+    if run_id is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / REQUEST).write_text(f"train-{run_id}", encoding="utf-8")
+
+
+def release_request(folder: Path) -> None:
+    """Free what a driver of this run that was killed had asked for: Ray keeps it for nobody for three minutes."""
+    import ray
+
+    with suppress(Exception):  # there was none, or Ray has begun anew since
+        name = (folder / REQUEST).read_text(encoding="utf-8")
+        ray.get(_account().cancel_request.remote(name), timeout=5)
+
+
+def _account() -> Any:
+    """Ray Train's account of what there is and who has asked for how much of it."""
+    import ray
+
+    name = "AutoscalingCoordinator"
+    return ray.get_actor(name, namespace=name)
 
 
 def reading_unreserved(config: TrainConfig) -> TrainConfig:

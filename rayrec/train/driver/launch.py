@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rayrec.data.stream.shared_manifest import shared
 from rayrec.train.driver.cluster import Cluster, await_resources, connected
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.elastic import NEVER_S, growing, reading_unreserved
+from rayrec.train.driver.elastic import NEVER_S, growing, note_request, reading_unreserved, release_request
 from rayrec.train.driver.failures import failure_reason, failure_reporter, line_of
 from rayrec.train.driver.ray_start import defaults
 from rayrec.train.driver.resources import Demand, demand_of
@@ -176,8 +176,10 @@ def _torch_trainer(job: Job, actor: Any, need: Demand, cluster: Cluster) -> Any:
     # Typed as their older selves. How often a group is replaced is decided by the callback, which knows of progress.
     failures: Any = ray.train.FailureConfig
     scaling: Any = ray.train.ScalingConfig
+    if trainer.elastic:
+        release_request(job.files.ray_state)
     shutil.rmtree(job.files.ray_state, ignore_errors=True)
-    return Trainer(
+    made = Trainer(
         start_worker,
         # As bytes: the controller passes the job on and need not import what it is made of.
         train_loop_config={"job": cloudpickle.dumps(job), "log": actor},
@@ -196,6 +198,9 @@ def _torch_trainer(job: Job, actor: Any, need: Demand, cluster: Cluster) -> Any:
             callbacks=[failure_reporter(actor, trainer.max_failures)],
         ),
     )
+    if trainer.elastic:
+        note_request(job.files.ray_state, made)
+    return made
 
 
 def _gave_up(error: Exception) -> str:
