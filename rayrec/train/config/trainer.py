@@ -92,6 +92,15 @@ class TrainerConfig(Section):
     threads_per_worker: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto", description="compute threads of a worker; `auto`: the CPUs of a machine shared by its workers"
     )
+    dense_precision: Literal["fp32", "bf16"] = Field(
+        default="fp32",
+        description="of the products in the dense part while training; weights, tables and evaluations stay fp32",
+    )
+    compile_dense: bool = Field(
+        default=False,
+        description="compile the dense layers (`torch.compile`; needs a C++ compiler): the first steps take up to a "
+        "minute",
+    )
     max_failures: int = Field(
         default=3, ge=0, description="how often in a row workers may fail without a new checkpoint before the run fails"
     )

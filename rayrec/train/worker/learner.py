@@ -33,6 +33,7 @@ class Learner:
             probability p stands for p / (p + (1 - p) / w), which is the logit plus log(w) (He et al., "Practical
             lessons from predicting clicks on ads at Facebook", 2014, section 6.3).
         micro_batches: parts that a batch is worked through in.
+        bf16: products of the dense part are made in bfloat16 while training.
     """
 
     model: DistributedModelParallel
@@ -40,6 +41,7 @@ class Learner:
     decision: Decision
     logit_shift: float = 0.0
     micro_batches: int = 1
+    bf16: bool = False
 
     @property
     def plan(self) -> ShardingPlan:
@@ -96,10 +98,12 @@ class Learner:
         """
         self.optimizer.zero_grad(set_to_none=True)
         if self.micro_batches > 1:
-            found = step_in_parts(self.model, batch, share * self.world_size, self.micro_batches)
+            with self._precision(batch):
+                found = step_in_parts(self.model, batch, share * self.world_size, self.micro_batches)
             self._step_optimizers()
             return found
-        loss, logits = self.model(batch)
+        with self._precision(batch):
+            loss, logits = self.model(batch)
         # Gradients are averaged over ranks, whatever their rows: weigh each rank's mean by its share.
         # An empty batch takes part with a gradient of zero, so that the exchanges of backward line up.
         weighed = loss * (share * self.world_size) if batch.rows else logits.sum() * 0.0
@@ -107,6 +111,9 @@ class Learner:
         self._step_optimizers()
         detached: torch.Tensor = loss.detach() if batch.rows else weighed.detach()
         return detached, logits.detach()
+
+    def _precision(self, batch: Batch) -> torch.autocast:
+        return torch.autocast(batch.dense.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
     def score(self, batch: Batch) -> torch.Tensor:
         """Logits of a batch as they hold for all rows, without training; a collective like `step`."""
@@ -134,7 +141,19 @@ def make_learner(job: Job, session: Session) -> Learner:
     # Dropout differs between ranks; weights, drawn before, do not.
     torch.manual_seed(config.trainer.seed * 10_007 + session.rank)
     optimizer = build.dense_optimizer(config, model.dense_parameters())
-    return Learner(model, optimizer, decision, math.log(config.data.negative_rate), config.trainer.micro_batches)
+    if config.trainer.compile_dense:
+        _compile_dense(model)
+    shift, trainer = math.log(config.data.negative_rate), config.trainer
+    return Learner(model, optimizer, decision, shift, trainer.micro_batches, trainer.dense_precision == "bf16")
+
+
+def _compile_dense(model: DistributedModelParallel) -> None:
+    """Compiles the model's layers that hold no table, each by itself, for any number of rows."""
+    sharded = model.sharded_modules()
+    for name, layer in model.module.named_children():
+        holds_tables = any(path == name or path.startswith(f"{name}.") for path in sharded)
+        if not holds_tables and any(True for _ in layer.parameters()):
+            layer.compile(dynamic=True)
 
 
 def _sharded(
