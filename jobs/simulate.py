@@ -4,6 +4,9 @@ Plans one config for clusters of 1 to 4096 ranks (`--worlds` names others) and t
 scaling, the predicted time of a step's embedding part, rows a second, the fullest rank's memory, and what binds. The
 dense part, reading and stragglers are not in it: the speed is an upper bound. Devices' speeds are those of the preset,
 or of `sharding.calibration` where that is of the same kind of device.
+
+`python jobs/simulate.py --check --json out.json` holds predictions against steps that are run here, on 1, 2 and 4 CPU
+ranks (`--ranks`), or on those that torchrun has started, on several hosts too; exits 1 where one is off by over 20 %.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from __future__ import annotations
 import argparse
 import html
 import json
+import os
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -49,15 +54,37 @@ def page(title: str, tables: dict[str, list[Shape]]) -> str:
     return "\n".join([*out, f"<p>{' · '.join(keys)}</p>"])
 
 
-def main() -> None:
+def check(ranks: list[int], out: Path | None) -> int:
+    """Predicted beside measured steps; 0 where all are good."""
+    from simulate_check import WITHIN, check_here
+
+    found = check_here(ranks)
+    if os.environ.get("RANK", "0") == "0":
+        for one in found:
+            told = (
+                f"{one.predicted_s * 1e3:.2f} ms predicted, {one.measured_s * 1e3:.2f} ms measured ({one.error:+.0%})"
+            )
+            print(f"{one.world}: {told}; visits {[round(1e3 * s, 2) for s in one.visits_s]} ms")
+        if out is not None:
+            out.write_text(json.dumps({"checked": [one.to_dict() for one in found]}, indent=1) + "\n")
+    return int(any(abs(one.error) > WITHIN for one in found))
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", required=True)
+    parser.add_argument("--check", action="store_true", help="predicted against measured, on this machine")
+    parser.add_argument("--ranks", default="1,2,4", help="with --check: numbers of ranks, with commas between")
+    parser.add_argument("--config", help="needed but with --check")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--gpu", default="h100")
     parser.add_argument("--worlds", default=WORLDS, help="clusters as HOSTSxRANKS, with commas between")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--html", type=Path)
     args = parser.parse_args()
+    if args.check:
+        return check([int(ranks) for ranks in args.ranks.split(",")], args.json)
+    if args.config is None:
+        parser.error("give --config, or --check")
     config = load_config(args.config, args.settings)
     tables = {scaling: compare(config, args.worlds.split(","), args.gpu, scaling) for scaling in ("strong", "weak")}
     for scaling, shapes in tables.items():
@@ -68,7 +95,8 @@ def main() -> None:
         args.json.write_text(json.dumps({"config": config.name, "gpu": args.gpu, **told}, indent=1) + "\n")
     if args.html is not None:
         args.html.write_text(page(f"{config.name} on {args.gpu}", tables), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -41,7 +41,9 @@ def test_rows_cut_on_a_host_move_less_between_hosts(answer: dict[str, Any]) -> N
     assert found["table_row_wise"]["bytes"] <= 0.6 * found["row_wise"]["bytes"], found
 
 
-@pytest.mark.parametrize("kind", ["table_wise", "column_wise", "row_wise", "table_row_wise", "grid_shard", "planner"])
+@pytest.mark.parametrize(
+    "kind", ["table_wise", "column_wise", "row_wise", "table_row_wise", "grid_shard", "data_parallel", "planner"]
+)
 def test_the_planner_knows_the_bytes(answer: dict[str, Any], kind: str) -> None:
     one = answer["found"][kind]
     assert one["predicted_bytes"] == pytest.approx(one["bytes"], rel=0.15)

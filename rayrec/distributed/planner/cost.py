@@ -143,7 +143,7 @@ def _replicated(
     rows_bw = row_bandwidth(kernel, device, cache_load_factor)
     touched = distinct(ids, shape[0])
     gathered = touched * world * (shape[1] * VECTOR_ELEMENT_BYTES + ID_BYTES)
-    near, far = _links(local, topology)
+    near, far = _ring_links(local, topology)
     update = (ids + touched * world) * (device.sort_s + shape[1] * VECTOR_ELEMENT_BYTES / device.replica_bw)
     if kernel == "dense":
         update += _update(table, kernel, touched * world, shape, rows_bw, device)
@@ -160,6 +160,16 @@ def _links(local: int, topology: Topology) -> tuple[float, float]:
     """Seconds per byte, inside the host and between hosts, of bytes that go to (or come from) all ranks evenly."""
     world, device = topology.world_size, topology.device
     return (local - 1) / world / device.intra_host_bw, (world - local) / world / device.inter_host_bw
+
+
+def _ring_links(local: int, topology: Topology) -> tuple[float, float]:
+    """The same of a gather of all ranks' bytes, which go round: each rank hands on all but its own, and of a host's
+    ranks one hands them to another host."""
+    world, device = topology.world_size, topology.device
+    passed = (world - 1) / world
+    if local == world:
+        return passed / device.intra_host_bw, 0.0
+    return passed * (local - 1) / local / device.intra_host_bw, passed / local / device.inter_host_bw
 
 
 def _vector_links(table: Table, block_rows: int, local: int, topology: Topology) -> tuple[float, float]:
