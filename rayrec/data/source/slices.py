@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from rayrec.data.errors import DataError, DataUnavailable, FileChanged
 from rayrec.data.mapping.arrow_types import without_views
+from rayrec.data.source.decoded_size import check_size
 from rayrec.data.source.file_table import DataFile
 from rayrec.data.source.filters import Condition, Mask, rows_that_pass
 from rayrec.data.source.manifest import Manifest
@@ -196,6 +197,8 @@ def _tables(parts: Sequence[FileSlice], columns: list[str], streams: RowGroupStr
             continue
         with open_parquet(some[0].uri, some[0].file.version) as parquet:
             _check_groups(parquet, some)
+            for part in some:
+                check_size(parquet, part.uri, part.row_group, columns)
             # One thread a task: Ray runs as many tasks as there are CPUs.
             yield parquet.read_row_groups([part.row_group for part in some], columns=columns, use_threads=False)
 
@@ -256,5 +259,6 @@ class RowGroupStreams:
 def _begin(part: FileSlice, columns: list[str]) -> _Stream:
     parquet = open_parquet(part.uri, part.file.version)
     _check_groups(parquet, [part])
-    batches = parquet.iter_batches(_CHUNK_ROWS, row_groups=[part.row_group], columns=columns, use_threads=False)
+    rows = check_size(parquet, part.uri, part.row_group, columns, _CHUNK_ROWS)
+    batches = parquet.iter_batches(rows, row_groups=[part.row_group], columns=columns, use_threads=False)
     return _Stream(parquet, batches)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -50,11 +51,14 @@ def read_footer(uri: str) -> Footer:
     return _open(uri)[1]
 
 
-def open_parquet(uri: str, version: Version | None = None) -> pq.ParquetFile:
+def open_parquet(
+    uri: str, version: Version | None = None, read_dictionary: Sequence[str] | None = None
+) -> pq.ParquetFile:
     """Opens a file for reading, its footer read.
 
     Args:
         version: what it must be.
+        read_dictionary: paths of columns of text that are to stay as they are encoded.
 
     Raises:
         FileChanged: it is another one.
@@ -62,7 +66,8 @@ def open_parquet(uri: str, version: Version | None = None) -> pq.ParquetFile:
     """
     source, footer = _open(uri, version)
     try:
-        return pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=footer.version.changed_ns is None)
+        remote = footer.version.changed_ns is None
+        return pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=remote, read_dictionary=read_dictionary)
     except (pa.ArrowInvalid, OSError) as error:
         raise unreadable(uri, error) from error
 
