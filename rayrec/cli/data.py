@@ -55,6 +55,7 @@ def convert(
     """Make Parquet, which training reads, of other formats; a stream each, so that files may be of any size."""
     from rayrec.data.tools.convert import convert as run_convert
     from rayrec.data.tools.parquet_parts import Layout
+    from rayrec.train.driver.terminal import visible
 
     pairs = [text.partition("=") for text in types or []]
     for column, equals, kind in pairs:
@@ -63,7 +64,7 @@ def convert(
     files = rows = 0
     layout = Layout(rows_per_file=rows_per_file)
     for done in run_convert(sources, out, types={c: k for c, _, k in pairs}, layout=layout, on_ray=ray):
-        typer.echo(f"{done.source}: {done.rows:,} rows")
+        typer.echo(f"{visible(done.source)}: {done.rows:,} rows")
         files, rows = files + len(done.files), rows + done.rows
     typer.echo(f"{rows:,} rows in {files:,} Parquet files, in {out}")
 
@@ -137,8 +138,9 @@ def check(
 
 def _print_columns(found: Inspection) -> None:
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+
+    from rayrec.train.driver.terminal import plain
 
     table = Table(title=f"{found.rows:,} rows in {found.files} files, {found.looked_at:,} looked at")
     for head in ("column", "type", "taken for", "nulls", "different ids", "range", "note"):
@@ -148,7 +150,7 @@ def _print_columns(found: Inspection) -> None:
         if ids and c.ids_estimate > c.distinct:
             ids += f", about {c.ids_estimate:,} in all"
         span = "" if c.low is None or c.high is None else f"{c.low:.4g} … {c.high:.4g}"
-        table.add_row(*(escape(cell) for cell in (c.name, c.kind, c.role, f"{c.nulls:,}", ids, span, c.note)))
+        table.add_row(*(plain(cell) for cell in (c.name, c.kind, c.role, f"{c.nulls:,}", ids, span, c.note)))
     Console(stderr=True).print(table)
 
 
@@ -156,12 +158,14 @@ def _print_check(report: CheckReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from rayrec.train.driver.terminal import plain
+
     console = Console()
     console.print(f"{report.rows:,} rows, {report.bad_rows:,} bad, {report.positives:,} with label 1")
     for reason, number in report.reasons.most_common():
-        console.print(f"  {number:,} × {reason}", style="red", markup=False)
+        console.print(plain(f"  {number:,} × {reason}"), style="red")
     for sample in report.samples[:5]:
-        console.print(f"    {sample}", markup=False)
+        console.print(plain(f"    {sample}"))
     table = Table()
     for head in ("feature", "ids", "nulls", "different ids", "table rows", "rows used", "collisions"):
         table.add_column(head, justify="left" if head == "feature" else "right")
@@ -170,6 +174,6 @@ def _print_check(report: CheckReport) -> None:
         collisions = "?" if f.collisions is None else f"{f.collisions:,}"
         counts = (f.ids, f.nulls)
         table.add_row(
-            f.name, *(f"{n:,}" for n in counts), different, f"{f.table_rows:,}", f"{f.used_rows:,}", collisions
+            plain(f.name), *(f"{n:,}" for n in counts), different, f"{f.table_rows:,}", f"{f.used_rows:,}", collisions
         )
     console.print(table)

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from rich.console import Console
@@ -165,3 +167,31 @@ def test_names_and_values_are_text_in_the_report_and_on_the_terminal(tmp_path: P
     page = Path(write_report(job.files.path)).read_text()
     assert not re.search(r"<script>alert", page)
     assert "&lt;script&gt;alert" in page
+
+
+def test_data_tools_show_names_and_values_as_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A column of that name, values of that text, and a file that is called so."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    values = pa.array([MARKUP] * 50)
+    rows = {"label": pa.array([0, 1] * 25), MARKUP: values, "age": pa.array([float("nan")] * 50)}
+    pq.write_table(pa.table(rows), folder / "a[red]\x1b[2J.parquet")
+    config = {
+        "name": "shown",
+        "data": {"train": str(folder)},
+        "schema": {
+            "label": {"column": "label"},
+            "dense": [{"name": "age"}],
+            "sparse": [{"name": MARKUP, "mapping": {"kind": "hash"}}],
+        },
+        "tables": [{"name": "t", "rows": 16, "dim": 4, "features": [MARKUP]}],
+        "model": {"name": "dlrm", "args": {"dense_arch": [4], "over_arch": [4, 1]}},
+    }
+    path, page = tmp_path / "train.yaml", tmp_path / "check.html"
+    path.write_text(yaml.safe_dump(config))
+    assert run(["data", "check", str(path), "--html", str(page)]) == 1
+    run(["data", "inspect", str(folder)])
+    shown = "".join(capfd.readouterr())
+    assert "\x1b[2J" not in shown, "a name or a value clears the screen"
+    assert "<script>" in shown
+    assert "<script>alert" not in page.read_text() and "&lt;script&gt;alert" in page.read_text()
