@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import DataError, Manifest, Schema, to_batch
+from rayrec.data import BadRows, DataError, Manifest, Schema, to_batch
 from rayrec.data.tools.check import check
 from rayrec.data.tools.check_page import check_page
 from rayrec.data.tools.column_facts import time_unit
@@ -215,6 +215,39 @@ def test_check_counts_what_is_wrong(tmp_path: Path) -> None:
     page = check_page(report, "A <test>")
     assert "3 bad rows" in page and "A &lt;test&gt;" in page and "<svg" in page and "http" not in page
     assert report.to_dict()["features"][0]["name"] == "row"
+
+
+def test_check_by_hand(tmp_path: Path) -> None:
+    schema = Schema.model_validate(
+        {
+            "label": {"column": "label"},
+            "sparse": [
+                {"name": "item", "mapping": {"kind": "hash", "seed": 0}},
+                {"name": "tags", "kind": "id_list", "mapping": {"kind": "identity"}},
+            ],
+        }
+    )
+    tags = [[0, 1], [], [1], None, [2, 2, 2], [9], [0] * 150, [1]]
+    columns = {"label": [1, 0, 1, 0, 1, 1, 0, 7], "item": ["a", "b", "a", "c", "d", "a", "e", "f"], "tags": tags}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    manifest = Manifest.read(str(tmp_path), schema)
+    report = check(manifest, schema, {"item": 1, "tags": 3}, BadRows(samples=1))
+    assert (report.rows, report.bad_rows, report.positives, len(report.samples)) == (8, 3, 3, 1)
+    item, lists = report.features
+    assert (item.ids, item.nulls, item.used_rows, item.distinct_ids, item.collisions) == (5, 0, 1, 6, 5)
+    assert (lists.ids, lists.nulls, lists.used_rows, lists.distinct_ids) == (2 + 0 + 1 + 3 + 150, 1, 3, 4)
+    assert {size: n for size, n in enumerate(lists.lengths.tolist()) if n} == {0: 1, 1: 1, 2: 1, 3: 1, 100: 1}
+    assert item.lengths[1] == item.lengths.sum() == 5
+    page = check_page(report, "by hand")
+    assert '8 rows, <b class="bad">3 bad rows</b>; label 1 in 60.00% of the good ones.' in page
+    assert (
+        "<td>item<td class=n>5<td class=n>0<td class=n>6<td class=n>1<td class=n>1 (100.0%)<td class=n>5</tr>" in page
+    )
+    assert "tags: 0 to 100 and more ids" in page and "item: 0 to" not in page  # one id each: nothing to draw
+    assert "<title>0 ids: 1 rows</title>" in page and page.count("<rect") == 101
+    assert page.count("<li>") == 1
+    good = check_page(check(manifest, schema, {"item": 9, "tags": 10}), "better")
+    assert "2 bad rows" in good  # the label, and the list that is null
 
 
 def test_check_goes_on_past_unreadable_files(tmp_path: Path) -> None:

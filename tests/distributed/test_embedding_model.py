@@ -55,6 +55,18 @@ def shard(group: dist.ProcessGroup, name: str, ec: EmbeddingCollection | None = 
     return sharder.shard(ec or EmbeddingCollection(tables(), seed=3), plan_of(name), env, DEVICE)
 
 
+def facts_of_one_table(group: dist.ProcessGroup) -> tuple[Any, ...]:
+    (table, *_) = tables()
+    whole = EmbeddingCollection([table], need_indices=True)
+    plan = {table.name: cut(table, T.TABLE_WISE, [0])}
+    sharded = EmbeddingCollectionSharder().shard(whole, plan, ShardingEnv.from_process_group(group), DEVICE)
+    return sharded.embedding_dim(), sharded.need_indices(), [config.name for config in sharded.embedding_configs()]
+
+
+def test_a_sharded_collection_of_one_table_tells_its_facts() -> None:
+    assert on_ranks(1, facts_of_one_table) == [(8, True, ["item"])]
+
+
 class Histories(nn.Module):
     """Sums of transformed vectors: a model that needs each id's own vector, next to pooled ones."""
 

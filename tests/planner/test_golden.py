@@ -43,6 +43,22 @@ PROBLEMS: dict[str, tuple[Any, ...]] = {
     "half precision": (HALF, Topology(4, "cuda", gpu="a100_80"), None),
     "dense and tied down": (MIXED, Topology(4, "cpu", local_world_size=2), DENSE),
 }
+HUGE = [table(f"t{n}", 20_000_000, 128) for n in range(10)]
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "one table": (
+        [table("big", 40_000_000, 128), table("small")],
+        Topology(2, "cpu", ddr_cap=16 << 30),
+        {"big": ParameterConstraints(sharding_types=["table_wise"])},
+    ),
+    "all tables": (HUGE, Topology(2, "cpu", ddr_cap=16 << 30), {}),
+    "host memory too": ([table("big", 200_000_000, 128)], Topology(2, "cuda", hbm_cap=8 << 30, ddr_cap=8 << 30), {}),
+    "no cut": (
+        [table("t", 1000)],
+        Topology(4, "cpu", hosts=[2, 2]),
+        {"t": ParameterConstraints(sharding_types=["table_row_wise"], device_group=[1, 2])},
+    ),
+    "several hosts": (HUGE, Topology(8, "cpu", local_world_size=4, ddr_cap=8 << 30), {}),
+}
 DRAWN = (0, 1, 2, 6, 8, 9, 12, 16, 17, 18, 22, 25, 26, 28, 29, 35)
 
 
@@ -95,6 +111,19 @@ def test_plans_with_little_memory_are_as_they_were(seed: int) -> None:
     assert in_brief(seed) == expected, "if it is meant: python -m tests.planner.test_golden"
 
 
+def refusal(name: str) -> str:
+    tables, topology, told = REFUSED[name]
+    with pytest.raises(NoPlanError) as caught:
+        plan_tables(tables, topology, told, sharder=SHARDER)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_are_as_they_were(name: str) -> None:
+    expected = json.loads(GOLDEN.read_text())[f"refused: {name}"]
+    assert refusal(name) == expected, "if it is meant: python -m tests.planner.test_golden"
+
+
 def picture() -> str:
     """One tag a line."""
     return html_page(result_of("every kind on two hosts"), title="a plan", explanation="why").replace("><", ">\n<")
@@ -106,5 +135,6 @@ def test_the_picture_is_as_it_was() -> None:
 
 if __name__ == "__main__":
     found = {name: solved(name) for name in PROBLEMS} | {f"drawn {seed}": in_brief(seed) for seed in DRAWN}
+    found |= {f"refused: {name}": refusal(name) for name in REFUSED}
     GOLDEN.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     PICTURE.write_text(picture(), encoding="utf-8")

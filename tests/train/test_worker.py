@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +95,14 @@ def test_where_all_ranks_have_one_they_just_end(job: Job) -> None:
 
 def test_the_end_of_a_run_is_told_with_its_outcome_and_progress_a_few_times_a_second(tmp_path: Path) -> None:
     job, driver = make_job(raw_config(write_all(tmp_path, rows=601))), Driver()
-    began = time.monotonic()
     attempt(job, driver.sink, 0, 1, lambda: session_alone(driver.sink))
-    took = time.monotonic() - began
     kinds = [record["kind"] for record in driver.records]
     assert kinds[0] == "begin" and kinds[-1] == "done"
     outcome = driver.records[-1]["outcome"]
     assert (outcome["steps"], outcome["epochs"], outcome["train"]["samples"]) == (20, 2, 1202)
-    assert 1 <= kinds.count("progress") <= 1 + took / PROGRESS_EVERY_S
-    progress = next(record for record in driver.records if record["kind"] == "progress")
-    assert (progress["epochs"], progress["total_steps"], progress["step"]) == (2, 20, 1)
+    first, *others = [record for record in driver.records if record["kind"] == "progress"]
+    assert (first["epochs"], first["total_steps"], first["step"]) == (2, 20, 1)
+    assert all(b["time"] - a["time"] > 0.9 * PROGRESS_EVERY_S for a, b in pairwise([first, *others]))
 
 
 def test_checkpoints_are_due_by_steps_and_by_minutes(folder: Path) -> None:
