@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
 import os
+import re
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +28,7 @@ from rayrec.train import ResourceError, Trainer, TrainError
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import note_request, release_request
+from rayrec.train.driver.exported import GAUGES
 from rayrec.train.driver.failures import failure_reporter
 from rayrec.train.evaluate_run import evaluate_run
 from rayrec.train.run_folder import RunFolder
@@ -33,6 +38,7 @@ from tests.train.row_log import Noted, assert_every_row_once, noted, with_row_id
 from tests.train.small import fit_on_rank, raw_config, write_all
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
 
 QUIET = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
@@ -50,7 +56,14 @@ def local_ray() -> Iterator[None]:
     os.environ.update(QUIET)
     if ray.is_initialized():
         ray.shutdown()
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        _system_config={"metrics_report_interval_ms": 1000},
+    )
     yield
     ray.shutdown()
     for name, value in before.items():
@@ -91,6 +104,34 @@ class Slow(nn.Module):
         if self.steps == self.fail_at and dist.get_rank() == 1:
             raise KeyError("no such layer on rank 1")
         return self.inner(batch)
+
+
+def scraped(wanted: set[str], seconds: float) -> dict[str, str]:
+    """Metric → its lines, as Prometheus reads them of this Ray's only node, once all that are wanted are there."""
+    (node,) = ray.nodes()
+    until, found = time.monotonic() + seconds, {}
+    while time.monotonic() < until and not wanted <= set(found):
+        time.sleep(0.5)
+        with contextlib.suppress(OSError):
+            url = f"http://127.0.0.1:{node['MetricsExportPort']}/metrics"
+            lines = urllib.request.urlopen(url, timeout=10).read().decode().splitlines()
+            found = {line.partition("{")[0]: line for line in lines if not line.startswith("#")}
+    return found
+
+
+def test_prometheus_finds_all_that_the_dashboard_draws(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    seen = Seen(tmp_path, trainer__epochs=1, trainer__log_every=2)
+    seen.trainer.fit()
+    board = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text())
+    words = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    words += [variable["query"] for variable in board["templating"]["list"]]
+    wanted = {name for text in words for name in re.findall(r"\bray_\w+", text)}
+    assert {f"ray_{name}" for name in GAUGES} <= wanted, "what is exported is drawn"
+    found = scraped(wanted, 60)
+    assert wanted <= set(found), wanted - set(found)
+    assert 'run="small"' in found["ray_rayrec_loss"]
+    assert float(found["ray_rayrec_workers"].rpartition(" ")[2]) == 2
 
 
 def workers_of_this_process() -> list[int]:

@@ -12,6 +12,7 @@ from rayrec.data.stream.shared_manifest import shared
 from rayrec.train.driver.cluster import Cluster, await_resources, connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import NEVER_S, growing, note_request, reading_unreserved, release_request
+from rayrec.train.driver.exported import ExportedMetrics
 from rayrec.train.driver.failures import failure_reason, failure_reporter, line_of
 from rayrec.train.driver.ray_start import defaults
 from rayrec.train.driver.resources import Demand, demand_of
@@ -112,10 +113,16 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
     display.say(f"starting {number} workers ({each} each) on {'a local' if cluster.local else 'the'} Ray …")
     actor = _mailbox_actor(attempts_before)
     signals = _stop_signals(job, lambda: ray.get(actor.ask_stop.remote(), timeout=30), display)
+    exported = ExportedMetrics(job.config.name, trainer.batch_size)
+
+    def hear(record: Record) -> None:
+        exported(record)
+        listener(record)
+
     try:
         with (
             listening(signals),
-            drained(lambda: ray.get(actor.take.remote(), timeout=30), listener),
+            drained(lambda: ray.get(actor.take.remote(), timeout=30), hear),
             shared(job.train, job.eval) as (train, evaluation),
             growing(trainer, need, listener, lambda: ray.get(actor.ask_growth.remote(), timeout=30)),
             # A process that is frozen as a whole cannot tell: Ray's controller, which it does not answer, notices.
