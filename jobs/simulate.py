@@ -5,6 +5,9 @@ scaling, the predicted time of a step's embedding part, rows a second, the fulle
 dense part, reading and stragglers are not in it: the speed is an upper bound. Devices' speeds are those of the preset,
 or of `sharding.calibration` where that is of the same kind of device.
 
+`python jobs/simulate.py --mlperf --gpu h100 --json out.json` does so for DLRM-DCNv2 on Criteo 1TB, with a bound for the
+dense part too, and holds it beside what others have published.
+
 `python jobs/simulate.py --check --json out.json` holds predictions against steps that are run here, on 1, 2 and 4 CPU
 ranks (`--ranks`), or on those that torchrun has started, on several hosts too; exits 1 where one is off by over 20 %.
 """
@@ -17,6 +20,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -33,7 +37,7 @@ def page(title: str, tables: dict[str, list[Shape]]) -> str:
         "<style>body{font:15px sans-serif;margin:2em}td{padding:2px 8px}i{display:inline-block;height:12px}</style>"
     )
     out.append(f"<h1>{html.escape(title)}</h1><p>The embedding part of a step, as planned; not measured.</p>")
-    colours = ("#4477aa", "#66ccee", "#ee6677", "#228833", "#bbbbbb")
+    colours = ("#4477aa", "#66ccee", "#ee6677", "#228833", "#bbbbbb", "#aa3377")
     for scaling, shapes in tables.items():
         longest = max((shape.step_s or 0.0 for shape in shapes), default=0.0) or 1.0
         out.append(f"<h2>{html.escape(scaling)} scaling</h2><table>")
@@ -44,7 +48,7 @@ def page(title: str, tables: dict[str, list[Shape]]) -> str:
             bars = "".join(
                 f"<i title='{html.escape(part)}: {seconds * 1e3:.3f} ms' "
                 f"style='width:{400 * seconds / longest:.1f}px;background:{colour}'></i>"
-                for (part, seconds), colour in zip(shape.parts_s.items(), colours, strict=True)
+                for (part, seconds), colour in zip(shape.parts_s.items(), colours, strict=False)
             )
             speed = f"{shape.batch_size / shape.step_s:,.0f} rows/s"
             out.append(f"<tr><td>{html.escape(shape.world)}<td>{shape.step_s * 1e3:.2f} ms<td>{speed}<td>{bars}")
@@ -70,11 +74,40 @@ def check(ranks: list[int], out: Path | None) -> int:
     return int(any(abs(one.error) > WITHIN for one in found))
 
 
+def _line(shape: dict[str, Any]) -> str:
+    if shape["problem"]:
+        return str(shape["problem"]).splitlines()[0]
+    groups = f", {shape['replicas']} groups" if shape["replicas"] > 1 else ""
+    return (
+        f"{shape['batch_size']:>11,} rows{groups}: tables {shape['step_s'] * 1e3:.2f} ms (binds: {shape['binds']}), "
+        f"dense {shape['dense_s'] * 1e3:.2f} ms, at most {shape['bound_samples_per_s'] / 1e6:.2f}M samples/s"
+    )
+
+
+def mlperf(worlds: list[str], gpu: str, settings: list[str], out: Path | None) -> int:
+    """A line a cluster and scaling, and one for each published speed."""
+    from simulate_mlperf import beside_published, curves
+
+    found, published = curves(worlds, gpu, settings), beside_published()
+    for scaling, shapes in found.items():
+        for shape in shapes:
+            print(f"{scaling:6} {shape['world']:>6} {_line(shape)}")
+    for one in published:
+        print(
+            f"{one['who']}: {one['published_samples_per_s'] / 1e6:.2f}M samples/s published, at most "
+            f"{one['bound_samples_per_s'] / 1e6:.2f}M predicted: {one['reached']:.0%} of the bound"
+        )
+    if out is not None:
+        out.write_text(json.dumps({"gpu": gpu, **found, "published": published}, indent=1) + "\n")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="predicted against measured, on this machine")
     parser.add_argument("--ranks", default="1,2,4", help="with --check: numbers of ranks, with commas between")
-    parser.add_argument("--config", help="needed but with --check")
+    parser.add_argument("--mlperf", action="store_true", help="DLRM-DCNv2 on Criteo 1TB, beside published speeds")
+    parser.add_argument("--config", help="needed but with --check or --mlperf")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--gpu", default="h100")
     parser.add_argument("--worlds", default=WORLDS, help="clusters as HOSTSxRANKS, with commas between")
@@ -83,8 +116,10 @@ def main() -> int:
     args = parser.parse_args()
     if args.check:
         return check([int(ranks) for ranks in args.ranks.split(",")], args.json)
+    if args.mlperf:
+        return mlperf(args.worlds.split(","), args.gpu, args.settings, args.json)
     if args.config is None:
-        parser.error("give --config, or --check")
+        parser.error("give --config, --mlperf or --check")
     config = load_config(args.config, args.settings)
     tables = {scaling: compare(config, args.worlds.split(","), args.gpu, scaling) for scaling in ("strong", "weak")}
     for scaling, shapes in tables.items():

@@ -8,14 +8,15 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from rayrec.distributed.planner import NoPlanError, PlanResult, Topology
+from rayrec.distributed.planner import NoPlanError, Topology
+from rayrec.distributed.planner.replicas import Grouped
 from rayrec.distributed.planner.types import Cost
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.plan_table import bytes_text
 from rayrec.train.driver.terminal import plain
-from rayrec.train.plan_only import make_plan
+from rayrec.train.plan_only import make_groups
 
 # Terms of the planner's cost, as people ask for them.
 PARTS = {
@@ -33,6 +34,7 @@ class Shape:
     Args:
         world: `HOSTSxRANKS`.
         batch_size: rows of a step, over all ranks.
+        replicas: groups of ranks that have all tables each, see `sharding.replicas`.
         problem: why nothing fits, with the bytes that are missing; None where a plan does.
         step_s: predicted seconds of the embedding part of a step on the slowest rank; the dense part is not in it.
         parts_s: the same rank's, by part.
@@ -44,6 +46,7 @@ class Shape:
     world: str
     ranks: int
     batch_size: int
+    replicas: int = 1
     problem: str | None = None
     step_s: float | None = None
     parts_s: dict[str, float] | None = None
@@ -87,23 +90,27 @@ def compare(
 def _shape(config: TrainConfig, world: str, topology: Topology, batch: int) -> Shape:
     trainer = config.trainer.model_copy(update={"batch_size": batch})
     try:
-        result = make_plan(config.model_copy(update={"trainer": trainer}), topology)
+        groups = make_groups(config.model_copy(update={"trainer": trainer}), topology)
     except NoPlanError as error:
         return Shape(world=world, ranks=topology.world_size, batch_size=batch, problem=str(error))
-    return _of(result, world, batch)
+    return _of(groups, world, batch)
 
 
-def _of(result: PlanResult, world: str, batch: int) -> Shape:
+def _of(groups: Grouped, world: str, batch: int) -> Shape:
+    result = groups.result
     estimate = result.estimate
     slowest, fullest = int(estimate.seconds_R.argmax()), int(estimate.device_bytes_R.argmax())
     cost = Cost(*estimate.cost_RT[slowest].tolist())
     parts = {part: sum(getattr(cost, term) for term in terms) for part, terms in PARTS.items()}
     parts["routing and starting"] = estimate.fixed_s
+    if groups.layout.replicas > 1:
+        parts["between groups"] = groups.sync_s
     return Shape(
         world=world,
-        ranks=result.topology.world_size,
+        ranks=groups.layout.world_size,
+        replicas=groups.layout.replicas,
         batch_size=batch,
-        step_s=estimate.worst_s,
+        step_s=groups.step_s,
         parts_s=parts,
         binds=max(parts, key=lambda part: parts[part]),
         memory_bytes=float(estimate.device_bytes_R[fullest]),

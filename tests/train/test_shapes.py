@@ -72,3 +72,23 @@ def test_the_job_writes_a_page_and_figures_up_to_4096_ranks(tmp_path: Path) -> N
     assert told["strong"][0]["problem"] and told["strong"][2]["step_s"] > 0
     page = (tmp_path / "out.html").read_text()
     assert "<b>user" not in page and "http" not in page
+
+
+def test_groups_cost_what_the_planner_says_of_them(tmp_path: Path) -> None:
+    raw = big(tmp_path) | {"sharding": {"replicas": 2, "sync_every": 10}}
+    (shape,) = compare(parse_config(raw), ["4x8"], "h100")
+    assert (shape.replicas, shape.ranks) == (2, 32) and shape.parts_s is not None
+    assert shape.parts_s["between groups"] > 0 and sum(shape.parts_s.values()) == pytest.approx(shape.step_s)
+
+
+@pytest.mark.slow
+def test_published_speeds_are_within_the_bounds(tmp_path: Path) -> None:
+    """A bound that somebody has passed would be wrong."""
+    out = tmp_path / "mlperf.json"
+    command = [sys.executable, "jobs/simulate.py", "--mlperf", "--worlds", "1x8,2x8", "--json", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(out.read_text())
+    assert [shape["world"] for shape in told["weak"]] == ["1x8", "2x8"]
+    assert told["weak"][0]["bound_samples_per_s"] == told["strong"][0]["bound_samples_per_s"]
+    assert all(0 < one["reached"] <= 1 for one in told["published"]), told["published"]

@@ -36,8 +36,8 @@ class Grouped:
 
     @property
     def step_s(self) -> float:
-        """Predicted seconds of the embedding part of a step, with synchronisation."""
-        return self.result.estimate.step_s + self.sync_s
+        """Predicted seconds of the embedding part of a step on the slowest rank, with synchronisation."""
+        return self.result.estimate.worst_s + self.sync_s
 
 
 def group_topology(topology: Topology, layout: GroupLayout) -> Topology:
