@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,14 +12,11 @@ from torch import nn
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable
 from rayrec.distributed.buffers import BufferPool
 from rayrec.distributed.collection_sharder import CollectionSharder
-from rayrec.distributed.kernel import Kernel
-from rayrec.distributed.optimizer_handle import ScaledGradients, fused_optimizer_of
+from rayrec.distributed.sharded_collection import ShardedCollection
 from rayrec.distributed.sharding.executor import Looked, Own, Setup
-from rayrec.distributed.sharding.id_check import IdCheck
 from rayrec.distributed.sharding.id_exchange import HostIds
 from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.input_dist import InputDist, PendingInput
-from rayrec.distributed.sharding.parameters import ShardedTable, make_tables
 from rayrec.distributed.sharding.replicated import ReplicatedExecutor
 from rayrec.distributed.sharding.routing import make_outputs
 from rayrec.distributed.sharding.sequences import SequencesExecutor
@@ -27,7 +24,6 @@ from rayrec.distributed.sharding.stages import Stages, StepIds, StepVectors
 from rayrec.distributed.sharding.upload import OnHost
 from rayrec.modules import EmbeddingCollection, EmbeddingConfig
 from rayrec.modules.embedding import output_names
-from rayrec.optim import CombinedOptimizer
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 
@@ -49,7 +45,7 @@ class _Output:
     block: int
 
 
-class ShardedEmbeddingCollection(nn.Module, Generic[Own, Looked]):
+class ShardedEmbeddingCollection(ShardedCollection[Own, Looked]):
     """The twin of an `EmbeddingCollection` whose tables lie on many ranks: same input, same output, waited for.
 
     A step is three stages, which `forward` runs in turn: `input_dist`, `lookup`, `output_dist`. Embedding gradients are
@@ -61,12 +57,13 @@ class ShardedEmbeddingCollection(nn.Module, Generic[Own, Looked]):
         need_indices: the output's weights hold the ids.
     """
 
+    shown_as = "embeddings"
+    embeddings: nn.ModuleDict
+
     def __init__(self, setup: Setup[EmbeddingConfig], stages: Stages[Own, Looked], need_indices: bool = False) -> None:
-        super().__init__()
-        self._configs, self._stages, self._need_indices = tuple(setup.configs), stages, need_indices
+        super().__init__(setup, stages)
+        self._configs, self._need_indices = tuple(setup.configs), need_indices
         self.ids_ahead = InputDist(setup.place.device, self._route, self._send)
-        self._scaled = ScaledGradients(any(optimizer is not None for optimizer in setup.optimizers.values()))
-        self._check = IdCheck(self._configs, weighted=False)
         names = [name for of_table in output_names(self._configs) for name in of_table]
         self._parts = [[output.feature for output in part] for part in stages.blocks]
         held = [(output.table, output.feature) for part in stages.blocks for output in part]
@@ -76,9 +73,6 @@ class ShardedEmbeddingCollection(nn.Module, Generic[Own, Looked]):
             for name, output in zip(names, make_outputs(self._configs), strict=True)
         ]
         self._memory = BufferPool(setup.place.device)
-        shown = make_tables(setup, stages.kernels, stages.exchange.routes)
-        self.embeddings = nn.ModuleDict(shown)
-        self._optimizer = fused_optimizer_of(stages.kernels, shown, "embeddings")
 
     # -- a step
 
@@ -135,13 +129,6 @@ class ShardedEmbeddingCollection(nn.Module, Generic[Own, Looked]):
             for output in self._outputs
         }
 
-    # -- what is trained
-
-    @property
-    def fused_optimizer(self) -> CombinedOptimizer:
-        """The optimizer that runs inside backward."""
-        return self._optimizer
-
     def embedding_configs(self) -> list[EmbeddingConfig]:
         return list(self._configs)
 
@@ -150,36 +137,6 @@ class ShardedEmbeddingCollection(nn.Module, Generic[Own, Looked]):
 
     def need_indices(self) -> bool:
         return self._need_indices
-
-    def reset_parameters(self) -> None:
-        """Fills this rank's shards as they were first; sharded tables take no other seed than their own."""
-        for table in self.tables().values():
-            table.reset_parameters()
-
-    def tables(self) -> dict[str, ShardedTable]:
-        """Each table's shards by name."""
-        return {name: table for name, table in self.embeddings.items() if isinstance(table, ShardedTable)}
-
-    def kernels(self) -> list[Kernel]:
-        """This rank's kernels: those of sharded tables, then those of replicated ones."""
-        return self._stages.kernels
-
-    # -- the stages by the tutorials' names
-
-    def extra_repr(self) -> str:
-        return f"(executors): {self._stages.executors}\n(lookups): {self.kernels()}"
-
-    @property
-    def _input_dists(self) -> Sequence[object]:
-        return self._stages.executors
-
-    @property
-    def _lookups(self) -> list[Kernel]:
-        return self.kernels()
-
-    @property
-    def _output_dists(self) -> Sequence[object]:
-        return self._stages.executors
 
 
 class EmbeddingCollectionAwaitable(Deferred[dict[str, JaggedTensor]]):

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic
 
 import torch
 from torch import nn
 
 from rayrec.distributed.awaitable import Awaitable, Deferred, LazyAwaitable
 from rayrec.distributed.collection_sharder import CollectionSharder
-from rayrec.distributed.kernel import Kernel
-from rayrec.distributed.optimizer_handle import ScaledGradients, fused_optimizer_of
+from rayrec.distributed.sharded_collection import ShardedCollection
 from rayrec.distributed.sharding.executor import Looked, Own, Setup
-from rayrec.distributed.sharding.id_check import IdCheck
 from rayrec.distributed.sharding.id_exchange import HostIds
 from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.input_dist import InputDist, PendingInput
-from rayrec.distributed.sharding.parameters import ShardedTable, make_tables
 from rayrec.distributed.sharding.replicated import ReplicatedExecutor
 from rayrec.distributed.sharding.routing import make_outputs
 from rayrec.distributed.sharding.sequences import SequencesExecutor
@@ -28,7 +23,6 @@ from rayrec.distributed.sharding.variable_batch import Examples, same_size
 from rayrec.distributed.types import Span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.modules.embedding import output_names
-from rayrec.optim import CombinedOptimizer
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
 
 
@@ -39,7 +33,7 @@ class Lists:
     lists_BE: torch.Tensor | None
 
 
-class ShardedEmbeddingBagCollection(nn.Module, Generic[Own, Looked]):
+class ShardedEmbeddingBagCollection(ShardedCollection[Own, Looked]):
     """The twin of an `EmbeddingBagCollection` whose tables lie on many ranks: same input, same output, waited for.
 
     A step is three stages, which `forward` runs in turn: `input_dist`, `lookup`, `output_dist`. Embedding gradients are
@@ -50,12 +44,13 @@ class ShardedEmbeddingBagCollection(nn.Module, Generic[Own, Looked]):
         stages: the executors that serve them.
     """
 
+    shown_as = "embedding_bags"
+    embedding_bags: nn.ModuleDict
+
     def __init__(self, setup: Setup[EmbeddingBagConfig], stages: Stages[Own, Looked]) -> None:
-        super().__init__()
-        self._configs, self._stages = tuple(setup.configs), stages
+        super().__init__(setup, stages)
+        self._configs = tuple(setup.configs)
         self.ids_ahead = InputDist(setup.place.device, self._route, self._send)
-        self._scaled = ScaledGradients(any(optimizer is not None for optimizer in setup.optimizers.values()))
-        self._check = IdCheck(self._configs, setup.weighted)
         outputs = make_outputs(self._configs)
         self._names = [name for names in output_names(self._configs) for name in names]
         self._dims = [output.dim for output in outputs]
@@ -66,9 +61,6 @@ class ShardedEmbeddingBagCollection(nn.Module, Generic[Own, Looked]):
             if self._columns and self._columns[-1] == (number, Span(self._columns[-1][1].start, span.start)):
                 span = Span(self._columns.pop()[1].start, span.stop)
             self._columns.append((number, span))
-        shown = make_tables(setup, stages.kernels, stages.exchange.routes)
-        self.embedding_bags = nn.ModuleDict(shown)
-        self._optimizer = fused_optimizer_of(stages.kernels, shown, "embedding_bags")
 
     # -- a step
 
@@ -118,45 +110,8 @@ class ShardedEmbeddingBagCollection(nn.Module, Generic[Own, Looked]):
             values = self._examples.expand(values, lists_BE)
         return KeyedTensor(self._names, self._dims, self._scaled.watch(values))
 
-    # -- what is trained
-
-    @property
-    def fused_optimizer(self) -> CombinedOptimizer:
-        """The optimizer that runs inside backward."""
-        return self._optimizer
-
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         return list(self._configs)
-
-    def reset_parameters(self) -> None:
-        """Fills this rank's shards as they were first; sharded tables take no other seed than their own."""
-        for table in self.tables().values():
-            table.reset_parameters()
-
-    def tables(self) -> dict[str, ShardedTable]:
-        """Each table's shards by name."""
-        return {name: table for name, table in self.embedding_bags.items() if isinstance(table, ShardedTable)}
-
-    def kernels(self) -> list[Kernel]:
-        """This rank's kernels: those of sharded tables, then those of replicated ones."""
-        return self._stages.kernels
-
-    # -- the stages by the tutorials' names
-
-    def extra_repr(self) -> str:
-        return f"(executors): {self._stages.executors}\n(lookups): {self.kernels()}"
-
-    @property
-    def _input_dists(self) -> Sequence[object]:
-        return self._stages.executors
-
-    @property
-    def _lookups(self) -> list[Kernel]:
-        return self.kernels()
-
-    @property
-    def _output_dists(self) -> Sequence[object]:
-        return self._stages.executors
 
 
 class EmbeddingBagCollectionAwaitable(Deferred[KeyedTensor]):
