@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-import socket
 import threading
 import time
 from pathlib import Path
@@ -36,6 +34,7 @@ from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
 from tests.data.sets import SCHEMA, table
 from tests.data.test_stream import LOCAL, RAY, row_ids, same, stream
+from tests.s3 import Door
 from tests.train import small
 
 
@@ -116,57 +115,6 @@ def test_a_run_trains_and_evaluates_on_s3(uri: str, tmp_path: Path) -> None:
     result = Trainer(parse_config(raw), display=Display(Console(file=io.StringIO()))).fit()
     assert result.eval is not None
     assert (result.train["samples"], result.eval["samples"]) == (300, 300)
-
-
-class Door:
-    """Forwards connections to a server, until it is shut: then those that are open break and new ones are refused."""
-
-    def __init__(self, server: str) -> None:
-        host, port = server.split(":")
-        self._server, self._threads = (host, int(port)), []
-        self._listening = self._listen(0)
-        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        self._open: list[socket.socket] = []
-
-    def _listen(self, port: int) -> socket.socket:
-        listening = socket.socket()
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(("127.0.0.1", port))
-        listening.listen(64)
-        threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
-        return listening
-
-    def _accept(self, listening: socket.socket) -> None:
-        while True:
-            try:
-                near, _ = listening.accept()
-            except OSError:
-                return
-            far = socket.create_connection(self._server)  # the server itself goes on
-            self._open += [near, far]
-            for a, b in ((near, far), (far, near)):
-                threading.Thread(target=_pump, args=(a, b), daemon=True).start()
-
-    def shut(self) -> None:
-        port = self._listening.getsockname()[1]
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        self.address = f"127.0.0.1:{port}"
-        for one in self._open:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-        self._open.clear()
-
-    def reopen(self) -> None:
-        self._listening = self._listen(int(self.address.split(":")[1]))
-
-
-def _pump(source: socket.socket, sink: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while some := source.recv(1 << 16):
-            sink.sendall(some)
-        sink.shutdown(socket.SHUT_WR)
 
 
 def outage(

@@ -5,8 +5,10 @@ Little is imported here, so that it can begin at once.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -35,6 +37,8 @@ LOCAL_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 # Ray would delete what was freed once a second: of a fast stream that is a quarter of a gigabyte which nobody needs.
 LOCAL_SYSTEM = {"free_objects_period_milliseconds": 200}
 
@@ -48,7 +52,7 @@ class _Start:
         self._thread.start()
 
     def _run(self) -> None:
-        with suppress(Exception):
+        with _signal_actions_kept(), suppress(Exception):
             start_local()
         self._ready.set()
         self._closed.wait()
@@ -67,6 +71,20 @@ class _Start:
             ray.shutdown()
         self._closed.set()
         self._thread.join()
+
+
+@contextmanager
+def _signal_actions_kept() -> Iterator[None]:
+    """Ray sets native handlers of stop signals, which abort; only the main thread may set Python's again."""
+    libc = ctypes.CDLL(None)
+    kept = {number: ctypes.create_string_buffer(1024) for number in SIGNALS}  # more than a struct sigaction
+    for number, action in kept.items():
+        libc.sigaction(int(number), None, action)
+    try:
+        yield
+    finally:
+        for number, action in kept.items():
+            libc.sigaction(int(number), action, None)
 
 
 _start: _Start | None = None

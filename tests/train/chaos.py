@@ -1,0 +1,229 @@
+"""A training run under supervision, on a Ray cluster of its own, and the faults that can be done to it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rayrec.checkpoint import CheckpointStore
+from rayrec.train.run_folder import RunFolder
+from tests.s3 import Door
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "RAYREC_CHAOS"
+AWAY_S = 20.0
+RESTARTS = ("recovered", "resumed", "resized")
+Record = dict[str, Any]
+
+# A head and two nodes; starts and loses nodes as it is told on its standard input.
+CLUSTER = """
+import sys
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+print(cluster.address, flush=True)
+for word in sys.stdin:
+    if word.strip() == "remove":
+        cluster.remove_node(nodes.pop(), allow_graceful=False)
+    elif word.strip() == "add":
+        nodes.append(cluster.add_node(num_cpus=1))
+    print("done", flush=True)
+cluster.shutdown()
+"""
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Command lines of the processes that were started, directly or not, with this mark in their environment."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+class Supervised:
+    """The command `rayrec train`, which is started again whenever a fault has ended it.
+
+    Args:
+        config: its config file, of a run that is stored below `storage`.
+        log: what the command says.
+        patience_s: in all; a wait that goes on for longer fails.
+    """
+
+    def __init__(self, config: Path, run: RunFolder, log: Path, door: Door, patience_s: float) -> None:
+        self.config, self.run, self.log, self.door = config, run, log, door
+        self.until = time.monotonic() + patience_s
+        self.mark = secrets.token_hex(8)
+        self.statuses: list[int] = []
+
+    @contextmanager
+    def on_cluster(self) -> Iterator[None]:
+        """The cluster that it runs on, and its first start."""
+        with tempfile.TemporaryDirectory(prefix="rr", dir="/tmp") as temporary:  # Ray's socket paths must be short
+            env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+            own = {"PYTHONPATH": str(ROOT), "RAY_TMPDIR": temporary, "PYTHONWARNINGS": "ignore", MARK: self.mark}
+            quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_METRICS_ENABLED": "0"}
+            self._env = {**env, **own, **quiet, "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            self._cluster = subprocess.Popen([sys.executable, "-c", CLUSTER], env=self._env, text=True, **pipes)
+            try:
+                self._env["RAY_ADDRESS"] = self._answer()
+                self.launch()
+                yield
+            finally:
+                if self.command.poll() is None:
+                    self.command.kill()
+                assert self._cluster.stdin is not None
+                self._cluster.stdin.close()
+                with suppress(subprocess.TimeoutExpired):
+                    self._cluster.wait(30)
+                self._cluster.kill()
+
+    def tell_cluster(self, word: str) -> None:
+        assert self._cluster.stdin is not None
+        print(word, file=self._cluster.stdin, flush=True)
+        assert self._answer() == "done"
+
+    def _answer(self) -> str:
+        assert self._cluster.stdout is not None
+        return self._cluster.stdout.readline().strip()
+
+    def launch(self) -> None:
+        words = [sys.executable, "-m", "rayrec.cli", "train", str(self.config)]
+        with open(self.log, "a", encoding="utf-8") as log:
+            self.command = subprocess.Popen(words, env=self._env, stdout=log, stderr=log)
+
+    def ended(self) -> int:
+        """The command's status, once it has ended."""
+        self.statuses.append(self.command.wait(max(1.0, self.until - time.monotonic())))
+        return self.statuses[-1]
+
+    def processes(self, name: str) -> list[int]:
+        """Processes of this Ray by what Ray calls them."""
+        return sorted(pid for pid, words in marked(self.mark).items() if words.startswith(f"ray::{name}"))
+
+    def records(self) -> list[Record]:
+        return list(self.run.read_metrics())
+
+    def event(self, names: tuple[str, ...], since: float) -> Record:
+        """The first event of one of these names after a time; waits for it."""
+        while True:
+            for record in self.records():
+                if record.get("event") in names and record["time"] > since:
+                    return record
+            assert self.command.poll() is None, f"the command ended with {self.command.poll()}, waiting for {names}"
+            assert time.monotonic() < self.until, f"no event of {names}"
+            time.sleep(0.1)
+
+    def restarted(self, since: float, names: tuple[str, ...] = RESTARTS) -> None:
+        """Return when a new worker group has made a checkpoint."""
+        self.event(("checkpoint",), self.event(names, since)["time"])
+
+
+def kill(run: Supervised, name: str, number: int) -> None:
+    os.kill(random.choice(run.processes(name)), number)
+
+
+def worker_killed(run: Supervised, now: float) -> None:
+    kill(run, "RayTrainWorker", signal.SIGKILL)
+    run.restarted(now)
+
+
+def driver_killed(run: Supervised, now: float) -> None:
+    run.command.kill()
+    assert run.ended() == -signal.SIGKILL
+    run.launch()
+    run.restarted(now)
+
+
+def stopped_by_sigterm(run: Supervised, now: float) -> None:
+    run.command.send_signal(signal.SIGTERM)
+    assert run.ended() == 128 + signal.SIGTERM
+    run.launch()
+    run.restarted(now)
+
+
+def node_removed(run: Supervised, now: float) -> None:
+    run.tell_cluster("remove")
+    run.restarted(now)
+
+
+def node_added(run: Supervised, now: float) -> None:
+    run.tell_cluster("add")
+    run.restarted(now, ("resized",))
+
+
+def mailbox_killed(run: Supervised, now: float) -> None:
+    kill(run, "Mailbox", signal.SIGKILL)
+    run.event(("checkpoint",), time.time() + 1.0)
+
+
+def checkpoint_damaged(run: Supervised, now: float) -> None:
+    """Bytes of the newest one are flipped, and the run must go on from it."""
+    run.event(("checkpoint",), now)
+    newest = CheckpointStore(run.run.checkpoints).latest()
+    assert newest is not None
+    path = max(Path(newest.path).glob("data-*.safetensors"), key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(bytes(data))
+    kill(run, "RayTrainWorker", signal.SIGKILL)
+    run.restarted(now)
+    run.event(("damaged",), now)
+
+
+def disk_full(run: Supervised, now: float) -> None:
+    """For some checkpoints; also metrics cannot be written meanwhile."""
+    filler = run.run.path / "filler"
+    with open(filler, "wb", buffering=0) as file:
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            try:
+                while file.write(b"\0" * 4096):
+                    pass
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+            time.sleep(0.02)
+    filler.unlink()
+    run.event(("save_failed",), now)
+    run.event(("checkpoint",), time.time())
+
+
+def store_away(run: Supervised, now: float) -> None:
+    run.door.shut()
+    time.sleep(AWAY_S)
+    run.door.reopen()
+    run.event(("checkpoint",), time.time() + 1.0)
+
+
+def rank_frozen(run: Supervised, now: float) -> None:
+    """A rank that waits for it tells, or, where there is none, Ray's controller notices."""
+    kill(run, "RayTrainWorker", signal.SIGSTOP)
+    run.restarted(now)
+
+
+FAULTS: tuple[Callable[[Supervised, float], None], ...] = (
+    worker_killed,
+    driver_killed,
+    stopped_by_sigterm,
+    node_removed,
+    node_added,
+    mailbox_killed,
+    checkpoint_damaged,
+    disk_full,
+    store_away,
+    rank_frozen,
+)

@@ -1,0 +1,131 @@
+"""Ctrl-C and SIGTERM as a user or Kubernetes sends them, to real runs on Ray: while they start, save and evaluate."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rayrec.checkpoint.tools import verify_place
+from rayrec.train.run_folder import RunFolder
+from tests.train.chaos import MARK, ROOT, marked
+from tests.train.small import raw_config, write_all
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+
+MODEL = """
+import time
+from pathlib import Path
+from rayrec.models import DLRM
+
+class Slow(DLRM):
+    def __init__(self, mark, **arguments):
+        super().__init__(**arguments)
+        self.mark = Path(mark)
+
+    def forward(self, batch):
+        if not self.training:
+            self.mark.touch()
+        time.sleep(0.05)
+        return super().forward(batch)
+"""
+
+
+class Command:
+    """`rayrec train` in a process of its own, on a Ray of its own."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        write_all(folder, rows=2000)
+        (folder / "slow_model.py").write_text(MODEL)
+        args = {"mark": str(folder / "evaluates"), "dense_arch": [16, 8], "over_arch": [16, 1]}
+        model = {"factory": "slow_model:Slow", "args": args}
+        raw = raw_config(folder, model=model, trainer__num_workers=2, trainer__epochs=50, **changes)
+        self.folder, self.config = folder, folder / "c.yaml"
+        self.config.write_text(yaml.safe_dump(raw))
+        self.run, self.mark = RunFolder(folder / "runs" / "small"), secrets.token_hex(8)
+
+    def start(self, *more: str) -> subprocess.Popen[str]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        env |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", MARK: self.mark}
+        self.log = self.folder / "log"
+        with open(self.log, "w", encoding="utf-8") as log:
+            words = [sys.executable, "-m", "rayrec.cli", "train", str(self.config), *more]
+            return subprocess.Popen(words, cwd=self.folder, env=env, stdout=log, stderr=log, text=True)
+
+
+def early(command: Command) -> bool:
+    """Ray is being started while the command imports."""
+    return any("gcs_server" in words for words in marked(command.mark).values())
+
+
+def starting_workers(command: Command) -> bool:
+    return "starting 2 workers" in command.log.read_text()
+
+
+def saving(command: Command) -> bool:
+    """A checkpoint is being written."""
+    return any(not (path / "manifest.json").exists() for path in Path(command.run.checkpoints).glob("step_*"))
+
+
+def evaluating(command: Command) -> bool:
+    return (command.folder / "evaluates").exists()
+
+
+LARGE = [
+    {"name": "user", "rows": 2_000_000, "dim": 8, "features": ["user"]},
+    {"name": "item", "rows": 80, "dim": 8, "features": ["item"]},
+    {"name": "tag", "rows": 7, "dim": 8, "features": ["tags"]},
+]
+
+
+@pytest.mark.parametrize(
+    ("when", "number", "saved"),
+    [
+        (early, signal.SIGINT, False),
+        (starting_workers, signal.SIGTERM, False),
+        (saving, signal.SIGINT, True),
+        (saving, signal.SIGTERM, True),
+        (evaluating, signal.SIGTERM, True),
+    ],
+)
+def test_a_stop_ends_the_run_whole_and_leaves_nothing_running(
+    tmp_path: Path, when: Callable[[Command], bool], number: signal.Signals, saved: bool
+) -> None:
+    command = Command(tmp_path, tables=LARGE, storage__background=False)
+    process = command.start()
+    try:
+        until = time.monotonic() + 120
+        while not when(command):
+            assert process.poll() is None and time.monotonic() < until, command.log.read_text()
+            time.sleep(0.005)
+        process.send_signal(number)
+        status = process.wait(90)
+    finally:
+        process.kill()
+        process.wait()
+    told = command.log.read_text()
+    assert status == 128 + number, told
+    assert "Traceback" not in told and "Fatal" not in told, told
+    until = time.monotonic() + 20
+    while (left := marked(command.mark)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not left, left
+    if saved:
+        assert "whose checkpoint is complete" in told and "the same command goes on from it" in told
+        places = dict(verify_place(str(command.run.path)))
+        assert places and not any(places.values())
+        end = [record for record in command.run.read_metrics() if record.get("event") == "interrupted"]
+        assert len(end) == 1
+    again = command.start("--set", "trainer.num_workers=0", "--set", "trainer.epochs=1", "--set", "trainer.eval_rows=1")
+    assert again.wait(120) == 0, command.log.read_text()
+    assert json.loads(command.run.result.read_text())["steps"] >= 32
