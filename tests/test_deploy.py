@@ -219,6 +219,7 @@ RUN_BY = {
     "data/movielens/prepare.py": "tests/test_deploy.py",
     "jobs/train.py": "tests/train/test_job_submit.py",
     "jobs/calibrate.py": "tests/hosts/exchange.py",
+    "jobs/sizing.py": "tests/test_deploy.py",
 }
 
 
@@ -228,6 +229,14 @@ def test_every_script_that_is_named_is_one_that_a_test_runs() -> None:
     assert named
     for script in named:
         assert Path(script).stem in (ROOT / RUN_BY[script]).read_text(), script
+
+
+@pytest.mark.slow
+def test_the_sizing_table_is_what_its_command_prints() -> None:
+    words = [sys.executable, "jobs/sizing.py", "--gpu", "h100"]
+    done = subprocess.run(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout in (DEPLOY / "README.md").read_text(), f"renew the table in deploy/README.md:\n{done.stdout}"
 
 
 @pytest.mark.long
