@@ -13,7 +13,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ModuleSharding, ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
-from tests.device import PRETENDED, exchanges
+from tests.device import exchanges
 from tests.distributed import oracle
 from tests.distributed.embedding_oracle import assert_equal, train_plain, train_sharded
 from tests.distributed.oracle import cut, draw_kjt
@@ -173,7 +173,7 @@ def drawn_kinds(draw: st.DrawFn, world: int) -> Kinds:
 @given(
     kinds=drawn_kinds(3),
     sizes=st.tuples(*[st.integers(0, 5)] * 3).filter(any),
-    params=st.sampled_from([SGD, ADAGRAD] if PRETENDED else [SGD, ADAGRAD, ADAM]),
+    params=st.sampled_from([SGD, ADAGRAD, ADAM]),
     dedup=st.booleans(),
     seed=st.integers(0, 1000),
     longest=st.integers(0, 6),

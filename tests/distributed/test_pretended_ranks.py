@@ -10,23 +10,24 @@ import sys
 
 import pytest
 
-# fbgemm's CPU build, which computes what its GPU kernels would, has no Adam
-FILES = {
-    "tests/distributed/test_equality.py": "",
-    "tests/distributed/test_embedding.py": "not adam",
-    "tests/distributed/test_dense.py": "",
-    # gradients of weights that a user has on the host: autograd knows that they cross streams, which are pretended here
-    "tests/distributed/test_dedup.py": "not never_travel",
-    "tests/distributed/test_hierarchical.py": "not weights_of_ids",
-    "tests/distributed/test_variable_batch.py": "",
-    "tests/distributed/test_model_parallel.py": "",
-}
+FILES = [
+    "tests/distributed/test_equality.py",
+    "tests/distributed/test_embedding.py",
+    "tests/distributed/test_dense.py",
+    "tests/distributed/test_dedup.py",
+    "tests/distributed/test_hierarchical.py",
+    "tests/distributed/test_variable_batch.py",
+    "tests/distributed/test_model_parallel.py",
+]
 ALWAYS = [
     "tests/distributed/test_equality.py::test_ranks_may_bring_batches_of_different_size",
     "tests/distributed/test_embedding.py::test_mixed_plans_equal_one_process",
     "tests/distributed/test_model_parallel.py::test_every_parameter_equals_one_process_on_the_global_batch[mixed-4]",
     "tests/distributed/test_model_parallel.py::test_a_step_costs_a_constant_number_of_collectives_whatever_the_plan",
     "tests/distributed/test_hierarchical.py::test_a_vector_leaves_its_host_once",
+    "tests/distributed/test_hierarchical.py::test_weights_of_ids_get_their_gradients",
+    "tests/checkpoint/test_store.py::test_training_goes_on_under_another_plan_and_world[worlds0-rw-cw]",
+    "tests/checkpoint/test_store.py::test_state_of_other_optimizers_comes_along[adam]",
 ]
 
 
@@ -41,10 +42,10 @@ def run(*selection: str) -> None:
 
 
 def test_a_selection_passes() -> None:
-    run(*ALWAYS, "-k", "not adam")
+    run(*ALWAYS)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("file", FILES)
 def test_they_pass(file: str) -> None:
-    run(file, *(["-k", FILES[file]] if FILES[file] else []))
+    run(file)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from tests.dryrun.book import BOOK
 from tests.dryrun.tensors import DEVICE, PretendCuda, unwrap
+from tests.dryrun.updates import look_up, on_cuda_only
 
 
 @contextmanager
@@ -27,7 +30,7 @@ def stub_tbe():
 
     class Lookup(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, anchor, common, weights, invoke, args, kwargs):
+        def forward(ctx, anchor, common, weights, name, invoke, args, kwargs):
             offsets, indices = common.offsets, common.indices
             for what, t in (("indices", indices), ("offsets", offsets), ("weights", common.indice_weights),
                             ("dev_weights", common.dev_weights), ("D_offsets", common.D_offsets)):  # fmt: skip
@@ -39,7 +42,7 @@ def stub_tbe():
             ctx.weights, ctx.exact = weights, None
             BOOK.operator("fbgemm::TBE_FORWARD(stub)")
             if BOOK.strict:
-                return exact(ctx, common, weights, invoke, args, kwargs)
+                return exact(ctx, common, weights, name, invoke, args, kwargs)
             vbe = common.vbe_metadata
             if int(common.pooling_mode) == 2:
                 shape = (indices.numel(), common.max_D)
@@ -58,13 +61,12 @@ def stub_tbe():
             with simulated():
                 back = None if ctx.weights is None else torch.zeros(ctx.weights.shape)
                 if ctx.exact is not None:
-                    out, own = ctx.exact
-                    if out.requires_grad:
-                        torch.autograd.backward(out, unwrap(grad).contiguous())
+                    train, own = ctx.exact
+                    train(unwrap(grad).contiguous())
                     back = own.grad if own is not None and own.grad is not None else back
-                return None, None, None if back is None else PretendCuda(back), None, None, None
+                return None, None, None if back is None else PretendCuda(back), None, None, None, None
 
-    def exact(ctx, common, weights, invoke, args, kwargs):
+    def exact(ctx, common, weights, name, invoke, args, kwargs):
         def plain(x):
             return type(x)(*(unwrap(v) for v in x)) if isinstance(x, tuple) and hasattr(x, "_fields") else unwrap(x)
 
@@ -76,24 +78,30 @@ def stub_tbe():
                 weights_placements=torch.full_like(given.weights_placements, 3),
                 placeholder_autograd_tensor=torch.zeros(0, requires_grad=True),
             )  # fmt: skip
-            momenta = []
-            for arg in args:
-                arg = plain(arg)
-                momenta.append(arg._replace(host=arg.dev.detach()) if type(arg).__name__ == "Momentum" else arg)
-            out = invoke(given, *momenta, **{k: plain(v) for k, v in kwargs.items()})
-            ctx.exact = (out, own)
+            arguments = inspect.signature(invoke).bind(given, *args, **kwargs).arguments
+            for key, arg in arguments.items():
+                arg = arguments[key] = plain(arg)
+                if type(arg).__name__ == "Momentum":
+                    arguments[key] = arg._replace(host=arg.dev.detach())
+            if on_cuda_only(name, arguments):
+                out, train = look_up(name, given, arguments)
+            else:
+                out = invoke(**arguments)
+                train = partial(torch.autograd.backward, out) if out.requires_grad else lambda grad: None
+            ctx.exact = (train, own)
             return PretendCuda(out.detach())
 
-    def stand_in(real):
-        def invoke(common, *args, **kwargs):
-            return Lookup.apply(common.placeholder_autograd_tensor, common, common.indice_weights, real, args, kwargs)
+    def stand_in(name, real):
+        def invoke(common_args, *args, **kwargs):
+            anchor, weights = common_args.placeholder_autograd_tensor, common_args.indice_weights
+            return Lookup.apply(anchor, common_args, weights, name, real, args, kwargs)
 
         return invoke
 
     for name in dir(training.invokers):
         module = getattr(training.invokers, name)
         if name.startswith("lookup_") and hasattr(module, "invoke"):
-            module.invoke = stand_in(module.invoke)
+            module.invoke = stand_in(name.removeprefix("lookup_"), module.invoke)
     return training
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 from typing import Any
 
 import torch
@@ -60,16 +60,14 @@ def pretend() -> None:
 
 def watch_threads() -> None:
     """Operators of threads are seen, too."""
-    submit = ThreadPoolExecutor.submit
+    run = Thread.run
 
-    def watched(self: ThreadPoolExecutor, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        def run() -> Any:
-            with Watch():
-                return fn(*args, **kwargs)
+    def watched(self: Thread) -> None:
+        torch._C._set_only_lift_cpu_tensors(True)  # each thread has its own
+        with Watch():
+            run(self)
 
-        return submit(self, run)
-
-    ThreadPoolExecutor.submit = watched  # type: ignore[method-assign]
+    Thread.run = watched  # type: ignore[method-assign]
 
 
 def _move_inputs(cls: Any) -> None:

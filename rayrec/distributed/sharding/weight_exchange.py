@@ -41,7 +41,7 @@ class _WayBack(torch.autograd.Function):
         arrived_counts: list[int],
         group: comm.Group,
     ) -> torch.Tensor:
-        ctx.counts, ctx.group, ctx.dtype = (sent_counts, arrived_counts), group, sent.dtype
+        ctx.counts, ctx.group, ctx.like = (sent_counts, arrived_counts), group, (sent.device, sent.dtype)
         return arrived.view_as(arrived)
 
     @staticmethod
@@ -52,4 +52,4 @@ class _WayBack(torch.autograd.Function):
         comm.all_to_all(out, grad.contiguous(), sent_counts, arrived_counts, ctx.group)()
         # the vectors' gradients came divided by the number of ranks, which averages the tables' updates; the dense
         # parameters behind the weights are averaged by their own means
-        return out.mul_(len(sent_counts)).to(ctx.dtype), None, None, None, None
+        return out.mul_(len(sent_counts)).to(*ctx.like), None, None, None, None
