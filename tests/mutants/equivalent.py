@@ -43,4 +43,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "rayrec/distributed/planner/bound.py",
         "`if high <= low:` → `if high < low:`",
     ): "where both are equal the bisection ends after one round with the same number",
+    (
+        "rayrec/distributed/planner/options.py",
+        "`yield kernel, 1.0, 1.0` → `yield kernel, 2.0, 1.0`",
+    ): "a kernel without a cache reads no share of one",
 }
