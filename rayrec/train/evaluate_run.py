@@ -78,6 +78,7 @@ def _job(
 ) -> Job:
     raw["trainer"]["num_workers"] = num_workers
     raw["trainer"]["batch_size"] = max(raw["trainer"]["batch_size"], num_workers)
+    raw["sharding"]["replicas"] = 1  # nothing is trained, so one group needs the least memory
     # a plan belongs to the number of workers it was made for, a calibration to the cluster
     raw["sharding"]["plan"] = raw["sharding"]["calibration"] = None
     if data is not None:

@@ -11,12 +11,13 @@ import torch.distributed as dist
 
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
 from rayrec.distributed.comm import count_bytes
+from rayrec.distributed.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel import RULES, OptimizerSpec, check_trainable
 from rayrec.distributed.model_parallel import DMPCollection
 from rayrec.distributed.replicas.meeting import Replicas
 from rayrec.distributed.types import ModuleSharding, ShardingStrategy, ShardingType
-from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE
 from tests.distributed.oracle import cut
@@ -258,3 +259,36 @@ def test_without_a_plan_one_is_made_for_a_group() -> None:
     plans = on_ranks(WORLD, planned)
     assert len({plan for plan, _ in plans}) == 1
     assert ShardingPlan.from_json(plans[0][0]).min_world_size <= GROUP and plans[0][1] == 2
+
+
+def sequence_steps(group: dist.ProcessGroup, replicas: int, dedup: bool) -> tuple[torch.Tensor, Weights]:
+    """What a rank gets in a third step of an id-by-id collection, and its shards then."""
+    table = EmbeddingConfig(name="t", num_embeddings=50, embedding_dim=8, feature_names=["f", "g"])
+    size = group.size() // replicas
+    plan = ShardingPlan({"": {"t": cut(table, T.ROW_WISE, list(range(size)))}})
+    sharders: list[Any] = [EmbeddingCollectionSharder(ADAGRAD, dedup=dedup)]
+    module = EmbeddingCollection([table], device=torch.device("cpu"), seed=3)
+    model: DistributedModelParallel
+    if replicas == 1:
+        model = DistributedModelParallel(module, ShardingEnv.from_process_group(group), DEVICE, plan, sharders)
+    else:
+        model = DMPCollection(module, DEVICE, plan, group.size(), size, group, sharders=sharders, sync_every=1)
+    random = torch.Generator().manual_seed(group.rank())
+    for _ in range(3):
+        lengths = torch.randint(0, 4, (8,), generator=random)
+        ids = torch.randint(0, 50, (int(lengths.sum()),), generator=random)
+        found = model(KeyedJaggedTensor(["f", "g"], ids, lengths=lengths)).wait()
+        vectors = torch.cat([found["f"].values(), found["g"].values()])
+        vectors.square().sum().backward()
+    return vectors.detach(), whole_tables(model)
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_sequences_of_two_groups_are_one_training(dedup: bool) -> None:
+    one, two = on_ranks(WORLD, sequence_steps, 1, dedup), on_ranks(WORLD, sequence_steps, 2, dedup)
+    for (vectors, _), (others, _) in zip(one, two, strict=True):
+        torch.testing.assert_close(others, vectors, rtol=1e-5, atol=1e-5)
+    for name in {name for _, held in one for name in held}:
+        wanted = joined([held for _, held in one], name)
+        for ranks in ([0, 2], [1, 3]):
+            torch.testing.assert_close(joined([two[rank][1] for rank in ranks], name), wanted, rtol=1e-5, atol=1e-5)

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import yaml
 from torch import nn
 
 from rayrec.models import DLRM, Batch
 from rayrec.train.config.file import ConfigError, parse_config
+from rayrec.train.evaluate_run import evaluate_run
 from rayrec.train.groups import layout_of
 from rayrec.train.worker.loop import fit
 from tests.ranks import RankError, on_ranks
@@ -43,6 +45,11 @@ def test_groups_that_meet_every_step_are_one_training(tmp_path: Path) -> None:
     assert two["steps"] == one["steps"]
     assert two["eval"]["auc"] == pytest.approx(one["eval"]["auc"], abs=1e-4)
     assert_alike(of_one, of_two)
+    folder = tmp_path / "runs" / "two"
+    config = parse_config(raw_config(tmp_path, name="two", trainer__num_workers=4, sharding={"replicas": 2}))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
+    scored = evaluate_run(folder)
+    assert scored["auc"] == pytest.approx(two["eval"]["auc"], abs=1e-5)  # in one process
 
 
 class Breaking(nn.Module):
