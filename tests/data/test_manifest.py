@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import DataError, Manifest, Schema
+from rayrec.data.source.slices import RowGroupStreams, slices_of
 from tests.data.sets import SCHEMA, table, write
 
 
@@ -24,6 +25,29 @@ def test_small_row_groups_join_and_large_ones_are_cut(tmp_path: Path) -> None:
     assert max(w.rows for w in small.windows) < 50
     assert pickle.loads(pickle.dumps(manifest)) == manifest
     assert manifest.fingerprint != small.fingerprint
+
+
+@pytest.mark.parametrize("rows", [131_072, 200_003, 458_760])
+def test_a_large_row_group_is_cut_into_parts_of_one_size_and_none_is_put_together(tmp_path: Path, rows: int) -> None:
+    data = pa.table({"label": pa.array(np.arange(rows) % 2), "uid": pa.array(np.arange(rows))})
+    pq.write_table(data, tmp_path / "x.parquet", row_group_size=rows)
+    schema = Schema.model_validate(
+        {"label": {"column": "label"}, "sparse": [{"name": "uid", "mapping": {"kind": "identity"}}]}
+    )
+    manifest = Manifest.read(str(tmp_path), schema)
+    sizes = [window.rows for window in manifest.windows]
+    *others, last = sizes
+    assert sum(sizes) == rows and len(sizes) == rows // 65_536
+    assert len(set(others)) == 1 and 0 <= others[0] - last < len(sizes)
+    assert manifest.windows.rows.tolist() == sizes
+    streams, passed = RowGroupStreams(), 0
+    for window in manifest.windows:
+        (part,) = slices_of(manifest, window)
+        read = streams.read(part, ["uid"])
+        assert read.column("uid").num_chunks == 1  # what was decoded for the last part is not joined to this one
+        assert read.column("uid").to_numpy().tolist() == list(range(passed, passed + part.rows))
+        passed += part.rows
+    streams.close()
 
 
 def test_fingerprint_survives_a_move_and_notices_a_change(tmp_path: Path) -> None:

@@ -259,6 +259,7 @@ class RowGroupStreams:
 def _begin(part: FileSlice, columns: list[str]) -> _Stream:
     parquet = open_parquet(part.uri, part.file.version)
     _check_groups(parquet, [part])
-    rows = check_size(parquet, part.uri, part.row_group, columns, _CHUNK_ROWS)
+    whole = _CHUNK_ROWS // 2 < part.rows <= 2 * _CHUNK_ROWS  # one of many of that size: decoded as they are asked for
+    rows = check_size(parquet, part.uri, part.row_group, columns, part.rows if whole else _CHUNK_ROWS)
     batches = parquet.iter_batches(rows, row_groups=[part.row_group], columns=columns, use_threads=False)
     return _Stream(parquet, batches)

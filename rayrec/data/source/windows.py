@@ -57,7 +57,7 @@ class Windows(Sequence[Window]):
 
     Args:
         files: whose rows they hold; row groups that are left out, or empty, have no slices.
-        parts: into how many slices each row group is cut, [G].
+        parts: into how many slices each row group is cut, all of one size but the last, [G].
         edges: the number of the slice that each window begins with, and the end, [W + 1].
     """
 
@@ -71,7 +71,8 @@ class Windows(Sequence[Window]):
         rows = np.where(files.left_out, 0, files.group_rows)
         row_bytes = np.repeat(files.columns.column("row_bytes").to_numpy().astype(np.float64), np.diff(files.offsets))
         needed = np.maximum(rows // window_rows, -(-(rows * row_bytes).astype(np.int64) // window_bytes))
-        parts = np.minimum(rows, np.maximum(1, needed)).astype(np.int32)
+        parts = np.minimum(rows, np.maximum(1, needed))
+        parts = (-(-rows // np.maximum(1, _sizes(rows, parts)))).astype(np.int32)
         return cls(files, parts, _edges(rows, parts, row_bytes, window_rows, window_bytes))
 
     @property
@@ -85,7 +86,7 @@ class Windows(Sequence[Window]):
         kept = np.where(self.parts > 0, self.files.group_rows, 0)
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
         group, part = self._groups(self.edges[:-1])
-        cut = kept[group] * part // np.maximum(1, self.parts[group])
+        cut = part * _sizes(kept[group], self.parts[group])
         starts = np.append(before[group] + cut, before[-1])
         return np.diff(starts)
 
@@ -131,10 +132,10 @@ class Windows(Sequence[Window]):
         group, part = self._groups(numbers)
         file = np.searchsorted(self.files.offsets, group, side="right") - 1
         first = self.files.offsets[file]
-        rows, parts, before = self.files.group_rows[group], self.parts[group].astype(np.int64), self.files.rows_before
-        return Slices(
-            file, group - first, rows, rows * part // parts, rows * (part + 1) // parts, before[group] - before[first]
-        )
+        rows, before = self.files.group_rows[group], self.files.rows_before
+        size = _sizes(rows, self.parts[group])
+        start, stop = part * size, np.minimum((part + 1) * size, rows)
+        return Slices(file, group - first, rows, start, stop, before[group] - before[first])
 
     def _groups(self, slices: I64) -> tuple[I64, I64]:
         """The row group of each slice, and which slice of it that is."""
@@ -147,6 +148,12 @@ class Windows(Sequence[Window]):
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.parts[:-1], dtype=np.int64)])
 
 
+def _sizes(rows: I64, parts: Any) -> I64:
+    """Rows of the parts that row groups are cut into, but for what is left for the last one: parts of one size are
+    decoded as they are needed, without what is left of one being joined to the next."""
+    return -(-rows // np.maximum(1, parts).astype(np.int64))
+
+
 def _edges(rows: I64, parts: I64, row_bytes: Any, window_rows: int, window_bytes: int) -> I64:
     """Where windows begin: after so many rows, or before a slice with which they would be too large."""
     edges, number, held, size = array("q", [0]), 0, 0, 0.0
@@ -155,8 +162,9 @@ def _edges(rows: I64, parts: I64, row_bytes: Any, window_rows: int, window_bytes
         for group_rows, count, each in zip(
             rows[some].tolist(), parts[some].tolist(), row_bytes[some].tolist(), strict=True
         ):
+            part_rows = -(-group_rows // max(1, count))
             for part in range(count):
-                more = group_rows * (part + 1) // count - group_rows * part // count
+                more = min(part_rows, group_rows - part * part_rows)
                 overshoots = held + more - window_rows > window_rows - held
                 if held and (overshoots or size + more * each > window_bytes):
                     edges.append(number)
