@@ -31,7 +31,7 @@ TABLES, ROWS, DIM, BATCH = 8, 20_000, 64, 512
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 FUSED = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01}
 KINDS = [kind for kind in ShardingType if kind is not ShardingType.DATA_PARALLEL] + [ShardingType.DATA_PARALLEL]
-WARM, STEPS = 2, 6
+ROUNDS, WARM, STEPS = 4, 1, 3
 
 Step = Callable[[], None]
 
@@ -104,13 +104,19 @@ def main(out: Path) -> None:
         calibrate.write(out.with_suffix(".calibration"), torch.device("cpu"), WORLD, speeds)
     dist.barrier()
     topology = Topology.from_calibration(out.with_suffix(".calibration"), WORLD, local_world_size=LOCAL)
-    found = {}
-    for kind in KINDS:
-        result = planned(topology, kind)
-        found[kind.value] = measured(stepper(result, rank)) | predicted(result)
-    result = planned(topology)
-    chosen = [sharding.sharding_type for sharding in result.plan.plan[""].values()]
-    found["planner"] = measured(stepper(result, rank)) | predicted(result)
+    results = {kind.value: planned(topology, kind) for kind in KINDS} | {"planner": planned(topology)}
+    chosen = [sharding.sharding_type for sharding in results["planner"].plan.plan[""].values()]
+    steps = {name: stepper(result, rank) for name, result in results.items()}
+    # In turns, so that what disturbs a round disturbs all of it.
+    rounds = [{name: measured(step) for name, step in steps.items()} for _ in range(ROUNDS)]
+    found = {
+        name: {
+            "seconds": [one[name]["seconds"] for one in rounds],
+            "bytes": statistics.median(one[name]["bytes"] for one in rounds),
+            **predicted(result),
+        }
+        for name, result in results.items()
+    }
     if rank == 0:
         out.write_text(json.dumps({"found": found, "chosen": chosen, "speeds": speeds}, indent=1))
     comm.leave()
