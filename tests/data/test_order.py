@@ -246,7 +246,7 @@ def test_cursor_of_other_data_is_refused(planners: list[EpochPlanner]) -> None:
     with pytest.raises(ValueError, match="version 7"):
         Cursor.from_dict({"version": 7})
     with pytest.raises(ValueError, match="malformed"):
-        Cursor.from_dict({"version": 2, "epoch": 1})
+        Cursor.from_dict({"version": 3, "epoch": 1})
 
 
 @pytest.mark.parametrize(("rows", "passes", "world"), [([3, 4], 2, 2), ([3, 3], 2, 4), ([5, 5, 1], 5, 3), ([2], 7, 4)])

@@ -12,7 +12,7 @@ from typing import Any
 from rayrec.data.errors import DataError
 from rayrec.data.order.intervals import Intervals, count, union
 
-CURSOR_VERSION = 2
+CURSOR_VERSION = 3  # the order of rows is part of what it means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
