@@ -159,10 +159,8 @@ def _edges(rows: I64, parts: I64, row_bytes: Any, window_rows: int, window_bytes
     edges, number, held, size = array("q", [0]), 0, 0, 0.0
     for first in range(0, len(rows), _AT_ONCE):
         some = slice(first, first + _AT_ONCE)
-        for group_rows, count, each in zip(
-            rows[some].tolist(), parts[some].tolist(), row_bytes[some].tolist(), strict=True
-        ):
-            part_rows = -(-group_rows // max(1, count))
+        of_groups = (rows[some], parts[some], _sizes(rows[some], parts[some]), row_bytes[some])
+        for group_rows, count, part_rows, each in zip(*(column.tolist() for column in of_groups), strict=True):
             for part in range(count):
                 more = min(part_rows, group_rows - part * part_rows)
                 overshoots = held + more - window_rows > window_rows - held

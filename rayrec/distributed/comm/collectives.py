@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed.comm.host_link import link_of
+from rayrec.distributed.comm.host_link import Wait, link_of
 from rayrec.distributed.comm.sums import begin_sum
 
 T = TypeVar("T")
 Group = dist.ProcessGroup | None
-Wait = Callable[[], None]
 
 # torch 2.13 renames it
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -89,6 +88,17 @@ def all_to_all(
     for counter in _byte_counters:
         kept = len(inputs) // dist.get_world_size(group) if ins is None else ins[dist.get_rank(group)]
         counter["all_to_all"] += (len(inputs) - kept) * inputs[:1].nbytes if len(inputs) else 0
+    return _begin(output, inputs, outs, ins, group)
+
+
+def _begin(
+    output: torch.Tensor,
+    inputs: torch.Tensor,
+    outs: list[int] | None,
+    ins: list[int] | None,
+    group: dist.ProcessGroup,
+) -> Wait:
+    """The exchange that `all_to_all` and `exchange_on_hosts` count each in its own way."""
     if (link := link_of(group, inputs)) is not None:
         return link.all_to_all(output, inputs, _bytes(output, outs, group), _bytes(inputs, ins, group))
     work = dist.all_to_all_single(output, inputs, outs, ins, group=group, async_op=True)
@@ -117,10 +127,7 @@ def exchange_on_hosts(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     _count("exchange_on_hosts")
     assert group is not None
     output = torch.empty_like(inputs)
-    if (link := link_of(group, inputs)) is not None:
-        link.all_to_all(output, inputs, *[[inputs.nbytes // group.size()] * group.size()] * 2)()
-    else:
-        dist.all_to_all_single(output, inputs, group=group)
+    _begin(output, inputs, None, None, group)()
     return output
 
 
