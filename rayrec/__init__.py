@@ -6,6 +6,7 @@ The names here are loaded when first used, so that `import rayrec` stays cheap.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from rayrec import not_offered
@@ -13,6 +14,11 @@ from rayrec._compat import check_pair
 
 check_pair()
 not_offered.install()
+
+# Read once, by Arrow's allocator, when pyarrow is loaded: it keeps the pages of what is freed. A stream gives back a
+# window's memory, with windows mixed all of a block's, to ask for as much a moment later; with pages that went back to
+# the kernel in between, an epoch takes up to a third longer.
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
 
 __version__ = "0.1.0"
 

@@ -58,12 +58,13 @@ def train(
     ] = False,
 ) -> None:
     """Train a model, or go on where a run of the same name stopped."""
+    from rayrec._imports import quick_imports
     from rayrec.train.driver.ray_start import begun_for
 
     given = [*(overrides or []), *([f"name={name}"] if name is not None else [])]
     with begun_for(config, given):
-        from rayrec.train import Trainer, load_config
-
+        with quick_imports():
+            from rayrec.train import Trainer, load_config
         Trainer(load_config(config, given), fresh=fresh, root=root, allow_code=allow_code).fit()
 
 

@@ -99,6 +99,13 @@ class Mailbox:
         return taken
 
 
+def ask(method: Any, *given: Any) -> Any:
+    """The answer of a mailbox that is an actor."""
+    import ray
+
+    return ray.get(method.remote(*given), timeout=30)
+
+
 @dataclass(frozen=True, slots=True)
 class ActorSink:
     """Sends to a mailbox that is a Ray actor."""

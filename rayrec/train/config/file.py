@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
+            key = self.construct_object(key_node)
+            if not isinstance(key, Hashable):
+                break  # it is refused below, with its place
             if key in seen:
                 raise ConfigError(f"line {key_node.start_mark.line + 1}: key {key!r} is given twice; keep one")
             seen.add(key)

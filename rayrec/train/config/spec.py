@@ -197,8 +197,8 @@ class StorageConfig(Section):
     )
     background: bool = Field(
         default=True,
-        description="checkpoints are copied to host memory, where there is room, and written while training goes on; "
-        "`false`: training waits until they are written",
+        description="checkpoints are copied to host memory, where there is room, and written while training goes on "
+        "(where on CPUs, with a fortieth of one for each rank); `false`: training waits until they are written",
     )
 
 

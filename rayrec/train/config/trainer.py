@@ -65,6 +65,12 @@ class TrainerConfig(Section):
     epochs: int = Field(default=1, ge=1, description="passes over the training rows")
     seed: int = Field(default=0, ge=0, description="seed of weights and of the order of rows")
     log_every: int = Field(default=20, ge=1, description="steps between two lines of `metrics.jsonl`")
+    timeline_steps: int = Field(
+        default=3,
+        ge=0,
+        le=50,
+        description="steps near the start whose parts are drawn by worker in the report; 0: none",
+    )
     checkpoint_every: Annotated[int, Field(ge=1)] | None = Field(
         default=100, description="steps between two checkpoints, `null`: not by steps; one more is made at the end"
     )

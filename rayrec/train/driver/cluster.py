@@ -108,7 +108,7 @@ def await_resources(cluster: Cluster, need: Demand, wait_s: float, display: Disp
         if not told:
             display.say(f"waiting up to {wait_s:g} s for {need.cpus:g} CPUs and {need.gpus} GPUs of the Ray cluster …")
             told = True
-        time.sleep(min(1.0, max(0.05, wait_s / 20)))
+        time.sleep(min(1.0, wait_s / 20))
 
 
 def _supply(resources: Mapping[str, float]) -> Supply:

@@ -5,30 +5,37 @@ The controller is a process of its own: what is imported here is imported there,
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
 from rayrec.train.errors import TrainError, describe
+from rayrec.train.run_log import ask
+
+END_WAIT = "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"  # how long Ray Train waits for ranks that hang
 
 
 def failure_reporter(actor: Any, max_failures: int) -> Any:
     """Tells the driver why a worker group failed, and ends the run where it would fail again or has failed too often
     without getting further; Ray calls it in its controller, which starts no new group after a callback has failed."""
-    import ray
     from ray.train import UserCallback
+
+    end_wait_s = os.environ.get(END_WAIT)
 
     class FailureReporter(UserCallback):
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+            if end_wait_s is not None:
+                os.environ[END_WAIT] = end_wait_s  # a cluster's controller has not the driver's environment
             reason = failure_reason(worker_exceptions)
-            if ray.get(actor.growing.remote(), timeout=30):
+            if ask(actor.growing):
                 actor.put.remote({"kind": "growth"})
                 return
-            if ray.get(actor.failed_ranks.remote(), timeout=30) or ray.get(actor.stop_asked.remote(), timeout=30):
+            if ask(actor.failed_ranks) or ask(actor.stop_asked):
                 raise TrainError(reason)
-            failures = ray.get(actor.failed_again.remote(), timeout=30)
+            failures = ask(actor.failed_again)
             if failures > max_failures:
                 text = too_often(failures, max_failures, reason)
-                ray.get(actor.put.remote({"kind": "fatal", "rank": 0, "error": text}), timeout=30)
+                ask(actor.put, {"kind": "fatal", "rank": 0, "error": text})
                 raise TrainError(text)
             actor.put.remote({"kind": "failure", "reason": reason})
 

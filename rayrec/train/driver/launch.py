@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -14,11 +15,12 @@ from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import NEVER_S, growing, note_request, reading_unreserved, release_request
 from rayrec.train.driver.exported import ExportedMetrics
 from rayrec.train.driver.failures import failure_reason, failure_reporter, line_of
+from rayrec.train.driver.local_group import run_here
 from rayrec.train.driver.ray_start import defaults
 from rayrec.train.driver.resources import Demand, demand_of
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted, TrainError, describe
-from rayrec.train.run_log import DirectSink, Mailbox, Record, drained
+from rayrec.train.run_log import DirectSink, Mailbox, Record, ask, drained
 from rayrec.train.worker.start import start_worker
 
 if TYPE_CHECKING:
@@ -112,7 +114,7 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
     number = f"{need.num_workers} to {trainer.most_workers}" if trainer.elastic else f"{need.num_workers}"
     display.say(f"starting {number} workers ({each} each) on {'a local' if cluster.local else 'the'} Ray …")
     actor = _mailbox_actor(attempts_before)
-    signals = _stop_signals(job, lambda: ray.get(actor.ask_stop.remote(), timeout=30), display)
+    signals = _stop_signals(job, lambda: ask(actor.ask_stop), display)
     exported = ExportedMetrics(job.config.name, trainer.batch_size)
 
     def hear(record: Record) -> None:
@@ -122,13 +124,16 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
     try:
         with (
             listening(signals),
-            drained(lambda: ray.get(actor.take.remote(), timeout=30), hear),
+            drained(lambda: ask(actor.take), hear),
             shared(job.train, job.eval) as (train, evaluation),
-            growing(trainer, need, listener, lambda: ray.get(actor.ask_growth.remote(), timeout=30)),
+            growing(trainer, need, listener, lambda: ask(actor.ask_growth)),
             # A process that is frozen as a whole cannot tell: Ray's controller, which it does not answer, notices.
             defaults({"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}),
         ):
-            _fit(replace(job, train=train, eval=evaluation), actor, need, listener, signals, cluster)
+            _fit(replace(job, train=train, eval=evaluation), actor, need, signals, cluster)
+    except _GaveUp:
+        if listener.fatal is None and listener.stopped is None:  # all records have been heard by now
+            raise
     finally:
         with suppress(Exception):  # the cluster may be gone
             ray.kill(actor)
@@ -147,23 +152,29 @@ def _mailbox_actor(attempts_before: int) -> Any:
     return made.options(max_restarts=-1, max_task_retries=-1, scheduling_strategy=here).remote(attempts_before)
 
 
-def _fit(job: Job, actor: Any, need: Demand, listener: Listener, signals: StopSignals, cluster: Cluster) -> None:
+class _GaveUp(TrainError):
+    """Ray Train has ended the run; what the workers said of it counts more."""
+
+
+def _fit(job: Job, actor: Any, need: Demand, signals: StopSignals, cluster: Cluster) -> None:
     from ray.exceptions import RayActorError
     from ray.train import TrainingFailedError
 
+    left = threading.Event()
     try:
         # In a thread Ray Train sets no handler of its own for Ctrl-C.
-        run_beside(lambda: _torch_trainer(job, actor, need, cluster).fit(), signals)
+        run_beside(lambda: _torch_trainer(job, actor, need, cluster, left).fit(), signals)
     except (KeyboardInterrupt, SystemExit):
         raise signals.interrupted("interrupted") from None
     except RayActorError as error:
         raise TrainError(f"Ray Train's controller was lost: {line_of(str(error), 400)}") from error
     except TrainingFailedError as error:
-        if listener.fatal is None and listener.stopped is None:
-            raise TrainError(_gave_up(error)) from error
+        raise _GaveUp(_reason(error)) from error
+    finally:
+        left.set()
 
 
-def _torch_trainer(job: Job, actor: Any, need: Demand, cluster: Cluster) -> Any:
+def _torch_trainer(job: Job, actor: Any, need: Demand, cluster: Cluster, left: threading.Event) -> Any:
     import ray.train
     from ray import cloudpickle
     from ray.train import RunConfig
@@ -178,6 +189,9 @@ def _torch_trainer(job: Job, actor: Any, need: Demand, cluster: Cluster) -> Any:
     class Trainer(torch_trainer):
         def _create_default_callbacks(self) -> list[Any]:  # should a later Ray not ask for it, only time is lost
             return [made for made in super()._create_default_callbacks() if type(made).__name__ not in unneeded]
+
+        def _initialize_and_run_controller(self, **given: Any) -> Any:
+            return run_here(left, given) if cluster.local else super()._initialize_and_run_controller(**given)
 
     trainer = job.config.trainer
     # Typed as their older selves. How often a group is replaced is decided by the callback, which knows of progress.
@@ -210,7 +224,7 @@ def _torch_trainer(job: Job, actor: Any, need: Demand, cluster: Cluster) -> Any:
     return made
 
 
-def _gave_up(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     failures = getattr(error, "worker_failures", None)
     if failures:
         return failure_reason(failures)

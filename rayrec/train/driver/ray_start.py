@@ -11,12 +11,14 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from rayrec._debug import debugging
+from rayrec._imports import quick_imports
 from rayrec.container import cpus
+from rayrec.train.driver.local_group import forget_early, import_workers, start_early
 
 # Ray Train notices lost workers by polling, every 2 s by default; and would move workers to a folder of its own, where
 # relative imports of a user's model end.
@@ -39,23 +41,48 @@ LOCAL_ENV = {
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# Ray would delete what was freed once a second: of a fast stream that is a quarter of a gigabyte which nobody needs.
-LOCAL_SYSTEM = {"free_objects_period_milliseconds": 200}
+# What `ray.init` starts beside those that run a cluster.
+HELPERS = ("start_api_server", "start_monitor", "start_log_monitor")
+
+LOCAL_SYSTEM = {
+    # Ray would delete what was freed once a second: of a fast stream that is a quarter of a gigabyte that nobody needs.
+    "free_objects_period_milliseconds": 200,
+    # Its object store may not listen yet when it is asked first: asked again after a second, ten times at most.
+    "raylet_client_connect_timeout_milliseconds": 20,
+    "raylet_client_num_connect_attempts": 500,
+}
 
 
 class _Start:
     """A start of a local Ray in a thread, which stays: Linux ends Ray's processes with the thread that started them."""
 
-    def __init__(self) -> None:
-        self._ready, self._closed = threading.Event(), threading.Event()
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._imported, self._ready, self._closed = (threading.Event() for _ in range(3))
+        threading.Thread(target=self._import, name="rayrec-ray-import", daemon=True).start()
         self._thread = threading.Thread(target=self._run, name="rayrec-ray-start", daemon=True)
         self._thread.start()
 
+    def _import(self) -> None:
+        with suppress(Exception):  # told where it is used
+            import_workers()
+        self._imported.set()
+
     def _run(self) -> None:
-        with _signal_actions_kept(), suppress(Exception):
-            start_local()
+        with suppress(Exception):
+            with _signal_actions_kept():
+                start_local()
+            self._imported.wait()
+            start_early(min(self._workers, max(1, int(cpus()))))
         self._ready.set()
         self._closed.wait()
+
+    def imported(self) -> None:
+        """Waits until workers can be started as soon as Ray is there.
+
+        Not imported by who waits: a stop signal would break off an import for which the start then waits for ever.
+        """
+        self._imported.wait()
 
     def awaited(self) -> bool:
         """Whether it went well; waits for its end."""
@@ -69,6 +96,7 @@ class _Start:
             import ray
 
             ray.shutdown()
+        forget_early()
         self._closed.set()
         self._thread.join()
 
@@ -95,9 +123,30 @@ def start_local() -> None:
     import ray
 
     num_cpus = max(1, int(cpus()))
-    ray.init(
-        address="local", num_cpus=num_cpus, include_dashboard=False, _system_config=LOCAL_SYSTEM, **quiet_unless_debug()
-    )
+    with nullcontext() if debugging() else _no_helpers():
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            _system_config=LOCAL_SYSTEM,
+            **quiet_unless_debug(),
+        )
+
+
+@contextmanager
+def _no_helpers() -> Iterator[None]:
+    """Ray starts none of the processes that look after a cluster: a dashboard without pages, which it waits for, an
+    autoscaler and a reader of logs. Where a later Ray names them otherwise, they are started."""
+    from ray._private.node import Node
+
+    kept = {name: getattr(Node, name) for name in HELPERS if hasattr(Node, name)}
+    for name in kept:
+        setattr(Node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, start in kept.items():
+            setattr(Node, name, start)
 
 
 def quiet_unless_debug() -> dict[str, Any]:
@@ -124,12 +173,15 @@ def begun_for(config: Path, overrides: Sequence[str]) -> Iterator[None]:
     `awaited` waits for it. A start that fails is left to the run, which tries it again and tells why.
     """
     global _start
-    if not _wants_local_ray(config, overrides):
+    workers = _local_workers(config, overrides)
+    if not workers:
         yield
         return
     with defaults({**TRAIN_ENV, **LOCAL_ENV}):
-        _start = _Start()
+        _start = _Start(workers)
         try:
+            with quick_imports():
+                _start.imported()
             yield
         finally:
             _start.close()
@@ -141,19 +193,20 @@ def awaited() -> bool:
     return _start is not None and _start.awaited()
 
 
-def _wants_local_ray(config: Path, overrides: Sequence[str]) -> bool:
-    """Decided by a look at the file alone, before the modules that understand it; false where that is not certain."""
+def _local_workers(config: Path, overrides: Sequence[str]) -> int:
+    """How many workers a run wants on a local Ray, by a look at the file alone, before the modules that understand it;
+    0 where that is not certain."""
     import yaml
 
     if os.environ.get("RAY_ADDRESS"):
-        return False
+        return 0
     try:
         workers = yaml.safe_load(config.read_text(encoding="utf-8")).get("trainer", {}).get("num_workers", 2)
         for override in overrides:
             name, _, value = override.partition("=")
             if name == "trainer":
-                return False
+                return 0
             workers = yaml.safe_load(value) if name == "trainer.num_workers" else workers
     except Exception:  # whatever is wrong with the file is told where it is read
-        return False
-    return type(workers) is int and workers > 0
+        return 0
+    return max(0, workers) if type(workers) is int else 0

@@ -15,9 +15,9 @@ from rayrec.train.errors import StorageError
 from rayrec.train.run_folder import RunFolder, write_json
 from rayrec.train.run_log import Record
 
-KEPT = ("train", "eval", "event")
+KEPT = ("train", "eval", "event", "timeline")
 CURVES = {
-    "train": ("loss", "ne", "auc", "rmse", "r2", "samples_per_second", "data_wait_fraction"),
+    "train": ("loss", "ne", "auc", "rmse", "r2", "samples_per_second", "data_wait_fraction", "exchange_fraction"),
     "eval": (
         "auc",
         "gauc",

@@ -7,7 +7,6 @@ were not finished, and each of them goes on from its own last checkpoint.
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +80,7 @@ class _Reports(Display):
     """Tells Ray Tune of each evaluation, and shows nothing itself."""
 
     def __init__(self, metric: str) -> None:
-        super().__init__(Console(file=open(os.devnull, "w")))  # noqa: SIM115 - lives as long as the trial
+        super().__init__(Console(quiet=True, force_terminal=False))
         self._metric, self.count = metric, 0
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
