@@ -48,8 +48,7 @@ class _Sums(torch.nn.Module):
             seen_BT = (~labels_BT.isnan()).double()
             labels_BT, weights_BT, rows_T = labels_BT.nan_to_num(), weights_BT * seen_BT, seen_BT.sum(0)
         cell_BT = (labels_BT > 0.5).long() * self.bins.count + self.bins.index(logits_BT)
-        if len(self.first_cell) > 1:
-            cell_BT += self.first_cell
+        cell_BT += self.first_cell
         self.counts.view(-1).scatter_add_(0, cell_BT.view(-1), weights_BT.reshape(-1))
         loss_BT = binary_cross_entropy_with_logits(logits_BT, labels_BT, weights_BT, reduction="none")
         predicted_BT = torch.sigmoid(logits_BT)

@@ -257,12 +257,13 @@ def _valid(computation: torch.nn.Module) -> torch.Tensor:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Several batches as one."""
+    """Several batches as one; of a task, those that the model gave something for."""
     if len(parts) == 1 or parts[0] is None:
         return parts[0]
     if isinstance(parts[0], torch.Tensor):
         return torch.cat(parts)
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
 
 
 class RecMetricList(torch.nn.Module):

@@ -58,7 +58,7 @@ def _recalibrated(examples: Examples, options: Options) -> torch.Tensor:
 
 def _positive_sums(examples: Examples, options: Options) -> Sums:
     sums = _entropy_sums(examples, examples.predictions, examples.weights_TB)
-    bits_TB = examples.labels_TB * examples.predictions.clamp(TINY, 1 - TINY).log2()
+    bits_TB = examples.labels_TB * examples.predictions.clamp(min=TINY).log2()
     return sums | {"cross_entropy_positive_sum": -examples.weighted_sum(bits_TB)}
 
 

@@ -105,7 +105,7 @@ def auprc(predictions: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
     found, false = _cumulated(predictions, labels, weights)
     if not len(found) or not found[-1]:
         return predictions.new_tensor(0.0)
-    precision = (found / (found + false)).nan_to_num(1.0)
+    precision = (found / (found + false)).nan_to_num()
     return (precision * _from_zero(found).diff()).sum() / found[-1]
 
 
@@ -114,7 +114,7 @@ def rauc(predictions: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor)
     count = len(predictions)
     if count < 2:
         return predictions.new_tensor(0.5)
-    order = labels.argsort(stable=True)
+    order = labels.argsort()
     order = order[predictions[order].argsort(stable=True)]
     ranks = labels[order].unique(return_inverse=True)[1]
     wrong, bit = 0.0, int(ranks.max()).bit_length()

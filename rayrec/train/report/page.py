@@ -14,6 +14,7 @@ from rayrec.train.report.plan import memory_section, plan_section, time_section
 from rayrec.train.report.run import ENDS, Line, RunRecord, history, number, of_task, task_names
 from rayrec.train.report.skipped import skipped_rows, skipped_section
 from rayrec.train.report.svg import Chart, Mark, Points, svg_chart
+from rayrec.train.report.timeline import timeline_section
 
 MOST_EVENTS = 200
 KEY = re.compile(r"^(\s*(?:- )*)([\w.\-]+)(?=:)", re.MULTILINE)
@@ -32,6 +33,7 @@ def page(run: RunRecord, now: float) -> str:
         _section("Sharding plan", plan_section(run.plan, run.table_bits) if run.plan and run.plan.plan else ""),
         _section("Memory by rank", memory_section(run.memory) if run.memory else ""),
         _section("Predicted time by rank", time_section(run.times) if run.times else ""),
+        _section("Steps by rank", timeline_section(run.timeline, run.times) if run.timeline else ""),
         _section("Rows left out", skipped_section(run.events)),
         _section("Events", _events(run)),
         _section("Configuration", _config(run)),
@@ -195,13 +197,9 @@ def _charts(run: RunRecord) -> str:
         ]
     charts += [
         curve("samples_per_second", title="Samples / s", unit="{:,.0f}".format, smooth=True, low=0.0, colour="speed"),
-        curve(
-            "data_wait_fraction",
-            title="Time waiting for data",
-            unit="{:.1%}".format,
-            smooth=True,
-            low=0.0,
-            colour="wait",
+        *(
+            curve(key, title=f"Time waiting {what}", unit="{:.1%}".format, smooth=True, low=0.0, colour="wait")
+            for key, what in (("data_wait_fraction", "for data"), ("exchange_fraction", "in exchanges"))
         ),
     ]
     charts += [_rate_chart(standing, name, marks) for name in _moving_rates(standing)]

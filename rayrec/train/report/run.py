@@ -40,6 +40,7 @@ class RunRecord:
     evals: tuple[Line, ...]
     events: tuple[Line, ...]
     exports: tuple[Line, ...]
+    timeline: Line | None
     result: Line | None
     problems: tuple[str, ...]
 
@@ -162,6 +163,7 @@ def read_run(run_dir: Path) -> RunRecord:
         train=tuple(line for line in lines if line.get("kind") == "train"),
         evals=tuple(line for line in lines if line.get("kind") == "eval"),
         events=tuple(line for line in lines if line.get("kind") == "event"),
+        timeline=next((line for line in reversed(lines) if line.get("kind") == "timeline"), None),
         exports=tuple(_json_lines(_read(run_dir / "exports.jsonl", problems) or "", "exports.jsonl", problems)),
         result=_json(result_text, "result.json", problems),
         problems=tuple(problems),

@@ -12,6 +12,7 @@ import torch
 from rayrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.replicas.collection import DMPCollection
+from rayrec.distributed.spans import BACKWARD, FORWARD, UPDATE, span
 from rayrec.distributed.types import ShardingPlan
 from rayrec.models import Batch
 from rayrec.optim import GradientClippingOptimizer
@@ -39,9 +40,9 @@ class Learner:
     model: DistributedModelParallel
     optimizer: torch.optim.Optimizer
     decision: Decision
-    logit_shift: float = 0.0
-    micro_batches: int = 1
-    bf16: bool = False
+    logit_shift: float
+    micro_batches: int
+    bf16: bool
 
     @property
     def plan(self) -> ShardingPlan:
@@ -59,9 +60,10 @@ class Learner:
             self.model.sync()
 
     def _step_optimizers(self) -> None:
-        self.optimizer.step()
-        if isinstance(self.model, DMPCollection):
-            self.model.after_step()
+        with span(UPDATE):
+            self.optimizer.step()
+            if isinstance(self.model, DMPCollection):
+                self.model.after_step()
 
     def set_learning_rates(self, dense: float, sparse: float) -> None:
         """Those of the next step."""
@@ -102,12 +104,13 @@ class Learner:
                 found = step_in_parts(self.model, batch, share * self.world_size, self.micro_batches)
             self._step_optimizers()
             return found
-        with self._precision(batch):
+        with span(FORWARD), self._precision(batch):
             loss, logits = self.model(batch)
         # Gradients are averaged over ranks, whatever their rows: weigh each rank's mean by its share.
         # An empty batch takes part with a gradient of zero, so that the exchanges of backward line up.
         weighed = loss * (share * self.world_size) if batch.rows else logits.sum() * 0.0
-        weighed.backward()
+        with span(BACKWARD):
+            weighed.backward()
         self._step_optimizers()
         detached: torch.Tensor = loss.detach() if batch.rows else weighed.detach()
         return detached, logits.detach()

@@ -10,12 +10,13 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
+from enum import IntEnum, auto
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from rayrec.distributed.comm import Group, all_gather, all_gather_object
+from rayrec.distributed.spans import ROWS, span
 from rayrec.models import Batch
 from rayrec.train.errors import TrainError, describe, is_retryable
 
@@ -42,11 +43,11 @@ class StopRequested(Exception):
 class Purpose(IntEnum):
     """What an exchange is for."""
 
-    STEP = 0
-    EVALUATION_STEP = 1
-    CHECK = 2
-    SUM = 3
-    GATHER = 4
+    STEP = auto()
+    EVALUATION_STEP = auto()
+    CHECK = auto()
+    SUM = auto()
+    GATHER = auto()
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
@@ -215,14 +216,16 @@ def in_step(
         began, since = since or time.perf_counter(), None
         if more:
             try:
-                found = next(batches, None)
+                with span(ROWS):
+                    found = next(batches, None)
             except Exception as caught:
                 found, error = None, caught
             more = found is not None
             if found is not None:
                 batch, cursor = found
         weight = batch.total_weight
-        load = control.load(batch.rows, weight, time.perf_counter() - began, error, purpose)
+        with span(ROWS):
+            load = control.load(batch.rows, weight, time.perf_counter() - began, error, purpose)
         if load.rows == 0:
             return
         share = weight / load.weight if load.weight else 0.0

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from rayrec.checkpoint import Checkpoint
 from rayrec.data import Cursor, data_sets, empty_batch
 from rayrec.distributed import TrainPipeline
+from rayrec.distributed.spans import told
 from rayrec.train import build
 from rayrec.train.errors import TrainError
 from rayrec.train.schedule import factor
@@ -20,15 +21,19 @@ from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner
 from rayrec.train.worker.lockstep import NotFiniteError, RankError, StepInput, StopRequested, due, in_step
 from rayrec.train.worker.machine import planned_for
+from rayrec.train.worker.memory import is_out_of_memory, out_of_memory
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.saver import Saver
 from rayrec.train.worker.session import Job, Session
 from rayrec.train.worker.skipped import SkippedRows
 from rayrec.train.worker.streams import Stream, Streams
+from rayrec.train.worker.timeline import ExchangeClock, Timeline
+from rayrec.train.worker.touched import features_by_table, touched
 from rayrec.train.worker.window import Window
 
 PROGRESS_EVERY_S = 0.2
 PREPARE_AHEAD_S = 5.0
+TABLES_EVERY_S = 60.0
 EVAL_ROWS = Cursor.start(0)
 
 
@@ -55,10 +60,13 @@ class Loop:
         self.skipped: SkippedRows | None = None
         self.guards = Guards(self.config.trainer.guards)
         self.scores: dict[str, Any] | None = None
-        self.scored_step = -1  # of the last evaluation of all rows
+        self.scored_step: int | None = None  # of the last evaluation of all rows
         self.ended: str | None = None
         self._evaluated_at_s: float | None = None
+        self._exchanges = ExchangeClock()
+        self._timeline = Timeline(session.control, self.config.trainer.timeline_steps)
         self._told_at = 0.0
+        self._tables_told_at = -math.inf
 
     def _resumed_position(self) -> Position:
         resumed = self.saver.resumed
@@ -72,10 +80,21 @@ class Loop:
         return learner
 
     def run(self) -> dict[str, Any]:
-        """Train, and return what the driver needs for the result."""
+        """Train, and return what the driver needs for the result.
+
+        Raises:
+            OutOfMemory: the memory of this rank's device or host ran out.
+        """
         try:
-            return self._run()
+            with told(self._exchanges):
+                return self._run()
+        except Exception as error:
+            if is_out_of_memory(error):
+                learner = getattr(self, "learner", None)  # none while it is being made
+                raise out_of_memory(error, learner, self.session.device, self.session.rank) from error
+            raise
         finally:
+            self._timeline.interrupt()
             self.saver.close()
 
     def _run(self) -> dict[str, Any]:
@@ -112,24 +131,25 @@ class Loop:
 
     def _epoch(self, position: Position) -> Position:
         """What the position's cursor leaves of its epoch."""
-        began = time.perf_counter()
+        began, exchanged = time.perf_counter(), self._exchanges.seconds
         stream = self.streams.take("train", position.cursor)
         first_step, whole_epoch = position.step, not position.cursor.rows_done
         with stream, self._watched(stream, "training"):
             for given in self._ahead(in_step(stream, self.empty, self.session.control, since=began)):
                 self.learner.set_learning_rates(*self._learning_rates(position.step))
                 loss, logits = self.learner.step(given.batch, given.share)
-                seconds = time.perf_counter() - began
+                seconds, exchanged = time.perf_counter() - began, self._exchanges.seconds - exchanged
                 self.position = position = position.after(given, seconds)
+                self.window.add(given, loss, logits, seconds, exchanged)
                 self.total_steps = position.step + self._steps_left(position, stream)
-                self.position = position = self._after_step(position, given, loss, logits, seconds)
+                self.position = position = self._after_step(position, given)
                 if given.stop:
                     self._stop(position.merged(self.session.control))
                 if self.ended is not None:
                     break
                 if stream.batches_left * seconds < PREPARE_AHEAD_S:
                     self._prepare_next(position.epoch)
-                began = time.perf_counter()
+                began, exchanged = time.perf_counter(), self._exchanges.seconds
         if whole_epoch and position.step == first_step:
             names = ", ".join(map(str, data_sets(self.config.data.train)))
             raise TrainError(
@@ -161,10 +181,11 @@ class Loop:
         if epoch < self.last_epoch:
             self.streams.prepare("train", Cursor.start(epoch + 1))
 
-    def _after_step(self, position: Position, given: StepInput, loss: Any, logits: Any, seconds: float) -> Position:
-        self.window.add(given, loss, logits, seconds)
+    def _after_step(self, position: Position, given: StepInput) -> Position:
+        if (timeline := self._timeline.after_step(position.step)) is not None:
+            self._tell("timeline", position, **timeline)
         if due(position.step, self.config.trainer.log_every):
-            self._log(position)
+            self._log(position, **self._tables(given))
         if self._evaluation_is_due(position, given):
             if self.config.storage.keep_best is not None:
                 self._save(position.merged(self.session.control))
@@ -209,11 +230,18 @@ class Loop:
             raise RankError(f"stopped at step {position.step} to go on with more workers", retry=True)
         raise StopRequested(f"stopped at step {position.step}, whose checkpoint is complete")
 
-    def _log(self, position: Position) -> None:
+    def _tables(self, given: StepInput) -> dict[str, Any]:
+        """What rank 0's batch looks up in each table, once a minute: a record of many tables is long."""
+        if self.session.rank or time.monotonic() - self._tables_told_at < TABLES_EVERY_S:
+            return {}
+        self._tables_told_at = time.monotonic()
+        return {"tables": touched(given.batch.sparse, features_by_table(self.config))}
+
+    def _log(self, position: Position, **more: Any) -> None:
         self.figures = self.window.close(position.step)
         dense, sparse = self._learning_rates(position.step - 1)
         norm = self.learner.gradient_norm()
-        self._tell("train", position, **self.figures, lr={"dense": dense, "sparse": sparse}, gradient_norm=norm)
+        self._tell("train", position, **self.figures, lr={"dense": dense, "sparse": sparse}, gradient_norm=norm, **more)
         self.guards.look(position.step, self.figures, norm)
 
     def _evaluate(self, position: Position, most_rows: int | None = None) -> Position:
@@ -222,6 +250,7 @@ class Loop:
         Raises:
             StopRequested: in the middle of it.
         """
+        self._timeline.interrupt()
         stream = self.streams.take("eval", Cursor.start(position.epoch))
         with self._watched(stream, "evaluation"):
             scores = evaluate(self.learner, stream, self.config, self.session, most_rows)

@@ -34,16 +34,25 @@ class Window:
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._weight = 0.0
         self._rows = self._all_rows = 0
-        self._wait_s = self._seconds = 0.0
+        self._wait_s = self._exchange_s = self._seconds = 0.0
 
-    def add(self, given: StepInput, loss: torch.Tensor, logits_B: torch.Tensor, seconds: float) -> None:
-        """One step: this rank's mean loss and logits, and how long the step took with its wait for data."""
+    def add(
+        self, given: StepInput, loss: torch.Tensor, logits_B: torch.Tensor, seconds: float, exchange_s: float = 0.0
+    ) -> None:
+        """One step.
+
+        Args:
+            loss: this rank's mean; `logits_B`: its logits.
+            seconds: how long the step took, with its wait for data.
+            exchange_s: how much of that this rank's host waited in exchanges.
+        """
         self._loss += loss.double() * given.weight
         self._metrics.update(logits_B, given.batch.label, given.batch.weight)
         self._weight += given.weight
         self._rows += given.batch.rows
         self._all_rows += given.rows
         self._wait_s += given.wait_s
+        self._exchange_s += exchange_s
         self._seconds += seconds
 
     @property
@@ -56,15 +65,14 @@ class Window:
         Raises:
             NotFiniteError: the loss is not a finite number any more.
         """
-        loss_sum, weight, rows, wait_s, seconds = self._control.sums(
-            [float(self._loss), self._weight, self._rows, self._wait_s, self._seconds]
-        )
+        loss_sum, weight, rows, wait_s, exchange_s, seconds = self._control.sums(self._sums())
         quality = self._metrics.compute(self._group)
         figures = {
             "loss": loss_sum / weight if weight else None,
             **_quality(quality),
             "samples_per_second": rows / max(seconds / self._control.world_size, 1e-9),
             "data_wait_fraction": min(1.0, wait_s / max(seconds, 1e-9)),
+            "exchange_fraction": min(1.0, exchange_s / max(seconds, 1e-9)),
         }
         if "tasks" in quality:
             tasks = quality["tasks"].items()
@@ -73,15 +81,18 @@ class Window:
         self._loss.zero_()
         self._weight = 0.0
         self._rows = self._all_rows = 0
-        self._wait_s = self._seconds = 0.0
+        self._wait_s = self._exchange_s = self._seconds = 0.0
         _refuse_infinite(loss_sum, step)
         return figures
 
     def state(self) -> dict[str, torch.Tensor]:
         """What the ranks have seen together, for a checkpoint; a collective."""
-        sums = [float(self._loss), self._weight, self._rows, self._wait_s, self._seconds]
-        totals = torch.tensor([*self._control.sums(sums), self._all_rows], dtype=torch.float64)
+        totals = torch.tensor([*self._control.sums(self._sums()), self._all_rows], dtype=torch.float64)
         return {"window/sums": totals, **{f"window/{k}": v for k, v in self._metrics.state(self._group).items()}}
+
+    def _sums(self) -> list[float]:
+        """What this rank has added up, apart from the rows of all ranks."""
+        return [float(self._loss), self._weight, self._rows, self._wait_s, self._exchange_s, self._seconds]
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on from what `state` gave, if anything: rank 0 has seen it all."""
@@ -91,8 +102,9 @@ class Window:
         *sums, all_rows = own.pop("sums").tolist()
         self._all_rows = int(all_rows)
         if self._control.rank == 0:
-            self._loss.fill_(sums[0])
-            self._weight, self._rows, self._wait_s, self._seconds = sums[1], int(sums[2]), sums[3], sums[4]
+            loss, self._weight, rows, self._wait_s, self._exchange_s, self._seconds = sums
+            self._loss.fill_(loss)
+            self._rows = int(rows)
             self._metrics.load_state(own)
 
     def check(self, step: int, sound: bool = True) -> None:

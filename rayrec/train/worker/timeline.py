@@ -1,0 +1,75 @@
+"""What a step is spent on, from its spans: seconds in exchanges all the time, and a timeline of a few steps by rank."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from rayrec.distributed.spans import EXCHANGE, told
+from rayrec.train.worker.lockstep import Control
+
+STEPS_BEFORE = 20  # of an attempt: the first ones are slower
+MOST_RANKS = 16
+MOST_SPANS = 2_000  # of a rank
+
+
+class ExchangeClock:
+    """Seconds that this rank's host has waited in exchanges of the model so far; a listener of spans."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, name: str, began: float, ended: float) -> None:
+        if name == EXCHANGE:
+            self.seconds += ended - began
+
+
+class Timeline:
+    """The spans of some steps in a row, of the first ranks; once an attempt.
+
+    Args:
+        steps: how many; 0: none.
+    """
+
+    def __init__(self, control: Control, steps: int) -> None:
+        self._control, self._steps = control, steps
+        self._done = 0
+        self._spans: list[tuple[str, float, float]] = []
+        self._open = ExitStack()
+        self._began: float
+
+    def after_step(self, step: int) -> dict[str, Any] | None:
+        """What is to be told after a step, once; every rank calls it, after each step that follows another.
+
+        Returns:
+            `first_step`, and for each rank its spans: name, start and length in ms, from a start that ranks have in
+            common up to the time that an exchange between them takes.
+        """
+        if not self._steps:
+            return None
+        self._done += 1
+        if self._done == STEPS_BEFORE:
+            self._control.gather(None)  # so that all begin at once
+            self._began = time.perf_counter()
+            self._open.enter_context(told(self._hear))
+        if self._done < STEPS_BEFORE + self._steps:
+            return None
+        self._open.close()
+        own = [(name, _ms(began - self._began), _ms(ended - began)) for name, began, ended in self._spans]
+        ranks = self._control.gather(own[:MOST_SPANS] if self._control.rank < MOST_RANKS else None)
+        first, self._steps = step - self._steps + 1, 0
+        return {"first_step": first, "ranks": [spans for spans in ranks if spans is not None]}
+
+    def interrupt(self) -> None:
+        """Something else came between two steps, an evaluation: begin again, so that steps are in a row."""
+        self._open.close()
+        self._done, self._spans = 0, []
+
+    def _hear(self, name: str, began: float, ended: float) -> None:
+        if began >= self._began:
+            self._spans.append((name, began, ended))
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
