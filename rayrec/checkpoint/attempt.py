@@ -34,7 +34,7 @@ class Attempt:
             OSError: the folder cannot be read or written.
         """
         earlier = [order[0] for name in root.names() if (order := order_of(name))]
-        mine = cls(max([0, _read(root)[0], *earlier]) + 1, uuid.uuid4().hex)
+        mine = cls(max([_read(root)[0], *earlier]) + 1, uuid.uuid4().hex)
         root.write(_FILE, json.dumps({"attempt": mine.number, "token": mine.token}).encode())
         return mine
 

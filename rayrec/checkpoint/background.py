@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from rayrec.checkpoint.errors import FencedError
 from rayrec.checkpoint.manifest import MANIFEST
+from rayrec.checkpoint.pace import StoppedError
 from rayrec.checkpoint.polling import deadline, on_every_rank, pauses
 from rayrec.checkpoint.saving import Job, Save
-from rayrec.checkpoint.writer import StoppedError
 from rayrec.distributed import comm
 
 
@@ -35,9 +35,9 @@ class Underway:
         self._job: Job | None = None
         self._ended: list[Outcome] = []
 
-    def start(self, save: Save, beside_training: bool) -> None:
+    def start(self, save: Save, beside_training: bool = False, shares_cpus: bool = False) -> None:
         assert self._job is None
-        self._job = Job(save, save.manifest.step, beside_training)
+        self._job = Job(save, save.manifest.step, beside_training, shares_cpus)
 
     def settle(self, group: comm.Group, patience_s: float = float("inf")) -> bool:
         """Wait until every rank's part of the save is over; remove what a failed one left. A collective.
@@ -49,6 +49,8 @@ class Underway:
             FencedError: on every rank, where the run has been taken over.
         """
         late = deadline(patience_s)
+        if self._job is not None:
+            self._job.hurry()
         for pause in pauses():
             job = self._job
             state = (job is not None and job.running, None if job is None else job.error, late())
@@ -97,6 +99,7 @@ class Underway:
     def close(self, seconds: float) -> None:
         """Let the save come to its end, at the end of this process's part of the run; exchanges nothing."""
         if self._job is not None:
+            self._job.hurry()
             self._job.join(seconds)
             self._job.stop()
 

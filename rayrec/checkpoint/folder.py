@@ -32,6 +32,9 @@ class Source(Protocol):
     def read_into(self, offset: int, view: memoryview) -> int:
         """Fills `view` from `offset` on; returns how many bytes there were."""
 
+    def forget(self, offset: int, nbytes: int) -> None:
+        """These bytes are not read again on this machine."""
+
 
 class Folder(Protocol):
     """A folder; files in it are asked for by name. Errors are `OSError`, a missing file `FileNotFoundError`."""
@@ -161,16 +164,39 @@ class LocalFolder:
                 os.close(descriptor)
 
 
+_FOLIO = 4 << 20  # the system keeps pages in groups of up to so many bytes, and gives back whole groups only
+_BEHIND = 32 << 20  # bytes of a large file that the disk may be busy with
+
+
 class _WholeWrites:
-    """A raw file's `write` may take a part only."""
+    """A raw file that is written from its begin to its end, past the page cache.
+
+    Its pages go to the disk as they come and are given back when they are there. Left to the system they would fill
+    the memory first: pages that were not in use before are dear, on a virtual machine above all, and a save beside
+    training would take that time from the steps.
+    """
 
     def __init__(self, file: Any) -> None:
-        self._file = file
+        self._file, self._written = file, 0
 
     def write(self, data: Bytes) -> None:
         left = memoryview(data)
-        while len(left):
-            left = left[self._file.write(left) :]
+        while len(left):  # `write` may take a part only
+            taken = self._file.write(left)
+            left = left[taken:]
+            self._advise(self._written, taken)  # starts writing
+            self._written += taken
+            self._advise(self._written - taken - _BEHIND, taken)  # gives back what is written
+
+    def _advise(self, offset: int, nbytes: int) -> None:
+        if offset >= 0:
+            _forget(self._file.fileno(), offset, nbytes)
+
+
+def _forget(descriptor: int, offset: int, nbytes: int) -> None:
+    if hasattr(os, "posix_fadvise"):  # Linux
+        begin = max(0, offset - _FOLIO)  # what lies across the begin stayed the last time
+        os.posix_fadvise(descriptor, begin, offset + nbytes - begin, os.POSIX_FADV_DONTNEED)
 
 
 class _LocalSource:
@@ -185,6 +211,9 @@ class _LocalSource:
                 break
             done += read
         return done
+
+    def forget(self, offset: int, nbytes: int) -> None:
+        _forget(self._descriptor, offset, nbytes)
 
 
 class ArrowFolder:
@@ -261,3 +290,6 @@ class _ArrowSource:
         data = self._file.read_at(len(view), offset)
         view[: len(data)] = data
         return len(data)
+
+    def forget(self, offset: int, nbytes: int) -> None:
+        """Nothing is kept."""

@@ -41,7 +41,7 @@ def on_every_rank(work: Callable[[], T], group: comm.Group) -> T:
 
     if group is None or group.size() == 1:
         run()
-        states: list[tuple[bool, Exception | None]] = [(True, errors[0] if errors else None)]
+        failures = list(errors)
     else:
         thread = threading.Thread(target=run, name="rayrec-checkpoint", daemon=True)
         thread.start()
@@ -51,7 +51,7 @@ def on_every_rank(work: Callable[[], T], group: comm.Group) -> T:
             states = comm.all_gather_object(mine, group)
             if all(done for done, _ in states):
                 break
-    failures = [error for _, error in states if error is not None]
+        failures = [error for _, error in states if error is not None]
     if failures:
         raise _worst(failures) from (errors[0] if errors else None)
     return results[0]

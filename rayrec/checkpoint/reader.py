@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,7 +21,7 @@ _MISMATCH = "the bytes do not match their checksum"
 
 
 class Reader:
-    """A committed checkpoint's tensors. A context manager: files stay open while it is.
+    """A committed checkpoint's tensors. A context manager, for any number of times: files stay open while it is.
 
     Raises:
         DamagedCheckpointError: the index is missing, or not what was written.
@@ -35,6 +36,7 @@ class Reader:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def __enter__(self) -> Reader:
+        self._checks = self._open.enter_context(ThreadPoolExecutor(1, "rayrec-checks"))  # while the disk reads on
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,7 +50,7 @@ class Reader:
             DamagedCheckpointError: names the first place; what was filled before it stays filled.
         """
         planner = LoadPlanner()
-        planner.set_up_planner(state, self.index.metadata(), False)
+        planner.set_up_planner(state, self.index.metadata())
         items = planner.create_local_plan().items
         pieces = {(key, piece.offsets): piece for key, _, piece in self.index.pieces()}
         items.sort(key=lambda item: _place(pieces, item))
@@ -129,19 +131,30 @@ class Reader:
     ) -> torch.Tensor:
         """Rows [low, high) of a piece, whole blocks, read and checked; in a buffer that the next call overwrites."""
         nbytes = (high - low) * row_bytes
+        direct = into is not None  # rows for this rank alone, most likely
         if into is None:
             if len(self._buffer) < nbytes:
                 self._buffer = torch.empty(nbytes, dtype=torch.uint8)
             into = self._buffer[:nbytes]
-        view = into.numpy().data
-        read = self._source(piece.file).read_into(piece.begin + low * row_bytes, view)
+        view, source = into.numpy().data, self._source(piece.file)
+        step = high - low if self.folder.remote else piece.block_rows
+        checked: list[tuple[int, int, Future[int] | None]] = []
+        for begin in range(low, high, step):
+            end = min(high, begin + step)
+            part = view[(begin - low) * row_bytes : (end - low) * row_bytes]
+            read = source.read_into(piece.begin + begin * row_bytes, part)
+            for start in range(begin, end, piece.block_rows):
+                stop = min(end, start + piece.block_rows)
+                block = part[(start - begin) * row_bytes : (stop - begin) * row_bytes]
+                there = (stop - begin) * row_bytes <= read
+                checked.append((start, stop, self._checks.submit(zlib.crc32, block) if there else None))
+            if direct:
+                source.forget(piece.begin + begin * row_bytes, read)
         damages = []
-        for start in range(low, high, piece.block_rows):
-            stop = min(high, start + piece.block_rows)
-            block = view[(start - low) * row_bytes : (stop - low) * row_bytes]
-            if (stop - low) * row_bytes > read:
+        for start, stop, sum_ in checked:
+            if sum_ is None:
                 damages.append(self._damage(key, piece, start, stop, "the file ends before these rows"))
-            elif zlib.crc32(block) != piece.crc32[start // piece.block_rows]:
+            elif sum_.result() != piece.crc32[start // piece.block_rows]:
                 damages.append(self._damage(key, piece, start, stop, _MISMATCH))
         if damages:
             raise DamagedCheckpointError(self.folder.path, damages)

@@ -18,12 +18,13 @@ from torch.distributed.checkpoint.planner import SavePlan
 from rayrec.checkpoint.folder import Folder
 from rayrec.checkpoint.index import INDEX, Index, part_file
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
+from rayrec.checkpoint.pace import SHARE, Pace
 from rayrec.checkpoint.polling import pauses
 from rayrec.checkpoint.rectangles import Rectangles, SavePlanner
-from rayrec.checkpoint.writer import Item, StoppedError, snapshot, write
+from rayrec.checkpoint.writer import Item, snapshot, write
 from rayrec.distributed import comm
 
-NICE = 10  # of the thread that writes beside training, where CPUs are short
+NICE = 10  # of the thread that writes beside training
 
 
 @dataclass(frozen=True)
@@ -91,19 +92,19 @@ class Save:
         """The same from copies in host memory, so that training may go on."""
         return replace(self, work=Work(snapshot(self.work.items), self.work.keys))
 
-    def run(self, stop: threading.Event) -> None:
+    def run(self, pace: Pace) -> None:
         """Write; on rank 0 also wait for the others and commit.
 
         Raises:
             OSError, CheckpointError: it failed; there is no manifest.
             FencedError: another attempt owns the folder.
-            StoppedError: `stop` was set.
+            StoppedError: `pace` was stopped.
         """
         try:
-            index = write(self.folder, self.rank, self.work.items, stop)
+            index = write(self.folder, self.rank, self.work.items, pace)
             self.folder.write(part_file(self.rank), index.to_json())
             if self.rank == 0:
-                self._commit(stop)
+                self._commit(pace)
         except OSError:
             self.may_commit()  # another attempt may have removed what this one was writing
             raise
@@ -111,9 +112,9 @@ class Save:
             with suppress(OSError):  # what cannot be removed now is removed after the next one
                 self.committed()
 
-    def _commit(self, stop: threading.Event) -> None:
+    def _commit(self, pace: Pace) -> None:
         ranks = range(self.manifest.world_size)
-        self._await_parts({part_file(rank) for rank in ranks}, stop)
+        self._await_parts({part_file(rank) for rank in ranks}, pace)
         parts = [Index.from_json(self.folder.read(part_file(rank)), whole=False) for rank in ranks]
         index = Index.joined(parts)
         if set(index.tensors) != self.work.keys:
@@ -126,23 +127,28 @@ class Save:
         manifest = replace(self.manifest, index_size=len(data), index_sha256=sha256(data))
         self.folder.write(MANIFEST, manifest.to_json())
 
-    def _await_parts(self, wanted: set[str], stop: threading.Event) -> None:
+    def _await_parts(self, wanted: set[str], pace: Pace) -> None:
         for pause in pauses():
             if wanted <= set(self.folder.names()):
                 return
-            if stop.wait(pause):
-                raise StoppedError
+            pace.wait(pause)
 
 
 class Job:
-    """A `Save` in a thread of its own, at a lower priority than training."""
+    """A `Save` in a thread of its own.
 
-    def __init__(self, save: Save, step: int, beside_training: bool) -> None:
+    Args:
+        step: of the checkpoint.
+        beside_training: at a lower priority than the steps.
+        shares_cpus: the steps need the CPUs too; only a small part of one is used then.
+    """
+
+    def __init__(self, save: Save, step: int, beside_training: bool = False, shares_cpus: bool = False) -> None:
         self.step, self.folder = step, save.folder
         self.error: Exception | None = None
         self.told = False
         self.seconds = 0.0
-        self._stop = threading.Event()
+        self._pace = Pace(SHARE if beside_training and shares_cpus else 1.0)
         self._thread = threading.Thread(
             target=self._run, args=(save, beside_training), name=f"rayrec-save-{step}", daemon=True
         )
@@ -154,7 +160,7 @@ class Job:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         began = time.monotonic()
         try:
-            save.run(self._stop)
+            save.run(self._pace)
         except Exception as error:
             self.error = error
         self.seconds = time.monotonic() - began
@@ -163,9 +169,13 @@ class Job:
     def running(self) -> bool:
         return self._thread.is_alive()
 
+    def hurry(self) -> None:
+        """Somebody waits for it."""
+        self._pace.hurry()
+
     def stop(self) -> None:
         """Give up; the thread ends after the block that it writes."""
-        self._stop.set()
+        self._pace.stop()
 
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)

@@ -106,7 +106,7 @@ class CheckpointStore:
         self._underway.ended()
         saving = saving or Saving(extra=extra)
         save = self._prepare(step, model, dense_optimizer, saving, group)
-        self._underway.start(save, beside_training=False)
+        self._underway.start(save)
         self._underway.settle(group)
         (outcome,) = self._underway.ended()
         if outcome.error is not None:
@@ -144,7 +144,7 @@ class CheckpointStore:
             return False
         save = self._prepare(step, model, dense_optimizer, saving, group)
         copied = fits_in_memory(save.nbytes, group)
-        self._underway.start(save.copied() if copied else save, beside_training=copied)
+        self._underway.start(save.copied() if copied else save, copied, shares_cpus=model.device.type == "cpu")
         if not copied:
             self._underway.settle(group)
         return True

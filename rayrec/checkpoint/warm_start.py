@@ -119,7 +119,7 @@ def _rows_of(reader: Reader, path: str, source: str, name: str, table: ShardedTa
             f"{path}: table {name!r} is {here} (rows, dim), but {there} there; give it that size, or list it in "
             "init_from.fresh"
         )
-    stop = min(there[0], here[0], there[0] if same is None else same)
+    stop = there[0] if same is None else min(there[0], here[0], same)
     parts = [
         Rectangle((item.shard.rows.start, item.shard.cols.start), item.weight[: max(0, stop - item.shard.rows.start)])
         for item in table.local

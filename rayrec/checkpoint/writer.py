@@ -8,13 +8,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from threading import Event
 
 import torch
 
 from rayrec.checkpoint.container import header, host_bytes
 from rayrec.checkpoint.folder import Folder
 from rayrec.checkpoint.index import BLOCK_BYTES, DataFile, Index, Piece, SavedTensor, data_file
+from rayrec.checkpoint.pace import Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,6 @@ class Item:
     size: tuple[int, ...]
     offsets: tuple[int, ...]
     tensor: torch.Tensor
-
-
-class StoppedError(Exception):
-    """The save was given up."""
 
 
 def snapshot(items: Sequence[Item]) -> list[Item]:
@@ -44,15 +40,15 @@ def snapshot(items: Sequence[Item]) -> list[Item]:
     return copies
 
 
-def write(folder: Folder, rank: int, items: Sequence[Item], stop: Event | None = None) -> Index:
+def write(folder: Folder, rank: int, items: Sequence[Item], pace: Pace | None = None) -> Index:
     """Write a rank's pieces and return its part of the index; no more than a piece is copied at a time.
 
     Raises:
         OSError: the file cannot be written; what there is of it is removed.
-        StoppedError: `stop` was set meanwhile.
+        StoppedError: `pace` was stopped meanwhile.
         ValueError: a number format that safetensors does not know.
     """
-    name = data_file(rank)
+    name, pace = data_file(rank), pace or Pace()
     items = sorted(items, key=lambda item: -item.tensor.element_size())  # numbers lie at multiples of their size
     head = header((_place(item), item.tensor.dtype, item.tensor.shape) for item in items)
     begin, pieces = len(head), []
@@ -63,8 +59,7 @@ def write(folder: Folder, rank: int, items: Sequence[Item], stop: Event | None =
                 block_rows = _block_rows(item.tensor)
                 sums = []
                 for block in _blocks(item.tensor, block_rows):
-                    if stop is not None and stop.is_set():
-                        raise StoppedError
+                    pace.rest()
                     sums.append(zlib.crc32(block))
                     file.write(block)
                 pieces.append(Piece(item.offsets, tuple(item.tensor.shape), name, begin, block_rows, tuple(sums)))
