@@ -245,11 +245,13 @@ def _odd_row(rows: Any, column: str | None) -> int | None:
         values = [row.get(column) for row in rows]
     else:
         return None  # an Arrow column has one type
-    kinds = [_kind(value) for value in values]
-    if len(set(kinds)) < 2:
-        return 0 if len(kinds) == 1 else None
-    usual = Counter(kind for kind in kinds if kind is not None).most_common(1)[0][0]
-    return next(row for row, kind in enumerate(kinds) if kind not in (usual, None))
+    if len(values) == 1:
+        return 0
+    said = {row: kind for row, value in enumerate(values) if (kind := _kind(value)) is not None}
+    if len(said) == 1:
+        return next(iter(said))
+    usual = Counter(said.values()).most_common(1)
+    return next((row for row, kind in said.items() if kind != usual[0][0]), None)
 
 
 def _kind(value: Any) -> Any:

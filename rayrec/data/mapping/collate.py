@@ -88,9 +88,9 @@ def _jagged(parts: Sequence[Part], schema: Schema, size: int) -> KeyedJaggedTens
     weighted = schema.weighted
     lengths = np.ones(len(schema.sparse) * size, dtype=np.int64)
     at = 0
-    for feature in range(len(schema.sparse)):
-        for rows, start, stop in parts:
-            ids = rows.ids[feature]
+    bounds = [(start, stop) for _, start, stop in parts]
+    for same_feature in zip(*(rows.ids for rows, _, _ in parts), strict=True):
+        for ids, (start, stop) in zip(same_feature, bounds, strict=True):
             first, last = ids.span(start, stop)
             values.append(ids.values[first:last])
             if weighted:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.data.mapping.buffers import empty
 from rayrec.data.mapping.lists import unnest
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.schema import DenseFeature
@@ -39,7 +40,8 @@ def _mapped(array: pa.Array, feature: DenseFeature, problems: Problems) -> Float
 
 def _side_by_side(found: Sequence[Floats], num_rows: int) -> F32:
     """The matrices' columns as one matrix, written in blocks that stay in the processor's cache."""
-    out = np.empty((num_rows, sum(part.shape[1] for part in found)), dtype=np.float32)
+    width = sum(part.shape[1] for part in found)
+    out = empty(num_rows * width, np.float32).reshape(num_rows, width)
     for start in range(0, num_rows, _BLOCK_ROWS):
         block, at = out[start : start + _BLOCK_ROWS], 0
         for part in found:

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.data.mapping.buffers import empty
+
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 N = TypeVar("N", bound=np.generic)
@@ -46,7 +48,8 @@ def take_bags(values: npt.NDArray[N], offsets: I64, order: I64) -> tuple[npt.NDA
         pa.large_binary(), len(offsets) - 1, [None, places, pa.py_buffer(np.ascontiguousarray(values))]
     )
     _, places, taken = pc.take(bags, pa.array(order), boundscheck=False).buffers()
-    starts = np.frombuffer(places, np.int64, len(order) + 1) // size
+    starts = empty(len(order) + 1, np.int64)
+    np.floor_divide(np.frombuffer(places, np.int64, len(order) + 1), size, out=starts)
     return np.frombuffer(taken, values.dtype, int(starts[-1])), starts
 
 

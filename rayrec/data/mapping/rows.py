@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.mapping.buffers import empty
+from rayrec.data.mapping.buffers import taken
 from rayrec.data.mapping.hashing import TableRows
 from rayrec.data.mapping.lists import take_bags
 
@@ -39,7 +39,7 @@ class Ids:
         if order is None:
             return self
         if self.offsets is None:
-            return Ids(np.take(self.values, order, out=empty(len(order), self.values.dtype), mode="clip"), None)
+            return Ids(taken(self.values, order), None)
         values, offsets = take_bags(self.values, self.offsets, order)
         return Ids(values, offsets, None if self.weights is None else take_bags(self.weights, self.offsets, order)[0])
 
@@ -66,7 +66,7 @@ class Targets:
     def take(self, order: I64) -> Targets:
         """Those of the rows `order[0]`, `order[1]`, …"""
         parts = (getattr(self, field.name) for field in fields(self))
-        return Targets(*(None if part is None else np.take(part, order, axis=0) for part in parts))  # type: ignore[arg-type]
+        return Targets(*(None if part is None else taken(part, order) for part in parts))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,7 @@ class Rows:
 
     def take(self, order: I64) -> Rows:
         """The rows `order[0]`, `order[1]`, …"""
-        return Rows(
-            np.take(self.dense, order, axis=0), self.targets.take(order), tuple(i.take(order) for i in self.ids)
-        )
+        return Rows(taken(self.dense, order), self.targets.take(order), tuple(i.take(order) for i in self.ids))
 
 
 Part = tuple[Rows, int, int]  # rows [start, stop) of mapped rows

@@ -37,7 +37,7 @@ class EpochOrder:
     blocks: I64
     starts: I64
     groups: I64
-    passes: int = 1
+    passes: int
 
     @property
     def rows(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +23,25 @@ def positions(sizes: Sequence[int], number: int) -> I64:
         sizes: rows of each window; number: which of them.
     """
     mine = sizes[number]
-    row = np.arange(mine)
-    found, odd = row.copy(), 2 * row + 1
+    found = np.arange(mine)
     before, after = Counter(sizes[:number]), Counter(sizes[number + 1 :])
     for size in before.keys() | after.keys():
-        # Row k of another window comes first where (2k + 1) mine < (2 row + 1) size; where equal, if its window does.
-        if size == mine:
-            found += row * (before[size] + after[size]) + before[size]
-        else:
-            over = odd * size - mine
-            found += before[size] * (over // (2 * mine) + 1) + after[size] * -(-over // (2 * mine))
+        first, last = _passed(mine, size)
+        if before[size]:
+            found += before[size] * last
+        if after[size]:
+            found += after[size] * first
     return found
+
+
+@lru_cache(maxsize=8)  # windows are of few sizes
+def _passed(mine: int, size: int) -> tuple[I64, I64]:
+    """How many rows of a window of `size` come before each of a window of `mine`; if it is a later one, an earlier one.
+
+    Row k of it comes first where (2k + 1) mine < (2 row + 1) size; where equal, if it is the earlier one.
+    """
+    row = np.arange(mine)
+    if size == mine:
+        return row, row + 1
+    over = (2 * row + 1) * size - mine
+    return -(-over // (2 * mine)), over // (2 * mine) + 1

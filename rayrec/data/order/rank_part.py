@@ -272,8 +272,7 @@ def _by_block(order: EpochOrder, some: Spans) -> tuple[Spans, I64]:
     blocks = ranges(first, last + 1)
     whole = np.repeat(some, last - first + 1, axis=0)
     starts, stops = np.maximum(whole[:, 0], order.starts[blocks]), np.minimum(whole[:, 1], order.starts[blocks + 1])
-    kept = starts < stops
-    return np.stack([starts[kept], stops[kept]], axis=1), blocks[kept]
+    return np.stack([starts, stops], axis=1), blocks
 
 
 def _slice_counts(order: EpochOrder, manifest: Manifest, blocks: I64) -> I64:

@@ -183,8 +183,10 @@ def _operand(value: Value, kind: pa.DataType, exact: bool) -> pa.Scalar:
         whole = isinstance(value, int) or float(value).is_integer()
         if whole and (exact or _fits(int(value), kind)):
             return pa.scalar(int(value), kind)
-        if not exact:
-            return pa.scalar(float(value))
+        if not exact:  # halfway between the whole numbers beside it; Arrow compares none beyond 2**53 with a float
+            most = Decimal(1 << 64)
+            floor = math.floor(min(max(Decimal(value), -most), most))
+            return pa.scalar(Decimal(2 * floor + 1) / 2)
     raise TypeError(f"{value!r} cannot be compared with it")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate, chain, pairwise
 from typing import Any
@@ -73,14 +73,21 @@ class _Stretch:
     @classmethod
     def of(cls, runs: list[_Run]) -> _Stretch:
         ends = [run.left for run in runs]
-        return cls(runs, ends[0] if len(ends) == 1 else np.sort(np.concatenate(ends), kind="stable"))
+        if len(ends) == 1:
+            return cls(runs, ends[0])
+        first, last = min(end[0] for end in ends), max(end[-1] for end in ends)
+        if last - first + 1 == sum(map(len, ends)):  # all rows between are here
+            return cls(runs, np.arange(first, last + 1))
+        return cls(runs, np.sort(np.concatenate(ends), kind="stable"))
 
     def split(self, rows: int) -> tuple[list[Part], _Stretch]:
         """The next rows, those of each run beside each other; and what is left."""
-        cuts = [run.start + int(np.searchsorted(run.left, self.ends[rows - 1], side="right")) for run in self.runs]
+        last = self.ends[rows - 1]
+        cuts = [run.start + int(run.left.searchsorted(last, side="right")) for run in self.runs]
         both = list(zip(self.runs, cuts, strict=True))
         taken = [(run.rows, run.start, cut) for run, cut in both if run.start < cut]
-        return taken, _Stretch([replace(run, start=cut) for run, cut in both if cut < run.stop], self.ends[rows:])
+        rest = [_Run(run.rows, run.ends, cut, run.stop) for run, cut in both if cut < run.stop]
+        return taken, _Stretch(rest, self.ends[rows:])
 
 
 @dataclass(slots=True)

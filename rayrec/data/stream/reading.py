@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rayrec.data.mapping.buffers import empty
 from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Rows, to_columns
@@ -73,12 +74,13 @@ class Block:
 
     def ends_of(self, number: int) -> I64:
         """How many rows the rank has passed after each of those rows."""
-        at, before, ends = positions(self.sizes, number), self.before, []
-        for start, stop in self.parts:
-            first, last = np.searchsorted(at, [start, stop]).tolist()
-            ends.append(at[first:last] + (before - start + 1))
-            before += stop - start
-        return np.concatenate(ends)
+        at, before = positions(self.sizes, number), self.before
+        bounds = np.searchsorted(at, spans(self.parts)).tolist()
+        ends, done = empty(sum(last - first for first, last in bounds), np.int64), 0
+        for (start, stop), (first, last) in zip(self.parts, bounds, strict=True):
+            np.add(at[first:last], before - start + 1, out=ends[done : done + last - first])
+            before, done = before + stop - start, done + last - first
+        return ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def _counts_rows(leaf: pa.Array) -> bool:
 
 
 def _not_numbers(leaf: pa.Array) -> bool:
-    return pat.is_floating(leaf.type) and not pc.all(pc.is_finite(leaf.cast(pa.float64()))).as_py()
+    return pat.is_floating(leaf.type) and not pc.all(pc.is_finite(leaf.cast(pa.float64())), min_count=0).as_py()
 
 
 def _named_id(name: str) -> bool:
@@ -171,7 +171,7 @@ def _named_id(name: str) -> bool:
 
 def _all_whole(leaf: pa.Array) -> bool:
     numbers = leaf.drop_null().cast(pa.float64())
-    return len(numbers) > 0 and bool(pc.all(pc.equal(pc.floor(numbers), numbers)).as_py())
+    return bool(pc.all(pc.equal(pc.floor(numbers), numbers)).as_py())  # of none it is not known
 
 
 def _outside_times(leaf: pa.Array) -> bool:

@@ -19,7 +19,7 @@ USER_NAMES = ("user_id", "user", "uid", "userid", "customer_id", "member_id", "v
 _LISTED = ("id", "id_list", "weighted_id_list")
 
 
-def propose(columns: Sequence[ColumnFacts], dim: int = 16, vocabularies: Path | None = None) -> dict[str, Any]:
+def propose(columns: Sequence[ColumnFacts], dim: int, vocabularies: Path | None = None) -> dict[str, Any]:
     """`schema` and `tables` as a train config has them.
 
     Args:
