@@ -151,7 +151,7 @@ def fill_tables(
                 rows, cols = item.shard.rows, item.shard.cols
                 item.weight.copy_(weight[rows.start : rows.stop, cols.start : cols.stop])
                 same_weights(item.weight, env)
-            if table.replicated and not weight.is_meta:
+            if table.replicated:
                 comm.broadcast(table.local[0].weight, env.whole.process_group)
 
 

@@ -120,11 +120,22 @@ class ScaledGradients:
         return vectors
 
     def _first(self, grad: torch.Tensor) -> None:
-        if self._unseen:
-            for item in gc.get_objects():
-                if issubclass(type(item), torch.amp.GradScaler) and getattr(item, "_scale", None) is not None:
-                    raise ValueError(f"a GradScaler has scaled a loss of this process; its factor {_TAKEN}")
+        if self._unseen and any(getattr(scaler, "_scale", None) is not None for scaler in _instances()):
+            raise ValueError(f"a GradScaler has scaled a loss of this process; its factor {_TAKEN}")
         self._unseen = False
+
+
+def _instances(kind: type = torch.amp.GradScaler) -> list[Any]:
+    """All scalers of this process: the instances of a class and of its subclasses, which refer to it.
+
+    A list of all objects (`gc.get_objects`) would hold tuples that other threads are still
+    making, and break them: a thread that reads data would end with a SystemError.
+    """
+    found: list[Any] = [item for item in gc.get_referrers(kind) if type(item) is kind]
+    subclasses: list[type] = type.__subclasses__(kind)
+    for subclass in subclasses:
+        found += _instances(subclass)
+    return found
 
 
 _TAKEN = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -33,6 +33,7 @@ from rayrec.distributed.named_kinds import (
     PipelineType,
     StorageUsageType,
 )
+from rayrec.distributed.plan_format import module_text, read_sharding, write_sharding
 from rayrec.distributed.table_sharding import (
     DEFAULT_LOAD_FACTOR,
     CacheParams,
@@ -89,7 +90,7 @@ class EmbeddingModuleShardingPlan(ModuleSharding):
     """The tables' shardings of one collection by name; prints as two tables."""
 
     def __str__(self) -> str:
-        return _module_text("", self).removeprefix("module: \n")
+        return module_text("", self).removeprefix("module: \n")
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class ShardingPlan:
         return {
             "version": PLAN_VERSION,
             "plan": {
-                path: {name: _write_sharding(p) for name, p in tables.items()} for path, tables in self.plan.items()
+                path: {name: write_sharding(p) for name, p in tables.items()} for path, tables in self.plan.items()
             },
         }
 
@@ -139,7 +140,7 @@ class ShardingPlan:
             raise ValueError(f"plan version {data.get('version')!r}: this rayrec reads version {PLAN_VERSION}")
         plan: dict[str, ModuleSharding] = {}
         for path, tables in data["plan"].items():
-            plan[path] = {name: _read_sharding(path, name, raw) for name, raw in tables.items()}
+            plan[path] = {name: read_sharding(path, name, raw) for name, raw in tables.items()}
         return cls(plan)
 
     @classmethod
@@ -151,86 +152,7 @@ class ShardingPlan:
         return cls.from_dict(data)
 
     def __str__(self) -> str:
-        return "\n".join(_module_text(path, tables) for path, tables in self.plan.items())
-
-
-def _write_sharding(p: ParameterSharding) -> dict[str, Any]:
-    share = p.cache_params and p.cache_params.load_factor
-    cache = {} if share is None else {"cache_params": {"load_factor": share}}
-    return {
-        "sharding_type": p.sharding_type,
-        "compute_kernel": p.compute_kernel,
-        **cache,
-        "ranks": sorted(set(p.ranks)),
-        "shards": [
-            {
-                "shard_offsets": [s.rows.start, s.cols.start],
-                "shard_sizes": list(s.shape),
-                "placement": p.placement(s),
-            }
-            for s in p.shards
-        ],
-    }
-
-
-def _read_sharding(path: str, name: str, raw: Mapping[str, Any]) -> ParameterSharding:
-    where = f"plan of module {path!r}, table {name!r}"
-    try:
-        sharding_type = ShardingType(raw["sharding_type"]).value
-        shards, devices, local_ranks = [], set(), {}
-        for piece in raw["shards"]:
-            (row, col), (num_rows, num_cols) = piece["shard_offsets"], piece["shard_sizes"]
-            rank, device = piece["placement"].removeprefix("rank:").split("/")
-            kind, _, index = device.partition(":")
-            devices.add(kind)
-            if index and int(index) != int(rank):
-                local_ranks[int(rank)] = int(index)
-            shards.append(
-                Shard(table=name, rows=Span(row, row + num_rows), cols=Span(col, col + num_cols), rank=int(rank))
-            )
-        (device,) = devices
-        return ParameterSharding(
-            sharding_type=sharding_type,
-            compute_kernel=raw["compute_kernel"],
-            shards=tuple(shards),
-            device=device,
-            cache_params=CacheParams(**raw["cache_params"]) if raw.get("cache_params") else None,
-            local_ranks=local_ranks,
-        )
-    except KeyError as error:
-        raise ValueError(f"{where}: field {error} is missing") from error
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{where}: {error}") from error
-
-
-def _module_text(path: str, tables: ModuleSharding) -> str:
-    params = [(name, p.sharding_type, p.compute_kernel, str(p.ranks)) for name, p in tables.items()]
-    shards = [
-        (name, str([s.rows.start, s.cols.start]), str(list(s.shape)), p.placement(s))
-        for name, p in tables.items()
-        if not p.replicated  # every rank has all of it
-        for s in p.shards
-    ]
-    return "\n".join(
-        [
-            f"module: {path}",
-            "",
-            _text_table(("param", "sharding type", "compute kernel", "ranks"), params),
-            "",
-            _text_table(("param", "shard offsets", "shard sizes", "placement"), shards),
-            "",
-        ]
-    )
-
-
-def _text_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
-    lines = [
-        " | ".join(cell.center(w) for cell, w in zip(head, widths, strict=True)),
-        " | ".join("-" * w for w in widths),
-    ]
-    lines += [" | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(lines)
+        return "\n".join(module_text(path, tables) for path, tables in self.plan.items())
 
 
 @dataclass(frozen=True)

@@ -146,11 +146,9 @@ class KeyedOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for param in self.params.values():
-            if param.grad is None:
-                continue
             if set_to_none:
                 param.grad = None
-            else:
+            elif param.grad is not None:
                 param.grad.detach_().zero_()
 
     def __repr__(self) -> str:
@@ -276,10 +274,11 @@ class CombinedOptimizer(KeyedOptimizer):
     def __init__(self, optims: Iterable[KeyedOptimizer | tuple[str, KeyedOptimizer]]) -> None:
         self._optims = [("", item) if isinstance(item, KeyedOptimizer) else item for item in optims]
         self.defaults = {}
-        names = [name for prefix, each in self._optims for name in _prefixed(prefix, each.params)]
-        twice = [name for name in names if names.count(name) > 1] if len(set(names)) < len(names) else []
-        if twice:
-            raise ValueError(f"two optimizers hold a parameter {twice[0]!r}")
+        names: set[str] = set()
+        for name in (name for prefix, each in self._optims for name in _prefixed(prefix, each.params)):
+            if name in names:
+                raise ValueError(f"two optimizers hold a parameter {name!r}")
+            names.add(name)
 
     @staticmethod
     def prepend_opt_key(name: str, opt_key: str) -> str:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed.comm.host_link import Wait, link_of
+from rayrec.distributed.comm.host_connect import link_of
+from rayrec.distributed.comm.host_link import Wait
 from rayrec.distributed.comm.sums import begin_sum
+from rayrec.distributed.spans import EXCHANGE, span
 
 T = TypeVar("T")
 Group = dist.ProcessGroup | None
@@ -28,25 +30,23 @@ _byte_counters: list[Counter[str]] = []
 
 
 @contextmanager
-def count_collectives() -> Iterator[Counter[str]]:
+def _counting(counters: list[Counter[str]]) -> Iterator[Counter[str]]:
+    counter: Counter[str] = Counter()
+    counters.append(counter)
+    try:
+        yield counter
+    finally:
+        counters[:] = [other for other in counters if other is not counter]  # another one may hold equal numbers
+
+
+def count_collectives() -> AbstractContextManager[Counter[str]]:
     """Counts the collectives of this process, by name, while the context is open."""
-    counter: Counter[str] = Counter()
-    _counters.append(counter)
-    try:
-        yield counter
-    finally:
-        _counters.remove(counter)
+    return _counting(_counters)
 
 
-@contextmanager
-def count_bytes() -> Iterator[Counter[str]]:
+def count_bytes() -> AbstractContextManager[Counter[str]]:
     """Counts the bytes that this process sends to others, by name (not in small words on hosts), while it is open."""
-    counter: Counter[str] = Counter()
-    _byte_counters.append(counter)
-    try:
-        yield counter
-    finally:
-        _byte_counters.remove(counter)
+    return _counting(_byte_counters)
 
 
 def _count(name: str) -> None:
@@ -100,11 +100,13 @@ def _begin(
 ) -> Wait:
     """The exchange that `all_to_all` and `exchange_on_hosts` count each in its own way."""
     if (link := link_of(group, inputs)) is not None:
-        return link.all_to_all(output, inputs, _bytes(output, outs, group), _bytes(inputs, ins, group))
-    work = dist.all_to_all_single(output, inputs, outs, ins, group=group, async_op=True)
+        end = link.all_to_all(output, inputs, _bytes(output, outs, group), _bytes(inputs, ins, group))
+    else:
+        end = dist.all_to_all_single(output, inputs, outs, ins, group=group, async_op=True).wait
 
     def wait() -> None:
-        work.wait()  # from a frame of this file: where an error was raised tells that it came of an exchange
+        with span(EXCHANGE):
+            end()  # from a frame of this file: where an error was raised tells that it came of an exchange
 
     return wait
 
@@ -163,11 +165,12 @@ def all_reduce(tensor: torch.Tensor, group: Group, op: dist.ReduceOp.RedOpType =
     assert group is not None
     _count("all_reduce")
     _count_bytes("all_reduce", 2 * (group.size() - 1) * tensor.nbytes // group.size())  # of a ring
-    if op == dist.ReduceOp.SUM and (link := link_of(group, tensor)) is not None:
-        total = tensor.detach().contiguous()
-        begin_sum(link, total)()
-        return tensor if total.data_ptr() == tensor.data_ptr() else tensor.copy_(total)
-    dist.all_reduce(tensor, op=op, group=group)
+    with span(EXCHANGE):
+        if op == dist.ReduceOp.SUM and (link := link_of(group, tensor)) is not None:
+            total = tensor.detach().contiguous()
+            begin_sum(link, total)()
+            return tensor if total.data_ptr() == tensor.data_ptr() else tensor.copy_(total)
+        dist.all_reduce(tensor, op=op, group=group)
     return tensor
 
 

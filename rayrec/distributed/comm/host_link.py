@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import secrets
 import socket
 import struct
 import threading
@@ -23,11 +22,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
-import torch.distributed as dist
 
 Wait = Callable[[], None]
 
-_links: weakref.WeakKeyDictionary[dist.ProcessGroup, HostLink | None] = weakref.WeakKeyDictionary()
 LEAST_BYTES = 1 << 16  # of a piece of memory; its size doubles where a message does not fit
 KEPT_BYTES = 1 << 26  # larger memory serves one message
 _PACKET = struct.Struct("<6q")  # number, slot, bytes of its new memory or 0, offset, bytes, messages read of the other
@@ -54,7 +51,7 @@ class Slot:
 
     def __init__(self) -> None:
         self.memory: Memory | None = None
-        self.last = -1  # number of the message that it holds or held
+        self.last: int  # number of the message that it holds or held
 
     def hold(self, number: int, num_bytes: int) -> int | None:
         """Takes the message of that number; a descriptor to close, of new memory where it did not fit."""
@@ -108,7 +105,7 @@ class HostLink:
         self.world_size = len(sockets) + 1
         self._packet = bytearray(_PACKET.size)
         self._beginning, self._reading = threading.Lock(), threading.Lock()
-        weakref.finalize(self, _close, list(sockets.values()))
+        weakref.finalize(self, close, list(sockets.values()))
 
     def all_to_all(self, output: torch.Tensor, inputs: torch.Tensor, come: Sequence[int], leave: Sequence[int]) -> Wait:
         """Sends `leave[r]` bytes of `inputs` to each rank r, and receives `come[r]` bytes likewise into `output`."""
@@ -226,82 +223,6 @@ def _check(output: torch.Tensor, inputs: torch.Tensor, fit: bool) -> None:
         raise ValueError("tensors that are exchanged must be contiguous: call .contiguous()")
 
 
-def _close(sockets: Sequence[socket.socket]) -> None:
+def close(sockets: Sequence[socket.socket]) -> None:
     for link in sockets:
         link.close()
-
-
-def link_of(group: dist.ProcessGroup, tensor: torch.Tensor) -> HostLink | None:
-    """What joins the ranks of a group for CPU tensors, if they are all on one host; found when first asked for.
-
-    A collective, the first time.
-    """
-    if tensor.device.type != "cpu":
-        return None
-    if group not in _links:
-        on_gloo = "gloo" in group._get_backend(torch.device("cpu")).name().lower()
-        _links[group] = connect(group) if on_gloo else None
-    return _links[group]
-
-
-def connect(group: dist.ProcessGroup) -> HostLink | None:
-    """Joins the ranks of a group on CPUs; None where they are not all on one host, or it cannot share memory.
-
-    A collective.
-    """
-    listener, address = _listen()
-    with listener:
-        told: list[tuple[str, str]] = [("", "")] * group.size()
-        dist.all_gather_object(told, (_host() if address else "", address), group=group)
-        if len({host for host, _ in told}) > 1 or not address:
-            return None
-        rank, timeout_s = group.rank(), group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
-        sockets = _sockets(rank, [name for _, name in told], listener, timeout_s)
-        joined = [False] * group.size()
-        dist.all_gather_object(joined, len(sockets) == group.size() - 1, group=group)
-        if not all(joined):
-            _close(list(sockets.values()))
-            return None
-    return HostLink(rank, sockets, timeout_s)
-
-
-def _listen() -> tuple[socket.socket, str]:
-    """A socket for the others to find, and its name, which nobody else can guess; no name where this does not work."""
-    listener = socket.socket(socket.AF_UNIX, getattr(socket, "SOCK_SEQPACKET", socket.SOCK_STREAM))
-    name = f"rayrec-{secrets.token_hex(16)}"
-    try:
-        os.close(os.memfd_create("rayrec-try"))
-        listener.bind(f"\0{name}")  # of Linux: it is in no folder, and ends with the process
-        listener.listen(4096)
-    except (OSError, AttributeError):
-        return listener, ""
-    return listener, name
-
-
-def _host() -> str:
-    """The running kernel and its network that this process is in: within them such sockets find each other."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')} {os.getuid()}"
-    except OSError:
-        return secrets.token_hex(16)  # like no other
-
-
-def _sockets(rank: int, names: Sequence[str], listener: socket.socket, timeout_s: float) -> dict[int, socket.socket]:
-    """To each other rank: this one calls those below it, and is called by those above; fewer where that fails."""
-    sockets: dict[int, socket.socket] = {}
-    try:
-        for other in range(rank):
-            link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            link.settimeout(timeout_s)
-            link.connect(f"\0{names[other]}")
-            link.send(rank.to_bytes(4, "little"))
-            sockets[other] = link
-        listener.settimeout(timeout_s)
-        while len(sockets) < len(names) - 1:
-            link, _ = listener.accept()
-            link.settimeout(timeout_s)
-            sockets[int.from_bytes(link.recv(4), "little")] = link
-    except OSError:
-        pass  # told to all by the number of sockets
-    return sockets

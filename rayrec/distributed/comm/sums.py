@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed.buffers import BufferPool
-from rayrec.distributed.comm.host_link import HostLink, Wait, link_of
+from rayrec.distributed.comm.host_connect import link_of
+from rayrec.distributed.comm.host_link import HostLink, Wait
+from rayrec.distributed.spans import EXCHANGE, span
 
 SMALL_BYTES = 1 << 14  # up to here every rank adds up everything: one exchange in place of two
 _buffers = BufferPool(torch.device("cpu"))
@@ -77,8 +79,9 @@ def mean_of_gradients(group: dist.ProcessGroup | None, device: torch.device) -> 
 
         under_way.append(finish)
         if bucket.is_last():
-            for end in under_way:
-                end()
+            with span(EXCHANGE):
+                for end in under_way:
+                    end()
             under_way.clear()
         return future
 

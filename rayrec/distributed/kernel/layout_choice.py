@@ -7,6 +7,8 @@ All ways give the same results to the last bit, so ranks need not agree, and a c
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +18,8 @@ import torch
 
 WARM_UP = 1  # rounds that are not counted: caches, and kernels that are compiled on first use
 ROUNDS = 15  # counted rounds of each way
+MOST_ROUNDS = 60  # where the ways are close, or the machine is busy
+CLEAR = 1.05  # a way is slower without doubt when it takes this many times as long
 AGAIN = 1000  # batches after which all ways are timed again: the skew of ids may have changed
 
 Way = Callable[[], tuple[torch.Tensor, torch.autograd.graph.Node | None]]  # the result, and its backward's last node
@@ -66,11 +70,37 @@ class LayoutChoice:
         if times is None:  # decided while this batch was under way
             return
         times[way].append(forward + backward)
-        if min(map(len, times)) >= WARM_UP + ROUNDS:
-            # what else the machine does only adds to a time: the lower quartile errs less often than the median
-            typical = [sorted(of_way[WARM_UP:])[ROUNDS // 4] for of_way in times]
-            self._chosen[size], self._runs[size] = typical.index(min(typical)), 0
+        found = fastest([of_way[WARM_UP:] for of_way in times])
+        if found is not None:
+            self._chosen[size], self._runs[size] = found, 0
             del self._times[size]
+
+
+def fastest(times: Sequence[Sequence[float]]) -> int | None:
+    """The fastest way; None while more must be timed.
+
+    Two measures have to agree, for each errs where the other does not: the lower quartiles, as what else the machine
+    does only adds to a time, and the median of the ratios of neighbours, which were disturbed alike. Where they do
+    not, their product tells after `MOST_ROUNDS`; ways that are as good as each other may take turns as long.
+
+    Args:
+        times: seconds of each way; the n-th of all ways were taken one after the other.
+    """
+    rounds = min(map(len, times))
+    if rounds < ROUNDS:
+        return None
+    ways = range(len(times))
+    best = min(ways, key=lambda way: math.prod(_ratios(times[way][:rounds], times[0][:rounds])))
+    others = [_ratios(times[way][:rounds], times[best][:rounds]) for way in ways if way != best]
+    clear = all(min(ratios) > CLEAR for ratios in others)
+    return best if clear or rounds >= MOST_ROUNDS else None
+
+
+def _ratios(mine: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    """How many times as long: by the lower quartiles, and by neighbours."""
+    quarter = len(mine) // 4
+    by_quartile = sorted(mine)[quarter] / sorted(other)[quarter]
+    return by_quartile, statistics.median(one / two for one, two in zip(mine, other, strict=True))
 
 
 class _Backward:

@@ -9,18 +9,9 @@ from typing import Any
 
 from torch import nn
 
+from rayrec.distributed.planner.bases import Enumerator, Partitioner, PerfModel, Proposer
 from rayrec.distributed.planner.partitioners import GreedyPerfPartitioner
-from rayrec.distributed.planner.parts import (
-    Enumerator,
-    Partitioner,
-    PerfModel,
-    PlannerError,
-    PlannerErrorType,
-    Proposal,
-    Proposer,
-    Shard,
-    ShardingOption,
-)
+from rayrec.distributed.planner.parts import PlannerError, PlannerErrorType, Proposal, Shard, ShardingOption
 from rayrec.distributed.planner.perf_models import NoopPerfModel
 from rayrec.distributed.planner.proposers import GreedyProposer, GridSearchProposer, UniformProposer
 from rayrec.distributed.planner.topology import Topology

@@ -34,11 +34,13 @@ def executor_of(sharding_type: str) -> str:
 
 
 def fixed_seconds(executors: frozenset[str], topology: Topology) -> float:
-    """Seconds every rank spends on starting collectives: their number (constant for a plan) times one's latency."""
+    """Seconds every rank spends on a step whatever it moves: the step's own, and its collectives' latencies."""
+    device = topology.device
     if topology.world_size == 1:
-        return 0.0
-    ids = ID_COLLECTIVES[topology.device.kind]
-    return topology.device.collective_s * (ids + sum(COLLECTIVES[name] for name in executors))
+        return device.step_s
+    return device.step_s + device.collective_s * (
+        ID_COLLECTIVES[device.kind] + sum(COLLECTIVES[name] for name in executors)
+    )
 
 
 def shared_seconds(table: Table, sharding_type: str, col_cuts: int, row_cuts: int, topology: Topology) -> float:

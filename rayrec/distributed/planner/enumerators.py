@@ -8,17 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from rayrec.distributed.planner.bases import Enumerator, ShardEstimator
 from rayrec.distributed.planner.options import Option, Unit, host_sizes, options
-from rayrec.distributed.planner.parts import (
-    PARTITION_BY,
-    Enumerator,
-    Perf,
-    Proposal,
-    Shard,
-    ShardEstimator,
-    ShardingOption,
-    Storage,
-)
+from rayrec.distributed.planner.parts import PARTITION_BY, Perf, Proposal, Shard, ShardingOption, Storage
 from rayrec.distributed.planner.tables import find_tables, planner_tables
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import CacheParams, ParameterConstraints, Table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from rayrec.distributed.planner.estimate import Estimate
 from rayrec.distributed.planner.formatting import LIGHT, bar, columns, human_bytes, human_seconds
@@ -136,9 +137,7 @@ def advice(result: PlanResult) -> list[Advice]:
     estimate: Estimate = result.estimate
     trials = TRIALS if len(result.tables) * result.topology.world_size <= TRIAL_BUDGET // TRIALS else 1
     found = []
-    for number, (change, table) in enumerate(_changes(result)):
-        if number >= trials:
-            break
+    for change, table in islice(_changes(result), trials):
         tried = attempt(change, result.dense_bytes)
         if tried is None or tried.worst_s > estimate.worst_s * (1 - WORTH_SAYING):
             continue

@@ -6,10 +6,10 @@ import copy
 from dataclasses import replace
 from enum import Enum
 
+from rayrec.distributed.planner.bases import Partitioner
 from rayrec.distributed.planner.parts import (
     DeviceHardware,
     PartitionByType,
-    Partitioner,
     PlannerError,
     PlannerErrorType,
     Proposal,

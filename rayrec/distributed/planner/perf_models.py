@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rayrec.distributed.planner.parts import PerfModel, Proposal, bytes_of, cost_of
+from rayrec.distributed.planner.bases import PerfModel
+from rayrec.distributed.planner.parts import Proposal, bytes_of, cost_of
 from rayrec.distributed.planner.topology import Topology
 
 __all__ = ["NoopPerfModel", "NoopStorageModel", "PerfModel"]

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rayrec.distributed.planner.bases import Enumerator, Partitioner, PerfModel, Proposer, Stats
 from rayrec.distributed.planner.build import build_plan
 from rayrec.distributed.planner.by_hand import Callback, Parts, search, to_sharding_plan
 from rayrec.distributed.planner.check import check_plan
 from rayrec.distributed.planner.enumerators import EmbeddingEnumerator
 from rayrec.distributed.planner.estimate import Estimate, evaluate
-from rayrec.distributed.planner.parts import Enumerator, Partitioner, PerfModel, Proposer, Stats
 from rayrec.distributed.planner.refusal import refuse
 from rayrec.distributed.planner.search import Solution, best_solution
 from rayrec.distributed.planner.storage import reserves

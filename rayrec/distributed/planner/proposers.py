@@ -6,15 +6,8 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from rayrec.distributed.planner.parts import (
-    Enumerator,
-    Proposal,
-    Proposer,
-    ShardingOption,
-    by_table,
-    bytes_of,
-    cost_of,
-)
+from rayrec.distributed.planner.bases import Enumerator, Proposer
+from rayrec.distributed.planner.parts import Proposal, ShardingOption, by_table, bytes_of, cost_of
 from rayrec.distributed.planner.topology import Topology
 
 __all__ = [

@@ -209,9 +209,8 @@ def _lookup_ratio(packing: Packing) -> float:
 
 
 def _pack(problem: Problem, chosen: list[Option], extra_s: float, bound_s: float) -> Packing | Stuck:
-    answer = pack(problem, chosen, extra_s)
-    for weight in (1.0, 10.0):
+    for weight in (0.0, 1.0, 10.0):
+        answer = pack(problem, chosen, extra_s, memory_weight=weight * bound_s)
         if isinstance(answer, Packing):
             break
-        answer = pack(problem, chosen, extra_s, memory_weight=weight * bound_s)
     return answer

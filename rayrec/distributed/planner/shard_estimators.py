@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rayrec.distributed.planner.parts import Proposal, ShardEstimator
+from rayrec.distributed.planner.bases import ShardEstimator
+from rayrec.distributed.planner.parts import Proposal
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import ParameterConstraints
 from rayrec.distributed.types import PipelineType

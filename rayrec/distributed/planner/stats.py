@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from rayrec.distributed.planner.parts import Stats
+from rayrec.distributed.planner.bases import Stats
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.types import ShardingPlan
 

@@ -63,7 +63,7 @@ def shard_storage(
     if sharding_type == ShardingType.DATA_PARALLEL.value and topology.world_size > 1:
         touched = distinct(ids, rows) * topology.world_size
         arriving += GATHER_COPIES * touched * (cols * VECTOR_ELEMENT_BYTES + ID_BYTES)
-    elif rows < table.rows and table.pooled:
+    elif table.pooled:
         blocks = min(table.rows / rows, topology.world_size)
         parts = table.bags / topology.world_size * cols * (blocks - 1)
         leaving += parts * (PARTIAL_COPIES * VECTOR_ELEMENT_BYTES + INDEX_BYTES)

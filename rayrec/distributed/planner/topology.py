@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from rayrec.container import memory_bytes
+from rayrec.distributed.planner.hosts import (
+    BasicCommsBandwidths,
+    CustomTopologyData,
+    Host,
+    host_sizes,
+    per_host,
+    positive,
+)
 from rayrec.distributed.planner.parts import DeviceHardware, Perf, Storage
 from rayrec.distributed.planner.presets import DEFAULT_GPU, Device, device, preset_of
 
-CALIBRATION_VERSION = 2
+CALIBRATION_VERSION = 3
 MS_PER_S = 1000
 _DEVICE_ARGS = {
     "ddr_mem_bw": "memory_bw",
@@ -21,64 +29,6 @@ _DEVICE_ARGS = {
     "intra_host_bw": "intra_host_bw",
     "inter_host_bw": "inter_host_bw",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """One machine: its first rank, how many ranks it has, and the bytes that each of them may use."""
-
-    first_rank: int
-    num_ranks: int
-    memory_bytes: int
-    host_bytes: int
-
-    @property
-    def ranks(self) -> range:
-        return range(self.first_rank, self.first_rank + self.num_ranks)
-
-
-class CustomTopologyData:
-    """Memory of each rank, where ranks have unlike memory.
-
-    Args:
-        data: `hbm_cap` or `ddr_cap`, bytes for each rank.
-        world_size: ranks.
-
-    Raises:
-        ValueError: another field, or not one number a rank.
-    """
-
-    supported_fields = ("ddr_cap", "hbm_cap", "ssd_cap")
-
-    def __init__(self, data: Mapping[str, Sequence[int]], world_size: int) -> None:
-        for name, values in data.items():
-            if name not in self.supported_fields:
-                raise ValueError(f"custom topology data: {name!r} is none of {', '.join(self.supported_fields)}")
-            if len(values) != world_size:
-                raise ValueError(f"custom topology data: {name} has {len(values)} numbers for {world_size} ranks")
-        self._data = {name: list(values) for name, values in data.items()}
-
-    def has_data(self, key: str) -> bool:
-        return key in self._data
-
-    def get_data(self, key: str) -> list[int]:
-        """Bytes for each rank."""
-        return self._data[key]
-
-    def by_host(self, key: str, sizes: Sequence[int]) -> list[int] | None:
-        """Bytes of the smallest rank of each host; None where nothing is said."""
-        if key not in self._data:
-            return None
-        starts = [sum(sizes[:place]) for place in range(len(sizes))]
-        return [min(self._data[key][start : start + size]) for start, size in zip(starts, sizes, strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class BasicCommsBandwidths:
-    """Bytes per millisecond between ranks of different hosts, and of one."""
-
-    inter_host_bw: float
-    intra_host_bw: float
 
 
 @dataclass(frozen=True, init=False)
@@ -140,7 +90,7 @@ class Topology:
         base = device(gpu or ("cpu" if compute_device == "cpu" else DEFAULT_GPU))
         if base.kind != compute_device:
             raise ValueError(f"gpu={gpu!r} is a {base.kind} device, but compute_device={compute_device!r}")
-        sizes = _host_sizes(world_size, local_world_size, hosts)
+        sizes = host_sizes(world_size, local_world_size, hosts)
         unused = "hbm_mem_bw" if compute_device == "cpu" else "ddr_mem_bw"
         given = {
             "hbm_mem_bw": hbm_mem_bw,
@@ -150,7 +100,7 @@ class Topology:
             "inter_host_bw": inter_host_bw,
         }
         rates = {
-            _DEVICE_ARGS[name]: _positive(name, rate) * MS_PER_S
+            _DEVICE_ARGS[name]: positive(name, rate) * MS_PER_S
             for name, rate in given.items()
             if rate is not None and name != unused
         }
@@ -159,10 +109,10 @@ class Topology:
             ddr_cap = custom_topology_data.by_host("ddr_cap", sizes) or ddr_cap
         own = replace(base, **rates)  # type: ignore[arg-type]
         if compute_device == "cpu":
-            memory, beside = _per_host("ddr_cap", ddr_cap, base.memory_bytes, len(sizes)), [0] * len(sizes)
+            memory, beside = per_host("ddr_cap", ddr_cap, base.memory_bytes, len(sizes)), [0] * len(sizes)
         else:
-            memory = _per_host("hbm_cap", hbm_cap, base.memory_bytes, len(sizes))
-            beside = _per_host("ddr_cap", ddr_cap, base.host_bytes, len(sizes))
+            memory = per_host("hbm_cap", hbm_cap, base.memory_bytes, len(sizes))
+            beside = per_host("ddr_cap", ddr_cap, base.host_bytes, len(sizes))
         self._set(world_size, compute_device, own, sizes, memory, beside)
 
     def _set(
@@ -307,27 +257,3 @@ class Topology:
 
         calibration = Calibration.read(path)
         return calibration.on(cls(world_size, calibration.kind, **more))  # type: ignore[arg-type]
-
-
-def _host_sizes(world_size: int, local_world_size: int | None, hosts: Sequence[int] | None) -> list[int]:
-    if hosts is not None:
-        if sum(hosts) != world_size or min(hosts) < 1:
-            raise ValueError(f"hosts={list(hosts)} have {sum(hosts)} ranks, but world_size={world_size}")
-        return list(hosts)
-    local = world_size if local_world_size is None else local_world_size
-    if local < 1:
-        raise ValueError(f"local_world_size={local} must be at least 1")
-    return [min(local, world_size - start) for start in range(0, world_size, local)]
-
-
-def _per_host(name: str, value: int | Sequence[int] | None, default: int, count: int) -> list[int]:
-    values = [default if value is None else value] * count if value is None or isinstance(value, int) else list(value)
-    if len(values) != count:
-        raise ValueError(f"{name} has {len(values)} numbers for {count} hosts")
-    return [int(_positive(name, each)) for each in values]
-
-
-def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ValueError(f"{name}={value} must be positive")
-    return value

@@ -9,6 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from rayrec.distributed.planner.bases import (
+    Enumerator,
+    Partitioner,
+    PerfModel,
+    PlanLoader,
+    Proposer,
+    ShardEstimator,
+    Stats,
+)
 from rayrec.distributed.planner.factory import (
     HardwareConfig,
     KernelConfig,
@@ -17,20 +26,13 @@ from rayrec.distributed.planner.factory import (
 )
 from rayrec.distributed.planner.parts import (
     DeviceHardware,
-    Enumerator,
     NoPlanError,
     PartitionByType,
-    Partitioner,
     Perf,
-    PerfModel,
-    PlanLoader,
     PlannerError,
     PlannerErrorType,
-    Proposer,
     Shard,
-    ShardEstimator,
     ShardingOption,
-    Stats,
     Storage,
 )
 from rayrec.distributed.planner.storage_reservations import StorageReservation

@@ -15,7 +15,8 @@ from rayrec.distributed.wire import ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES
 
 # columns of a header, before one count for each kernel group and one for each group of replicated tables
 VALUES, BATCH, BAD, OVER, GROUPS = 0, 1, 2, 3, 4  # `part_sizes` reads the first two as they come
-WORD, WORD_BYTES = torch.int32, 4
+WORD = torch.int32
+WORD_BYTES = WORD.itemsize
 Headers = list[list[int]]  # by rank; a few numbers, for which operators on tensors would take longer
 
 

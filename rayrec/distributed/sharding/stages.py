@@ -1,5 +1,4 @@
-"""The stages of a collection's step: what two executors do, that of the tables that are cut and that of the replicated
-ones. Ids, and what else ranks must be told of a batch, are one exchange."""
+"""The stages of a collection's step, by its two executors. Ids and what ranks are told with them are one exchange."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ from rayrec.distributed.sharding.id_receiver import RoutedIds
 from rayrec.distributed.sharding.id_sender import Notice
 from rayrec.distributed.sharding.replicated import OwnRows
 from rayrec.distributed.sharding.routing import Output
+from rayrec.distributed.spans import IDS, LOOKUP, ROUTE, VECTORS, span, within
 from rayrec.sparse import KeyedJaggedTensor
 
 Ids = TypeVar("Ids", HostIds, RoutedIds)
@@ -72,23 +72,24 @@ class Stages(Generic[Own, Looked]):
 
     def route(self, kjt: KeyedJaggedTensor, problem: ValueError | None, batch: Batch) -> StepIds[HostIds, Own, Batch]:
         """Host work. Where there is a problem, waiting for `send` raises on every rank."""
-        sharded, own, counts = self._sharded.prepare(kjt), None, None
-        if self._replicated is not None:
-            replicated = self._replicated.prepare(kjt)
-            own, counts = replicated.own, torch.tensor(replicated.counts, dtype=torch.int64)
-        return StepIds(self.exchange.route(sharded.kjt, Notice(counts, problem)), sharded.own, own, batch)
+        with span(ROUTE):
+            sharded, own, counts = self._sharded.prepare(kjt), None, None
+            if self._replicated is not None:
+                replicated = self._replicated.prepare(kjt)
+                own, counts = replicated.own, torch.tensor(replicated.counts, dtype=torch.int64)
+            return StepIds(self.exchange.route(sharded.kjt, Notice(counts, problem)), sharded.own, own, batch)
 
     def send(self, step: StepIds[HostIds, Own, Batch]) -> Awaitable[StepIds[RoutedIds, Own, Batch]]:
         """Begins to send ids to the ranks that hold their rows."""
         ids = self.exchange.send(step.ids)
-        return Deferred(lambda: StepIds(ids.wait(), step.sharded, step.replicated, step.batch))
+        return Deferred(within(IDS, lambda: StepIds(ids.wait(), step.sharded, step.replicated, step.batch)))
 
     def lookup(self, step: StepIds[RoutedIds, Own, Batch]) -> StepVectors[Own, Looked, Batch]:
         """This rank's rows for all ranks, and replicated tables for itself."""
-        replicated: tuple[torch.Tensor, ...] = ()
-        if self._replicated is not None and step.replicated is not None:
-            replicated = self._replicated.lookup(step.ids, step.replicated)
-        return StepVectors(step, self._sharded.lookup(step.ids, step.sharded), replicated)
+        with span(LOOKUP):
+            own = step.replicated
+            replicated = () if self._replicated is None or own is None else self._replicated.lookup(step.ids, own)
+            return StepVectors(step, self._sharded.lookup(step.ids, step.sharded), replicated)
 
     def output_dist(self, vectors: StepVectors[Own, Looked, Batch]) -> LazyAwaitable[list[torch.Tensor]]:
         """Begins to send vectors back; waits for the tensors of `blocks`."""
@@ -96,7 +97,7 @@ class Stages(Generic[Own, Looked]):
         results = [self._sharded.output_dist(vectors.sharded, step.ids, step.sharded)]
         if self._replicated is not None and step.replicated is not None:
             results.append(self._replicated.output_dist(vectors.replicated, step.ids, step.replicated))
-        return Deferred(lambda: [tensor for result in results for tensor in result.wait()])
+        return Deferred(within(VECTORS, lambda: [tensor for result in results for tensor in result.wait()]))
 
 
 def places_of(outputs: Sequence[Output], blocks: Sequence[Sequence[Output]]) -> list[tuple[int, Output]]:

@@ -58,7 +58,6 @@ class _Accumulating:
         if self.current_step % self._num_steps:
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
-            self._clear = False
 
     def reset(self) -> None:
         self.current_step, self._clear = 0, True
