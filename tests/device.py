@@ -10,6 +10,11 @@ PRETENDED = bool(os.environ.get("RAYREC_PRETEND_GPUS"))
 DEVICE = torch.device("cuda", 0) if PRETENDED else torch.device("cpu")
 
 
+def drawn(examples: int) -> int:
+    """How many problems a property is tried on: fewer on a pretended GPU, as the CPU's run tries it, too."""
+    return examples // 5 if PRETENDED else examples
+
+
 def exchanges(on_cpus: int) -> dict[str, int]:
     """What a step costs on the device, and on its hosts, that costs so many exchanges on CPU ranks.
 

@@ -16,6 +16,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ParameterSharding, Shard, ShardingType, Span
 from rayrec.models import DLRM
 from tests.checkpoint.test_store import adam, tables, train
+from tests.device import DEVICE
 from tests.distributed.oracle import cut
 from tests.ranks import on_ranks
 
@@ -46,7 +47,7 @@ def build(group: dist.ProcessGroup, plan: ShardingPlan, optimizer: EmbOptimType 
     model = DistributedModelParallel(
         DLRM(tables(), 2, dense_arch=[16], over_arch=[8, 1], seed=3),
         env=ShardingEnv.from_process_group(group),
-        device=torch.device("cpu"),
+        device=DEVICE,
         plan=plan,
         sharders=[EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})],
     )

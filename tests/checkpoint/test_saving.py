@@ -60,6 +60,9 @@ class Disk(LocalFolder):
                     faults.setdefault("reads", []).append((offset, len(view)))
                     return source.read_into(offset, view)
 
+                def forget(self, offset: int, nbytes: int) -> None:
+                    source.forget(offset, nbytes)
+
             yield Counting()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,18 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointError, CheckpointStore, Saving
+from rayrec.checkpoint.folder import LocalFolder
+from rayrec.checkpoint.pace import Pace
+from rayrec.checkpoint.saving import Work
+from rayrec.checkpoint.tools import describe, find, verify_place
 from rayrec.checkpoint.warm_start import Names, load_weights
+from rayrec.checkpoint.writer import Item
 from rayrec.cli.main import run
+from rayrec.distributed import DistributedModelParallel, ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.models import DLRM
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from tests.checkpoint.test_parts import save_of
 from tests.checkpoint.test_store import build, tables, train
 from tests.ranks import on_ranks
 
@@ -87,6 +96,84 @@ def test_a_checkpoint_becomes_a_file_that_other_programs_read(saved: Any, tmp_pa
     kept = load_file(tmp_path / "all.safetensors")
     assert kept[f"optimizer.{PATH}.a.momentum1"].shape == (11, 16)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["all.safetensors", "model.pt", "model.safetensors"]
+
+
+def test_a_checkpoint_is_described_line_by_line(tmp_path: Path) -> None:
+    """And a folder without a checkpoint is none, for whoever asks."""
+    root = LocalFolder(tmp_path / "checkpoints")
+    for place in (tmp_path, root.path):
+        root.sub("other").write("file", b"")
+        for told in (lambda at: find(str(at)), lambda at: list(verify_place(str(at)))):
+            with pytest.raises(CheckpointError):
+                told(place)
+    sizes = {"table/a": (1000, 30), "table/b": (2, 3), "dense/bias": (5,), "dense/scale": (), "rng/00000/torch": (4,)}
+    items = [Item(key, size, (0,) * len(size), torch.zeros(size)) for key, size in sizes.items()]
+    made = save_of(root, 5, [])
+    mapping = {"user": {"kind": "hash", "seed": 3}, "item": {"kind": "identity"}}
+    facts = replace(made.manifest, mapping=mapping, world_size=1, time=86_400.0)
+    replace(made, work=Work(items, frozenset(sizes)), manifest=facts).run(Pace())
+    assert describe(str(tmp_path)) == [
+        f"{root.path}/step_00000005-0001: step 5, attempt 1, 1970-01-02 00:00:00 UTC",
+        "written by 1 ranks; 0.1 MB in 1 data files",
+        "2 tables, 30,006 numbers",
+        "  a: 1000 x 30 float32",
+        "  b: 2 x 3 float32",
+        "2 layers, 6 numbers",
+        "  bias: 5 float32",
+        "  scale: number float32",
+        "1 tensors beside: what optimizers keep, random states, figures",
+        "ids of item: kind identity",
+        "ids of user: kind hash, seed 3",
+    ]
+
+
+def model_of(rows: int, dim: int) -> DistributedModelParallel:
+    config = EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=dim, feature_names=["f"])
+    return DistributedModelParallel(
+        EmbeddingBagCollection([config]), env=ShardingEnv.from_local(1, 0), device=torch.device("cpu")
+    )
+
+
+def weight_of(model: DistributedModelParallel) -> torch.Tensor:
+    ((item,),) = (table.local for table in model.tables().values())
+    return item.weight
+
+
+@pytest.mark.parametrize(
+    ("here", "same", "taken"),
+    [(20, None, 20), (20, 3, 3), (9, 3, 3), (9, 15, 9), (30, 25, 20), (20, 0, 0)],
+)
+def test_a_warm_start_takes_the_first_rows_that_mean_the_same(
+    tmp_path: Path, here: int, same: int | None, taken: int
+) -> None:
+    """Of 20 rows of 4."""
+    store, old, new = CheckpointStore(tmp_path), model_of(20, 4), model_of(here, 4)
+    saved = store.save(1, old)
+    weight_of(new).fill_(7.0)
+    told = load_weights(store, saved, new, Names(renames={}), {} if same is None else {"t": same})
+    torch.testing.assert_close(weight_of(new)[:taken], weight_of(old)[:taken], rtol=0, atol=0)
+    assert bool((weight_of(new)[taken:] == 7.0).all())
+    assert (told.layers, told.fresh) == ((), ()) and told.tables == tuple(new.tables())
+
+
+def test_random_numbers_go_on_in_a_world_as_large_only(tmp_path: Path) -> None:
+    store, model = CheckpointStore(tmp_path), model_of(4, 4)
+    saved = store.save(1, model)
+    expected = torch.rand(3)
+    store.load(saved, model)
+    torch.testing.assert_close(torch.rand(3), expected, rtol=0, atol=0)
+    other = replace(saved, manifest=replace(saved.manifest, world_size=2))
+    before = torch.get_rng_state()
+    store.load(other, model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("here", "rows"), [((9, 4), {}), ((20, 8), {}), ((20, 8), {"t": 3})])
+def test_a_table_of_another_size_is_not_taken(tmp_path: Path, here: tuple[int, int], rows: dict[str, int]) -> None:
+    store = CheckpointStore(tmp_path)
+    saved = store.save(1, model_of(20, 4))
+    with pytest.raises(CheckpointError, match=rf"is \({here[0]}, {here[1]}\) \(rows, dim\), but \(20, 4\) there"):
+        load_weights(store, saved, model_of(*here), Names(renames={}), rows)
 
 
 def warm(group: dist.ProcessGroup | None, root: str, names: Names, rows: dict[str, int]) -> Any:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from rayrec.cli.app import app
 from rayrec.data import DataError, DataSet, Manifest, Schema
+from rayrec.data.tools import text_files
 from rayrec.data.tools.convert import convert
 from rayrec.data.tools.parquet_parts import Layout, write_parts
 
@@ -191,3 +192,35 @@ def test_orc_becomes_the_same_rows(tmp_path: Path) -> None:
     (tmp_path / "bad.orc").write_bytes(b"ORC?")
     with pytest.raises(DataError, match="not readable as ORC"):
         list(convert(str(tmp_path / "bad.orc"), tmp_path / "other"))
+
+
+def test_a_wrong_line_is_looked_for_to_the_end_of_the_first_block_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.jsonl"
+    first = '{"a": 1}\n\n{"a": x}\n'
+    path.write_text(first)
+    monkeypatch.setattr(text_files, "_BLOCK_BYTES", len(first))
+    with pytest.raises(DataError, match="line 3: ") as caught:
+        text_files.JsonLines().schema(str(path))
+    assert caught.value.file == str(path)
+    differ = '{"a": 1}\n{"a": "b"}\n'
+    path.write_text(differ + '{"a": x}\n')
+    monkeypatch.setattr(text_files, "_BLOCK_BYTES", len(differ))
+    with pytest.raises(DataError, match="line 2: "):
+        text_files.JsonLines().schema(str(path))
+
+
+def test_empty_cells_of_texts_are_nulls(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("name,n\na,1\n,2\nNULL,\n\\N,4\nNA,5\n")
+    list(convert(str(tmp_path / "x.csv"), tmp_path / "out"))
+    assert [tuple(row.values()) for row in read(tmp_path / "out")] == [
+        ("a", 1), (None, 2), (None, None), (None, 4), ("NA", 5),
+    ]  # fmt: skip
+
+
+def test_the_first_line_may_be_the_wrong_one(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"a": x}\n{"a": y}\n')
+    with pytest.raises(DataError, match="line 1: ") as caught:
+        text_files.JsonLines().schema(str(tmp_path / "x.jsonl"))
+    assert caught.value.row == 1

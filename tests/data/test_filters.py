@@ -28,6 +28,8 @@ from rayrec.data import (
     build_vocabulary,
 )
 from rayrec.data.source.filters import OPERATORS, Condition, rows_that_pass
+from rayrec.data.source.partitioned import Partitioned
+from rayrec.data.storage.files import Found
 from rayrec.data.tools.check import check
 from rayrec.data.tools.inspect import inspect
 from tests.data.sets import ROWS_OF, SCHEMA, table
@@ -334,3 +336,73 @@ def test_numbers_that_no_value_of_the_column_can_have(tmp_path: Path) -> None:
         mask = rows_that_pass(pq.read_table(tmp_path / "x.parquet"), [Condition.parse(condition)])
         users = pq.read_table(tmp_path / "x.parquet")["user_id"].to_pylist()
         assert mask.sum() == (sum(u < 10.5 for u in users) if rows is None else rows)
+
+
+def test_decimals_are_compared_with_more_digits_than_they_have() -> None:
+    kind = pa.decimal128(4, 2)
+    column = pa.array([Decimal("1.00"), Decimal("1.01"), None], kind)
+    for op, wanted in (("<", [True, False, False]), (">", [False, True, False]), ("=", [False] * 3)):
+        condition = Condition.parse(["x", op, 1.005])
+        condition.check(kind, "x.parquet")
+        assert condition.holds(column).tolist() == wanted
+    assert Condition.parse(["x", "in", [1.01, 7]]).holds(column).tolist() == [False, True, False]
+    assert Condition.parse(["x", "not in", [1.01]]).holds(column).tolist() == [True, False, False]
+    with pytest.raises(DataError, match="does not fit the column's type decimal"):
+        Condition.parse(["x", "in", [1.005]]).check(kind, "x.parquet")
+
+
+@pytest.mark.parametrize(
+    ("kind", "lowest", "highest"),
+    [(pa.int8(), -128, 127), (pa.uint8(), 0, 255), (pa.int64(), -(2**63), 2**63 - 1), (pa.uint64(), 0, 2**64 - 1)],
+)
+def test_numbers_at_the_ends_of_a_type_and_beyond_them(kind: pa.DataType, lowest: int, highest: int) -> None:
+    column = pa.array([lowest, highest], kind)
+    for op, value, wanted in (
+        (">", lowest, [False, True]),
+        (">=", lowest, [True, True]),
+        ("<", highest, [True, False]),
+        ("=", highest, [False, True]),
+        ("<", highest + 1, [True, True]),
+        (">", lowest - 1, [True, True]),
+        ("<", float("inf"), [True, True]),
+        ("<=", -float("inf"), [False, False]),
+        ("=", highest + 1, [False, False]),
+        ("!=", lowest - 1, [True, True]),
+        ("<", 0.5, [True, False]),
+        (">=", 0.5, [False, True]),
+    ):
+        condition = Condition.parse(["x", op, value])
+        condition.check(kind, "x.parquet")
+        assert condition.holds(column).tolist() == wanted, condition
+        assert condition.may_hold(column, column).tolist() == (wanted if op != "!=" else [True, True]), condition
+    for beyond in (lowest - 1, highest + 1):
+        with pytest.raises(DataError, match="does not fit"):
+            Condition.parse(["x", "in", [beyond]]).check(kind, "x.parquet")
+
+
+def test_a_condition_on_folders_that_does_not_fit_names_the_first_file() -> None:
+    files = Partitioned.of([Found("/day=1/a.parquet", 1), Found("/day=2/b.parquet", 1)])
+    with pytest.raises(DataError, match="does not fit the column's type int64") as caught:
+        files.that_pass([Condition.parse(["day", "=", "monday"])])
+    assert (caught.value.file, caught.value.column) == ("/day=1/a.parquet", "day")
+
+
+def test_a_time_without_a_zone_is_utc() -> None:
+    zoned = pa.timestamp("ms", "UTC")
+    column = pa.array([datetime.datetime(2024, 1, day, tzinfo=datetime.UTC) for day in (1, 2)], zoned)
+    assert Condition.parse(["t", ">=", "2024-01-02"]).holds(column).tolist() == [False, True]
+    assert Condition.parse(["t", "<", "2024-01-02T01:00:00+02:00"]).holds(column).tolist() == [True, False]
+    for kind in (zoned, pa.timestamp("s"), pa.date32()):
+        with pytest.raises(DataError, match="does not fit the column's type"):
+            Condition.parse(["t", "=", "monday"]).check(kind, "x.parquet")
+
+
+def test_both_zeros_are_equal() -> None:
+    column = pa.array([0.0, -0.0, 1.0, None])
+    for op, value, wanted in (
+        ("in", [0.0], [True, True, False, False]),
+        ("in", [1.0], [False, False, True, False]),
+        ("not in", [-0.0], [False, False, True, False]),
+        ("not in", [1.0], [True, True, False, False]),
+    ):
+        assert Condition.parse(["x", op, value]).holds(column).tolist() == wanted

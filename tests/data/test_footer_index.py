@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,8 @@ import pytest
 
 from rayrec.data import FooterIndex, FooterReading, Manifest
 from rayrec.data.source import footers
+from rayrec.data.source.footers import read_footers
+from rayrec.data.storage.files import Found, find_files
 from rayrec.data.storage.opening import Footer
 from tests.data.sets import SCHEMA, table, write
 
@@ -99,3 +102,87 @@ def test_a_cache_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
     assert Manifest.read(str(tmp_path / "set"), SCHEMA, reading=FooterReading(nowhere)).rows == 50
     nowhere.save()
     assert not (tmp_path / "no such folder").exists()
+
+
+def test_an_index_that_cannot_take_its_place_leaves_nothing_half_written(tmp_path: Path) -> None:
+    write(tmp_path / "set", [50])
+    taken = tmp_path / "kept" / "footers.arrow"
+    taken.mkdir(parents=True)
+    index = FooterIndex.open(taken)
+    Manifest.read(str(tmp_path / "set"), SCHEMA, reading=FooterReading(index))
+    assert index.save() is False
+    assert [path.name for path in taken.parent.iterdir()] == ["footers.arrow"]
+
+
+def names_in(index: Path) -> list[str]:
+    with pa.ipc.open_file(str(index)) as reader:
+        return sorted(reader.read_all()["name"].to_pylist())
+
+
+def test_an_index_keeps_what_was_asked_for_and_all_where_nothing_was(read: Read, tmp_path: Path) -> None:
+    read()
+    path = tmp_path / "footers.arrow"
+    assert FooterIndex.open(path).save() is True
+    assert names_in(path) == ["part-000.parquet", "part-001.parquet", "part-002.parquet"], "nothing was asked for"
+    (tmp_path / "set" / "part-001.parquet").unlink()
+    assert read().rows == 120 and names_in(path) == ["part-000.parquet", "part-002.parquet"], "one is lost, none is new"
+
+
+def test_a_file_whose_time_is_not_known_is_not_kept(read: Read, tmp_path: Path) -> None:
+    read()
+    files = find_files(str(tmp_path / "set"))
+    timeless = [Found(files[0].uri, files[0].size_bytes, None), *files[1:]]
+    index = FooterIndex.open(tmp_path / "other.arrow")
+    assert read_footers(timeless, (), FooterReading(index)).num_rows == 3
+    assert index.save() is True
+    assert names_in(tmp_path / "other.arrow") == ["part-001.parquet", "part-002.parquet"]
+    places, facts = FooterIndex.open(tmp_path / "other.arrow").known(timeless, ())
+    assert places.tolist() == [1, 2] and facts["group_rows"].to_pylist() == [[60], [70]]
+    places, facts = FooterIndex.open(tmp_path / "footers.arrow").known(timeless[::-1], ())
+    assert places.tolist() == [0, 1] and facts["group_rows"].to_pylist() == [[70], [60]]
+
+
+def test_one_index_is_asked_after_the_other(tmp_path: Path, opened: list[str]) -> None:
+    """The second knows what the first does not; what both know counts once."""
+    write(tmp_path / "set", [50, 60, 70, 80])
+    files = find_files(str(tmp_path / "set"))
+    for name, some in (("a", files[:2]), ("b", files[1:3])):
+        index = FooterIndex.open(tmp_path / name)
+        read_footers(some, (), FooterReading(index))
+        index.save()
+    opened.clear()
+    both = FooterIndex.open(tmp_path / "a", [str(tmp_path / "b")])
+    assert read_footers(files, (), FooterReading(both))["group_rows"].to_pylist() == [[50], [60], [70], [80]]
+    assert set(opened) == {"part-003.parquet"}
+
+
+@pytest.mark.parametrize(("most", "connected"), [(3, 0), (2, 1)])
+def test_ray_is_connected_for_more_files_than_a_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, connected: int
+) -> None:
+    monkeypatch.setattr(footers, "FILES_FOR_RAY", most)
+    write(tmp_path / "set", [50, 60, 70])
+    inside: list[bool] = []
+
+    @contextmanager
+    def connect() -> Iterator[None]:
+        inside.append(True)
+        yield
+
+    assert Manifest.read(str(tmp_path / "set"), SCHEMA, reading=FooterReading(connect=connect)).rows == 180
+    assert len(inside) == connected
+
+
+def test_options_of_a_uri_do_not_matter_to_an_index_and_names_of_paths_do(tmp_path: Path) -> None:
+    (file,) = find_files(str(write(tmp_path / "set", [50])))
+    facts = read_footers([file], (), FooterReading())
+
+    def named(uri: str) -> Found:
+        return Found(uri, file.size_bytes, file.changed_ns)
+
+    index = FooterIndex.open(tmp_path / "x.arrow")
+    for uri in ("s3://b/d/x?region=eu", "/d?1/x"):
+        index.add([named(uri)], facts)
+    assert index.save()
+    asked = [named(uri) for uri in ("/d?2/x", "s3://b/d/x?region=us", "s3://b/d/y?region=eu", "/d?1/x")]
+    assert sorted(FooterIndex.open(tmp_path / "x.arrow").known(asked, ())[0].tolist()) == [1, 3]

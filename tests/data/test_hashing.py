@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data.mapping.hashing import hash_rows, hash_strings, mix64, mix64_array, seed_of
+from rayrec.data.mapping.hashing import hash_rows, hash_strings, mix64, mix64_array, seed_of, to_rows
 from tests.data.reference import hashed_row
 
 
@@ -69,3 +69,10 @@ def test_seeds_hash_independently() -> None:
     found = len(np.unique(one * num_rows + other))
     expected = num_rows**2 * (1 - np.exp(-len(ids) / num_rows**2))
     assert abs(found - expected) < 150
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, (1 << 31) + 1, 1 << 32, (1 << 32) + 1, 1 << 40])
+def test_hashes_are_scaled_up_to_32_bits_and_divided_beyond(num_rows: int) -> None:
+    hashes = [0, 1, 1 << 32, (1 << 63) + 12345, (1 << 64) - 1]
+    wanted = [one % num_rows if num_rows > 1 << 32 else (one >> 32) * num_rows >> 32 for one in hashes]
+    assert to_rows(np.array(hashes, np.uint64), num_rows).tolist() == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -157,3 +158,33 @@ def test_a_checksum_is_of_the_first_ids_however_they_are_read(tmp_path: Path, mo
         assert vocabulary_checksum(str(whole), 20) == vocabulary_checksum(str(part), 20) != wanted
         pq.write_table(pa.table({"id": ids[::-1]}), part)
         assert vocabulary_checksum(str(part), 50) != wanted
+
+
+def test_the_cache_lies_where_its_user_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for _ in range(2):  # it may be there
+        assert vocabulary._cache() == tmp_path / "cache" / "rayrec" / "vocabularies" and vocabulary._cache().is_dir()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert vocabulary._cache() == tmp_path / "home" / ".cache" / "rayrec" / "vocabularies"
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    elsewhere = tmp_path / "tmp" / f"rayrec-{os.getuid()}" / "vocabularies"
+    for _ in range(2):
+        assert vocabulary._cache() == elsewhere and elsewhere.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    assert vocabulary._cache() == elsewhere, "a folder that is there and cannot be written to"
+
+
+def test_an_id_is_told_by_its_place_across_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "_READ_IDS", 3)
+    path = tmp_path / "v.parquet"
+    for ids in ([7, 8, 9, 10, 11, 12, 13], list("abcdefg")):
+        pq.write_table(pa.table({"id": ids}), path)
+        source = vocabulary._Source.of(str(path))
+        assert [source.id_at(place) for place in range(7)] == [str(one) for one in ids]
+        with pytest.raises(IndexError):
+            source.id_at(7)

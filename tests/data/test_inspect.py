@@ -255,3 +255,34 @@ def test_check_goes_on_past_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "part-001.parquet").unlink()
     report = check(manifest, SCHEMA, ROWS_OF)
     assert report.bad_rows == 50 and "the file is gone" in next(iter(report.reasons))
+
+
+def test_the_files_tell_the_ends_of_numbers_beside_texts(tmp_path: Path) -> None:
+    """Of a sample alone larger ids could follow."""
+    ids = np.arange(400) % 90
+    columns = {"city": ["a", "b"] * 200, "item_id": ids[::-1], "label": np.arange(400) % 2}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet", row_group_size=100)
+    found = {one.name: one for one in inspect(str(tmp_path), sample_rows=120).columns}
+    assert (found["item_id"].low, found["item_id"].high) == (0, 89) and found["item_id"].dense_range
+
+
+def test_a_second_flag_is_a_number_between_0_and_1(tmp_path: Path) -> None:
+    flags = {"flag": np.arange(40) % 3 == 0, "click": np.arange(40) % 2}
+    pq.write_table(pa.table(flags), tmp_path / "x.parquet")
+    schema = Schema.model_validate(inspect(str(tmp_path)).proposal()["schema"])
+    assert to_batch(pa.table(flags), schema, {}).dense[:2].tolist() == [[1.0], [-1.0]]
+
+
+def test_what_leaves_no_row_is_told_with_the_first_file(tmp_path: Path) -> None:
+    folder = write(tmp_path, [20, 20])
+    with pytest.raises(DataError, match="no row can pass the filters `age > 99`") as caught:
+        inspect(str(folder), filters=[["age", ">", 99]])
+    assert caught.value.file == str(folder / "part-000.parquet")
+
+
+def test_positives_are_those_of_the_first_label(tmp_path: Path) -> None:
+    labels = {"labels": [{"name": "a"}, {"name": "b"}], "sparse": [{"name": "x"}]}
+    schema = Schema.model_validate(labels)
+    pq.write_table(pa.table({"a": [1, 0, 0, 0], "b": [1, 1, 1, 0], "x": [0, 1, 2, 9]}), tmp_path / "x.parquet")
+    report = check(Manifest.read(str(tmp_path), schema), schema, {"x": 3})
+    assert (report.rows, report.bad_rows, report.positives) == (4, 1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import DataError, Manifest, Schema
+from rayrec.data.source.file_table import COLUMNS, FileTable
+from rayrec.data.source.filters import Condition
 from rayrec.data.source.slices import RowGroupStreams, slices_of
+from rayrec.data.source.windows import Windows
 from tests.data.sets import SCHEMA, table, write
 
 
@@ -175,3 +179,17 @@ def test_wrong_types(tmp_path: Path, replaced: dict[str, pa.Array], column: str,
 def test_wrong_schemas(fields: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Schema.model_validate(fields)
+
+
+def test_the_fingerprint_never_changes() -> None:
+    """A cursor fits the data set that has the fingerprint in it."""
+    numbers = [pa.array([number, number + 1]) for number in (1000, 5, 77, 0)]
+    columns = pa.record_batch([[0, 1], ["x", "y"], *numbers, [8.0, 16.0]], schema=COLUMNS)
+    folders = (("/a/day=1/", (("day", 1),)), ("/a/day=2/", (("day", 2),)))
+    files = FileTable(folders, columns, np.array([0, 2, 3]), np.array([50, 60, 300]), np.array([False, True, False]))
+    windows = Windows.of(files, 100, 1 << 20)
+    manifest = Manifest(files, windows, (("x", pa.int64()),))
+    assert manifest.fingerprint == "3fe35fd1e99888069c3931e7d758c204"
+    filtered = replace(manifest, filters=(Condition.parse(["x", "<", 3]),))
+    assert filtered.fingerprint == "3510c0f43e599660705d6a3016da8dc8"
+    assert manifest.nbytes == files.nbytes + windows.parts.nbytes + windows.edges.nbytes

@@ -18,6 +18,7 @@ import torch
 import yaml
 
 from rayrec.data import BatchStream, Cursor, DataError, Manifest, Mapping, ReadOptions, Schema
+from rayrec.data.mapping.columns import check_types
 from rayrec.data.mapping.mapping import rows_of_tables
 from rayrec.models.batch import Batch
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
@@ -179,3 +180,42 @@ def test_the_default_of_a_null_list_weighs_one() -> None:
 def test_a_feature_of_two_tables_maps_to_the_rows_of_the_smaller() -> None:
     assert rows_of_tables([(10, ["a"]), (4, ["a", "b"])]) == rows_of_tables([(4, ["a", "b"]), (10, ["a"])])
     assert rows_of_tables([(10, ["a"]), (4, ["a", "b"])]) == {"a": 4, "b": 4}
+
+
+def test_vocabularies_are_looked_for_from_the_file_of_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a folder is given."""
+    feature = {"name": "x", "mapping": {"kind": "vocabulary", "path": "ids.txt"}}
+    config = {"schema": {"sparse": [feature]}, "tables": [{"rows": 9, "features": ["x"]}]}
+    for number, name in enumerate(("run", "other", "here")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ids.txt").write_text("\n".join(str(number + n) for n in range(3)))
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(tmp_path / "here")
+
+    def row_of_two(given: Any, folder: Path | None) -> list[int]:
+        mapping = Mapping.from_config(given, labels=False, folder=folder)
+        return mapping.to_batch({"x": [2]}).sparse.values().tolist()
+
+    file = tmp_path / "run" / "config.yaml"
+    assert (row_of_two(file, None), row_of_two(file, tmp_path / "other")) == ([3], [2])
+    assert (row_of_two(config, None), row_of_two(config, tmp_path / "other")) == ([1], [2])
+
+
+def test_columns_of_types_that_mean_nothing_are_refused() -> None:
+    schema = Schema.model_validate({"group": {}, "timestamp": {}, "sample_weight": {}, "sparse": [{"name": "a"}]})
+    kinds = {"label": pa.int8(), "weight": pa.float32(), "group": pa.string(), "timestamp": pa.date32(), "a": pa.int8()}
+    check_types(schema, pa.schema(kinds), "x")
+    for column, kind in (
+        ("label", pa.decimal128(5, 2)),
+        ("weight", pa.string()),
+        ("group", pa.float32()),
+        ("timestamp", pa.string()),
+    ):
+        with pytest.raises(DataError, match="must be") as caught:
+            check_types(schema, pa.schema({**kinds, column: kind}), "x")
+        assert caught.value.column == column
+    with pytest.raises(DataError, match="two columns have this name") as caught:
+        check_types(schema, pa.schema([*kinds.items(), ("a", pa.int8())]), "x")
+    assert caught.value.column == "a"

@@ -9,16 +9,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data import Cursor, DataError, MixedStream, ReadOptions, WeightedDataSet
+from rayrec.data import BadRows, Cursor, DataError, MixedStream, ReadOptions, Schema, WeightedDataSet
 from rayrec.data.order.deal import deal
 from rayrec.data.order.epoch import EpochOrder
 from rayrec.data.order.mix import Mix, batch_shares, shares
 from rayrec.models.batch import Batch
-from tests.data.sets import ROWS_OF, SCHEMA, write
+from tests.data.sets import ROWS_OF, SCHEMA, table, write
 
 FIRST_OF = (0, 100_000, 200_000)  # row ids of the data sets start here
 
@@ -201,3 +203,47 @@ def test_a_mix_names_the_data_set_at_fault(tmp_path: Path) -> None:
         mix_of(tmp_path, [40, 30], [1, 1], of_1=[["row", "=", 3]])
     with pytest.raises(DataError, match=r"no row of .*/1 where row = 100005 and row = 100006 passes the filters"):
         mix_of(tmp_path, [40, 30], [1, 1], of_1=[["row", "=", 100_005], ["row", "=", 100_006]])
+
+
+def test_an_epoch_has_passes_enough_of_every_data_set(tmp_path: Path) -> None:
+    mix = mix_of(tmp_path, [300, 70], [3, 2])
+    # 200 rows of the other, and of each rank its ratio, all ranks, and 2 more, as parts differ by rows
+    assert [mix.passes(1, world, leaves_out=False) for world in (1, 2, 3, 8)] == [3, 3, 4, 5]
+    assert [mix.passes(1, world, leaves_out=True) for world in (1, 2, 3, 8)] == [7, 7, 9, 11]
+    assert [mix.passes(0, world, leaves_out=True) for world in (1, 2)] == [1, 1]
+    assert mix_of(tmp_path, [300, 70], [3, 2], of_0=[["row", "<", 300]]).passes(1, 1, leaves_out=False) == 7
+
+
+def test_a_mix_begins_again_where_half_of_a_data_set_cannot_be_used(tmp_path: Path) -> None:
+    sizes, weights = [300, 20], [1.0, 1.0]
+    mix = mix_of(tmp_path, sizes, weights)
+    bad = table(20, FIRST_OF[1], label=pa.array([9, 1] * 10))
+    for file in (tmp_path / "1").iterdir():
+        file.unlink()
+    pq.write_table(bad, tmp_path / "1" / "x.parquet")
+    sets = [WeightedDataSet(path=str(tmp_path / str(number))) for number in range(2)]
+    mix = Mix.of(sets, SCHEMA)
+    options = ReadOptions(reader="local", bad_rows=BadRows(policy="skip"))
+    where: dict[str, Any] = {"batch_rows": 24, "rank": 0, "world_size": 1, "cursor": Cursor.start(0), "seed": 0}
+    with MixedStream(mix, SCHEMA, ROWS_OF, **where, options=options) as stream:
+        steps = [by_set(row_ids(batch)) for batch, _ in stream]
+    assert [(one.total(), other.total()) for one, other, _ in steps[:-1]] == [(12, 12)] * (len(steps) - 1)
+
+
+def test_batches_to_come_are_counted_and_none_comes_after_the_end(tmp_path: Path) -> None:
+    mix = mix_of(tmp_path, [300, 70], [3, 1])
+    for world in (1, 2):
+        for stream in open_all(mix, world, Cursor.start(0), batch_rows=40):
+            with stream:
+                left = [stream.batches_left, *(stream.batches_left for _ in stream)]
+            assert left == list(range(len(left) - 1, -1, -1))
+        found, cursor = take(mix, world, Cursor.start(0), batch_rows=40)
+        assert found and take(mix, world, cursor)[0] == [[]] * world
+        assert take(mix, 3, cursor)[0] == [[]] * 3
+
+
+def test_data_sets_whose_columns_differ_are_not_mixed(tmp_path: Path) -> None:
+    schema = Schema.model_validate({"sparse": [{"name": "hour", "mapping": {"kind": "hash"}}]})
+    sets = [WeightedDataSet(path=str(write(tmp_path / f"hour={hour}", [10]))) for hour in ("03", "night")]
+    with pytest.raises(DataError, match="the column is string here and int64 in"):
+        Mix.of(sets, schema)

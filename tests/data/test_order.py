@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from rayrec.data import Manifest
 from rayrec.data.errors import DataError
+from rayrec.data.mapping.hashing import mix64, seed_of
 from rayrec.data.order import rank_part
-from rayrec.data.order.cursor import Cursor
+from rayrec.data.order.cursor import Cursor, Progress
 from rayrec.data.order.deal import deal, deal_steps
 from rayrec.data.order.epoch import EpochOrder, row_order, steps_of
 from rayrec.data.order.epoch import dealt as dealt_rows
@@ -133,6 +134,12 @@ def test_deal_cuts_only_the_windows_that_fit_nowhere() -> None:
     assert [len(part) for part in deal(EpochOrder.of([1000], seed=0, epoch=0, shuffle=True), (), 8)] == [1] * 8
 
 
+def test_windows_after_one_that_fits_nowhere_go_whole_to_the_rank_with_the_fewest_rows() -> None:
+    order = EpochOrder.of([30, 5, 5, 5, 5], seed=0, epoch=0, shuffle=False)
+    sizes = [sorted(stop - start for start, stop in part) for part in deal(order, (), 2)]
+    assert sizes == [[5, 5, 15], [5, 5, 15]]
+
+
 @pytest.fixture(scope="module")
 def planners(tmp_path_factory: pytest.TempPathFactory) -> list[EpochPlanner]:
     """Of data sets whose windows are cut, whole, and joined row groups."""
@@ -234,6 +241,102 @@ def test_the_order_never_changes() -> None:
     assert row_order(0, 8, seed=7, epoch=1).tolist() == [5, 7, 3, 2, 0, 6, 4, 1]
 
 
+def test_rows_and_windows_come_by_32_bits_of_their_hashes() -> None:
+    def plain(size: int, seed: int) -> list[int]:
+        return sorted(range(size), key=lambda i: mix64(i + seed) >> 32)
+
+    assert row_order(4, 5000, seed=2, epoch=3).tolist() == plain(5000, seed_of(2, 3, 2, 4))
+    order = EpochOrder.of([1] * 300, seed=2, epoch=3, shuffle=True, passes=2)
+    first, second = plain(300, seed_of(2, 3, 1)), plain(300, seed_of(2, 3, 1, 1))
+    assert order.windows.tolist() == first + [300 + window for window in second]
+
+
+@pytest.mark.parametrize(
+    ("windows_", "interleave", "wanted"),
+    [
+        (7, 4, [4, 3]),  # too few groups follow
+        (8, 4, [1, 2, 4, 1]),  # the first ones are smaller, so that rows come sooner
+        (20, 8, [2, 4, 8, 6]),
+        (12, 3, [3, 3, 3, 3]),  # a small one is not cut
+        (3, 1, [1, 1, 1]),
+    ],
+)
+def test_the_first_groups_are_smaller_where_many_follow(windows_: int, interleave: int, wanted: list[int]) -> None:
+    order = EpochOrder.of([1] * windows_, seed=0, epoch=0, shuffle=True, interleave=interleave)
+    assert np.diff(order.blocks[order.groups]).tolist() == wanted
+    plain = EpochOrder.of([1] * windows_, seed=0, epoch=0, shuffle=False, interleave=interleave)
+    assert np.diff(plain.blocks[plain.groups]).tolist() == [1] * windows_
+
+
+def test_what_is_left_is_told_when_a_part_is_opened(planners: list[EpochPlanner]) -> None:
+    planner = planners[0]
+    total = planner.manifest.rows
+    parts = [planner.open(Cursor.start(0), Ordering(seed=5), rank, 2) for rank in range(2)]
+    assert [(part.first, part.left, part.total) for part in parts] == [(0, total, total)] * 2
+    assert sum(part.rows for part in parts) == total
+    cursor = Cursor.merge([parts[0].cursor(9, 2), parts[1].cursor(4, 1)])
+    assert (cursor.rows_done, cursor.skipped, cursor.parts[0].rows) == (13, 3, ((0, 9), (1, 4)))
+    again = [planner.open(cursor, Ordering(seed=5), rank, 2) for rank in range(2)]
+    assert [(part.first, part.left, part.total) for part in again] == [(9, total - 13, total), (4, total - 13, total)]
+    assert [part.rows for part in again] == [parts[0].rows - 9, parts[1].rows - 4]
+    assert again[1].cursor(3).parts[0].rows == ((1, 7),)
+    three = [planner.open(cursor, Ordering(seed=5), rank, 3) for rank in range(3)]
+    assert [(part.first, part.left) for part in three] == [(0, total - 13)] * 3
+    done = Cursor.merge([part.cursor(part.rows) for part in again])
+    assert done.parts[0].over and not cursor.parts[0].over
+    over = planner.open(done, Ordering(seed=6), 0, 1)  # of data that may have changed since
+    assert (over.rows, over.left, over.total, over.before) == (0, 0, total, ((0, total),))
+
+
+def test_cursors_of_several_data_sets_and_ranks() -> None:
+    one, other = (Progress(data=name, world_size=2, total=20, rows=((0, 3),)) for name in ("x", "y"))
+    both = Cursor(epoch=4, parts=(one, other), given=7, skipped=1)
+    assert (both.rows_done, one.rows_of(0), one.rows_of(1)) == (6, 3, 0)
+    assert both.split(2) == [Cursor(epoch=4, parts=(one,)), Cursor(epoch=4, parts=(other,))]
+    assert Cursor.start(4).split(3) == [Cursor.start(4)] * 3
+    with pytest.raises(DataError, match="another number of data sets"):
+        both.split(1)
+    joined = Cursor.join([replace(each, skipped=2) for each in both.split(2)], given=9)
+    assert joined == Cursor(epoch=4, parts=(one, other), given=9, skipped=4)
+    later = replace(one, rows=((0, 2), (1, 8)))
+    merged = Cursor.merge([both, Cursor.start(4), replace(both, parts=(later, other), given=8, skipped=5)])
+    assert merged == Cursor(epoch=4, parts=(replace(one, rows=((0, 3), (1, 8))), other), given=8, skipped=6)
+    assert Cursor.merge([Cursor.start(4), Cursor.start(4)]) == Cursor.start(4)
+    assert Cursor.from_dict(both.to_dict()) == replace(both, skipped=0)
+    for change in ({"data": "z"}, {"world_size": 3}, {"total": 21}, {"before": ((0, 1),)}, {"step_rows": 4}):
+        with pytest.raises(ValueError, match=f"cursors differ in {next(iter(change))}"):
+            Cursor.merge([Cursor(epoch=0, parts=(one,)), Cursor(epoch=0, parts=(replace(one, **change),))])
+
+
+def test_columns_are_sent_in_as_few_bytes_as_they_need() -> None:
+    for most, kind in (
+        (255, np.uint8),
+        (256, np.uint16),
+        (65_535, np.uint16),
+        (65_536, np.uint32),
+        (1 << 32, np.int64),
+    ):
+        sent = rank_part._narrow(np.array([0, most]))
+        assert (sent.dtype, sent.tolist()) == (kind, [0, most])
+    assert (
+        rank_part._narrow(np.array([(1 << 32) - 1])).dtype == np.uint32
+        and rank_part._narrow(np.array([], int)).size == 0
+    )
+
+
+def test_only_the_last_few_orders_are_kept(planners: list[EpochPlanner]) -> None:
+    planner = EpochPlanner(planners[0].manifest)
+    made: list[int] = []
+
+    def make(number: int) -> int:
+        made.append(number)
+        return number
+
+    for number in [*range(8), 0, 8, 0, 1]:  # 1 is the one that was asked for longest ago when 8 comes
+        assert planner._remember(number, lambda number=number: make(number)) == number
+    assert made == [*range(9), 1]
+
+
 def test_cursor_of_other_data_is_refused(planners: list[EpochPlanner]) -> None:
     cursor = planners[0].open(Cursor.start(0), Ordering(seed=0), 0, 1).cursor(0)
     for other, ordering in ((1, Ordering(seed=0)), (0, Ordering(seed=1)), (0, Ordering(seed=0, interleave=2))):
@@ -256,3 +359,25 @@ def test_ranks_share_the_rows_of_all_passes_evenly(rows: list[int], passes: int,
     for done in ((), ((0, 1),)):
         totals = [count(pieces) for pieces in deal(order, done, world)]
         assert sum(totals) == passes * sum(rows) - count(done) and max(totals) - min(totals) <= 1
+
+
+def test_the_deal_never_changes() -> None:
+    """As many ranks go on where each was: under another deal that is elsewhere."""
+    order = EpochOrder.of([5, 3, 7, 2], seed=7, epoch=1, shuffle=True, passes=2)
+    assert [part.tolist() for part in deal(order, ((4, 6),), 3)] == [
+        [[0, 4], [10, 11], [17, 20], [22, 25]],
+        [[6, 8], [11, 14], [20, 22], [25, 29]],
+        [[8, 10], [14, 17], [29, 34]],
+    ]
+
+
+def test_pieces_of_a_run_of_windows_are_one_group(planners: list[EpochPlanner]) -> None:
+    for planner in planners:
+        runs = planner.manifest.windows.runs.tolist()
+        run_of = [number for number, length in enumerate(runs) for _ in range(length)]
+        part = planner.open(Cursor.start(0), Ordering(seed=5), 0, 1)
+        found = planner.pieces(part, 0)
+        assert found.rows == part.rows, "so few come at once"
+        in_order = [run_of[window] for window in found.windows.tolist()]
+        groups = list(dict.fromkeys(in_order))
+        assert found.group.tolist() == [1 + groups.index(run) if runs[run] > 1 else 0 for run in in_order]

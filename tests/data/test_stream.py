@@ -21,9 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.data import BadRows, BatchStream, Cursor, DataError, DataUnavailable, Manifest, ReadOptions, empty_batch
+from rayrec.data.mapping.rows import from_columns
+from rayrec.data.order.epoch import row_order
+from rayrec.data.source.slices import slices_of
 from rayrec.data.storage import retries
+from rayrec.data.storage.retries import Patience
 from rayrec.data.stream import readers
-from rayrec.data.stream.reading import Piece
+from rayrec.data.stream.reading import Piece, Recipe, read_piece
 from rayrec.models.batch import Batch
 from rayrec.train.errors import is_retryable
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
@@ -520,3 +524,27 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path) -> None:
                 ids += row_ids([batch])
     assert caught.value.file == str(file)
     assert ids == list(range(len(ids))) and len(ids) < 3000
+
+
+def test_no_more_samples_are_kept_than_asked_for(tmp_path: Path) -> None:
+    bad_folder(tmp_path)
+    manifest = Manifest.read(str(tmp_path), SCHEMA, window_rows=60)
+    for samples in (0, 1, 2, 4, 9):
+        options = LOCAL.model_copy(update={"bad_rows": BadRows(policy="skip", samples=samples)})
+        with stream(manifest, Cursor.start(0), 0, 1, options=options) as batches:
+            list(batches)
+        assert (batches.skipped.count, len(batches.skipped.samples)) == (5, min(5, samples))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_piece_of_several_parts_is_read_by_its_places(tmp_path: Path, shuffle: bool) -> None:
+    """As after several resizes: what lies between was read by others."""
+    manifest = Manifest.read(str(write(tmp_path, [30, 20])), SCHEMA)
+    (window,) = manifest.windows
+    piece = Piece(slices_of(manifest, window), 0, ((4, 9), (25, 35), (40, 41)), 0)
+    recipe = Recipe(manifest.columns, SCHEMA, ROWS_OF, 3, 1, shuffle, Patience(), BadRows())
+    places = [*range(4, 9), *range(25, 35), 40]
+    order = row_order(0, 50, seed=3, epoch=1).tolist() if shuffle else list(range(50))
+    assert from_columns(read_piece(piece, recipe).to_batches()[0], 4).ids[0].values.tolist() == [
+        order[at] for at in places
+    ]

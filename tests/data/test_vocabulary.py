@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from rayrec.data import DataError, Manifest, Mapping, Schema, build_vocabulary, to_batch, write_vocabulary
+from rayrec.data.mapping.hashing import hash_rows, hash_strings, seed_of
 from rayrec.data.mapping.map_rows import check_rows_of
 from rayrec.data.tools import vocabulary
 from rayrec.data.tools.vocabulary import count_column
@@ -165,3 +167,21 @@ def test_what_cannot_be_counted_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="would be empty: no id comes 2 times"):
         count_column(str(tmp_path / "a.parquet"), "x", out, min_count=2)
     assert not list(out.parent.iterdir())
+
+
+@pytest.mark.parametrize("ids", [range(1000), [f"u{n}" for n in range(1000)]], ids=["numbers", "texts"])
+def test_unknown_ids_are_hashed_by_the_law_of_ids_without_a_vocabulary(tmp_path: Path, ids: Any) -> None:
+    path = tmp_path / "v.txt"
+    path.write_text("-1\n-2\n" if isinstance(ids, range) else "a\nb\n")
+    numbers = np.array(ids) if isinstance(ids, range) else hash_strings([one.encode() for one in ids], 0).view(np.int64)
+    found = ids_of(pa.array(ids), feature(path, oov_rows=300), 302)
+    assert found == hash_rows(numbers, seed_of(0), 300).tolist()
+
+
+def test_ids_of_64_bits_without_a_sign(tmp_path: Path) -> None:
+    ids = pa.array([(1 << 64) - 1, 1 << 63, 5], pa.uint64())
+    pq.write_table(pa.table({"id": ids}), tmp_path / "v.parquet")
+    assert ids_of(ids, feature(tmp_path / "v.parquet")) == [2, 3, 4]
+    pq.write_table(pa.table({"x": ids.take(pa.array([0, 0, 0, 1, 1, 2]))}), tmp_path / "x.parquet")
+    assert count_column(str(tmp_path / "x.parquet"), "x", tmp_path / "out.parquet").kept == 3
+    assert ids_of(ids, feature(tmp_path / "out.parquet")) == [2, 3, 4]

@@ -14,7 +14,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ModuleSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
-from tests.device import DEVICE
+from tests.device import DEVICE, drawn
 from tests.distributed.oracle import cut, draw_kjt, targets, train_plain
 from tests.distributed.test_equality import ADAGRAD, MIXED, ROWWISE, SGD, check, uniform
 from tests.distributed.test_properties import assert_same, problems
@@ -46,7 +46,7 @@ def test_ranks_may_bring_batches_of_different_size(sizes: tuple[int, ...], kinds
     check(2, kinds, ADAGRAD, PoolingType.MEAN, weighted=True, batch_sizes=sizes, dedup=True)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=drawn(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(problems())
 def test_drawn_plans_equal_one_process(problem: Any) -> None:
     tables, plan, sizes, weighted, seed = problem

@@ -13,7 +13,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.types import ModuleSharding, ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
-from tests.device import exchanges
+from tests.device import drawn, exchanges
 from tests.distributed import oracle
 from tests.distributed.embedding_oracle import assert_equal, train_plain, train_sharded
 from tests.distributed.oracle import cut, draw_kjt
@@ -169,7 +169,7 @@ def drawn_kinds(draw: st.DrawFn, world: int) -> Kinds:
     return kinds
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=drawn(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     kinds=drawn_kinds(3),
     sizes=st.tuples(*[st.integers(0, 5)] * 3).filter(any),

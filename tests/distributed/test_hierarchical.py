@@ -25,7 +25,7 @@ from rayrec.distributed.types import ModuleSharding, ShardingType
 from rayrec.distributed.wire import BF16, FP16, Codec, NumberFormat, int8_rows
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
-from tests.device import DEVICE, exchanges
+from tests.device import DEVICE, drawn, exchanges
 from tests.distributed import test_variable_batch as variable
 from tests.distributed.oracle import cut, draw_kjt, targets, train_plain, train_sharded
 from tests.distributed.test_equality import ADAGRAD, ROWWISE, SGD, check, uniform
@@ -129,7 +129,7 @@ def problems(draw: st.DrawFn) -> Any:
     return tables, plan, sizes, draw(st.booleans()), draw(st.integers(0, 1 << 30))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=drawn(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(problems())
 def test_drawn_plans_equal_one_process(problem: Any) -> None:
     tables, plan, sizes, weighted, seed = problem

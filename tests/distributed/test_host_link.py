@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import comm
-from rayrec.distributed.comm import host_link
+from rayrec.distributed.comm import host_connect, host_link
 from tests.ranks import RankError, Ranks, on_ranks
 
 DTYPES = (torch.int32, torch.float16, torch.int64, torch.uint8)
@@ -46,7 +46,7 @@ def exchanges(group: dist.ProcessGroup, seed: int, sizes: tuple[int, ...]) -> tu
             wait()
         gathered = comm.all_gather(torch.full((2, 3), rank), group)
         assert torch.equal(gathered, torch.arange(world).view(-1, 1, 1).expand(world, 2, 3))
-    link = host_link.link_of(group, torch.empty(0))
+    link = host_connect.link_of(group, torch.empty(0))
     assert link is not None
     return len(link._slots), sum(memory.num_bytes for peer in link._peers for memory in peer.slots.values())
 
@@ -118,14 +118,14 @@ def test_gradients_and_inference_mode_are_no_matter() -> None:
 def without_sharing(group: dist.ProcessGroup, how: str) -> bool:
     """One rank is elsewhere, or may not share memory: all of them go by gloo."""
     odd = group.rank() == 1
-    with mock.patch.object(host_link, "_host", lambda: f"host {odd and how == 'elsewhere'}"):
+    with mock.patch.object(host_connect, "_host", lambda: f"host {odd and how == 'elsewhere'}"):
         fails = mock.patch.object(os, "memfd_create", side_effect=OSError) if odd and how == "refused" else mock.Mock()
         apart = dist.new_group(timeout=timedelta(seconds=20))
         with fails if odd and how == "refused" else mock.patch.object(host_link, "LEAST_BYTES", 1 << 16):
             output = torch.empty(2)
             comm.all_to_all(output, torch.full((2,), float(group.rank())), None, None, apart)()
         assert output.tolist() == [0, 1]
-        return host_link.link_of(apart, output) is None
+        return host_connect.link_of(apart, output) is None
 
 
 @pytest.mark.parametrize("how", ["elsewhere", "refused"])

@@ -94,9 +94,8 @@ def test_the_learning_rate_of_an_update_is_that_at_its_lookup(kind: ShardingType
         params = {"optimizer": optimizer, "learning_rate": 0.1}
         plan = {"t": cut(table, kind, [0])}
         env = ShardingEnv.from_local(1, 0)
-        sharded = EmbeddingBagCollectionSharder(params).shard(
-            EmbeddingBagCollection([table], seed=1), plan, env, torch.device("cpu")
-        )
+        module = EmbeddingBagCollection([table], seed=1)
+        sharded = EmbeddingBagCollectionSharder(params).shard(module, plan, env, DEVICE)
         bags = sharded(KeyedJaggedTensor(["f"], torch.tensor([1, 2, 1]), lengths=torch.tensor([2, 1]))).wait().values()
         if changed:
             for group in sharded.fused_optimizer.param_groups:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
+from itertools import count
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import EmbOptimType, FusedKernel, LocalTable, Lookups, OptimizerSpec
-from rayrec.distributed.kernel.layout_choice import AGAIN, ROUNDS, WARM_UP, LayoutChoice, Way
+from rayrec.distributed.kernel.layout_choice import AGAIN, MOST_ROUNDS, ROUNDS, WARM_UP, LayoutChoice, Way, fastest
 from rayrec.distributed.types import ParameterSharding, Shard, ShardingEnv, Span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 
@@ -148,6 +150,43 @@ def test_a_slow_moment_decides_nothing() -> None:
     work.taken.clear()
     choice.run(5, work.ways)
     assert work.taken == [0]
+
+
+def disturbed(kind: str, draw: random.Random, rounds: int) -> list[float]:
+    """By how much each of so many times is too long, two a round."""
+    match kind:
+        case "now and then":
+            return [draw.uniform(1.2, 4) if draw.random() < 0.2 else 1 for _ in range(2 * rounds)]
+        case "by another program":
+            busy, found = draw.random() < 0.5, []
+            for _ in range(2 * rounds):
+                busy ^= draw.random() < 0.1
+                found.append(1.9 if busy else 1.0)
+            return found
+    return [1 + 0.3 * (draw.paretovariate(1.5) - 1) for _ in range(2 * rounds)]
+
+
+@pytest.mark.parametrize("kind, rate", [("now and then", 0.0), ("by another program", 0.01), ("heavily", 0.03)])
+@pytest.mark.parametrize("better", [0, 1])
+def test_a_layout_that_is_a_tenth_slower_is_hardly_ever_chosen_on_a_busy_machine(
+    kind: str, rate: float, better: int
+) -> None:
+    wrong, draw, trials = 0, random.Random(7), 300
+    for _ in range(trials):
+        noise = disturbed(kind, draw, MOST_ROUNDS)
+        seconds = [1.0 if way == better else 1.1 for way in (0, 1)]
+        times = [[factor * seconds[way] for factor in noise[way::2]] for way in (0, 1)]
+        found = next(f for n in count(ROUNDS) if (f := fastest([of_way[:n] for of_way in times])) is not None)
+        wrong += found != better
+    assert wrong <= rate * trials
+
+
+def test_layouts_that_are_as_good_as_each_other_take_turns_for_longer() -> None:
+    assert fastest([[1.0] * (ROUNDS - 1), [2.0] * (ROUNDS - 1)]) is None
+    assert fastest([[1.0] * ROUNDS, [2.0] * (ROUNDS + 1)]) == 0
+    close = [[1.02] * MOST_ROUNDS, [1.0] * MOST_ROUNDS]
+    assert fastest([of_way[: MOST_ROUNDS - 1] for of_way in close]) is None
+    assert fastest(close) == 1
 
 
 def test_a_batch_without_backward_is_neither_timed_nor_counted() -> None:

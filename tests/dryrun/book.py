@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class Book:
     """Everything seen; operators, copies and collectives only while `on`, mistakes always."""
 
     def __init__(self) -> None:
-        self.on, self.strict, self.stage = False, False, "build"
+        self._counts, self._quiet = False, threading.local()
+        self.strict, self.stage = False, "build"
         self.mismatches: Counter[str] = Counter()
         self.host_groups: set[str] = set()  # that exchange CPU tensors
         self.inner_groups: set[str] = set()  # of the ranks of one host
         self.roots: list[str] = []  # package folders, the one under test first
         self.clear()
+
+    @property
+    def on(self) -> bool:
+        return self._counts and not getattr(self._quiet, "here", False)
+
+    @on.setter
+    def on(self, counts: bool) -> None:
+        self._counts = counts
+
+    @contextmanager
+    def quiet(self, whether: bool) -> Iterator[None]:
+        """Does not count what this thread does meanwhile; the others' is counted."""
+        before, self._quiet.here = getattr(self._quiet, "here", False), whether or getattr(self._quiet, "here", False)
+        try:
+            yield
+        finally:
+            self._quiet.here = before
 
     def clear(self) -> None:
         self.operators: Counter[tuple[str, str, str]] = Counter()  # (stage, operator, place)

@@ -53,11 +53,8 @@ def collective(name, func, args, kwargs):
         BOOK.mismatch(f"{name} on CUDA tensors in a host group at {BOOK.place()}")
     if hosts and not on_hosts and BOOK.stage != "build" and not of_objects():
         BOOK.mismatch(f"{name} on CPU tensors (NCCL has no CPU collectives) at {BOOK.place()}")
-    was_on, BOOK.on = BOOK.on, BOOK.on and not on_hosts
-    try:
+    with BOOK.quiet(on_hosts):
         return _exchanged(name, func, args, kwargs, raw, a, k)
-    finally:
-        BOOK.on = was_on
 
 
 def _name(group):

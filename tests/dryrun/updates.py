@@ -53,6 +53,7 @@ def look_up(name: str, given: Any, arguments: dict[str, Any]) -> tuple[torch.Ten
                 F.embedding_bag(ids, leaf, sizes, mode="sum", per_sample_weights=weights, include_last_offset=True)
             )
     out = torch.cat(parts, 0 if given.pooling_mode == NO_POOLING else 1)
+    rate = float(given.learning_rate_tensor)  # fbgemm keeps a copy from the lookup on
 
     def train(grad: torch.Tensor) -> None:
         torch.autograd.backward(out, grad)
@@ -71,7 +72,6 @@ def look_up(name: str, given: Any, arguments: dict[str, Any]) -> tuple[torch.Ten
                     states.append(held[:size] if rowwise else held[:size].view(leaf.shape))
             assert leaf.grad is not None
             weight, grads, step = leaf.detach()[touched], leaf.grad[touched], [state[touched] for state in states]
-            rate = float(given.learning_rate_tensor)
             moved = UPDATES[name](weight, grads, step, rate, arguments["optimizer_args"], arguments.get("iter"))
             for state, new in zip(states, step, strict=True):
                 state[touched] = new

@@ -160,6 +160,27 @@ def test_bins_ascend_and_hold_every_float() -> None:
     assert (index[2:11].diff() > 0).all() and (index.diff() >= 0).all()
 
 
+def test_bins_and_areas_by_hand() -> None:
+    """Four bins, evenly wide in asinh: -0.5 and 0.5 lie just beyond the inner edges, and NaN counts as the lowest."""
+    values = torch.tensor([math.nan, -math.inf, -1.0, -0.5, -0.4, 0.0, 0.4, 0.5, 1.0, math.inf])
+    assert LogitBins(count=4, limit=1.0).index(values).tolist() == [0, 0, 0, 0, 1, 2, 2, 3, 3, 3]
+    assert LogitBins() == LogitBins(count=65_536, limit=10_000.0)
+    for wrong in ({"count": 1}, {"limit": 0.0}, {"limit": -1.0}):
+        with pytest.raises(ValueError, match="count must be ≥ 2 and limit > 0"):
+            LogitBins(**wrong)  # type: ignore[arg-type]
+    two = BinaryMetrics(bins=LogitBins(count=2))
+    two.update(torch.tensor([-1.0, 1.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    assert two.compute()["auc"] == 3 / 4 and two.auc_error_bound() == 1 / 4, "two of four pairs lie in one bin"
+
+
+def test_what_is_asked_of_nothing_is_none() -> None:
+    for labels, precision, recall in (([0.0, 1.0], None, 0.0), ([0.0, 0.0], None, None)):
+        unsure = BinaryMetrics()
+        unsure.update(torch.tensor([-1.0, -2.0]), torch.tensor(labels))
+        found = unsure.compute()
+        assert (found["precision"], found["recall"], found["accuracy"]) == (precision, recall, 1 - sum(labels) / 2)
+
+
 def test_nothing_seen() -> None:
     metrics = BinaryMetrics()
     nothing = undefined(0)

@@ -115,6 +115,17 @@ def test_several_labels_and_rows_that_were_not_observed() -> None:
     assert tasks["like"]["gauc"] == pytest.approx(by_hand((keys[seen], -logits[seen], second[seen], weights[seen]))[0])
 
 
+def test_each_of_several_labels_has_all_figures_as_if_alone() -> None:
+    keys, logits, labels, weights = rows_of(200, 20, seed=9)
+    scores, marks = torch.stack([logits, -logits], dim=1), torch.stack([labels, labels.roll(3)], dim=1)
+    both = GroupedAuc(["click", "like"], k=2)
+    both.update(keys, scores, marks, weights)
+    for place, (_, figures) in enumerate(both.compute()["tasks"].items()):
+        alone = GroupedAuc(k=2)
+        alone.update(keys, scores[:, place], marks[:, place], weights)
+        assert figures == alone.compute() and set(figures) == {"gauc", "groups", "ndcg@2", "recall@2"}
+
+
 def test_nothing_to_compare() -> None:
     metric = GroupedAuc()
     assert metric.compute() == {"gauc": None, "groups": 0, "ndcg@10": None, "recall@10": None}
@@ -155,3 +166,23 @@ def test_too_many_buckets_are_refused() -> None:
     metric.update(torch.arange(rows), torch.zeros(rows), torch.zeros(rows))
     with pytest.raises(ValueError, match="more than 1,000 stretches of time"):
         metric.compute()
+
+
+def test_as_many_buckets_as_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rayrec.metrics.buckets.MOST_BUCKETS", 3)
+    metric = BucketedMetrics()
+    for bucket in (0, 1, 2, 1):
+        metric.update(torch.tensor([bucket]), torch.zeros(1), torch.zeros(1))
+    assert {bucket: found["samples"] for bucket, found in metric.compute().items()} == {0: 1, 1: 2, 2: 1}
+    metric.update(torch.tensor([3]), torch.zeros(1), torch.zeros(1))
+    with pytest.raises(ValueError, match="more than 3 stretches of time"):
+        metric.compute()
+
+
+def test_buckets_of_labels_of_both_kinds() -> None:
+    metric = BucketedMetrics(["click", "stars"], ["binary", "number"])
+    scores, labels = torch.tensor([[0.0, 3.0], [0.0, 5.0]]), torch.tensor([[1.0, 4.0], [0.0, 5.0]])
+    metric.update(torch.tensor([7, 9]), scores, labels)
+    found = metric.compute()
+    assert [found[bucket]["tasks"]["stars"]["mae"] for bucket in (7, 9)] == [1.0, 0.0]
+    assert [found[bucket]["ctr"] for bucket in (7, 9)] == [1.0, 0.0]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,15 +16,21 @@ from rayrec.distributed import comm
 from rayrec.metrics.metric_module import RecMetricModule, StateMetric, generate_metric_module
 from rayrec.metrics.metrics_config import (
     BatchSizeStage,
+    DefaultMetricsConfig,
+    EmptyMetricsConfig,
     MetricsConfig,
+    RecComputeMode,
     RecMetricDef,
     RecMetricEnum,
     RecTaskInfo,
+    SessionMetricDef,
     StateMetricEnum,
+    ThroughputDef,
 )
-from rayrec.metrics.rec_metric import RecMetricException, named_metric
-from rayrec.metrics.streaming.samples import auc, auprc, rauc
-from rayrec.metrics.throughput import ThroughputMetric
+from rayrec.metrics.rec_metric import MEASURES, RecMetric, RecMetricException, named_metric
+from rayrec.metrics.streaming.measure import REQUIRED
+from rayrec.metrics.streaming.samples import SAMPLE_OPTIONS, auc, auprc, rauc
+from rayrec.metrics.throughput import RATE_OPTIONS, ThroughputMetric
 from tests.ranks import on_ranks
 
 BATCH, STEPS = 8, 6
@@ -110,6 +119,41 @@ def test_figures_of_other_parts_stand_beside() -> None:
     assert metrics.compute().resolve() == {"optimizers-optimizers|rate": 0.5}
 
 
+def test_figures_are_there_at_once() -> None:
+    """For code that waits for them."""
+    metrics, told = module(1, 0, RecMetricEnum.CTR), []  # type: ignore[var-annotated]
+    metrics.update(next(batches(0)))
+    found = metrics.compute()
+    assert found.is_resolved() and found.resolve() is found
+    found.subscribe(told.append)
+    assert told == [found]
+    with pytest.raises(RecMetricException, match=r"use compute\(\)"):
+        metrics.async_compute()
+
+
+def test_what_metrics_need_beside_is_taken_from_the_models_outputs() -> None:
+    assert module(1, 0, RecMetricEnum.CTR).get_required_inputs() is None
+    metrics = module(1, 0, RecMetricEnum.NDCG)
+    assert metrics.get_required_inputs() == ["session_id"]
+    labels, scores = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0.9, 0.1, 0.8, 0.2])
+    sessions = torch.tensor([[5], [5], [6], [6]])
+    metrics.update({"label": labels, "prediction": scores, "weight": torch.ones(4), "session_id": sessions})
+    lost = (1 - 1 / math.log2(3)) / 2  # the second session's positive comes second
+    assert float(metrics.compute()["ndcg-DefaultTask|lifetime_ndcg"]) == pytest.approx(lost)
+
+
+def test_batches_that_wait_may_be_empty() -> None:
+    batch = next(batches(0))
+    empty = {name: part[:0] for name, part in batch.items()}
+    apart, waiting = module(1, 0, RecMetricEnum.CTR), module(1, 0, RecMetricEnum.CTR, fused_update_limit=3)
+    for one in (empty, batch, empty):
+        apart.update(one)
+        waiting.update(one)
+    expected = {key: float(value) for key, value in apart.compute().items()}
+    assert {key: float(value) for key, value in waiting.compute().items()} == pytest.approx(expected)
+    assert 0 < expected["ctr-DefaultTask|lifetime_ctr"] < 1
+
+
 def test_what_is_not_offered_says_what_to_use() -> None:
     for kind in set(RecMetricEnum) - {RecMetricEnum.SEGMENTED_NE, RecMetricEnum.MULTICLASS_RECALL}:
         try:
@@ -123,15 +167,116 @@ def test_what_is_not_offered_says_what_to_use() -> None:
 
 
 def test_the_time_between_computations_sets_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 12.0, 14.0])
+    clock = iter([10.0, 12.0, 12.5])
     monkeypatch.setattr("rayrec.metrics.metric_module.time.monotonic", lambda: next(clock))
     metrics = module(1, 0, RecMetricEnum.CTR, compute_interval_steps=10, min_compute_interval=4.0)
     metrics.compute()
     assert metrics.compute_interval_steps == 10
     metrics.compute()  # 10 steps took 2 s; at least 4 s are wanted, and a second more is taken
     assert metrics.compute_interval_steps == 25
-    metrics.compute()
+    metrics.compute()  # once and for all
     assert metrics.compute_interval_steps == 25
+
+
+def steps_of_rank(group: dist.ProcessGroup) -> int:
+    """Between this rank's two computations lie 2 or 4 seconds."""
+    clock = iter([10.0, 12.0 + 2 * group.rank()])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rayrec.metrics.metric_module.time", SimpleNamespace(monotonic=lambda: next(clock)))
+        metrics = module(2, group.rank(), RecMetricEnum.CTR, compute_interval_steps=10, min_compute_interval=4.0)
+        metrics.compute()
+        metrics.compute()
+    return metrics.compute_interval_steps
+
+
+def test_all_ranks_take_the_most_steps_of_any() -> None:
+    assert on_ranks(2, steps_of_rank) == [25, 25]
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest", "steps"),
+    [
+        (0.0, float("inf"), 10),
+        (2.0, 2.0, 10),  # it took 2 s, and both ends are allowed
+        (2.0, 9.0, 10),
+        (3.0, 9.0, 30),  # half way between: 6 s
+        (0.0, 1.5, 2),  # a second less than the longest
+        (0.0, 1.0, 5),  # no longer than a second: itself
+        (0.0, 1e-9, 1),
+    ],
+)
+def test_the_steps_that_fit_between_two_lapses(
+    monkeypatch: pytest.MonkeyPatch, shortest: float, longest: float, steps: int
+) -> None:
+    clock = iter([10.0, 12.0])
+    monkeypatch.setattr("rayrec.metrics.metric_module.time.monotonic", lambda: next(clock))
+    bounds = {"min_compute_interval": shortest, "max_compute_interval": longest}
+    metrics = module(1, 0, RecMetricEnum.CTR, compute_interval_steps=10, **bounds)
+    metrics.compute()
+    metrics.compute()
+    assert (metrics.compute_interval_steps, metrics.compute_count) == (steps, 2)
+
+
+def test_it_is_time_once_in_so_many_batches() -> None:
+    metrics, batch = module(1, 0, RecMetricEnum.CTR, compute_interval_steps=2), next(batches(0))
+    found = []
+    for _ in range(4):
+        metrics.update(batch)
+        found.append(metrics.should_compute())
+    assert found == [False, True, False, True] and metrics.trained_batches == 4
+    for wrong in ({"max_compute_interval": 0.0}, {"min_compute_interval": -1.0}):
+        with pytest.raises(ValueError, match="compute intervals of"):
+            module(1, 0, RecMetricEnum.CTR, **wrong)
+
+
+def test_without_a_metric_no_output_is_needed() -> None:
+    metrics = module(1, 0)
+    metrics.update({})
+    assert metrics.trained_batches == 1 and metrics.compute() == {}
+
+
+def test_outputs_are_taken_by_task_and_must_agree() -> None:
+    metrics, three = module(1, 0, RecMetricEnum.CTR), torch.ones(3)
+    with pytest.raises(ValueError, match=r"task 'DefaultTask': the model's outputs have no \['weight'\]"):
+        metrics.update({"label": three, "prediction": three})
+    with pytest.raises(ValueError, match="prediction has 2 numbers and label 3"):
+        metrics.update({"label": three, "prediction": torch.ones(2), "weight": three})
+    with pytest.raises(ValueError, match="weight has 6 numbers and label 3"):
+        metrics.update({"label": three, "prediction": three, "weight": torch.ones(3, 2)})
+    empty = torch.empty(0)
+    metrics.update({"label": empty, "prediction": empty, "weight": empty})
+    one = torch.tensor([[1.0]])  # of a batch of one, in any shape
+    metrics.update({"label": one, "prediction": one, "weight": one * 2})
+    metrics.update({"label": three[:, None] * 0, "prediction": three, "weight": three})
+    assert float(metrics.compute()["ctr-DefaultTask|lifetime_ctr"]) == pytest.approx(2 / 5)
+
+
+def test_a_config_names_its_tasks_once() -> None:
+    tasks = [RecTaskInfo(name="one"), RecTaskInfo(name="other")]
+
+    def made(**of: Any) -> RecMetricModule:
+        config = MetricsConfig(rec_tasks=tasks, rec_metrics={RecMetricEnum.CTR: RecMetricDef(**of)})
+        return generate_metric_module(RecMetricModule, config, 1, 1, 0, {}, torch.device("cpu"))
+
+    assert [task.name for task in made(rec_task_indices=[1]).rec_metrics[0]._tasks] == ["other"]
+    with pytest.raises(ValueError, match=r"rec_task_indices \[2\], but rec_tasks has 2 tasks"):
+        made(rec_task_indices=[0, 2])
+    for wrong in ({}, {"rec_tasks": tasks, "rec_task_indices": [0]}):
+        with pytest.raises(ValueError, match="needs rec_tasks or rec_task_indices, and not both"):
+            made(**wrong)
+    stages = [BatchSizeStage(4, None), BatchSizeStage(8, 2)]
+    with pytest.raises(ValueError, match="the last stage ends at 2"):
+        generate_metric_module(
+            RecMetricModule, MetricsConfig(), 1, 1, 0, {}, torch.device("cpu"), batch_size_stages=stages
+        )
+
+
+def test_modes_are_torchrecs_numbers() -> None:
+    assert [(mode.name, mode.value) for mode in RecComputeMode] == [
+        ("FUSED_TASKS_COMPUTATION", 1),
+        ("UNFUSED_TASKS_COMPUTATION", 2),
+        ("FUSED_TASKS_AND_STATES_COMPUTATION", 3),
+    ]
 
 
 def test_batch_sizes_by_iteration() -> None:
@@ -142,3 +287,101 @@ def test_batch_sizes_by_iteration() -> None:
     found = metric.compute()
     assert found["throughput-throughput|total_examples"] == 2 * (4 + 4 + 8)
     assert found["throughput-throughput|batch_size"] == 8
+
+
+def defaults(call: Any) -> dict[str, Any]:
+    parameters = inspect.signature(call).parameters.values()
+    return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
+
+
+def test_what_is_measured_where_nothing_is_said_is_torchrecs() -> None:
+    unfused = RecComputeMode.UNFUSED_TASKS_COMPUTATION
+    assert vars(MetricsConfig()) == {
+        "rec_tasks": [],
+        "rec_metrics": {},
+        "throughput_metric": None,
+        "rec_compute_mode": unfused,
+        "fused_update_limit": 0,
+        "state_metrics": [],
+        "compute_interval_steps": 100,
+        "min_compute_interval": 0.0,
+        "max_compute_interval": float("inf"),
+        "compute_on_all_ranks": False,
+        "should_validate_update": False,
+        "enable_pt2_compile": False,
+        "should_clone_update_inputs": False,
+        "use_cpu_offloaded_rec_metric_module": None,
+    }
+    assert MetricsConfig() == EmptyMetricsConfig
+    assert RecMetricDef() == RecMetricDef(rec_tasks=[], rec_task_indices=[], window_size=10_000_000, arguments=None)
+    assert SessionMetricDef("s") == SessionMetricDef("s", top_threshold=None, run_ranking_of_labels=False)
+    assert ThroughputDef() == ThroughputDef(window_size=100, warmup_steps=100)
+    assert BatchSizeStage() == BatchSizeStage(batch_size=0, max_iters=0)
+    task = RecTaskInfo("DefaultTask", "label", "prediction", "weight", None, False, None, True)
+    assert RecTaskInfo() == task
+    assert DefaultMetricsConfig == MetricsConfig(
+        rec_tasks=[task],
+        rec_metrics={RecMetricEnum.NE: RecMetricDef(rec_tasks=[task])},
+        throughput_metric=ThroughputDef(),
+    )
+    assert defaults(RecMetric) == {
+        "compute_mode": unfused,
+        "window_size": 100,
+        "fused_update_limit": 0,
+        "compute_on_all_ranks": False,
+        "should_validate_update": False,
+        "process_group": None,
+    }
+    assert defaults(RecMetricModule) == {
+        **dict.fromkeys(("rec_tasks", "rec_metrics", "throughput_metric", "state_metrics")),
+        "compute_interval_steps": 100,
+        "min_compute_interval": 0.0,
+        "max_compute_interval": float("inf"),
+    }
+    assert defaults(ThroughputMetric) == {"warmup_steps": 100, "batch_size_stages": None}
+
+
+def test_options_where_nothing_is_said_are_torchrecs() -> None:
+    missing, threshold = {"allow_missing_label_with_zero_weight": False}, {"threshold": 0.5}
+    expected = {
+        "ne": {"include_logloss": False, **missing},
+        "ne_positive": missing,
+        "unweighted_ne": missing,
+        "cali_free_ne": missing,
+        "recalibrated_ne": {"include_logloss": False, **missing, "recalibration_coefficient": 1.0},
+        "recalibrated_calibration": {"recalibration_coefficient": 1.0},
+        "segmented_ne": {
+            "num_groups": REQUIRED,
+            "grouping_keys": "grouping_keys",
+            "cast_keys_to_int": False,
+            "include_logloss": False,
+        },
+        "mse": {"include_r_squared": False},
+        **dict.fromkeys(("accuracy", "precision", "recall"), threshold),
+        "multiclass_recall": {"number_of_classes": REQUIRED},
+        "recall_session_level": {"tasks": ()},
+        "precision_session_level": {"tasks": ()},
+        "ndcg": {
+            "tasks": (),
+            "exponential_gain": False,
+            "session_key": "session_id",
+            "k": -1,
+            "report_ndcg_as_decreasing_curve": True,
+            "remove_single_length_sessions": False,
+            "scale_by_weights_tensor": False,
+        },
+        "tensor_weighted_avg": {"tasks": (), "description": None},
+        "auc": {"grouped_auc": False, "apply_bin": False},
+        "auprc": {"grouped_auprc": False},
+        "rauc": {"grouped_rauc": False},
+        "tower_qps": {"warmup_steps": 100},
+    }
+    offered = {name: measure.options for name, measure in MEASURES.items()} | SAMPLE_OPTIONS | RATE_OPTIONS
+    assert {name: options for name, options in offered.items() if options} == expected
+
+
+def test_a_config_names_no_task_beyond_its_list() -> None:
+    tasks = [RecTaskInfo(name="a"), RecTaskInfo(name="b")]
+    MetricsConfig(rec_tasks=tasks, rec_metrics={RecMetricEnum.NE: RecMetricDef(rec_task_indices=[0, 1])})
+    with pytest.raises(ValueError, match=r"ne: rec_task_indices \[2\], but rec_tasks has 2 tasks"):
+        MetricsConfig(rec_tasks=tasks, rec_metrics={RecMetricEnum.NE: RecMetricDef(rec_task_indices=[1, 2])})

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.mutants.equivalent import EQUIVALENT
+from tests.mutants.equivalent import why_equivalent
 from tests.mutants.judge import HUNG, KILLED, SURVIVED, UNREACHED, Judge
 from tests.mutants.mutants import Mutant, sample
 from tests.mutants.reach import Reach, digest, measure
@@ -114,8 +114,8 @@ def attempt(judge: Judge, mutant: Mutant, chosen: Chosen) -> Tried:
     if verdict == SURVIVED and not (chosen.near or chosen.readers):
         verdict = UNREACHED
     text = change(mutant)
-    if verdict == SURVIVED and (mutant.path, text) in EQUIVALENT:
-        verdict, by = SAME, EQUIVALENT[mutant.path, text]
+    if verdict == SURVIVED and (reason := why_equivalent(mutant.path, text)) is not None:
+        verdict, by = SAME, reason
     return Tried(mutant=mutant, change=text, verdict=verdict, by=by, tests=len(chosen.near), basis=basis)
 
 

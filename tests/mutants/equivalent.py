@@ -1,50 +1,629 @@
-"""Faults that change nothing a test could see, by file and change, each with the reason."""
+"""Faults that change nothing a test could see, by file and change, each with the reason.
 
-EQUIVALENT: dict[tuple[str, str], str] = {
+Some kinds stand on many lines and are named once: what they change saves memory or time, or checks what holds anyway.
+"""
+
+from __future__ import annotations
+
+KINDS = {
+    ("frozen=True, slots=True", "frozen=True, slots=False"): "slots save memory; what is frozen takes no other field",
+    ("if TYPE_CHECKING:", "if not TYPE_CHECKING:"): "what types alone need is imported at run time too",
+    (", strict=True)", ", strict=False)"): "both sides of the zip are made as long as each other; it only checks that",
+}
+OF_ANY_LENGTH = (  # zips of what a caller or a file says: their check is tested
+    "rayrec/checkpoint/index.py",
+    "rayrec/distributed/planner/tables.py",
+    "rayrec/distributed/sharding/cuts.py",
+    "rayrec/distributed/sharding_plan.py",
+)
+AT_ONCE = {  # figures for speed, memory and waiting: how much is done, held or waited for at a time
+    "rayrec/checkpoint/folder.py": ("_FOLIO", "_BEHIND"),
+    "rayrec/checkpoint/index.py": ("BLOCK_BYTES",),
+    "rayrec/checkpoint/rectangles.py": ("PIECE_BYTES",),
+    "rayrec/checkpoint/saving.py": ("NICE",),
+    "rayrec/data/mapping/dense.py": ("_BLOCK_ROWS",),
+    "rayrec/data/mapping/hashing.py": ("_BLOCK", "_BLOCK_32"),
+    "rayrec/data/mapping/id_index.py": ("_LOAD", "_BLOCK", "_PART_IDS"),
+    "rayrec/data/mapping/sparse.py": ("_FEW",),
+    "rayrec/data/mapping/vocabulary.py": ("_IN_MEMORY", "_READ_IDS"),
+    "rayrec/data/order/deal.py": ("_AT_ONCE",),
+    "rayrec/data/order/mix.py": ("_WINDOWS_PER_TASK, _WINDOWS_FOR_RAY",),
+    "rayrec/data/order/rank_part.py": ("PIECES_AT_ONCE", "_SLICES_AT_ONCE"),
+    "rayrec/data/source/decoded_size.py": ("_CHUNK_BYTES",),
+    "rayrec/data/source/footers.py": ("FILES_PER_TASK", "FILES_FOR_RAY"),
+    "rayrec/data/source/parallel.py": ("_THREADS", "_CPUS"),
+    "rayrec/data/source/windows.py": ("_AT_ONCE",),
+    "rayrec/data/storage/opening.py": ("_TAIL_BYTES",),
+    "rayrec/data/stream/prefetch.py": ("_CLOSE_STALLED_S", "_CLOSE_TIMEOUT_S", "_TICK_S"),
+    "rayrec/data/stream/ray_reader.py": ("_PIECES_PER_DATASET", "_PIECES_PER_TASK", "_BLOCK_BYTES", "_STORE_BYTES"),
+    "rayrec/data/stream/shared_manifest.py": ("SENT_WHOLE_BYTES",),
+    "rayrec/data/tools/avro.py": ("_ROWS",),
+    "rayrec/data/tools/counting.py": ("_MERGE_ROWS",),
+    "rayrec/data/tools/criteo.py": ("_READ_BYTES",),
+    "rayrec/data/tools/hold_out.py": ("_CHUNK_ROWS",),
+    "rayrec/data/tools/vocabulary.py": ("_PARTS", "_SPILL_IDS", "_RANGE_IDS", "_READ_ROWS"),
+    "rayrec/distributed/comm/host_link.py": ("LEAST_BYTES", "KEPT_BYTES"),
+    "rayrec/distributed/comm/sums.py": ("SMALL_BYTES",),
+    "rayrec/distributed/sharding/tiers.py": ("FEW_BYTES",),
+    "rayrec/distributed/sharding/vector_exchange.py": ("LEAST_PIECE_BYTES",),
+    "rayrec/metrics/grouped.py": ("_SPREAD",),
+    "rayrec/metrics/streaming/sessions.py": ("PAIRS_AT_ONCE",),
+    "rayrec/train/driver/elastic.py": ("NEVER_S", "LOOK_EVERY_S", "SETTLED_S", "FIRST_WAIT_S, LONGEST_WAIT_S"),
+    "rayrec/train/driver/signals.py": ("TICK_S",),
+    "rayrec/train/worker/entry.py": ("PEERS_FAIL_WITHIN_S",),
+    "rayrec/train/worker/loop.py": ("PROGRESS_EVERY_S", "PREPARE_AHEAD_S", "TABLES_EVERY_S"),
+    "rayrec/train/worker/saver.py": ("LAST_WAIT_S",),
+    "rayrec/train/worker/watch.py": ("POLL_S",),
+}
+
+
+def why_equivalent(path: str, change: str) -> str | None:
+    """Why a change, `before` → `after`, makes no difference; None where it may make one."""
+    before, _, after = change.partition(" → ")
+    for (word, other), reason in KINDS.items():
+        if after in _replaced(before, word, other) and not (
+            "zip" in reason and (path in OF_ANY_LENGTH or "zip(" not in before)
+        ):
+            return reason
+    if any(before.startswith(f"`{name} = ") for name in AT_ONCE.get(path, ())):
+        return "how much is done, held or waited for at a time changes no result"
+    before, after = _bare(before), _bare(after)
+    for of, was, became, reason in EQUIVALENT:
+        if of == path and after in _replaced(before, _bare(was), _bare(became)):
+            return reason
+    return None
+
+
+def _replaced(text: str, word: str, other: str) -> set[str]:
+    """The text with `other` in one of the places of `word`."""
+    pieces = text.split(word)
+    return {word.join(pieces[:n]) + other + word.join(pieces[n:]) for n in range(1, len(pieces))}
+
+
+def _bare(text: str) -> str:
+    """Without spaces: a fault brings some of its own."""
+    return "".join(text.split())
+
+
+# file, what stands in the line, what stands there with the fault, why that is as good.
+EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
+    ("rayrec/checkpoint/index.py", "return _counts([raw])[0]", "return _counts([raw])[-1]", "there is one number"),
+    ("rayrec/checkpoint/manifest.py", "indent=1", "indent=0", "layout only; the checksum is of the content"),
+    ("rayrec/checkpoint/manifest.py", "indent=1", "indent=2", "layout only; the checksum is of the content"),
     (
         "rayrec/checkpoint/polling.py",
-        "`raise _worst(failures) from (errors[0] if errors else None)` → "
-        "`raise _worst(failures) from (errors[ -1] if errors else None)`",
-    ): "a rank's list of errors has at most one",
+        "raise _worst(failures) from (errors[0] if errors else None)",
+        "raise _worst(failures) from (errors[ -1] if errors else None)",
+        "a rank's list of errors has at most one",
+    ),
     (
-        "rayrec/distributed/planner/refusal.py",
-        "`return min((option.piece_bytes for option in options), default=0.0)` → "
-        "`return min((option.piece_bytes for option in options), default= -1.0)`",
-    ): "of a table without options it is only compared with a rank's room, which is not negative",
+        "rayrec/checkpoint/rectangles.py",
+        "self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False",
+        "self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = True",
+        "a local plan of what to load asks nobody who coordinates",
+    ),
     (
-        "rayrec/distributed/planner/build.py",
-        "`left_R = np.maximum(0.0, problem.room_R - packing.device_R)` → "
-        "`left_R = np.maximum( -1.0, problem.room_R - packing.device_R)`",
-    ): "a packing fits; what rounding takes below 0 is lost where the share is cut to hundredths and kept from falling",
+        "rayrec/checkpoint/writer.py",
+        "max(1, tensor.nbytes)",
+        "max(2, tensor.nbytes)",
+        "only of a tensor of one byte, one block either way",
+    ),
     (
-        "rayrec/distributed/planner/packing.py",
-        "`score = score + memory_weight * device / np.maximum(problem.room_R, 1.0)` → "
-        "`score = score + memory_weight * device / np.maximum(problem.room_R, 2.0)`",
-    ): "a rank with room for less than two bytes is full, and its score infinite",
+        "rayrec/data/mapping/dense.py",
+        "values = array.to_numpy(zero_copy_only=False)",
+        "values = array.to_numpy(zero_copy_only=True)",
+        "numbers without nulls are read in place either way",
+    ),
+    ("rayrec/data/mapping/hashing.py", "last - first + 8", "last + first + 8", "a longer buffer of zeros"),
     (
-        "rayrec/distributed/planner/proposers.py",
-        "`self._best, self._worse = math.inf, 0` → `self._best, self._worse = math.inf, 1`",
-    ): "the first rating is below infinity, which sets the count to 0",
+        "rayrec/data/mapping/id_index.py",
+        "cells, written = _cells(size), 0",
+        "cells, written = _cells(size), 1",
+        "an empty cell more or less at the end: the last one that a search may begin with is there either way",
+    ),
     (
-        "rayrec/distributed/sharding/tiers.py",
-        "`return torch.cat([part for _, part in sorted(zip(self.sources, parts, strict=True), key=lambda pair: "
-        "pair[0])])` → `return torch.cat([part for _, part in sorted(zip(self.sources, parts, strict=False), "
-        "key=lambda pair: pair[0])])`",
-    ): "the rows were split into as many parts as there are sources",
+        "rayrec/data/mapping/id_index.py",
+        "cells, written = _cells(size), 0",
+        "cells, written = _cells(size),  -1",
+        "an empty cell more or less at the end: the last one that a search may begin with is there either way",
+    ),
     (
-        "rayrec/distributed/train_pipeline/train_pipelines.py",
-        "`enable_inplace_copy_batch: bool = False,` → `enable_inplace_copy_batch: bool = True,`",
-    ): "the argument is taken for TorchRec's sake and not read",
+        "rayrec/data/mapping/id_index.py",
+        "cells, written = _cells(size), 0",
+        "cells, written = _cells(size), -1",
+        "an empty cell more or less at the end: the last one that a search may begin with is there either way",
+    ),
     (
-        "rayrec/train/report/svg.py",
-        "`(step, value) = trend[0]` → `(step, value) = trend[ -1]`",
-    ): "the trend has one point",
+        "rayrec/data/mapping/id_index.py",
+        "cells, written = _cells(size), 0",
+        "cells, written = _cells(size),  1",
+        "an empty cell more or less at the end: the last one that a search may begin with is there either way",
+    ),
+    (
+        "rayrec/data/mapping/lists.py",
+        "len(offsets) - 1, [None",
+        "len(offsets) + 1, [None",
+        "a longer array; nothing beyond its bags is taken",
+    ),
+    (
+        "rayrec/data/mapping/sparse.py",
+        "raw.astype(np.int64, copy=False)",
+        "raw.astype(np.int64, copy=True)",
+        "a copy more; results are the same",
+    ),
+    ("rayrec/data/mapping/vocabulary.py", "_FORMAT = 1", "_FORMAT = 0", "it only names files of the cache"),
+    ("rayrec/data/mapping/vocabulary.py", "_FORMAT = 1", "_FORMAT = 2", "it only names files of the cache"),
+    (
+        "rayrec/data/order/cursor.py",
+        "return Cursor(epoch=states[0].epoch, parts=tuple(parts), given=given, skipped=skipped)",
+        "return Cursor(epoch=states[ -1].epoch, parts=tuple(parts), given=given, skipped=skipped)",
+        "the ranks' cursors are of one epoch, which was checked",
+    ),
+    ("rayrec/data/order/interleave.py", "maxsize=8", "maxsize=7", "size of a cache"),
+    ("rayrec/data/order/interleave.py", "maxsize=8", "maxsize=9", "size of a cache"),
+    ("rayrec/data/order/mix.py", "for part in parts[1:]:", "for part in parts[0:]:", "a part is like itself"),
+    (
+        "rayrec/data/order/rank_part.py",
+        "most = int(array.max(initial=0))",
+        "most = int(array.max(initial= 1))",
+        "a byte holds either",
+    ),
+    ("rayrec/data/source/decoded_size.py", "use_threads=False", "use_threads=True", "threads change no value"),
+    ("rayrec/data/source/footer_index.py", "@dataclass(slots=True)", "@dataclass(slots=False)", "slots save memory"),
+    ("rayrec/data/source/slices.py", "use_threads=False", "use_threads=True", "threads change no value"),
+    ("rayrec/data/source/slices.py", "parts[0]", "parts[-1]", "the parts are of one file"),
+    ("rayrec/data/storage/locations.py", "@lru_cache(maxsize=64)", "@lru_cache(maxsize=63)", "size of a cache"),
+    ("rayrec/data/storage/locations.py", "@lru_cache(maxsize=64)", "@lru_cache(maxsize=65)", "size of a cache"),
+    (
+        "rayrec/data/stream/batch_stream.py",
+        "cursor.parts[0].rows",
+        "cursor.parts[-1].rows",
+        "a stream's cursor has one part",
+    ),
+    (
+        "rayrec/data/stream/batching.py",
+        "(block_ends, not fewer), 0, part.rows",
+        "(block_ends, not fewer), 1, part.rows",
+        "set by `take` before it is used",
+    ),
+    (
+        "rayrec/data/stream/batching.py",
+        "(block_ends, not fewer), 0, part.rows",
+        "(block_ends, not fewer), -1, part.rows",
+        "set by `take` before it is used",
+    ),
+    ("rayrec/data/stream/batching.py", "passed = 0", "passed = 1", "used only where rows were taken"),
+    ("rayrec/data/stream/batching.py", "passed = 0", "passed = -1", "used only where rows were taken"),
+    (
+        "rayrec/data/stream/batching.py",
+        "for run, cut in both if run.start < cut]",
+        "for run, cut in both if run.start <= cut]",
+        "a part of no rows adds nothing",
+    ),
+    ("rayrec/data/stream/readers.py", "depth=1)", "depth=2)", "how far ahead is read"),
+    (
+        "rayrec/data/tools/column_facts.py",
+        "leaf, longest, width = array, None, 1",
+        "leaf, longest, width = array, None, 0",
+        "`max(1, width)` is what counts for a plain column",
+    ),
+    (
+        "rayrec/data/tools/synthetic.py",
+        "label = rng.random(rows) < probability",
+        "label = rng.random(rows) <= probability",
+        "a drawn number is never just the probability",
+    ),
+    (
+        "rayrec/data/tools/text_files.py",
+        "self._place(uri, None, 0, error)",
+        "self._place(uri, None, -1, error)",
+        "no line is passed over either way",
+    ),
+    (
+        "rayrec/data/tools/text_files.py",
+        "self._place(uri, None, 0, error)",
+        "self._place(uri, None, 1, error)",
+        "no line is passed over either way",
+    ),
+    ("rayrec/data/tools/vocabulary.py", "> _SPILL_IDS:", ">= _SPILL_IDS:", "when it is spilled changes no count"),
+    (
+        "rayrec/distributed/comm/host_link.py",
+        "offset if other < rank else",
+        "offset if other <= rank else",
+        "nobody reads the place of the own part",
+    ),
+    (
+        "rayrec/distributed/kernel/matrix.py",
+        "torch.sort(rows, stable=True)",
+        "torch.sort(rows, stable=False)",
+        "torch sorts stably on the CPU either way",
+    ),
     (
         "rayrec/distributed/planner/bound.py",
-        "`if high <= low:` → `if high < low:`",
-    ): "where both are equal the bisection ends after one round with the same number",
+        "if high <= low:",
+        "if high < low:",
+        "where both are equal the bisection ends after one round with the same number",
+    ),
+    (
+        "rayrec/distributed/planner/build.py",
+        "left_R = np.maximum(0.0, problem.room_R - packing.device_R)",
+        "left_R = np.maximum( -1.0, problem.room_R - packing.device_R)",
+        "a packing fits; what rounding takes below 0 is lost where the share is cut to hundredths",
+    ),
     (
         "rayrec/distributed/planner/options.py",
-        "`yield kernel, 1.0, 1.0` → `yield kernel, 2.0, 1.0`",
-    ): "a kernel without a cache reads no share of one",
-}
+        "yield kernel, 1.0, 1.0",
+        "yield kernel, 2.0, 1.0",
+        "a kernel without a cache reads no share of one",
+    ),
+    (
+        "rayrec/distributed/planner/options.py",
+        "@lru_cache(maxsize=16)",
+        "@lru_cache(maxsize=15)",
+        "how many answers are kept changes no result",
+    ),
+    (
+        "rayrec/distributed/planner/options.py",
+        "@lru_cache(maxsize=16)",
+        "@lru_cache(maxsize=17)",
+        "how many answers are kept changes no result",
+    ),
+    (
+        "rayrec/distributed/planner/packing.py",
+        "score = score + memory_weight * device / np.maximum(problem.room_R, 1.0)",
+        "score = score + memory_weight * device / np.maximum(problem.room_R, 2.0)",
+        "a rank with room for less than two bytes is full, and its score infinite",
+    ),
+    (
+        "rayrec/distributed/planner/proposers.py",
+        "self._best, self._worse = math.inf, 0",
+        "self._best, self._worse = math.inf, 1",
+        "the first rating is below infinity, which sets the count to 0",
+    ),
+    (
+        "rayrec/distributed/planner/refusal.py",
+        "return min((option.piece_bytes for option in options), default=0.0)",
+        "return min((option.piece_bytes for option in options), default= -1.0)",
+        "of a table without options it is only compared with a rank's room, which is not negative",
+    ),
+    (
+        "rayrec/distributed/planner/topology.py",
+        "@dataclass(frozen=True, init=False)",
+        "@dataclass(frozen=True, init=True)",
+        "a class that writes its own __init__ keeps it",
+    ),
+    (
+        "rayrec/distributed/sharding/column_order.py",
+        "if self._partials and batch:",
+        "if self._partials or batch:",
+        "a bag of one source is that source; bags of no examples are empty",
+    ),
+    (
+        "rayrec/distributed/sharding/column_order.py",
+        "len(rows) > self._units",
+        "len(rows) >= self._units",
+        "a bag of one source is that source",
+    ),
+    (
+        "rayrec/distributed/sharding/column_order.py",
+        "math.gcd(*edges, *columns.blocks) or 1",
+        "math.gcd(*edges, *columns.blocks) or 2",
+        "only without any column, where every unit does",
+    ),
+    (
+        "rayrec/distributed/sharding/column_order.py",
+        "if len(self._cache) > 8:",
+        "if len(self._cache) >= 8:",
+        "how many batch sizes are remembered",
+    ),
+    (
+        "rayrec/distributed/sharding/distinct.py",
+        ".index_copy_(0,",
+        ".index_copy_(-1,",
+        "of one dimension the first is the last",
+    ),
+    (
+        "rayrec/distributed/sharding/id_check.py",
+        "if len(self._table_of) < len(kjt.keys())",
+        "if len(self._table_of) <= len(kjt.keys())",
+        "with as many keys as read features every limit is a table's",
+    ),
+    (
+        "rayrec/distributed/sharding/id_message.py",
+        "weights[0].view(torch.float32)",
+        "weights[-1].view(torch.float32)",
+        "there is one column of weights",
+    ),
+    (
+        "rayrec/distributed/sharding/sequences.py",
+        "if distinct is None or own is None:",
+        "if distinct is None and own is None:",
+        "both are None or neither is",
+    ),
+    (
+        "rayrec/distributed/sharding/tiers.py",
+        "sorted(zip(self.sources, parts, strict=True)",
+        "sorted(zip(self.sources, parts, strict=False)",
+        "the rows were split into as many parts as there are sources",
+    ),
+    (
+        "rayrec/distributed/sharding/vector_exchange.py",
+        "self._rows(parts[0], piece)",
+        "self._rows(parts[-1], piece)",
+        "there is one part",
+    ),
+    (
+        "rayrec/distributed/sharding/vector_exchange.py",
+        "first = self.edges[0]",
+        "first = self.edges[-1]",
+        "used only where all edges are equal",
+    ),
+    (
+        "rayrec/distributed/train_pipeline/train_pipelines.py",
+        "enable_inplace_copy_batch: bool = False,",
+        "enable_inplace_copy_batch: bool = True,",
+        "the argument is taken for TorchRec's sake and not read",
+    ),
+    ("rayrec/metrics/binary.py", "return figures[0]", "return figures[ -1]", "without names there is one label"),
+    ("rayrec/metrics/binary.py", "labels_BT > 0.5", "labels_BT >= 0.5", "labels are 0 or 1"),
+    ("rayrec/metrics/binary.py", "persistent=False", "persistent=True", "nobody asks this module for a state_dict"),
+    ("rayrec/metrics/binary.py", "self.totals[:, 0]", "self.totals[:, 1]", "only shape and type are taken"),
+    ("rayrec/metrics/grouped.py", "return figures[0]", "return figures[ -1]", "without names there is one label"),
+    (
+        "rayrec/metrics/histogram.py",
+        "called = found + negatives.flip(0).cumsum(0)",
+        "called = found + negatives.flip( -1).cumsum(0)",
+        "of one dimension the first is the last",
+    ),
+    (
+        "rayrec/metrics/histogram.py",
+        "found = gained.cumsum(0)",
+        "found = gained.cumsum(-1)",
+        "of one dimension the first is the last",
+    ),
+    (
+        "rayrec/metrics/labels.py",
+        "self._parts[0][1].update(logits, labels, weights_B)",
+        "self._parts[ -1][1].update(logits, labels, weights_B)",
+        "there is one part",
+    ),
+    (
+        "rayrec/metrics/metric_module.py",
+        '(0.0, float("inf"))',
+        '(1.0, float("inf"))',
+        "a short cut; any lapse lies between 0 and infinity",
+    ),
+    ("rayrec/metrics/metric_module.py", '(0.0, float("inf"))', '(-1.0, float("inf"))', "no lapse is below 0"),
+    (
+        "rayrec/metrics/metric_module.py",
+        "part.unsqueeze(0)",
+        "part.unsqueeze(-1)",
+        "a single number has no other place for a dimension",
+    ),
+    ("rayrec/metrics/numbers.py", "return figures[0]", "return figures[ -1]", "without names there is one label"),
+    (
+        "rayrec/metrics/rec_metric.py",
+        "isinstance(parts[0], torch.Tensor)",
+        "isinstance(parts[1], torch.Tensor)",
+        "the batches that wait are all of one kind",
+    ),
+    (
+        "rayrec/metrics/rec_metric.py",
+        "isinstance(parts[0], torch.Tensor)",
+        "isinstance(parts[-1], torch.Tensor)",
+        "the batches that wait are all of one kind",
+    ),
+    (
+        "rayrec/metrics/streaming/errors.py",
+        '"weighted_num_samples": examples.weights_TB.sum(-1),',
+        '"weighted_num_samples": examples.weights_TB.sum(1),',
+        "of two dimensions the second is the last",
+    ),
+    (
+        "rayrec/metrics/streaming/rates.py",
+        "count_nonzero(-1)",
+        "count_nonzero(1)",
+        "of two dimensions the second is the last",
+    ),
+    ("rayrec/metrics/streaming/rates.py", ".sum(-1)", ".sum(1)", "of two dimensions the second is the last"),
+    (
+        "rayrec/metrics/streaming/samples.py",
+        'examples.inputs["grouping_keys"][0]',
+        'examples.inputs["grouping_keys"][-1]',
+        "every task's row of them is the same",
+    ),
+    (
+        "rayrec/metrics/streaming/samples.py",
+        "return torch.zeros(0, dtype=torch.float64)",
+        "return torch.zeros(1, dtype=torch.float64)",
+        "what is summed is not read",
+    ),
+    (
+        "rayrec/metrics/streaming/samples.py",
+        "self._parts[-1].device",
+        "self._parts[-0].device",
+        "all parts are on one device",
+    ),
+    ("rayrec/metrics/streaming/sessions.py", ".sum(-1)", ".sum(1)", "of two dimensions the second is the last"),
+    (
+        "rayrec/metrics/streaming/sessions.py",
+        "PAIRS_AT_ONCE // max(",
+        "PAIRS_AT_ONCE * max(",
+        "how many pairs at a time changes no sum",
+    ),
+    ("rayrec/metrics/streaming/sessions.py", "stable=True", "stable=False", "torch sorts stably on the CPU either way"),
+    (
+        "rayrec/train/driver/console.py",
+        "self._last_line_at = 0.0",
+        "self._last_line_at = 1.0",
+        "the clock is far beyond either",
+    ),
+    (
+        "rayrec/train/driver/console.py",
+        "self._last_line_at = 0.0",
+        "self._last_line_at = -1.0",
+        "the clock is far beyond either",
+    ),
+    (
+        "rayrec/train/driver/elastic.py",
+        "thread.join(timeout=5)",
+        "thread.join(timeout=4)",
+        "the thread ends at once; it only bounds a hang",
+    ),
+    (
+        "rayrec/train/driver/elastic.py",
+        "thread.join(timeout=5)",
+        "thread.join(timeout=6)",
+        "the thread ends at once; it only bounds a hang",
+    ),
+    ("rayrec/train/driver/elastic.py", "timeout=5)", "timeout=4)", "how long a busy Ray is waited for"),
+    ("rayrec/train/driver/elastic.py", "timeout=5)", "timeout=6)", "how long a busy Ray is waited for"),
+    (
+        "rayrec/train/driver/elastic.py",
+        "self._asked = False",
+        "self._asked = True",
+        "of no attempt; the first one sets it anew",
+    ),
+    (
+        "rayrec/train/run_log.py",
+        "(*given), timeout=30)",
+        "(*given), timeout=29)",
+        "how long a busy mailbox is waited for",
+    ),
+    (
+        "rayrec/train/run_log.py",
+        "(*given), timeout=30)",
+        "(*given), timeout=31)",
+        "how long a busy mailbox is waited for",
+    ),
+    ("rayrec/train/driver/signals.py", "raise raised[0]", "raise raised[-1]", "there is at most one"),
+    ("rayrec/train/evaluate_run.py", "attempts_before=0", "attempts_before=1", "nobody reads an evaluation's attempt"),
+    ("rayrec/train/evaluate_run.py", "attempts_before=0", "attempts_before=-1", "nobody reads an evaluation's attempt"),
+    (
+        "rayrec/train/report/run.py",
+        'number(line, "time") or 0',
+        'number(line, "time") or -1',
+        "no recorded time is below 0",
+    ),
+    ("rayrec/train/report/svg.py", "(step, value) = trend[0]", "(step, value) = trend[ -1]", "the trend has one point"),
+    (
+        "rayrec/train/report/svg.py",
+        'chart.unit(1).endswith("%")',
+        'chart.unit(2).endswith("%")',
+        "only the unit's sign is read",
+    ),
+    (
+        "rayrec/train/report/svg.py",
+        'chart.unit(1).endswith("%")',
+        'chart.unit(0).endswith("%")',
+        "only the unit's sign is read",
+    ),
+    (
+        "rayrec/train/run_log.py",
+        "timeout_s: float = 30.0",
+        "timeout_s: float = 29.0",
+        "how long a busy mailbox is waited for",
+    ),
+    (
+        "rayrec/train/run_log.py",
+        "timeout_s: float = 30.0",
+        "timeout_s: float = 31.0",
+        "how long a busy mailbox is waited for",
+    ),
+    ("rayrec/train/run_log.py", "thread.join(timeout=30)", "thread.join(timeout=29)", "it only bounds a hang"),
+    ("rayrec/train/run_log.py", "thread.join(timeout=30)", "thread.join(timeout=31)", "it only bounds a hang"),
+    (
+        "rayrec/train/run_log.py",
+        "every_s: float = 0.2",
+        "every_s: float = 1.2",
+        "how often records are taken; all are at the end",
+    ),
+    (
+        "rayrec/train/worker/learner.py",
+        "config.trainer.seed * 10_007 + session.rank",
+        "config.trainer.seed * 10_007 - session.rank",
+        "seeds of ranks and runs are as distinct",
+    ),
+    ("rayrec/train/worker/learner.py", "10_007", "10006", "seeds of ranks and runs are as distinct"),
+    ("rayrec/train/worker/learner.py", "10_007", "10008", "seeds of ranks and runs are as distinct"),
+    (
+        "rayrec/train/worker/lockstep.py",
+        "[0.0] * (VALUES - len(values))",
+        "[1.0] * (VALUES - len(values))",
+        "the padding is cut off after the sum",
+    ),
+    (
+        "rayrec/train/worker/lockstep.py",
+        "[0.0] * (VALUES - len(values))",
+        "[-1.0] * (VALUES - len(values))",
+        "the padding is cut off after the sum",
+    ),
+    ("rayrec/train/worker/loop.py", "self._told_at = 0.0", "self._told_at = 1.0", "the clock is far beyond either"),
+    ("rayrec/train/worker/loop.py", "self._told_at = 0.0", "self._told_at = -1.0", "the clock is far beyond either"),
+    (
+        "rayrec/train/worker/loop.py",
+        "self.total_steps = 0",
+        "self.total_steps = 1",
+        "set after every step before it is told",
+    ),
+    (
+        "rayrec/train/worker/loop.py",
+        "self.total_steps = 0",
+        "self.total_steps = -1",
+        "set after every step before it is told",
+    ),
+    (
+        "rayrec/train/worker/loop.py",
+        "EVAL_ROWS = Cursor.start(0)",
+        "EVAL_ROWS = Cursor.start(1)",
+        "unshuffled evaluation rows are the same in every epoch",
+    ),
+    (
+        "rayrec/train/worker/loop.py",
+        "EVAL_ROWS = Cursor.start(0)",
+        "EVAL_ROWS = Cursor.start(-1)",
+        "unshuffled evaluation rows are the same in every epoch",
+    ),
+    (
+        "rayrec/train/worker/loop.py",
+        "halvings: int = 0",
+        "halvings: int = 1",
+        "the default serves only scoring, which has no rates",
+    ),
+    (
+        "rayrec/train/worker/loop.py",
+        "halvings: int = 0",
+        "halvings: int = -1",
+        "the default serves only scoring, which has no rates",
+    ),
+    (
+        "rayrec/train/worker/loop.py",
+        "stream.batches_left * seconds < PREPARE_AHEAD_S",
+        "stream.batches_left / seconds < PREPARE_AHEAD_S",
+        "when reading begins ahead",
+    ),
+    (
+        "rayrec/train/worker/loop.py",
+        "stream.batches_left * seconds < PREPARE_AHEAD_S",
+        "stream.batches_left + seconds < PREPARE_AHEAD_S",
+        "when reading begins ahead",
+    ),
+    ("rayrec/train/worker/machine.py", "gpu_bytes: int = 0", "gpu_bytes: int = 1", "not read without a GPU"),
+    ("rayrec/train/worker/machine.py", "gpu_bytes: int = 0", "gpu_bytes: int = -1", "not read without a GPU"),
+    (
+        "rayrec/metrics/streaming/measure.py",
+        "self.labels_TB.shape[-1]",
+        "self.labels_TB.shape[1]",
+        "of two dimensions the second is the last",
+    ),
+    ("rayrec/train/evaluate_run.py", "attempt: int = 0", "attempt: int = -1", "nobody reads an evaluation's attempt"),
+    ("rayrec/train/evaluate_run.py", "attempt: int = 0", "attempt: int = 1", "nobody reads an evaluation's attempt"),
+    ("rayrec/train/evaluate_run.py", "world_size: int = 0", "world_size: int = -1", "only a run that grows reads it"),
+    ("rayrec/train/evaluate_run.py", "world_size: int = 0", "world_size: int = 1", "only a run that grows reads it"),
+    (
+        "rayrec/checkpoint/rectangles.py",
+        "flatten_state_dict=False",
+        "flatten_state_dict=True",
+        "what is saved has no levels",
+    ),
+)

@@ -61,7 +61,8 @@ class Reach:
         """Tests that run a line, quick ones first, as many as fit into `most_s` seconds.
 
         For a line that runs at import: those that run the function whose default value it has; those that run a line
-        which names the constant, or the class whose field it is; else any of the file.
+        which names the constant, or the class whose field it is; else any of the file. And those of test files that
+        name what it is of: defaults are looked up.
         """
         everywhere = {path: range(1, sys.maxsize)}
         for places in (*_places_of(root, path, line), everywhere):
@@ -74,6 +75,8 @@ class Reach:
             }
             if found := found & set(self.seconds):
                 break
+        files = _test_files_that_name(root, names) if (names := tuple(_names_at_import(root, path, line))) else set()
+        found |= {test for test in self.seconds if test.split("::")[0] in files}
         chosen, left = [], most_s
         for test in sorted(found, key=lambda test: (self.seconds[test], test)):
             left -= self.seconds[test]
@@ -81,6 +84,23 @@ class Reach:
                 break
             chosen.append(test)
         return chosen
+
+
+def _names_at_import(root: Path, path: str, line: int) -> list[str]:
+    """What a line that runs at import belongs to: a constant, or the class or function whose default it has."""
+    tree = ast.parse((root / path).read_text(encoding="utf-8"))
+    around = [node for node in ast.walk(tree) if isinstance(node, _HOLDERS) and line in _span(node)]
+    around.sort(key=lambda node: len(_span(node)), reverse=True)
+    if any(isinstance(node, ast.FunctionDef) and line >= node.body[0].lineno for node in around):
+        return []
+    return [node.name for node in around if not node.name.startswith("__")][-1:] or _names_bound(tree, line)
+
+
+@cache
+def _test_files_that_name(root: Path, names: tuple[str, ...]) -> set[str]:
+    wanted = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+    files = (root / "tests").rglob("test_*.py")
+    return {file.relative_to(root).as_posix() for file in files if wanted.search(file.read_text(encoding="utf-8"))}
 
 
 Places = dict[str, Collection[int]]

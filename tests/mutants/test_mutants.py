@@ -6,10 +6,12 @@ import subprocess
 from pathlib import Path
 
 from tests.mutants.contexts import fixture_context, uses
+from tests.mutants.equivalent import EQUIVALENT, why_equivalent
 from tests.mutants.judge import KILLED, SURVIVED, Judge
 from tests.mutants.mutants import mutants_of, sample
 from tests.mutants.reach import Findings, Reach, digest, lines_now
 
+ROOT = Path(__file__).resolve().parents[2]
 CODE = """def grow(size: int, step: int = 1) -> int:
     if size > 9:
         return size - step
@@ -43,6 +45,20 @@ def test_what_is_drawn_is_python(tmp_path: Path) -> None:
     (tmp_path / "star.py").write_text("def grow(\n    *,\n    by: int,\n) -> int:\n    return by * 2\n")
     assert [mutant.line for mutant in mutants_of(tmp_path, "star.py") if mutant.line == 2]
     assert {mutant.line for seed in range(5) for mutant in sample(tmp_path, ["star.py"], 9, seed)} == {5}
+
+
+def test_what_only_checks_or_saves_memory_is_equivalent() -> None:
+    zipped = "`for a, b in zip(x, y, strict=True):` → `for a, b in zip(x, y, strict=False):`"
+    assert "only checks" in str(why_equivalent("rayrec/distributed/types.py", zipped))
+    assert why_equivalent("rayrec/distributed/sharding_plan.py", zipped) is None
+    assert why_equivalent("rayrec/a.py", zipped.replace("in zip(x, y", "in f(x")) is None
+    fields = "`@dataclass(frozen=True, slots=True)` → `@dataclass(frozen=True, slots=False)`"
+    assert "memory" in str(why_equivalent("rayrec/a.py", fields))
+    assert why_equivalent("rayrec/a.py", fields.replace("slots=False", "slots=True")) is None
+    tuned = "`_BLOCK = 16_384` → `_BLOCK =  16385`"
+    assert "at a time" in str(why_equivalent("rayrec/data/mapping/hashing.py", tuned))
+    assert why_equivalent("rayrec/data/mapping/hashing.py", tuned.replace("_BLOCK", "_FOLD")) is None
+    assert why_equivalent("rayrec/data/mapping/a.py", tuned) is None
 
 
 def test_what_several_tests_share_is_reached_by_all_of_them() -> None:
@@ -93,6 +109,28 @@ def test_a_constant_takes_the_tests_of_the_lines_that_name_it(tmp_path: Path) ->
     assert reach.of(tmp_path, "rayrec/sizes.py", 10, most_s=60) == ["area"]
 
 
+def test_a_default_takes_the_tests_of_files_that_name_what_it_is_of(tmp_path: Path) -> None:
+    (tmp_path / "rayrec").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "rayrec" / "a.py").write_text(
+        "LIMIT = 3\n\n\nclass Shape:\n    wide: int = 3\n\n    def __init__(self, deep: int = 4) -> None:\n"
+        "        self.deep = deep + 5\n\n    def area(self, by: int = 6) -> int:\n        return by\n"
+    )
+    (tmp_path / "tests" / "test_shape.py").write_text("from rayrec.a import Shape\n")
+    (tmp_path / "tests" / "test_limit.py").write_text("from rayrec.a import LIMIT\n")
+    (tmp_path / "tests" / "test_area.py").write_text("shape.area()\n")
+    names = ("shape", "limit", "area")
+    seconds = {f"tests/test_{name}.py::test": 0.1 for name in names} | {"tests/test_b.py::test": 0.2}
+    reach = Reach({"rayrec/a.py": {8: ["tests/test_b.py::test"]}}, seconds)
+
+    def files(line: int) -> list[str]:
+        return [test.split("_")[1].split(".")[0] for test in reach.of(tmp_path, "rayrec/a.py", line, most_s=60)]
+
+    assert files(8) == ["b"]  # runs in the call alone
+    assert files(7) == ["shape", "b"] and files(5) == ["shape", "b"] and files(10) == ["area", "b"]
+    assert files(1) == ["limit", "b"]
+
+
 def test_a_failure_that_is_not_the_faults_doing_does_not_count(tmp_path: Path) -> None:
     path, root = write(tmp_path), tmp_path
     (root / "test_grow.py").write_text(
@@ -108,3 +146,19 @@ def test_a_failure_that_is_not_the_faults_doing_does_not_count(tmp_path: Path) -
     assert judge.verdict(mutant, [bad, blind, good], 1) == (KILLED, good)
     assert judge.verdict(mutant, [bad, blind], 1) == (SURVIVED, "")
     assert judge.verdict(mutant, [], 1) == (SURVIVED, "")
+
+
+def test_an_equivalent_fault_is_named_by_what_it_changes_in_its_line() -> None:
+    path = "rayrec/checkpoint/manifest.py"
+    change = '`return json.dumps({**raw, "checksum": _checksum(raw)}, indent=1).encode()` → '
+    change += '`return json.dumps({**raw, "checksum": _checksum(raw)}, indent= 2).encode()`'
+    assert "layout only" in str(why_equivalent(path, change))
+    assert why_equivalent(path, change.replace("indent= 2", "indent= 3")) is None
+    assert why_equivalent(path, change.replace("indent= 2", "indent=1")) is None
+    assert why_equivalent("rayrec/checkpoint/index.py", change) is None
+
+
+def test_every_fault_that_is_named_could_be_put_in() -> None:
+    """The line is still there."""
+    for path, was, _, _ in EQUIVALENT:
+        assert "".join(was.split()) in "".join((ROOT / path).read_text(encoding="utf-8").split()), (path, was)

@@ -14,6 +14,8 @@ from rayrec.optim import (
     GradientClippingOptimizer,
     KeyedOptimizer,
     KeyedOptimizerWrapper,
+    OptimizerWrapper,
+    SemisyncOptimizer,
     WarmupOptimizer,
     WarmupPolicy,
     WarmupStage,
@@ -152,6 +154,17 @@ P = WarmupPolicy
             WarmupStage(policy=P.COSINE_ANNEALING_WARM_RESTARTS, max_iters=9, value=0.1, sgdr_period=2),
             [1, 0.55, 1, 0.55],
         ),
+        (
+            WarmupStage(policy=P.COSINE_ANNEALING_WARM_RESTARTS, max_iters=9, value=0.2, sgdr_period=3),
+            [1, 0.8, 0.4, 1, 0.8, 0.4],
+        ),
+        (WarmupStage(policy=P.STEP, max_iters=9, value=0.5), [1, 0.5, 0.25]),
+        (WarmupStage(policy=P.POLY, max_iters=4, value=1, decay_iters=0), [1, 3 / 4, 1 / 2, 1 / 4, 0, 1]),
+        (WarmupStage(policy=P.POLY, max_iters=2, value=1, decay_iters=2), [1, 1 / 2, 0, 1]),
+        (
+            WarmupStage(policy=P.INTERPOLATE, max_iters=5, value=0.5, start_interpolating_iters=1, end_value=2.5),
+            [0, 0.5, 1, 1.5, 2, 2.5, 1],
+        ),
         (WarmupStage(policy=P.CONSTANT, max_iters=1, value=0.5, lr_scale=3), [1.5, 1.5, 1]),
     ],
     ids=lambda value: value.policy.value if isinstance(value, WarmupStage) else "",
@@ -191,6 +204,202 @@ def test_wrong_schedules_are_named() -> None:
         WarmupStage(max_iters=0)
     with pytest.raises(ValueError, match="decay_iters=2 ends before max_iters=3"):
         WarmupStage(policy=P.POLY, max_iters=3, decay_iters=2)
+    with pytest.raises(ValueError, match="decay_iters=1 ends before max_iters=3"):
+        WarmupStage(policy=P.POLY, max_iters=3, decay_iters=1)
+    with pytest.raises(ValueError, match="sgdr_period=0 must be at least 1"):
+        WarmupStage(sgdr_period=0)
+    for some in ({"end_value": 1.0}, {"start_interpolating_iters": 0}):
+        with pytest.raises(ValueError, match="start_interpolating_iters and end_value must be given"):
+            WarmupStage(policy=P.INTERPOLATE, **some)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"max_iters are \[1, 5, 4\]"):
+        WarmupOptimizer(keyed(w=[1.0]), [WarmupStage(max_iters=end) for end in (1, 5, 4)])
+
+
+def test_the_schedules_progress_is_the_state_of_a_parameter_that_is_none() -> None:
+    """Its second number is the stage that the next iteration belongs to."""
+    optimizer = WarmupOptimizer(keyed(w=[1.0]), [WarmupStage(), WarmupStage(max_iters=3)])
+    assert (optimizer.iteration, optimizer.state_dict(), dict(optimizer.state)) == (0, {"state": {}}, {})
+    assert optimizer.state_names == list(optimizer.params) == ["w", "__warmup"]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1], "the rate by default"
+    seen = []
+    for _ in range(5):
+        optimizer.step()
+        seen.append(optimizer.state_dict()["state"]["__warmup"]["warmup"].tolist())
+    assert seen == [[1, 0], [2, 1], [3, 1], [4, 2], [5, 2]]
+    assert torch.equal(optimizer.state[optimizer.params["__warmup"]]["warmup"], torch.tensor([5, 2]))
+    assert not optimizer.params["__warmup"].requires_grad
+    optimizer.load_state_dict({"state": {}})  # saved without a schedule
+    assert optimizer.iteration == 0
+
+
+class Noting(KeyedOptimizer):
+    """Notes what is passed on to it."""
+
+    def __init__(self, **names: list[float]) -> None:
+        params = {name: torch.nn.Parameter(torch.tensor(values)) for name, values in names.items()}
+        super().__init__(params, {}, [{"params": list(params.values()), "lr": 1.0}])
+        self.told: list[Any] = []
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.told.append("step")
+
+    def settings_changed(self) -> None:
+        self.told.append("settings")
+
+    def post_load_state_dict(self) -> None:
+        self.told.append("loaded")
+
+    def set_optimizer_step(self, step: int) -> None:
+        self.told.append(step)
+
+    def update_hyper_parameters(self, params_dict: Any) -> None:
+        self.told.append(params_dict)
+
+    def global_step(self, count: torch.Tensor, closure: Any) -> None:
+        self.told.append(f"global {int(count)}")
+
+
+def in_a_wrapper(one: KeyedOptimizer) -> KeyedOptimizerWrapper:
+    return KeyedOptimizerWrapper(one.params, lambda _: one)
+
+
+@pytest.mark.parametrize(
+    ("around", "prefix"),
+    [
+        (lambda one, other: CombinedOptimizer([("x", one), ("x", other)]), "x."),
+        (lambda one, other: CombinedOptimizer([("x", OptimizerWrapper(one)), ("x", OptimizerWrapper(other))]), "x."),
+        (lambda one, other: SemisyncOptimizer([1], one, in_a_wrapper(other), num_local_steps=1), ""),
+    ],
+    ids=["combined", "wrapped", "semi_sync"],
+)
+def test_all_inner_optimizers_are_told(around: Any, prefix: str) -> None:
+    one, other = Noting(a=[1.0]), Noting(b=[2.0])
+    both = around(one, other)
+    assert [name for name in both.params if "_counter__" not in name] == [f"{prefix}a", f"{prefix}b"]
+    both.step()
+    both.set_optimizer_step(4)
+    both.update_hyper_parameters({"lr": 3})
+    semi = isinstance(both, SemisyncOptimizer)
+    assert one.told == ["step", 4, {"lr": 3}] and other.told == ["global 1" if semi else "step", 4, {"lr": 3}]
+    both.post_load_state_dict()
+    both.settings_changed()
+    assert one.told[3:] == ["loaded", "settings"] and (semi or other.told[3:] == ["loaded", "settings"])
+    both.save_param_groups(True)
+    assert [group["params"] for group in both.state_dict()["param_groups"]] == [[f"{prefix}a"], [f"{prefix}b"]]
+    assert "param_groups" in one.state_dict()
+    give_gradients(CombinedOptimizer([one, other]))
+    both.zero_grad(set_to_none=False)
+    assert [one.params["a"].grad.item(), other.params["b"].grad.item()] == [0, 0]  # type: ignore[union-attr]
+    both.zero_grad()
+    assert one.params["a"].grad is other.params["b"].grad is None
+    both.zero_grad(set_to_none=False)  # there is none
+    assert repr(one) in repr(both)
+
+
+def test_gradients_are_taken_away_by_a_keyed_optimizer_of_ones_own() -> None:
+    own = Noting(a=[1.0], b=[2.0])
+    own.params["a"].grad = torch.ones(1)
+    own.zero_grad(set_to_none=False)
+    assert own.params["a"].grad == 0 and own.params["b"].grad is None
+    own.zero_grad()
+    assert own.params["a"].grad is None
+
+
+def test_the_two_counts_may_be_all_that_was_saved() -> None:
+    both = SemisyncOptimizer([1], Noting(a=[1.0]), in_a_wrapper(Noting(b=[2.0])), num_local_steps=4)
+    counts = {"__semisync_local_step_counter__": torch.tensor(6), "__semisync_global_step_counter__": torch.tensor(1)}
+    both.load_state_dict({"state": {"b": counts}})
+    assert {name: int(both.params[name]) for name in counts} == {name: int(count) for name, count in counts.items()}
+
+
+def test_a_local_step_always_and_a_global_one_after_so_many() -> None:
+    local, outer = Noting(a=[1.0]), Noting(b=[2.0])
+    both = SemisyncOptimizer([1], local, in_a_wrapper(outer), num_local_steps=3)
+    for _ in range(7):
+        give_gradients(outer)
+        both.step()
+    assert local.told == ["step"] * 7 and outer.told == ["global 3", "global 6"]
+    assert outer.params["b"].grad is not None, "it is taken away for a global step only"
+    counts = ["__semisync_global_step_counter__", "__semisync_local_step_counter__"]
+    assert [int(both.params[name]) for name in counts] == [2, 7] and both.state_names == ["a", "b"]
+    with pytest.raises(ValueError, match="global_params is empty"):
+        SemisyncOptimizer([], local, in_a_wrapper(outer))
+    with pytest.raises(ValueError, match="wrap an optimizer with global_step"):
+        SemisyncOptimizer([1], local, local)
+    with pytest.raises(ValueError, match="different tensors of it"):
+        SemisyncOptimizer([1], local, in_a_wrapper(Noting(a=[1.0])))
+    with pytest.raises(ValueError, match="no parameter has __semisync_local"):
+        both.load_state_dict({"state": {"a": {}}})
+
+
+def test_a_state_and_what_it_says_of_the_parts_come_back() -> None:
+    """Local and global state of one parameter, and how far both have counted."""
+
+    class Outer(torch.optim.SGD):
+        def global_step(self, count: torch.Tensor, closure: Any) -> None:
+            self.param_groups[0]["params"][0].grad = torch.ones(1)
+            self.step(closure)
+
+    def made() -> SemisyncOptimizer:
+        local = keyed(torch.optim.Adam, a=[1.0], b=[2.0])
+        outer = KeyedOptimizerWrapper({"b": local.params["b"]}, lambda ps: Outer(ps, lr=0.5, momentum=0.9))
+        return SemisyncOptimizer([1], local, outer, num_local_steps=2)
+
+    one, other = made(), made()
+    for _ in range(3):
+        give_gradients(one)
+        one.step()
+    saved = one.state_dict()["state"]
+    assert all(key.startswith("semi_sync_local_") for key in saved["a"]), "the global step knows b alone"
+    assert float(saved["b"]["semi_sync_global_momentum_buffer"]) == 1.0
+    other.load_state_dict({"state": saved})
+    for each in (one, other):
+        each.params["a"].data.fill_(1.0), each.params["b"].data.fill_(1.0)
+        give_gradients(each)
+        each.step()
+    assert all(torch.equal(one.params[name], other.params[name]) for name in one.params)
+    assert torch.equal(other.state[other.params["b"]]["__semisync_global_step_counter__"], torch.tensor(2))
+
+
+def test_settings_come_back_only_where_both_sides_keep_them() -> None:
+    one, other = keyed(lr=0.3, a=[1.0]), keyed(lr=0.5, a=[1.0])
+    one.save_param_groups(True)
+    saved = {**one.state_dict(), "state": {}}
+    other.load_state_dict(saved)
+    assert other.param_groups[0]["lr"] == 0.5
+    other.save_param_groups(True)
+    other.load_state_dict({"state": {}})
+    assert other.param_groups[0]["lr"] == 0.5
+    other.load_state_dict(saved)
+    assert other.param_groups[0]["lr"] == 0.3
+
+
+def test_state_is_made_by_a_step_with_zero_gradients_of_the_right_layout() -> None:
+    optimizer = keyed(a=[1.0], b=[2.0], fixed=[3.0], fused=[4.0])
+    optimizer.params["fixed"].requires_grad_(False)
+    optimizer.params["fused"]._in_backward_optimizers = []  # type: ignore[attr-defined]
+    optimizer.init_state({"b"})
+    grads = {name: param.grad for name, param in optimizer.params.items()}
+    assert {name: None if grad is None else grad.is_sparse for name, grad in grads.items()} == {
+        "a": False, "b": True, "fixed": None, "fused": None,
+    }  # fmt: skip
+    optimizer = keyed(a=[1.0])
+    optimizer.init_state()
+    assert optimizer.params["a"].grad == 0
+
+
+def test_the_norm_is_kept_where_it_is_asked_for() -> None:
+    def norm(clipping: GradientClipping, **settings: Any) -> torch.Tensor | None:
+        optimizer = GradientClippingOptimizer(keyed(a=[0.0], b=[0.0], c=[0.0]), clipping, **settings)
+        for name, grad in (("a", 3.0), ("b", -4.0)):  # c has none
+            optimizer.params[name].grad = torch.tensor([grad])
+        optimizer.step()
+        return optimizer.last_total_grad_norm
+
+    kinds = GradientClipping
+    assert [norm(kind) for kind in (kinds.VALUE, kinds.NONE)] == [None, None]
+    assert [norm(kind, track_grad_norm=True) for kind in kinds] == [5, 5, 5]
+    assert norm(kinds.NORM) == 5 and norm(kinds.NORM, norm_type="inf") == 4
 
 
 def warm_fused(group: Any) -> list[list[float]]:

@@ -115,6 +115,48 @@ def test_row_wise_adagrad_by_hand() -> None:
     assert optimizer.state[weight]["sum"].view(-1).tolist() == [7.0, 0.0]
 
 
+def test_row_wise_adagrads_own_settings_by_hand() -> None:
+    """The rate falls with the steps, the accumulator starts above 0, weights decay, and steps go up the gradient."""
+    weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
+    optimizer = RowWiseAdagrad(
+        [weight], lr=0.5, lr_decay=0.25, weight_decay=0.1, initial_accumulator_value=2.0, eps=0.5, maximize=True
+    )
+    expected, total = torch.tensor([1.0, 2.0]), 2.0
+    for place in range(3):
+        weight.grad = torch.tensor([[1.0, -3.0]])
+        optimizer.step()
+        grad = torch.tensor([-1.0, 3.0]) + 0.1 * expected
+        total += float(grad.square().mean())
+        expected = expected - 0.5 / (1 + place * 0.25) * grad / (math.sqrt(total) + 0.5)
+        torch.testing.assert_close(weight.detach()[0], expected)
+
+
+def test_settings_by_default_are_torchrecs() -> None:
+    adam = {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+    adagrad = {"lr": 0.01, "lr_decay": 0.0, "weight_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-8}
+    param = torch.nn.Parameter(torch.ones(2, 2))
+    assert RowWiseAdagrad([param]).defaults == {**adagrad, "maximize": False}
+    assert all(kind([param], lr=0.1).defaults == adam for kind in (PartialRowWiseAdam, LAMB, PartialRowWiseLAMB))
+    lars = {"lr": 0.1, "momentum": 0.9, "eta": 0.001, "weight_decay": 0.0}
+    assert LarsSGD([param], lr=0.1).defaults == lars
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_closure_is_run_once_with_gradients(kind: Any) -> None:
+    weight, calls = torch.nn.Parameter(torch.ones(2, 2)), []
+
+    def closure() -> torch.Tensor:
+        calls.append(torch.is_grad_enabled())
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    assert kind([weight], lr=0.1).step(closure) == 4 and calls == [True]
+    assert not torch.equal(weight.detach(), torch.ones(2, 2))
+    assert kind([weight], lr=0.1).step() is None
+    kind([torch.nn.Parameter(torch.ones(2, 2))], lr=0.0).step()  # a rate of 0, and no gradient
+
+
 def test_lamb_moves_a_row_by_lr_times_its_norm() -> None:
     weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))
     optimizer = LAMB([weight], lr=0.1)
@@ -155,3 +197,6 @@ def test_half_precision_tables_and_vectors_train(kind: Any) -> None:
 def test_wrong_settings_are_named(kind: Any) -> None:
     with pytest.raises(ValueError, match=f"{kind.__name__}: lr=-1"):
         kind([torch.nn.Parameter(torch.ones(2, 2))], lr=-1)
+    if kind is not LarsSGD:
+        with pytest.raises(ValueError, match=f"{kind.__name__}: eps=-1e-09 must not be negative"):
+            kind([torch.nn.Parameter(torch.ones(2, 2))], lr=1, eps=-1e-9)

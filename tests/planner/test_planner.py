@@ -10,8 +10,9 @@ from torch import nn
 
 from rayrec.distributed.kernel import pooling_group, vector_group
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology, plan_tables
+from rayrec.distributed.planner.bases import PerfModel, Stats
 from rayrec.distributed.planner.cost import shard_cost
-from rayrec.distributed.planner.parts import PerfModel, PlannerError, Proposal, Stats
+from rayrec.distributed.planner.parts import PlannerError, Proposal
 from rayrec.distributed.planner.proposers import GridSearchProposer, Proposer, UniformProposer
 from rayrec.distributed.planner.types import NoPlanError, ParameterConstraints, ShardBytes
 from rayrec.distributed.planner.whatif import fits

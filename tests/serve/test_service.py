@@ -104,6 +104,12 @@ def test_a_bad_value_is_refused_with_feature_row_and_fix(
         assert told["feature"] in ({"city": "place"}.get(next(iter(change)), next(iter(change))),)
 
 
+def test_the_only_row_that_says_a_column_is_the_one_that_is_wrong(server: Server) -> None:
+    rows = [{**GOOD, "tags": None}, {**GOOD, "tags": [[1]]}, {name: GOOD[name] for name in GOOD if name != "tags"}]
+    found, answer = server.ask("POST", "/score", {"rows": rows})
+    assert (found, answer["errors"][0]["row"], answer["errors"][0]["column"]) == (422, 1, "tags"), answer
+
+
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [

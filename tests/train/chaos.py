@@ -76,7 +76,9 @@ class Supervised:
             env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
             own = {"PYTHONPATH": str(ROOT), "RAY_TMPDIR": temporary, "PYTHONWARNINGS": "ignore", MARK: self.mark}
             quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_METRICS_ENABLED": "0"}
-            self._env = {**env, **own, **quiet, "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
+            quiet |= {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
+            # Ray would kill processes of this run where the machine's memory is short, whoever took it.
+            self._env = {**env, **own, **quiet, "RAY_memory_monitor_refresh_ms": "0"}
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             self._cluster = subprocess.Popen([sys.executable, "-c", CLUSTER], env=self._env, text=True, **pipes)
             try:
@@ -86,11 +88,13 @@ class Supervised:
             finally:
                 if self.command.poll() is None:
                     self.command.kill()
-                assert self._cluster.stdin is not None
+                assert self._cluster.stdin is not None and self._cluster.stdout is not None
                 self._cluster.stdin.close()
                 with suppress(subprocess.TimeoutExpired):
                     self._cluster.wait(30)
                 self._cluster.kill()
+                self._cluster.wait()
+                self._cluster.stdout.close()
 
     def tell_cluster(self, word: str) -> None:
         assert self._cluster.stdin is not None
@@ -124,13 +128,23 @@ class Supervised:
             for record in self.records():
                 if record.get("event") in names and record["time"] > since:
                     return record
-            assert self.command.poll() is None, f"the command ended with {self.command.poll()}, waiting for {names}"
-            assert time.monotonic() < self.until, f"no event of {names}"
+            self.must_go_on(f"an event of {names}")
             time.sleep(0.1)
 
-    def restarted(self, since: float, names: tuple[str, ...] = RESTARTS) -> None:
-        """Return when a new worker group has made a checkpoint."""
-        self.event(("checkpoint",), self.event(names, since)["time"])
+    def must_go_on(self, waiting_for: str) -> None:
+        """Fail where the command has ended, or patience has."""
+        assert self.command.poll() is None, f"the command ended with {self.command.poll()}, waiting for {waiting_for}"
+        assert time.monotonic() < self.until, f"waited in vain for {waiting_for}"
+
+    def said(self) -> str:
+        """What the command has said so far, in one line."""
+        return " ".join(self.log.read_text(encoding="utf-8", errors="replace").split())
+
+    def restarted(self, since: float, names: tuple[str, ...] = RESTARTS) -> str:
+        """What is told of a new worker group, once it has made a checkpoint."""
+        began = self.event(names, since)
+        self.event(("checkpoint",), began["time"])
+        return str(began["message"])
 
 
 def kill(run: Supervised, name: str, number: int) -> None:
@@ -158,12 +172,12 @@ def stopped_by_sigterm(run: Supervised, now: float) -> None:
 
 def node_removed(run: Supervised, now: float) -> None:
     run.tell_cluster("remove")
-    run.restarted(now)
+    assert "on 1 instead of 2 workers" in run.restarted(now)
 
 
 def node_added(run: Supervised, now: float) -> None:
     run.tell_cluster("add")
-    run.restarted(now, ("resized",))
+    assert "on 2 instead of 1 workers" in run.restarted(now, ("resized",))
 
 
 def mailbox_killed(run: Supervised, now: float) -> None:
@@ -186,11 +200,11 @@ def checkpoint_damaged(run: Supervised, now: float) -> None:
 
 
 def disk_full(run: Supervised, now: float) -> None:
-    """For some checkpoints; also metrics cannot be written meanwhile."""
-    filler = run.run.path / "filler"
+    """Until a checkpoint has failed; also metrics cannot be written meanwhile, so that it is told on the screen."""
+    filler, said_before = run.run.path / "filler", len(run.said())
     with open(filler, "wb", buffering=0) as file:
-        until = time.monotonic() + 5
-        while time.monotonic() < until:
+        while "failed, earlier ones are intact" not in run.said()[said_before:]:
+            run.must_go_on("a checkpoint that failed")
             try:
                 while file.write(b"\0" * 4096):
                     pass

@@ -7,14 +7,17 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from rayrec.models import DLRM, Batch
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 from tests.train.small import raw_config
 
 
@@ -38,8 +41,16 @@ class Noted(nn.Module):
                 os.kill(os.getpid(), signal.SIGKILL)
             self.steps += 1
             with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(batch.sparse["row"].values().tolist()) + "\n")
-        return self.inner(batch)
+                file.write(json.dumps(self.line(batch.sparse["row"].values().tolist())) + "\n")
+        return self.inner(self.seen(batch))
+
+    def line(self, rows: list[int]) -> Any:
+        """What is written down of a step."""
+        return rows
+
+    def seen(self, batch: Batch) -> Batch:
+        """What the model gets of a batch."""
+        return batch
 
 
 def with_row_ids(folder: Path, rows: int, **changes: Any) -> dict[str, Any]:
@@ -70,56 +81,68 @@ def assert_every_row_once(steps: Sequence[Sequence[int]], rows: int, epochs: int
 
 
 class Attempted(Noted):
-    """The same over many worker groups: each process writes a file of its own, `<log>.<time>.<rank>.jsonl`.
+    """The same over many worker groups: each writes files of its own, `<log>.<time>.<rank>.jsonl`.
+
+    A line is a step's number and its row ids. How many steps went before is part of the model's state, so a group that
+    goes on from a checkpoint says itself what it restored. The model does not see the row's number: it would learn it
+    by heart.
 
     Args:
         seconds: how long a training step takes at least, until there is a file `<log>.fast`.
     """
 
+    done: torch.Tensor
+
     def __init__(self, log: str, seconds: float = 0.0, **arguments: Any) -> None:
-        super().__init__(f"{log}.{time.time():.6f}", {}, **arguments)
+        began = [f"{time.time():.6f}"]
+        if dist.is_initialized():
+            dist.broadcast_object_list(began)  # ranks of a group are known by the same time
+        super().__init__(f"{log}.{began[0]}", {}, **arguments)
         self.seconds, self.fast = seconds, Path(f"{log}.fast")
-        self.path.touch()
+        self.register_buffer("done", torch.zeros((), dtype=torch.int64))
 
     def forward(self, batch: Batch) -> Any:
         if self.training and self.seconds and not self.fast.exists():
             time.sleep(self.seconds)
         return super().forward(batch)
 
+    def line(self, rows: list[int]) -> Any:
+        step = int(self.done)
+        self.done += 1
+        return [step, rows]
 
-def consumed(log: Path, events: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """The rows of every step that counts: what an attempt did after the checkpoint from which the next one went on was
-    undone.
+    def seen(self, batch: Batch) -> Batch:
+        row = batch.sparse["row"]
+        alike = JaggedTensor(torch.zeros_like(row.values()), lengths=row.lengths())
+        return replace(batch, sparse=KeyedJaggedTensor.from_jt_dict({**batch.sparse.to_dict(), "row": alike}))
+
+
+def consumed(log: Path) -> list[list[int]]:
+    """The rows of every step that counts, of all ranks together: what a worker group did after the state from which a
+    later one went on was undone.
 
     Args:
         log: what `Attempted` was given.
-        events: the run's records of worker groups that went on from a checkpoint.
+
+    Raises:
+        AssertionError: a rank left out or repeated a step, or a group went on from a step that nobody had got to.
     """
-    files = sorted((float(time_s), int(rank), path) for path, time_s, rank in _attempt_files(log))
-    groups: list[tuple[float, list[list[list[int]]]]] = [(began, []) for began, rank, _ in files if rank == 0]
-    for began, _, path in files:
-        steps = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("]")]
-        # Ranks of a group begin at about the same time, groups seconds apart.
-        min(groups, key=lambda group: abs(group[0] - began))[1].append(steps)
-    return _kept(groups, events)
-
-
-def _attempt_files(log: Path) -> Iterator[tuple[Path, str, str]]:
+    groups: dict[float, list[dict[int, list[int]]]] = {}
     for path in log.parent.glob(f"{log.name}.*.jsonl"):
-        time_s, rank = path.name.removeprefix(f"{log.name}.").removesuffix(".jsonl").rsplit(".", 1)
-        yield path, time_s, rank
-
-
-def _kept(
-    groups: Sequence[tuple[float, list[list[list[int]]]]], events: Sequence[Mapping[str, Any]]
-) -> list[list[int]]:
+        began = path.name.removeprefix(f"{log.name}.").rsplit(".", 2)[0]
+        # A process that was killed may leave half a line.
+        steps = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("]]")]
+        first = steps[0][0] if steps else 0
+        assert [step for step, _ in steps] == list(range(first, first + len(steps))), f"{path.name}: steps out of order"
+        groups.setdefault(float(began), []).append(dict(steps))
     kept: list[list[int]] = []
-    for i, (began, ranks) in enumerate(groups):
-        until = groups[i + 1][0] if i + 1 < len(groups) else float("inf")
-        starts = [int(event["step"]) for event in events if began <= event["time"] < until]
-        if not any(ranks):
+    for began in sorted(groups):
+        ranks = [rank for rank in groups[began] if rank]
+        if not ranks:
             continue
-        kept = kept[: starts[-1] if starts else 0]
-        for step in range(max(map(len, ranks))):
-            kept.append([row for rows in ranks for row in (rows[step] if step < len(rows) else [])])
+        first = min(map(min, ranks))
+        assert all(first in rank for rank in ranks), f"ranks of a group began at steps {[min(rank) for rank in ranks]}"
+        assert first <= len(kept), f"a group went on from step {first}, but only {len(kept)} had been done"
+        last = max(map(max, ranks))
+        kept[first:] = [[row for rank in ranks for row in rank.get(step, [])] for step in range(first, last + 1)]
     return kept

@@ -75,6 +75,20 @@ def problem(*overrides: str) -> str:
         ("data.train=[{path: a}, {weight: 3}]", ["data.train.1.path: is missing"]),
         ("data.train=[{path: a}, b.csv]", ["data.train.1: b.csv is CSV"]),
         ("data.eval=[{path: a}, {path: b}]", ["data.eval: ", "is not a path, a list of paths, or a section"]),
+        ("tables=[]", ["tables: got []", "at least 1 item"]),
+        ("tables.user.name=''", ["tables..name: got ''", "at least 1 character"]),
+        ("tables.user.features=[]", ["tables.user.features: got []", "at least 1 item"]),
+        ("sharding.constraints.user.sharding_types=[]", ["sharding_types: got []", "at least 1 item"]),
+        ("sharding.constraints.user.compute_kernels=[]", ["compute_kernels: got []", "at least 1 item"]),
+        ("storage.path=''", ["storage.path: got ''", "at least 1 character"]),
+        ("init_from=''", ["init_from: got ''", "at least 1 character"]),
+        ("model={factory: 'a.b'}", ["model.factory: got 'a.b'", "match pattern"]),
+        ("trainer.use_gpu=true", ["trainer.use_gpu: num_workers: 0 trains in this process, on CPU"]),
+        ("optimizers.dense.schedule.kind=step", ["optimizers.dense.schedule: kind 'step' needs `decay_steps`"]),
+        ("data.progressive=day", ["data: progressive needs one data set in train and none in eval"]),
+        ("data={train: [a, {path: b}], progressive: day}", ["data: progressive needs one data set in train"]),
+        ("data={train: [a, {path: b}], shuffle: none}", ["data.shuffle: `none` keeps the order of one data set"]),
+        ("sharding.replicas=2", ["2 groups cannot have equally many of 0 workers", "that divide them are 1"]),
         ("data.train=7", ["data.train: 7 is not a path, a list of paths, or a section with path and filters"]),
     ],
 )
@@ -82,6 +96,45 @@ def test_a_wrong_field_is_named_with_the_fix(override: str, parts: list[str]) ->
     text = problem(override)
     for part in parts:
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("workers", "replicas", "fit"), [(4, 3, "1, 2, 4"), (6, 4, "1, 2, 3, 6"), (2, 4, "1, 2"), (1, 2, "1")]
+)
+def test_groups_that_do_not_divide_the_workers_are_refused(workers: int, replicas: int, fit: str) -> None:
+    text = problem(f"sharding.replicas={replicas}", f"trainer.num_workers={workers}")
+    assert text.strip() == (
+        f"sharding.replicas: {replicas} groups cannot have equally many of {workers} workers (trainer.num_workers); "
+        f"numbers that divide them are {fit}"
+    )
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["sharding.replicas=2", "trainer.num_workers=4"],
+        ["sharding.replicas=3", "trainer.num_workers=[1, 4]"],
+        ["sharding.replicas=auto", "trainer.num_workers=3"],
+        ["trainer.batch_size=4", "trainer.num_workers=4"],
+        ["trainer.use_gpu=true", "trainer.num_workers=1"],
+        ["trainer.use_gpu=false"],
+        ["data.shuffle=none"],
+        ["data.negative_rate=0.5"],
+        ["data.eval=null", "data.progressive=day"],
+        ["data.train=[{path: a}, b]", "data.negative_rate=1"],
+        ["tables.user.features=[user, item]"],
+        ["optimizers.dense.schedule={kind: step, decay_steps: 1}"],
+        ["model={factory: 'a_1.b:_c'}"],
+        ["name=A", "init_from=there"],
+    ],
+)
+def test_what_just_fits_is_taken(overrides: list[str]) -> None:
+    raw = RAW
+    for override in overrides:
+        raw = apply_override(raw, override)
+    config = parse_config(raw)
+    assert parse_config(config.to_dict()) == config
+    assert config.init_from is None or config.init_from.path == "there"
 
 
 def test_negatives_of_several_labels_are_refused() -> None:
@@ -92,6 +145,13 @@ def test_negatives_of_several_labels_are_refused() -> None:
         "model.args.over_arch=[16, 2]",
     )
     assert "data.negative_rate: works with one label" in text
+
+
+def test_the_last_layer_has_an_output_for_each_label() -> None:
+    one = problem("model.args.over_arch=[16]").strip()
+    assert one == "model.args.over_arch: [16] must end with 1: the model gives one logit a row"
+    two = problem("schema.label=null", "schema.labels=[{name: a}, {name: b}]").strip()
+    assert two == "model.args.over_arch: [16, 1] must end with 2: the model gives one logit a row for each label"
 
 
 def test_negatives_of_a_mix_are_refused() -> None:
@@ -212,7 +272,10 @@ def test_the_reference_has_every_field_with_its_meaning() -> None:
             r"model\.args\.dense_arc: model dlrm has no such argument; did you mean 'dense_arch'",
         ),
         ({"over_arch": [1]}, r"model\.args\.dense_arch: model dlrm needs it"),
-        ({"dense_arch": [8], "over_arch": [1], "dropout": "much"}, r"model\.args\.dropout: model dlrm: .*number"),
+        (
+            {"dense_arch": [8], "over_arch": [1], "dropout": "much"},
+            r"model\.args\.dropout: model dlrm: input should be a valid number",
+        ),
         ({"dense_arch": 8, "over_arch": [1]}, r"model\.args\.dense_arch: model dlrm: .*valid list"),
     ],
 )

@@ -41,6 +41,41 @@ def test_an_evaluation_of_a_step_counts_once() -> None:
     assert best.after({"auc": 0.8}, 5, config) == best
 
 
+def test_as_good_as_before_is_no_improvement() -> None:
+    for metric in ("auc", "ne"):
+        best, ended = ends([0.5, 0.5, 0.5], metric=metric, patience=2)
+        assert (best, ended) == (Best(value=0.5, step=1, stale=2), [False, False, True])
+    best, _ = ends([0.5, 0.75, 1.0], patience=9, min_delta=0.25)
+    assert (best.value, best.step, best.stale) == (1.0, 3, 0), "0.75 is 0.25 more than 0.5, not more than that; 1.0 is"
+    best, _ = ends([0.5, None, 0.5, 0.625], patience=9)
+    assert (best.value, best.step, best.stale) == (0.625, 4, 0)
+    assert ends([None, 0.5, None], patience=9)[0] == Best(value=0.5, step=2, stale=1)
+
+
+def test_the_end_says_what_was_best() -> None:
+    config = EarlyStoppingConfig(metric="ne", patience=2)
+    assert Best(value=0.5, step=3, stale=1).end(config) is None
+    assert Best(value=0.5, step=3, stale=2).end(config) == (
+        "ne is best at step 3 (0.5000) and has not improved in 2 evaluations (trainer.early_stopping)"
+    )
+    assert Best(stale=2).end(config) == (
+        "ne was never defined and has not improved in 2 evaluations (trainer.early_stopping)"
+    )
+    assert (Best(), Best.from_dict(None)) == (Best(value=None, step=0, stale=0), Best())
+
+
+def test_a_figure_at_its_bound_is_good_and_what_is_not_guarded_too() -> None:
+    guards = Guards(GuardsConfig(patience=1, max_ne=1.0, min_auc=0.5))
+    guards.look(1, {"ne": 1.0, "auc": 0.5}, 0.5)
+    Guards(GuardsConfig(patience=1, dead_gradients=False)).look(1, {"ne": 9.0, "auc": 0.1}, 0.0)
+    with pytest.raises(RankError) as caught:
+        guards.look(2, {"ne": 1.25, "auc": 0.5}, 0.5)
+    assert str(caught.value) == (
+        "ended early at step 2, after 1 logged lines in a row: NE 1.25 is above 1.0: no better than a constant; lower "
+        "lr (trainer.guards.max_ne)"
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "figures", "norm", "text"),
     [

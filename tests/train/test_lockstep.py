@@ -235,7 +235,7 @@ def test_a_window_goes_on_from_its_state() -> None:
     """Also in a world of one."""
     alone = Control(0, 1, None)
     window, other = (Window(torch.device("cpu"), alone, None) for _ in range(2))
-    window.add(StepInput(batch(6), 6, 6.0, 1.0, 0, wait_s=0.5), torch.tensor(2.0), torch.arange(6.0), 1.0)
+    window.add(StepInput(batch(6), 6, 6.0, 1.0, 0, wait_s=0.5), torch.tensor(2.0), torch.arange(6.0), 1.0, 0.25)
     other.load_state(window.state())
     assert not other.empty
     assert other.close(1) == window.close(1)

@@ -29,7 +29,7 @@ from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import note_request, release_request
 from rayrec.train.driver.exported import GAUGES
-from rayrec.train.driver.failures import failure_reporter
+from rayrec.train.driver.failures import END_WAIT, failure_reporter
 from rayrec.train.evaluate_run import evaluate_run
 from rayrec.train.run_folder import RunFolder
 from rayrec.train.run_log import Mailbox
@@ -119,6 +119,7 @@ def scraped(wanted: set[str], seconds: float) -> dict[str, str]:
     return found
 
 
+@pytest.mark.long
 def test_prometheus_finds_all_that_the_dashboard_draws(tmp_path: Path) -> None:
     write_all(tmp_path)
     seen = Seen(tmp_path, trainer__epochs=1, trainer__log_every=2)
@@ -194,6 +195,7 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened
     assert_every_row_once([mine + other for mine, other in zip(*stands, strict=True)], 1000, epochs=2)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_other_numbers_of_workers_after_its_model_failed(tmp_path: Path) -> None:
     """One worker, then two of which one fails, which ends the run at once, then one with the rows that are left."""
     write_all(tmp_path)
@@ -229,11 +231,14 @@ def test_a_run_goes_on_with_other_numbers_of_workers_after_its_model_failed(tmp_
     assert {name: scores[name] for name in result.eval} == pytest.approx(result.eval)
 
 
-def test_failures_beyond_the_limit_end_the_run_with_how_often_and_why() -> None:
+def test_failures_beyond_the_limit_end_the_run_with_how_often_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     mailbox: Any = ray.remote(num_cpus=0)(Mailbox).remote()
+    monkeypatch.setenv(END_WAIT, "7")
     reporter = failure_reporter(mailbox, max_failures=1)
+    monkeypatch.delenv(END_WAIT)  # the driver's environment is not the controller's
     lost: dict[int, Exception] = {1: RayActorError(), 0: RuntimeError("connection closed")}
     reporter.after_exception(None, lost)
+    assert os.environ[END_WAIT] == "7"
     with pytest.raises(TrainError, match=r"failed 2 times .*trainer\.max_failures=1 allows; .*: worker 1 was"):
         reporter.after_exception(None, lost)
     first, last = ray.get(mailbox.take.remote())

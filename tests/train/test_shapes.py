@@ -81,6 +81,15 @@ def test_groups_cost_what_the_planner_says_of_them(tmp_path: Path) -> None:
     assert shape.parts_s["between groups"] > 0 and sum(shape.parts_s.values()) == pytest.approx(shape.step_s)
 
 
+def test_a_plan_is_for_the_rank_with_the_most_rows(tmp_path: Path) -> None:
+    def seconds(batch_size: int) -> float:
+        raw = big(tmp_path)
+        raw["trainer"] |= {"batch_size": batch_size, "num_workers": 2}
+        return make_plan(parse_config(raw), Topology.from_world("2x1", gpu="h200")).estimate.worst_s
+
+    assert seconds(4096) < seconds(4097) == seconds(4098)
+
+
 @pytest.mark.slow
 def test_published_speeds_are_within_the_bounds(tmp_path: Path) -> None:
     """A bound that somebody has passed would be wrong."""

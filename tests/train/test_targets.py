@@ -106,6 +106,8 @@ def test_fewer_negatives_and_predictions_that_fit_all_rows(tmp_path: Path) -> No
     all_rows = trainer(tmp_path, name="all", trainer__epochs=2).fit()
     expected = 2 * (label.sum() + 0.2 * (label == 0).sum())
     assert abs(result.train["samples"] - expected) < 0.1 * expected
+    assert "in 3 files (negatives at a rate of 0.2), evaluation on 301 rows in 2 files" in shown(tmp_path)
+    assert "run all: training on 4,000 rows in 3 files, evaluation" in shown(tmp_path)
     assert result.eval is not None and all_rows.eval is not None
     assert result.eval["samples"] == 301, "evaluations read all rows"
     assert result.eval["calibration"] == pytest.approx(all_rows.eval["calibration"], abs=0.12)

@@ -119,6 +119,8 @@ def test_the_best_trial_is_first_and_those_without_a_score_last() -> None:
         ("b", 0.5), ("f", 0.65), ("c", 0.7), ("a", 0.8), ("d", None), ("e", None)
     ]  # fmt: skip
     assert [trial.score for trial in _trials(results, Search(params=[], metric="gauc"))] == [None] * 6
+    around_0 = _trials([result("a", [0.0]), result("b", [-0.5]), result("c", [0.5])], Search(params=[]))
+    assert [trial.name for trial in around_0] == ["c", "a", "b"]
 
 
 def test_the_table_of_trials_is_what_it_was_drawn_from() -> None:

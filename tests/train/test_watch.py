@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from rayrec.distributed.comm import all_gather, broadcast
 from rayrec.train.run_log import DirectSink, Mailbox, Record
-from rayrec.train.worker.watch import EXIT_HUNG, Watch
+from rayrec.train.worker.watch import EXIT_HUNG, Watch, place_of
 from tests.ranks import on_ranks
 from tests.train.small import Silent
 
@@ -47,6 +50,29 @@ def test_the_watch_of_rank_0_hears_of_a_stop() -> None:
         while not watch.stop_asked() and time.monotonic() < until:
             time.sleep(0.05)
         assert watch.stop_asked()
+
+
+class Late(Silent):
+    """A driver that does not answer the first time, and then asks for a stop."""
+
+    asked = 0
+
+    def stop_asked(self) -> bool:
+        self.asked += 1
+        if self.asked == 1:
+            raise TimeoutError
+        return True
+
+
+def test_a_driver_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rayrec.train.worker.watch.POLL_S", 0.01)
+    with Watch(Late(), 0, 1, hang_s=60, end=None) as watch:
+        (thread,) = (one for one in threading.enumerate() if one.name == "rayrec-watch")
+        assert thread.daemon, "it keeps no process whose rank has ended"
+        until = time.monotonic() + 10
+        while not (heard := watch.stop_asked()) and time.monotonic() < until:
+            time.sleep(0.001)
+        assert heard
 
 
 class Folder(Silent):
@@ -90,3 +116,22 @@ def test_ranks_that_wait_for_each_other_at_unlike_places_end_with_the_places(tmp
     assert told
     assert "ranks wait for each other at different places: rank 0 in " in told[0]
     assert "skips_an_exchange" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("modules", "waits"), [(["user", "torch.distributed.a"], True), (["torch.distributed.a", "user"], False)]
+)
+def test_a_rank_waits_in_an_exchange_where_its_innermost_call_is_one(modules: list[str], waits: bool) -> None:
+    """Not where an exchange has called something else."""
+    call: Callable[[], None] = partial(time.sleep, 0.5)
+    for module in reversed(modules):
+        names: dict[str, Any] = {"__name__": module, "call": call}
+        exec("def run():\n    call()", names)
+        call = names["run"]
+    thread = threading.Thread(target=call)
+    thread.start()
+    time.sleep(0.1)
+    assert thread.ident is not None
+    place = place_of(thread.ident)
+    thread.join()
+    assert (place.in_exchange, place.at) == (waits, "user.run, line 2")

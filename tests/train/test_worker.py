@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from rich.console import Console
 
 from rayrec.checkpoint.errors import FencedError
 from rayrec.data import Cursor
+from rayrec.train.driver.console import Display
+from rayrec.train.driver.launch import run_job
+from rayrec.train.driver.recorder import Recorder
+from rayrec.train.errors import TrainError
 from rayrec.train.run_log import DirectSink, Mailbox, Record
-from rayrec.train.worker.entry import attempt
+from rayrec.train.worker.entry import attempt, work_alone
+from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.lockstep import RankError, StopRequested
 from rayrec.train.worker.loop import PROGRESS_EVERY_S, fit
 from rayrec.train.worker.saver import Saver
-from rayrec.train.worker.session import Job, Session, session_alone
+from rayrec.train.worker.session import Job, Session, available_cpus, session_alone, set_threads
 from rayrec.train.worker.streams import Streams
 from tests.ranks import on_ranks
 from tests.train.small import Silent, make_job, rank_session, raw_config, write_all
@@ -143,3 +151,64 @@ def test_a_run_that_is_over_has_nothing_left_to_do(tmp_path: Path) -> None:
     again = fit(job, session_alone(Silent()))
     assert (first["steps"], again["steps"], again["checkpoint"]) == (2, 2, first["checkpoint"])
     assert first["train"]["samples"] == again["train"]["samples"] == 100
+
+
+def test_a_stop_that_was_asked_for_before_the_first_step_comes_after_it(folder: Path, tmp_path: Path) -> None:
+    driver, job = Driver(), make_job(raw_config(folder, storage__path=str(tmp_path)))
+    driver.mailbox.ask_stop()
+    work_alone(job, driver.sink)
+    assert driver.told[-1] == ("stopped", "stopped at step 1, whose checkpoint is complete")
+
+
+def test_what_another_attempt_might_mend_is_told_where_there_is_none(folder: Path, tmp_path: Path) -> None:
+    def away(**_: Any) -> Any:
+        raise OSError("disk is away")
+
+    job = replace(make_job(raw_config(folder, storage__path=str(tmp_path))), factory=away)
+    job.files.create()
+    display = Display(Console(quiet=True))
+    with pytest.raises(TrainError, match=r"^OSError: disk is away$"):
+        run_job(job, Recorder(job.files, display), display, attempts_before=0)
+
+
+def test_a_run_of_one_step_is_evaluated(tmp_path: Path) -> None:
+    job = make_job(raw_config(write_all(tmp_path, rows=60), trainer__epochs=1))
+    outcome = fit(job, session_alone(Silent()))
+    assert outcome["steps"] == 1 and outcome["eval"]["samples"] == 301
+
+
+def test_steps_that_are_left_are_counted_without_the_rows_that_filters_leave_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayrec.train.worker.loop.PROGRESS_EVERY_S", 0.0)
+    train = {"path": str(write_all(tmp_path, rows=600) / "train"), "filters": [["row", "<", 150]]}
+    sink = Silent()
+    job = make_job(raw_config(tmp_path, data__train=train, trainer__epochs=3, trainer__batch_size=30))
+    outcome = fit(job, session_alone(sink))
+    told = {record["step"]: record["total_steps"] for record in sink.records if record["kind"] == "progress"}
+    assert outcome["steps"] == 15 == told[5] == told[10] == told[15]
+
+
+def seeds(group: dist.ProcessGroup, raw: dict[str, Any]) -> list[int]:
+    """Of what a rank draws after its model was made, in two runs of unlike seeds."""
+    found = []
+    for seed in (0, 1):
+        raw["trainer"]["seed"] = seed
+        make_learner(make_job(raw), rank_session(group))
+        found.append(torch.initial_seed())
+    return found
+
+
+def test_no_two_ranks_nor_runs_draw_alike(folder: Path) -> None:
+    (zero, one), (zero_of_1, one_of_1) = on_ranks(2, seeds, raw_config(folder))
+    assert len({zero, one, zero_of_1, one_of_1}) == 4
+
+
+def test_workers_share_the_threads_of_their_machine(folder: Path) -> None:
+    before, cpus = torch.get_num_threads(), available_cpus()
+    try:
+        for wanted, workers, found in [("auto", 0, cpus), ("auto", 1, cpus), ("auto", cpus + 1, 1), (3, 2, 3)]:
+            set_threads(make_job(raw_config(folder, trainer__threads_per_worker=wanted)).config, workers)
+            assert torch.get_num_threads() == found
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,397 @@
+"""Decisions of the checkpoint store without a model: who owns a folder, what stays, what is awaited, what fits."""
+
+from __future__ import annotations
+
+import random
+import time
+from itertools import islice
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pyarrow.fs as pafs
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.checkpoint import Best, CheckpointStore, FencedError
+from rayrec.checkpoint.attempt import Attempt, folder_name, order_of
+from rayrec.checkpoint.background import Underway
+from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError
+from rayrec.checkpoint.folder import ArrowFolder, Folder, LocalFolder, open_folder
+from rayrec.checkpoint.manifest import MANIFEST, Manifest
+from rayrec.checkpoint.mapping import check_mapping
+from rayrec.checkpoint.memory import _fit, available_bytes
+from rayrec.checkpoint.pace import Pace
+from rayrec.checkpoint.polling import deadline, on_every_rank, pauses
+from rayrec.checkpoint.random_state import random_states, room_for, set_random_states
+from rayrec.checkpoint.saving import Save, Work
+from rayrec.checkpoint.scores import best_of, note_scores, read_scores
+from rayrec.checkpoint.tools import store_of
+from rayrec.checkpoint.warm_start import Names, _some
+from rayrec.checkpoint.writer import Item
+
+CPU = torch.device("cpu")
+
+
+def manifest(step: int = 1, attempt: int = 1, world_size: int = 1) -> Manifest:
+    told: Any = {"time": 0.0, "iteration": 0, "plan": {}, "mapping": None, "extra": {}}
+    return Manifest(step=step, attempt=attempt, world_size=world_size, **told)
+
+
+def kept_of(orders: list[tuple[int, int]], whole: set[tuple[int, int]], keep: int, best: Any) -> list[tuple[int, int]]:
+    """What thinning out leaves, told in the plainest way."""
+    orders = sorted(orders)
+    committed = [order for order in orders if order in whole]
+    stay = set(committed[len(committed) - max(keep, 1) :] if len(committed) > max(keep, 1) else committed)
+    if best is not None:
+        stay.add(best)
+    return [order for order in orders if order in stay or not committed or order > committed[-1]]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 12), st.booleans(), st.integers(0, 4)), max_size=7),
+    st.integers(0, 3),
+    st.sampled_from([None, True, False]),
+)
+def test_the_newest_the_best_and_what_is_newer_than_all_stay(
+    tmp_path_factory: pytest.TempPathFactory, made: Any, keep: int, larger: bool | None
+) -> None:
+    folder = LocalFolder(tmp_path_factory.mktemp("root"))
+    values: dict[tuple[int, int], int] = {}
+    whole = set()
+    for attempt, step, committed, value in made:
+        name, order = folder_name(step, attempt), (attempt, step)
+        folder.sub(name).write("data", b"")
+        if committed:
+            folder.sub(name).write(MANIFEST, manifest(step, attempt).to_json())
+            whole.add(order)
+        if value:  # 0: never scored
+            values[order] = value
+            note_scores(folder, name, {"m": value})
+    orders = list({(attempt, step) for attempt, step, _, _ in made})
+    scored = sorted(order for order in whole if order in values)
+    best = None
+    if larger is not None and scored:
+        wanted = (max if larger else min)(values[order] for order in scored)
+        best = next(order for order in scored if values[order] == wanted)  # the earliest of equally good ones
+    store = CheckpointStore(folder, keep, None if larger is None else Best("m", larger))
+    assert [(found.manifest.attempt, found.step) for found in store.all()] == sorted(whole)
+    store.prune(keep)
+    left = sorted(order for name in folder.names() if (order := order_of(name)))
+    assert left == kept_of(orders, whole, keep, best)
+    assert {(found.manifest.attempt, found.step) for found in store.all()} == whole & set(left)
+
+
+def test_a_later_attempt_is_newer_whatever_its_step() -> None:
+    names = ["step_00000009-0001", "step_00000002-0002", "step_00000005", "step_123456789-0001", "step_00000001-12345"]
+    assert sorted(names, key=lambda name: order_of(name) or (-1, -1)) == [names[n] for n in (2, 0, 3, 1, 4)]
+    assert [order_of(name) for name in ("step_0000001-0001", "step_00000001-001", "xstep_00000001-0001", "run")] == [
+        None
+    ] * 4
+    assert order_of(folder_name(7, 3)) == (3, 7) and folder_name(7, 3) == "step_00000007-0003"
+    assert order_of("step_00000005") == (0, 5), "of no attempt: before all"
+
+
+def test_an_attempt_is_numbered_after_all_that_came_before(tmp_path: Path) -> None:
+    root = LocalFolder(tmp_path / "root")
+    with pytest.raises(FencedError, match="belongs to attempt 0 of the run; attempt 3"):
+        Attempt(3, "x").check(root)  # nobody's
+    first = Attempt.claim(root)
+    assert first.number == 1
+    first.check(root)
+    second = Attempt.claim(root)
+    assert second.number == 2 and second.token != first.token
+    with pytest.raises(FencedError, match="belongs to attempt 2 of the run; attempt 1 may no longer"):
+        first.check(root)
+    root.remove("attempt.json")
+    root.sub(folder_name(4, 6)).write("data", b"")
+    assert Attempt.claim(root).number == 7
+    root.write("attempt.json", b'{"attempt": 12}')  # not whole: what folders say holds
+    assert Attempt.claim(root).number == 7
+    root.write("attempt.json", b'{"attempt": 12, "token": "x"}')
+    assert Attempt.claim(root).number == 13
+
+
+def test_scores_are_of_finite_numbers_only(tmp_path: Path) -> None:
+    root = LocalFolder(tmp_path)
+    assert read_scores(root) == {}
+    note_scores(root, "a", {"m": 1, "of": {"x": 2}, "words": "no"})
+    note_scores(root, "b", {"m": float("inf")})
+    note_scores(root, "c", {"other": 3.0})
+    assert read_scores(root) == {"a": {"m": 1}, "b": {"m": float("inf")}, "c": {"other": 3.0}}
+    assert best_of(root, "abc", Best("m", larger=True)) == best_of(root, "abc", Best("m", larger=False)) == "a"
+    assert best_of(root, "bc", Best("m", larger=True)) is None
+    root.write("scores.json", b"[1]")
+    assert read_scores(root) == {}
+    root.write("scores.json", b"{")
+    assert read_scores(root) == {}
+
+
+FILES = [("local", ""), ("arrow", ""), ("arrow", "?region=x")]
+
+
+@pytest.mark.parametrize("kind, options", FILES)
+def test_a_folder_anywhere_holds_whole_files(tmp_path: Path, kind: str, options: str) -> None:
+    inner = f"{tmp_path}/run/root"
+    folder: Folder = LocalFolder(Path(inner))
+    if kind == "arrow":
+        folder = ArrowFolder(pafs.LocalFileSystem(), inner, f"x:/{inner}/{options}")
+    assert folder.remote == (kind == "arrow") and folder.name == "root"
+    assert folder.names() == []
+    below = folder.sub("a")
+    assert (below.name, below.parent().name, below.parent().parent().name) == ("a", "root", "run")
+    prefix = "" if kind == "local" else "x:/"
+    assert below.path == f"{prefix}{inner}/a{options}" and below.parent().path == f"{prefix}{inner}{options}"
+    below.write("one", b"first, and long")
+    below.write("one", b"12345")
+    with below.create("two") as file:
+        file.write(b"0123456789")
+        file.write(memoryview(b"abc"))
+    assert below.names() == ["one", "two"] and folder.names() == ["a"]
+    assert below.read("one") == b"12345"
+    with below.open("two") as source:
+        room = bytearray(b"....")
+        assert source.read_into(8, memoryview(room)) == 4 and room == b"89ab"
+        assert source.read_into(11, memoryview(room)) == 2 and room == b"bcab"
+        assert source.read_into(13, memoryview(room)) == 0
+    for missing in (lambda: below.read("three"), lambda: below.open("three").__enter__()):
+        with pytest.raises(FileNotFoundError):
+            missing()
+    below.remove("one")
+    below.remove("one")
+    assert below.names() == ["two"]
+    below.remove_all()
+    below.remove_all()
+    assert below.names() == [] and folder.names() == []
+
+
+def test_a_place_is_a_path_or_a_uri(tmp_path: Path) -> None:
+    assert open_folder(tmp_path).path == open_folder(f"file://{tmp_path}").path == str(tmp_path)
+    assert open_folder(folder := LocalFolder(tmp_path)) is folder
+    with pytest.raises(ValueError, match=r"^nothing://x: cannot open this file system: "):
+        open_folder("nothing://x")
+
+
+def test_files_and_their_folders_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that has been written outlives a loss of power: it, its folder, and the folder's own place."""
+    synced: list[str] = []
+    monkeypatch.setattr(
+        "os.fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
+    )
+    folder = LocalFolder(tmp_path / "run" / "step")
+    with folder.create("data") as file:
+        file.write(b"x")
+    assert synced == ["data", "step", "run"]
+    synced.clear()
+    folder.write("index", b"y")
+    assert synced[0] == ".index.tmp" and synced[-2:] == ["step", "run"]
+
+
+def test_a_large_files_pages_are_given_back_as_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of 6 bytes in groups of 4: each is told when it is written, and again when 10 bytes lie behind it."""
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.posix_fadvise", lambda _, offset, nbytes, how: told.append((offset, offset + nbytes)))
+    monkeypatch.setattr("rayrec.checkpoint.folder._FOLIO", 4)
+    monkeypatch.setattr("rayrec.checkpoint.folder._BEHIND", 10)
+    folder = LocalFolder(tmp_path)
+    with folder.create("data") as file:
+        for _ in range(4):
+            file.write(b"abcdef")
+    assert told == [(0, 6), (2, 12), (8, 18), (0, 8), (14, 24), (4, 14)]
+    told.clear()
+    with folder.open("data") as source:
+        source.forget(9, 6)
+        source.forget(0, 3)
+    assert told == [(5, 15), (0, 3)]
+
+
+def test_what_a_place_means(tmp_path: Path) -> None:
+    root = LocalFolder(tmp_path / "run")
+    root.sub("checkpoints").sub(folder_name(1, 1)).write(MANIFEST, manifest().to_json())
+    for place in (f"{root.path}/", root.path, f"{root.path}/checkpoints"):
+        store, name = store_of(place)
+        assert (store.root.path, name) == (f"{root.path}/checkpoints", None)
+    store, name = store_of(f"{root.path}/checkpoints/{folder_name(1, 1)}")
+    assert (store.root.path, name) == (f"{root.path}/checkpoints", folder_name(1, 1))
+    with pytest.raises(CheckpointError, match="is neither a checkpoint"):
+        store_of(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "told, fits",
+    [
+        ([("a", 80, 100)], True),
+        ([("a", 81, 100)], False),
+        ([("a", 40, 100), ("a", 41, 200)], False),
+        ([("a", 40, 200), ("a", 40, 100)], True),
+        ([("a", 80, 100), ("b", 81, 100)], False),
+        ([("a", 80, 100), ("b", 80, 100)], True),
+    ],
+)
+def test_ranks_of_a_host_share_its_memory(told: list[tuple[str, int, int]], fits: bool) -> None:
+    assert _fit(told) == fits
+
+
+def test_memory_is_the_hosts_or_the_containers(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path) == 1 << 62  # nothing is told
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    3000 kB\nMemFree: 10 kB\n")
+    assert available_bytes(tmp_path) == 3000 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.current").write_text("500\n")
+    for limit, room in [("max\n", 3000 * 1024), ("2000\n", 1500), (f"{1 << 40}\n", 3000 * 1024)]:
+        (group / "memory.max").write_text(limit)
+        assert available_bytes(tmp_path) == room
+
+
+def test_looks_are_close_together_at_first() -> None:
+    milliseconds = [round(1000 * pause) for pause in islice(pauses(), 10)]
+    assert milliseconds == [2, 4, 8, 16, 32, 64, 128, 256, 500, 500]
+    assert deadline(0)() and not deadline(1000)()
+
+
+def test_what_failed_is_told_before_what_is_damaged() -> None:
+    def fail(*failures: Exception) -> Any:
+        from rayrec.checkpoint.polling import _worst
+
+        return _worst(list(failures))
+
+    rotten, gone = Damage("f", "rotten"), Damage("g", "gone")
+    one, two = DamagedCheckpointError("p", [rotten]), DamagedCheckpointError("q", [rotten, gone])
+    full, shut = OSError("full"), ValueError("shut")
+    assert fail(one, full, shut) is full
+    assert fail(one, two).damages == (rotten, gone) and fail(two, one).path == "q"
+    with pytest.raises(OSError, match="full") as raised:
+        on_every_rank(lambda: (_ for _ in ()).throw(full), None)
+    assert raised.value.__cause__ is full
+    assert on_every_rank(lambda: 5, None) == 5
+
+
+def test_random_numbers_go_on_where_they_were() -> None:
+    def draw() -> tuple[float, float, float]:
+        return torch.rand(()).item(), random.random(), float(np.random.normal())
+
+    np.random.normal()  # numpy keeps the second of two
+    states = random_states(3, CPU)
+    assert sorted(states) == ["rng/00003/numpy", "rng/00003/python", "rng/00003/torch"]
+    expected = draw()
+    rooms = room_for(
+        3, {**{key: _Size(state) for key, state in states.items()}, "rng/00002/torch": _Size(torch.ones(1))}
+    )
+    assert rooms.keys() == states.keys()
+    for key, room in rooms.items():
+        assert room.shape == states[key].shape and room.dtype == torch.uint8
+    assert draw() != expected
+    set_random_states(states, CPU)
+    assert draw() == expected
+    set_random_states({}, CPU)
+
+
+class _Size:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.size = tensor.shape
+
+
+def test_a_mapping_is_compared_where_both_sides_tell() -> None:
+    saved = {"a": {"seed": 1, "kind_of_hash": "x" * 41}}
+    for pair in [(None, saved), (saved, None), (saved, saved)]:
+        check_mapping("p", *pair)
+    other = {"a": {"seed": 1, "kind_of_hash": "y" * 40}}
+    with pytest.raises(CheckpointError, match=f"kind of hash is {'x' * 37}… in the checkpoint and {'y' * 40} here"):
+        check_mapping("p", saved, other)
+    with pytest.raises(CheckpointError, match="the checkpoint has no feature 'b'"):
+        check_mapping("p", saved, {**saved, "b": {}})
+    with pytest.raises(CheckpointError, match="the config has no feature 'a'"):
+        check_mapping("p", saved, {})
+
+
+def save_of(root: LocalFolder, step: int, called: list[str], may: Any = lambda: None, world_size: int = 1) -> Save:
+    return Save(
+        folder=root.sub(folder_name(step, 1)),
+        rank=0,
+        work=Work([Item("dense/a", (3,), (0,), torch.ones(3))], frozenset({"dense/a"})),
+        manifest=manifest(step, world_size=world_size),
+        may_commit=may,
+        committed=lambda: called.append("committed"),
+    )
+
+
+def test_a_save_is_timed_and_told_once(tmp_path: Path) -> None:
+    root, called, under = LocalFolder(tmp_path), [], Underway()  # type: ignore[var-annotated]
+    assert not under.running and under.settle(None) and under.ended() == []
+    gate = Event()
+    before = time.monotonic()
+    under.start(save_of(root, 5, called, may=lambda: gate.wait(20)), beside_training=True)
+    assert under.running and under.ended() == []
+    assert not under.settle(None, patience_s=0.05)
+    gate.set()
+    assert under.settle(None) and not under.running
+    (outcome,) = under.ended()
+    assert (outcome.step, outcome.error, called) == (5, None, ["committed"])
+    assert 0.05 <= outcome.seconds <= time.monotonic() - before
+    assert under.ended() == []
+    assert sorted(root.sub(folder_name(5, 1)).names()) == ["data-00000.safetensors", "index.json", MANIFEST]
+    assert CheckpointStore(root).latest() is not None
+
+
+def test_what_a_failed_save_left_is_removed_unless_it_is_fenced(tmp_path: Path) -> None:
+    def refuse(error: Exception) -> Any:
+        return lambda: (_ for _ in ()).throw(error)
+
+    root, called, under = LocalFolder(tmp_path), [], Underway()  # type: ignore[var-annotated]
+    full = OSError("full")
+    under.start(save_of(root, 5, called, refuse(full)), beside_training=False)
+    assert under.settle(None)
+    assert [(outcome.step, outcome.error) for outcome in under.ended()] == [(5, full)]
+    assert root.names() == [] and called == []
+    under.start(save_of(root, 6, called, refuse(FencedError("another's"))), beside_training=False)
+    with pytest.raises(FencedError):
+        under.settle(None)
+    assert root.names() == [folder_name(6, 1)]  # another attempt's to remove
+    assert [type(outcome.error) for outcome in under.ended()] == [FencedError]
+
+
+def test_a_save_that_waits_for_others_in_vain_can_be_given_up(tmp_path: Path) -> None:
+    under = Underway()
+    under.start(save_of(LocalFolder(tmp_path), 5, [], world_size=2), beside_training=True)
+    under.close(0.05)
+    assert under.settle(None)
+    (outcome,) = under.ended()
+    assert type(outcome.error).__name__ == "StoppedError"
+    under.close(0.0)
+
+
+def test_a_commit_without_all_planned_tensors_is_none(tmp_path: Path) -> None:
+    save = save_of(LocalFolder(tmp_path), 5, [])
+    short = Save(
+        **{name: getattr(save, name) for name in save.__dataclass_fields__}
+        | {"work": Work(save.work.items, frozenset({"x"}))}
+    )  # type: ignore[arg-type]
+    assert save.nbytes == 12 and save.copied().work.keys == save.work.keys
+    with pytest.raises(ValueError, match="have written other tensors than were planned"):
+        short.run(Pace())
+    assert MANIFEST not in save.folder.names()
+
+
+def test_names_of_a_warm_start_are_whole_parts() -> None:
+    names = Names(renames={"old": "new", "b.c": "d"}, fresh=("top", "x.y"))
+    told = {
+        "new": "old",
+        "a.new.w": "a.old.w",
+        "newer.new": "newer.old",
+        "d.new": "d.old",
+        "z.d": "z.b.c",
+        "a": "a",
+        "atop.w": "atop.w",
+        "x.yy": "x.yy",
+    }
+    assert {name: names.source(name) for name in told} == told
+    assert [names.source(name) for name in ("top", "a.top.w", "x.y.z")] == [None] * 3
+    assert _some("abcde") == "a, b, c, d, e" and _some("abcdef") == "a, b, c, d, e and 1 more"

@@ -1,0 +1,225 @@
+"""Features of single columns by hand: what every kind of null, length and weight becomes, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rayrec.data.mapping.arrow_types import from_list_view, is_text, leaf_of, without_views
+from rayrec.data.mapping.dense import map_dense
+from rayrec.data.mapping.hashing import hash_rows, hash_strings, seed_of
+from rayrec.data.mapping.problems import Problems
+from rayrec.data.mapping.rows import Ids
+from rayrec.data.mapping.schema import DenseFeature, Schema, SparseFeature
+from rayrec.data.mapping.sparse import map_sparse
+from rayrec.data.mapping.targets import map_targets
+
+Bad = dict[int, tuple[str | None, str]]  # by row: the value, and the column
+
+
+class Nowhere:
+    def locate(self, row: int) -> tuple[str, int, int]:
+        return "x.parquet", 0, row
+
+
+def told(problems: Problems) -> Bad:
+    errors = {int(row): problems.error(int(row)) for row in problems.rows()}
+    return {row: (error.value, str(error.column)) for row, error in errors.items()}
+
+
+def bags(rows: int, columns: dict[str, pa.Array], **feature: Any) -> tuple[list[list[int]], list[float] | None, Bad]:
+    """Each row's ids, all weights, and what is wrong."""
+    problems = Problems(Nowhere())
+    ids = map_sparse(SparseFeature(name="x", **feature), columns, rows, problems)
+    offsets = np.arange(len(columns["x"]) + 1) if ids.offsets is None else ids.offsets
+    found = [ids.values[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)]
+    return found, None if ids.weights is None else ids.weights.tolist(), told(problems)
+
+
+def test_single_ids() -> None:
+    column = {"x": pa.array([3, None, 0, 4])}
+    assert bags(5, column) == ([[3], [0], [0], [4]], None, {1: ("null", "x")})
+    assert bags(5, column, on_null="empty") == ([[3], [], [0], [4]], None, {})
+    assert bags(5, column, default=2) == ([[3], [2], [0], [4]], None, {})
+    assert bags(4, column, on_null="empty") == ([[3], [], [0], [0]], None, {3: ("4", "x")})
+    wide = {"x": pa.array([-7, 3, 9, 4])}
+    assert bags(4, wide) == ([[0], [3], [0], [0]], None, {0: ("-7", "x"), 2: ("9", "x"), 3: ("4", "x")})
+    assert bags(4, wide, mapping={"kind": "identity", "bounds": "clip"})[0] == [[0], [3], [3], [3]]
+    assert bags(4, wide, mapping={"kind": "identity", "bounds": "drop"})[0] == [[], [3], [], []]
+    large = {"x": pa.array([(1 << 64) - 1, 3], pa.uint64())}
+    assert bags(4, large, mapping={"kind": "identity", "bounds": "clip"})[0] == [[3], [3]]
+    assert bags(5, {"x": pa.array([3, 1, 3]).dictionary_encode()})[0] == [[3], [1], [3]]
+    assert bags(5, {"x": column["x"]}, on_null="empty", mapping={"kind": "identity", "bounds": "drop"})[0][1] == []
+
+
+def test_hashed_ids() -> None:
+    hashed = {"kind": "hash", "seed": 4}
+    numbers = hash_rows(np.array([7, -1, 7]), seed_of(4), 100).tolist()
+    assert bags(100, {"x": pa.array([7, -1, 7])}, mapping=hashed)[0] == [[row] for row in numbers]
+    a, b = (
+        int(row) for row in (hash_strings([b"a", b"b"], seed_of(4)) >> np.uint64(32)) * np.uint64(100) >> np.uint64(32)
+    )
+    texts = pa.array(["a", None, "b", "a"])
+    coded = pa.DictionaryArray.from_arrays(pa.array([1, None, 2, 1, 0]), pa.array([None, "a", "b"]))
+    for values in (texts, texts.dictionary_encode(), texts.cast(pa.large_string()), texts.cast(pa.binary())):
+        assert bags(100, {"x": values}, mapping=hashed, on_null="empty") == ([[a], [], [b], [a]], None, {})
+        assert bags(100, {"x": values}, mapping=hashed, default="b")[0] == [[a], [b], [b], [a]]
+    assert bags(100, {"x": coded}, mapping=hashed, on_null="empty")[0] == [[a], [], [b], [a], []]
+    assert list(bags(100, {"x": coded}, mapping=hashed)[2]) == [1, 4]
+    assert bags(100, {"x": pa.array([None, None], pa.string())}, mapping=hashed, on_null="empty")[0] == [[], []]
+
+
+def test_lists_of_ids() -> None:
+    lists = {"x": pa.array([[1, 2, 3], None, [], [4, None]])}
+    how = {"kind": "id_list"}
+    assert bags(9, lists, **how) == ([[1, 2, 3], [], [], [4, 0]], None, {1: ("null", "x"), 3: ("null", "x")})
+    assert bags(9, lists, **how, on_null="empty") == ([[1, 2, 3], [], [], [4]], None, {})
+    assert bags(9, lists, **how, default=7) == ([[1, 2, 3], [7], [], [4, 7]], None, {})
+    for length, first, last in (
+        (1, [[1], [], [], [4]], [[3], [], [], []]),
+        (2, [[1, 2], [], [], [4]], [[2, 3], [], [], [4]]),
+    ):
+        assert bags(9, lists, **how, on_null="empty", max_length=length, keep="first")[0] == first
+        assert bags(9, lists, **how, on_null="empty", max_length=length)[0] == last
+    assert bags(9, lists, **how, on_null="empty", max_length=3)[0] == [[1, 2, 3], [], [], [4]]
+    assert bags(3, lists, **how, on_null="empty")[2] == {0: ("3", "x"), 3: ("4", "x")}
+    sliced = {"x": lists["x"].slice(2)}
+    assert bags(9, sliced, **how, on_null="empty")[0] == [[], [4]]
+
+
+def test_pairs_of_ids_and_weights() -> None:
+    pairs = [[{"id": 1, "weight": 0.5}, None, {"id": None, "weight": 4.0}], None, [{"id": 2, "weight": None}]]
+    kind = pa.list_(pa.struct({"id": pa.int64(), "weight": pa.float64()}))
+    column = {"x": pa.array(pairs, kind)}
+    how = {"kind": "weighted_id_list"}
+    found, weights, bad = bags(9, column, **how, default=7)
+    assert (found, weights) == ([[1, 7, 7], [7], [2]], [0.5, 1.0, 4.0, 1.0, 0.0]) and bad == {2: ("None", "x")}
+    assert bags(9, column, **how, on_null="empty")[:2] == ([[1], [], [2]], [0.5, 0.0])
+    assert bags(9, column, **how, default=7, max_length=2)[:2] == ([[7, 7], [7], [2]], [1.0, 4.0, 1.0, 0.0])
+
+
+def test_weights_beside_ids() -> None:
+    how = {"kind": "weighted_id_list", "weight_column": "w"}
+    ids = pa.array([[1, 2], [3], [4, 5]])
+    good = {"x": ids, "w": pa.array([[0.5, 1.5], [2.0], [-1.0, 0.0]])}
+    assert bags(9, good, **how) == ([[1, 2], [3], [4, 5]], [0.5, 1.5, 2.0, -1.0, 0.0], {})
+    flags = pa.array([[True, False], [True], [True, True]])
+    assert bags(9, {"x": ids, "w": flags}, **how)[1] == [1, 0, 1, 1, 1]
+    wrong = {"x": ids, "w": pa.array([[0.5, float("nan")], [2.0, 3.0], [1e39, 5.0]])}
+    found, weights, bad = bags(9, wrong, **how)
+    assert found == [[1, 2], [3], [4, 5]] and weights == [0.5, 0.0, 1.0, 0.0, 5.0]
+    assert bad == {0: ("nan", "w"), 1: ("2 weights, 1 ids", "w"), 2: ("1e+39", "w")}
+
+
+def numbers(*features: DenseFeature, **columns: pa.Array) -> tuple[list[list[float]], Bad]:
+    problems = Problems(Nowhere())
+    rows = len(next(iter(columns.values())))
+    return map_dense(features, columns, rows, problems).tolist(), told(problems)
+
+
+def dense(**feature: Any) -> DenseFeature:
+    return DenseFeature.model_validate({"name": "x", **feature})
+
+
+def test_numbers_of_every_type() -> None:
+    for values in (
+        pa.array([1, 2]),
+        pa.array([1.0, 2.0]),
+        pa.array([1, 2]).dictionary_encode(),
+        pa.array([1, 2]).cast(pa.decimal128(21, 2)),
+    ):
+        assert numbers(dense(), x=values) == ([[1.0], [2.0]], {})
+    assert numbers(dense(), x=pa.array([True, False]))[0] == [[1.0], [0.0]]
+    assert numbers(dense(), x=pa.array([3, None])) == ([[3.0], [0.0]], {1: (None, "x")})
+    assert numbers(dense(default=5.0), x=pa.array([3, None])) == ([[3.0], [5.0]], {})
+    assert numbers(dense(default=0.0), x=pa.array([3, None]))[1] == {}
+    seconds = {"kind": "standardize", "mean": 1.7e9, "std": 2.0}
+    assert numbers(dense(transforms=[seconds]), x=pa.array([1_700_000_001, 1_699_999_999]))[0] == [[0.5], [-0.5]]
+
+
+def test_lists_of_numbers() -> None:
+    pairs = pa.array([[1.0, 2.0], None, [3.0], [4.0, None], [5.0, 6.0, 7.0], [8.0, 9.0]])
+    found, bad = numbers(dense(width=2), x=pairs)
+    assert found[0] == [1, 2] and found[5] == [8, 9] and list(bad) == [1, 2, 3, 4]
+    assert bad[2] == ("a list of 1", "x") and bad[4] == ("a list of 3", "x") and bad[3] == (None, "x")
+    found, bad = numbers(dense(width=2, default=-1.0), x=pairs)
+    assert found == [[1, 2], [-1, -1], [0, 0], [4, -1], [0, 0], [8, 9]] and list(bad) == [2, 4]
+    whole = pa.array([[1.0, 2.0], [3.0]])
+    assert list(numbers(dense(width=2, default=-1.0), x=whole)[1]) == [1]
+    both, _ = numbers(dense(width=2), dense(name="y"), x=pa.array([[1, 2], [3, 4]]), y=pa.array([5, 6]))
+    assert both == [[1, 2, 5], [3, 4, 6]]
+
+
+def test_transforms_in_their_order() -> None:
+    steps: list[dict[str, Any]] = [{"kind": "clip", "lowest": 0.0, "highest": 9.0}, {"kind": "log1p"}]
+    values = pa.array([-5.0, 3.0, 99.0])
+    assert numbers(dense(transforms=steps), x=values)[0] == [
+        [0],
+        [pytest.approx(np.log(4))],
+        [pytest.approx(np.log(10))],
+    ]
+    found, bad = numbers(dense(transforms=steps[::-1]), x=pa.array([-1.0, -0.5, -2.0, 3.0]))
+    assert list(bad) == [0, 2] and found[3] == [pytest.approx(np.log(4))], "a clip does not hide what has no logarithm"
+    assert bad[0] == ("-1.0, nan after log1p and clip", "x")
+    buckets = [{"kind": "bucketize", "boundaries": [1.0, 2.0]}]
+    assert numbers(dense(transforms=buckets), x=pa.array([0.5, 1.0, 1.5, 2.0, 3.0]))[0] == [[0], [1], [1], [2], [2]]
+    assert numbers(dense(transforms=buckets), x=pa.array([float("nan"), 5.0]))[1] == {0: ("nan", "x")}
+    far, bad = numbers(dense(), dense(name="y"), x=pa.array([1.0, 1e39]), y=pa.array([float("inf"), 1.0]))
+    assert bad == {0: ("inf", "y"), 1: ("1e+39, inf after the cast to float32", "x")}
+    assert far[0][0] == far[1][1] == 1.0
+
+
+def test_blocks_of_rows_are_put_side_by_side() -> None:
+    rows = 8192 + 3
+    found, _ = numbers(dense(), dense(name="y"), x=pa.array(np.arange(rows)), y=pa.array(-np.arange(rows)))
+    assert found[8191:] == [[n, -n] for n in range(8191, rows)]
+
+
+def test_newer_layouts_are_read_as_older_ones() -> None:
+    assert all(
+        map(
+            is_text,
+            (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()),
+        )
+    )
+    assert is_text(pa.dictionary(pa.int8(), pa.string())) and not is_text(pa.dictionary(pa.int8(), pa.int8()))
+    assert without_views(pa.string_view()) == pa.large_string() and without_views(pa.binary_view()) == pa.large_binary()
+    assert without_views(pa.list_view(pa.string_view())) == pa.list_(pa.large_string())
+    assert without_views(pa.large_list_view(pa.int8())) == pa.large_list(pa.int8())
+    assert without_views(pa.large_list(pa.string_view())) == pa.large_list(pa.large_string())
+    assert without_views(pa.list_(pa.string_view(), 2)) == pa.list_(pa.large_string(), 2)
+    assert without_views(pa.struct({"a": pa.string_view()})) == pa.struct({"a": pa.large_string()})
+    assert leaf_of(pa.list_(pa.large_list(pa.int8()))) == leaf_of(pa.int8()) == pa.int8()
+    overlapping = pa.ListViewArray.from_arrays(
+        [2, 0, 1], [2, 3, 0], pa.array([1, 2, 3, 4]), mask=pa.array([False, False, True])
+    )
+    assert from_list_view(overlapping).to_pylist() == [[3, 4], [1, 2, 3], None]
+
+
+def test_numbers_of_more_digits_than_a_float_has_are_rounded() -> None:
+    large, rounded = (1 << 60) + 1, float(1 << 60)
+    assert numbers(dense(default=1.0), x=pa.array([large, None])) == ([[rounded], [1.0]], {})
+    found, bad = numbers(dense(width=2), x=pa.array([[large, 3], [1]]))
+    assert found[0] == [rounded, 3.0] and list(bad) == [1]
+    how = {"kind": "weighted_id_list", "weight_column": "w"}
+    assert bags(9, {"x": pa.array([[1]]), "w": pa.array([[large]])}, **how)[1] == [rounded]
+    fields = {"label": {"column": "y", "kind": "number"}, "sample_weight": {}, "dense": [{"name": "x"}]}
+    columns = {"y": pa.array([large]), "weight": pa.array([large])}
+    targets = map_targets(columns, Schema.model_validate(fields), Problems(Nowhere()))
+    assert targets.weight is not None and (targets.label.tolist(), targets.weight.tolist()) == ([rounded], [rounded])
+    fields = {"label": {"column": "y"}, "group": {}, "timestamp": {}, "dense": [{"name": "x"}]}
+    most, problems = pa.array([(1 << 64) - 1, 5], pa.uint64()), Problems(Nowhere())
+    columns = {"y": pa.array([0, 1]), "group": most, "timestamp": most}
+    targets = map_targets(columns, Schema.model_validate(fields), problems)
+    assert targets.group is not None and targets.group.tolist() == [-1, 5] and list(told(problems)) == [0]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bags_keep_their_weights_in_another_order(weighted: bool) -> None:
+    weights = np.array([0.5, 1.5, 2.5, 3.5], np.float32) if weighted else None
+    taken = Ids(np.array([7, 8, 9, 4]), np.array([0, 2, 2, 4]), weights).take(np.array([2, 1, 0]))
+    assert taken.offsets is not None and (taken.values.tolist(), taken.offsets.tolist()) == ([9, 4, 7, 8], [0, 2, 2, 4])
+    assert (None if taken.weights is None else taken.weights.tolist()) == ([2.5, 3.5, 0.5, 1.5] if weighted else None)

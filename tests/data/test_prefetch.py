@@ -1,0 +1,95 @@
+"""What is read ahead: in order, no further than asked, and not after it was closed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator
+
+import pytest
+import torch
+
+from rayrec.data.errors import DataError
+from rayrec.data.stream.mixed_stream import joined
+from rayrec.data.stream.prefetch import Prefetcher, _plain
+from rayrec.models.batch import Batch
+from rayrec.sparse import KeyedJaggedTensor
+
+
+def counted(made: list[int], most: int = 10**9) -> Generator[int]:
+    for number in range(most):
+        made.append(number)
+        yield number
+
+
+def test_no_more_is_made_than_fits_and_none_once_it_is_closed() -> None:
+    made: list[int] = []
+    threads = set(threading.enumerate())
+    ahead = Prefetcher(lambda: counted(made), depth=3)
+    each = ahead.each(30)
+    assert [next(each) for _ in range(4)] == [0, 1, 2, 3]
+    time.sleep(0.05)
+    assert len(made) <= 4 + 3 + 1, "three wait, and one is held"
+    ahead.close()
+    before = len(made)
+    time.sleep(0.05)
+    assert len(made) == before
+    assert set(threading.enumerate()) <= threads and list(each) == []
+
+
+def test_a_source_that_gives_nothing_is_told() -> None:
+    go_on = threading.Event()
+
+    def waiting() -> Generator[int]:
+        go_on.wait(30)
+        yield 1
+
+    ahead = Prefetcher(waiting, depth=1)
+    begun = time.monotonic()
+    with pytest.raises(DataError, match=r"no data arrived for 0\.01 s"):
+        ahead.take(0.01)
+    assert time.monotonic() - begun < 8, "its thread is left to itself"
+    go_on.set()
+    with pytest.raises(DataError, match="no data arrived"):
+        ahead.take(0.01)
+
+
+def test_all_comes_in_order_and_an_error_comes_last() -> None:
+    def failing() -> Generator[int]:
+        yield from range(5)
+        raise DataError("wrong", file="x")
+
+    found = []
+    with pytest.raises(DataError, match="wrong"):
+        for number in Prefetcher(failing, depth=2).each(30):
+            found.append(number)
+    assert found == [0, 1, 2, 3, 4]
+    assert list(Prefetcher(lambda: counted([], 5), depth=1).each(30)) == [0, 1, 2, 3, 4]
+
+
+def test_a_reason_is_told_in_one_line() -> None:
+    ours = DataError("wrong", file="x")
+    wrapped, task = RuntimeError("task failed"), RuntimeError("trace\nof a task")
+    wrapped.__cause__ = ours
+    assert _plain(ours) is _plain(wrapped) is ours
+    task.cause = ValueError("\n  bad value  \nmore")  # type: ignore[attr-defined]
+    found = _plain(task)
+    assert str(found) == "reading failed: ValueError: bad value" and found.__cause__ is task
+    assert str(_plain(ValueError(""))) == "reading failed: ValueError: no message"
+    for last in (MemoryError(), KeyboardInterrupt(), SystemExit()):
+        assert _plain(last) is last
+
+
+def batch_of(*ids: int) -> Batch:
+    sparse = KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.ones(len(ids), dtype=torch.int64))
+    numbers = torch.tensor(ids, dtype=torch.float32)
+    return Batch(dense=numbers[:, None], sparse=sparse, label=numbers * 2)
+
+
+def test_batches_are_joined_in_order() -> None:
+    one, other = batch_of(1, 2), batch_of(3)
+    assert joined([one]) is one
+    both = joined([one, other])
+    assert both.dense.tolist() == [[1], [2], [3]] and both.label.tolist() == [2, 4, 6] and both.weight is None
+    assert (both.sparse.values().tolist(), both.sparse.lengths().tolist()) == ([1, 2, 3], [1, 1, 1])
+    assert both.sparse.stride() == 3

@@ -1,0 +1,168 @@
+"""Windows against the law that they follow, row group by row group in plain Python."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.data.errors import DataError
+from rayrec.data.source import decoded_size, windows
+from rayrec.data.source.decoded_size import check_size
+from rayrec.data.source.file_table import COLUMNS, FileTable
+from rayrec.data.source.windows import Slice, Windows
+from rayrec.data.storage.opening import open_parquet
+
+
+def files_of(groups: list[list[int]], row_bytes: list[float], left_out: list[set[int]]) -> FileTable:
+    count = len(groups)
+    columns = pa.record_batch(
+        [
+            np.zeros(count, np.int32),
+            [f"{n}.parquet" for n in range(count)],
+            *(np.zeros(count, np.int64) for _ in range(4)),
+            pa.array(row_bytes, pa.float32()),
+        ],
+        schema=COLUMNS,
+    )
+    return FileTable(
+        (("/data/", ()),),
+        columns,
+        np.cumsum([0, *map(len, groups)]),
+        np.array([rows for file in groups for rows in file], np.int64),
+        np.array(
+            [number in out for file, out in zip(groups, left_out, strict=True) for number in range(len(file))], bool
+        ),
+    )
+
+
+def by_hand(
+    groups: list[list[int]], row_bytes: list[float], left_out: list[set[int]], rows: int, size: int
+) -> list[list[Slice]]:
+    """Slice after slice: a window ends before one with which it would be further from its rows, or too large."""
+    found: list[list[Slice]] = []
+    window: list[Slice] = []
+    held, held_bytes = 0, 0.0
+    for file, (of_file, each, out) in enumerate(zip(groups, row_bytes, left_out, strict=True)):
+        before = 0
+        for number, count in enumerate(of_file):
+            if count and number not in out:
+                parts = min(count, max(1, count // rows, -(-int(count * each) // size)))
+                length = -(-count // parts)
+                for start in range(0, count, length):
+                    stop = min(start + length, count)
+                    more = stop - start
+                    further = held + more - rows > rows - held
+                    if window and (further or held_bytes + more * each > size):
+                        found.append(window)
+                        window, held, held_bytes = [], 0, 0.0
+                    window.append(Slice(file, number, start, stop, before))
+                    held, held_bytes = held + more, held_bytes + more * each
+                    if held >= rows:
+                        found.append(window)
+                        window, held, held_bytes = [], 0, 0.0
+            before += count
+    return found + ([window] if window else [])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 40), max_size=6),
+            st.sampled_from([0.0, 1.0, 2.5, 30.0]),
+            st.sets(st.integers(0, 5), max_size=2),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.integers(1, 30),
+    st.integers(1, 200),
+    st.sampled_from([1, 3, 1 << 16]),
+)
+def test_windows_are_cut_and_joined_by_their_law(
+    files: list[tuple[list[int], float, set[int]]], rows: int, size: int, at_once: int
+) -> None:
+    groups, row_bytes = [one[0] for one in files], [one[1] for one in files]
+    left_out = [{number for number in one[2] if number < len(one[0])} for one in files]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "_AT_ONCE", at_once)
+        found = Windows.of(files_of(groups, row_bytes, left_out), rows, size)
+    expected = by_hand(groups, row_bytes, left_out, rows, size)
+    assert [list(window.slices) for window in found] == expected
+    assert len(found) == len(expected) and found == Windows.of(files_of(groups, row_bytes, left_out), rows, size)
+    assert found.rows.tolist() == [sum(s.stop - s.start for s in window) for window in expected]
+    assert [window.rows for window in found] == found.rows.tolist()
+    cut = [
+        None if len(w) > 1 or groups[w[0].file][w[0].row_group] == w[0].stop - w[0].start else w[0] for w in expected
+    ]
+    runs: list[int] = []
+    for one, own in pairwise([None, *cut]):
+        if one and own and (one.file, one.row_group) == (own.file, own.row_group):
+            runs[-1] += 1
+        else:
+            runs.append(1)
+    assert found.runs.tolist() == runs
+    if expected:
+        assert [list(window.slices) for window in found[-2:]] == expected[-2:]
+        assert list(found[-1].slices) == expected[-1]
+    with pytest.raises(IndexError):
+        found[len(expected)]
+    assert (found == 3) is False
+
+
+def test_windows_differ_where_their_cuts_do() -> None:
+    files = files_of([[8, 8]], [1.0], [set()])
+    assert Windows.of(files, 8, 100) != Windows.of(files, 4, 100) and Windows.of(files, 8, 100) != Windows.of(
+        files, 16, 100
+    )
+
+
+@pytest.fixture
+def parquet(tmp_path: Path) -> pq.ParquetFile:
+    """8,000 rows: numbers that take 8 bytes each however they are packed, and one text of 1,000 bytes for all."""
+    path = tmp_path / "x.parquet"
+    rows = {"n": np.zeros(8000, np.int64), "text": ["t" * 1000] * 8000, "list": [["t" * 1000]] * 8000}
+    pq.write_table(pa.table(rows), path)
+    return open_parquet(str(path))
+
+
+def sized(parquet: pq.ParquetFile, columns: list[str], chunk: int | None, tmp_path: Path) -> int:
+    return check_size(parquet, str(tmp_path / "x.parquet"), 0, columns, chunk)
+
+
+def test_rows_are_decoded_in_chunks_that_fit(
+    parquet: pq.ParquetFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sized(parquet, ["n"], None, tmp_path) == 8000
+    assert [sized(parquet, ["n"], chunk, tmp_path) for chunk in (1, 100, 8000, 9000)] == [1, 100, 8000, 8000]
+    monkeypatch.setattr(decoded_size, "_CHUNK_BYTES", 8 * 100)
+    assert [sized(parquet, ["n"], chunk, tmp_path) for chunk in (99, 100, 101, 8000)] == [99, 100, 100, 100]
+    assert sized(parquet, ["n"], None, tmp_path) == 8000
+    monkeypatch.setattr(decoded_size, "_CHUNK_BYTES", 7)
+    assert sized(parquet, ["n"], 10, tmp_path) == 1, "never less than a row"
+
+
+def test_what_decodes_to_too_much_is_refused_before_it_is_decoded(
+    parquet: pq.ParquetFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoded_size, "MOST_BYTES", 8 * 8000)
+    assert sized(parquet, ["n"], None, tmp_path) == 8000
+    monkeypatch.setattr(decoded_size, "MOST_BYTES", 8 * 8000 - 1)
+    with pytest.raises(DataError, match=r"8,000 rows would take 0\.0 GB") as caught:
+        sized(parquet, ["n"], None, tmp_path)
+    assert (caught.value.row_group, caught.value.column) == (0, None)
+    monkeypatch.setattr(decoded_size, "MOST_BYTES", 8000 * 1000)
+    assert sized(parquet, ["text", "list"], None, tmp_path) == 8000
+    monkeypatch.setattr(decoded_size, "MOST_BYTES", 8000 * 1000 - 1)
+    for column in ("text", "list"):
+        with pytest.raises(DataError, match=r"8,000 rows would take 0\.0 GB") as caught:
+            sized(parquet, [column], None, tmp_path)
+        assert caught.value.column == column
+        assert sized(parquet, [column], 7999, tmp_path) == 7999, "a text as often as it is decoded at a time"

@@ -1,0 +1,241 @@
+"""Small decisions of the core by themselves: kernels of a table, buffers, sizes on the wire, codecs, helpers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.distributed.buffers import MOST_BUFFERS, SMALL_BYTES, BufferPool
+from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+from rayrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from rayrec.distributed.kernel import RULES, OptimizerSpec, pooling_group, vector_group
+from rayrec.distributed.kernel.choice import _fbgemm_trains, check_trainable
+from rayrec.distributed.kernel.padding import padded
+from rayrec.distributed.kernel.rounding import rounded
+from rayrec.distributed.kernel.stacking import Stack, parts_of, stacks_of
+from rayrec.distributed.kernel.tables import LocalTable, Lookups
+from rayrec.distributed.types import Span
+from rayrec.distributed.utils import (
+    add_prefix_to_state_dict,
+    append_prefix,
+    filter_state_dict,
+    merge_fused_params,
+    none_throws,
+)
+from rayrec.distributed.wire import FORMATS, NumberFormat, fp8_rows, int8_rows
+from rayrec.modules import DataType, EmbeddingBagConfig
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")  # the GPU is only named: nothing is computed there
+K = EmbeddingComputeKernel
+
+
+def config(dim: int = 8, data_type: DataType = DataType.FP32, features: int = 1, rows: int = 10) -> EmbeddingBagConfig:
+    names = [f"f{n}" for n in range(features)]
+    return EmbeddingBagConfig(
+        name="t", num_embeddings=rows, embedding_dim=dim, feature_names=names, data_type=data_type
+    )
+
+
+def spec(name: str = "rowwise_adagrad", **settings: Any) -> OptimizerSpec:
+    return OptimizerSpec.from_fused_params({"optimizer": RULES[name].kind, "learning_rate": 0.1, **settings})
+
+
+def local(table: EmbeddingBagConfig, optimizer: OptimizerSpec | None = None, kernel: K = K.FUSED) -> LocalTable:
+    rows, cols = Span(0, table.num_embeddings), Span(0, table.embedding_dim)
+    return LocalTable(config=table, rows=rows, cols=cols, kernel=kernel, optimizer=optimizer or spec())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "table", "device", "trains"),
+    [
+        (None, config(), CPU, False),
+        (spec(), config(), CPU, True),
+        (spec(), config(), GPU, True),
+        (spec(), config(data_type=DataType.BF16), CPU, False),
+        (spec(), config(data_type=DataType.BF16), GPU, False),
+        (spec(), config(data_type=DataType.FP16), CPU, True),
+        (spec(stochastic_rounding=True), config(data_type=DataType.FP16), CPU, False),
+        (spec(stochastic_rounding=True), config(), CPU, True),
+        (spec(stochastic_rounding=True), config(data_type=DataType.FP16), GPU, True),
+        (spec(weight_decay=0.1), config(), CPU, False),
+        (spec("sgd", weight_decay=0.1), config(), CPU, False),
+        (spec("adam"), config(), GPU, True),
+        (spec("adam", weight_decay=0.1), config(), GPU, True),
+        (spec(), config(dim=6), GPU, True),
+    ],
+)
+def test_fbgemm_trains_what_its_kernels_can(optimizer: Any, table: Any, device: torch.device, trains: bool) -> None:
+    assert _fbgemm_trains(optimizer, table, table.embedding_dim, device) == trains
+    for kernel in (K.FUSED, K.DENSE, K.FUSED_UVM, K.FUSED_UVM_CACHING):
+        in_vain = kernel in (K.FUSED_UVM, K.FUSED_UVM_CACHING) and device is GPU and not trains
+        if in_vain and optimizer is not None:
+            with pytest.raises(ValueError, match=f"table 't': kernel '{kernel.value}' trains by fbgemm only"):
+                check_trainable(table, kernel, optimizer, device)
+        else:
+            check_trainable(table, kernel, optimizer, device)
+
+
+def test_states_of_two_kinds_need_a_width_that_fbgemm_has() -> None:
+    for name, rule in RULES.items():
+        kinds = len(set(rule.rowwise.values()))
+        assert _fbgemm_trains(spec(name), config(8), 8, GPU)
+        assert _fbgemm_trains(spec(name), config(6), 6, GPU) == (kinds < 2)
+
+
+def test_tables_share_a_kernel_where_they_are_trained_alike() -> None:
+    def same(a: LocalTable, b: LocalTable, device: torch.device, group: Any = pooling_group) -> bool:
+        return bool(group(a, device) == group(b, device))
+
+    narrow, wide, odd = (local(config(dim)) for dim in (8, 16, 6))
+    assert same(narrow, wide, CPU) and same(narrow, wide, GPU) and same(narrow, odd, CPU)
+    assert not same(narrow, odd, GPU), "a padded width has its own scale where state has one number a row"
+    adagrad = [local(config(dim), spec("adagrad")) for dim in (8, 6)]
+    assert same(*adagrad, GPU)
+    plain = [local(config(dim), spec(weight_decay=0.1)) for dim in (8, 16)]
+    assert not same(*plain, CPU), "one matrix has one width"
+    assert not same(narrow, wide, CPU, vector_group) and same(narrow, local(config(8)), CPU, vector_group)
+    half = local(config(8, DataType.FP16))
+    uvm = local(config(8), kernel=K.FUSED_UVM)
+    for device in (CPU, GPU):
+        assert not same(narrow, half, device) and same(narrow, uvm, device)
+        assert not same(narrow, uvm, device, vector_group)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 400))
+def test_widths_are_padded_to_fours(dim: int) -> None:
+    assert padded(dim) == next(width for width in range(dim, dim + 4) if width % 4 == 0)
+
+
+def test_large_buffers_are_used_again_when_nobody_holds_them() -> None:
+    pool, size = BufferPool(CPU), SMALL_BYTES // 4
+    small = pool.empty(size - 1)
+    assert small.numel() == size - 1 and not pool._buffers
+    first = pool.empty(size)
+    place = first.data_ptr()
+    assert pool.empty(size).data_ptr() != place, "it is held"
+    view = first[3:5]
+    del first
+    assert pool.empty(size).data_ptr() != place, "so is a view of it"
+    del view
+    again = pool.empty(size, torch.int32)
+    assert again.data_ptr() == place and again.dtype == torch.int32 and again.shape == (size,)
+    del again
+    half = pool.empty(size)
+    held = [pool.empty(size * 4) for _ in range(MOST_BUFFERS + 2)]
+    assert len(pool._buffers) == MOST_BUFFERS
+    del held, half
+    large = pool.empty(size * 2)  # half of a free one is large enough for it
+    assert large.untyped_storage().nbytes() == 16 * size
+    assert pool.empty(size * 2 - 1).untyped_storage().nbytes() == 4 * (2 * size - 1), "less than half is waste"
+
+
+@settings(deadline=None)
+@given(st.integers(0, 300), st.sampled_from([4, 8, 32]))
+def test_rows_on_the_wire_are_whole_and_carry_their_scale(count: int, row: int) -> None:
+    rows = sum(1 for start in range(0, count, row))
+    assert fp8_rows(row).size(count) == rows * (row + 4) and int8_rows(row).size(count) == rows * (row + 8)
+    assert fp8_rows(row).sizes([count, 0]) == [rows * (row + 4), 0]
+    plain = NumberFormat("x", 2)
+    assert plain.size(count) == count and plain.sizes([count, 3]) == [count, 3]
+    assert (fp8_rows(row).mean_bytes, int8_rows(row).mean_bytes) == (1 + 4 / row, 1 + 8 / row)
+    assert {name: kind.mean_bytes for name, kind in FORMATS.items()} == {
+        "fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1.125, "int8": 1.25
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [-4, 0, 2, 3, 5, 30])
+def test_rows_that_no_operator_has_are_refused(row: int) -> None:
+    for make in (fp8_rows, int8_rows):
+        with pytest.raises(ValueError, match=f"{row} numbers that share a scale: must be a multiple of 4"):
+            make(row)
+
+
+def test_codecs_scale_what_is_half_as_wide() -> None:
+    assert get_qcomm_codecs_registry(QCommsConfig()) is None
+    for kind, scaled in [(CommType.FP16, True), (CommType.BF16, True), (CommType.FP8, False), (CommType.INT8, False)]:
+        given = QCommsConfig(kind, kind, forward_loss_scale=2.0, backward_loss_scale=8.0)
+        registry = get_qcomm_codecs_registry(given, ["a", "b"])
+        assert registry is not None and list(registry) == ["a", "b"]
+        codec = registry["a"]
+        assert (codec.forward_scale, codec.backward_scale) == ((2.0, 8.0) if scaled else (1.0, 1.0))
+    one_way = get_qcomm_codecs_registry(QCommsConfig(backward_precision=CommType.FP8, fp8_quantize_dim=8))
+    assert one_way is not None and len(one_way) == 3
+    codec = one_way["POOLED_EMBEDDINGS_ALL_TO_ALL"]
+    assert (codec.forward.name, codec.backward.name, codec.backward.row) == ("fp32", "fp8_wide_rows", 8)
+    for flat, name in [(False, "fp8_wide"), (True, "fp8")]:
+        registry = get_qcomm_codecs_registry(QCommsConfig(backward_precision=CommType.FP8, fp8_bwd_uses_143=flat))
+        assert registry is not None and {one.backward.name for one in registry.values()} == {name}
+    own = QCommsConfig(CommType.FP8, CommType.FP8, fp8_quantize_dim=8, fp8_quantize_dim_bwd=16)
+    assert own.fp8_quantize_dim_bwd == 16
+    for wrong in (QCommsConfig(CommType.MX4), QCommsConfig(output_dtype=CommType.FP16)):
+        with pytest.raises(ValueError, match="vectors"):
+            get_qcomm_codecs_registry(wrong)
+
+
+def lookups_of(batch: int, lookups: int, weighted: bool) -> Lookups:
+    lengths = torch.randint(0, 4, (lookups * batch,), generator=torch.Generator().manual_seed(batch))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    ids = torch.arange(int(lengths.sum())) % 3
+    return Lookups(ids, offsets, ids / 2.0 if weighted else None)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_neighbouring_tables_of_one_width_are_one(batch: int, weighted: bool) -> None:
+    tables = [local(config(dim, rows=rows)) for dim, rows in [(8, 3), (8, 4), (16, 5), (16, 6)]]
+    order = [0, 0, 1, 2, 3, 3]
+    stacks = stacks_of(tables, order, CPU)
+    assert [(s.num_tables, s.num_lookups, s.table.rows.size, s.table.config.num_embeddings) for s in stacks] == [
+        (2, 3, 7, 7), (2, 3, 11, 11)
+    ]  # fmt: skip
+    whole = lookups_of(batch, 6, weighted)
+    for number, (stack, part) in enumerate(zip(stacks, parts_of(stacks, whole), strict=True)):
+        first, last = 3 * batch * number, 3 * batch * (number + 1)
+        start, stop = int(whole.offsets[first]), int(whole.offsets[last])
+        assert part.ids.tolist() == whole.ids[start:stop].tolist() and int(part.offsets[0]) == 0
+        assert part.offsets.diff().tolist() == whole.offsets[first : last + 1].diff().tolist()
+        assert (part.weights is None) == (not weighted)
+        if part.weights is not None:
+            assert part.weights.tolist() == (part.ids / 2.0).tolist()
+        shifts = ([0, 0, 3], [0, 5, 5])[number]
+        bags = [part.ids[a:b] for a, b in zip(part.offsets, part.offsets[1:], strict=False)]
+        expected = [int(one) + shifts[bag // batch] for bag, ids in enumerate(bags) for one in ids]
+        assert stack.ids(part).tolist() == expected
+        assert [len(rows) for rows in stack.apart(torch.arange(stack.table.rows.size))] == ([3, 4], [5, 6])[number]
+    assert stacks_of(tables, [0, 1, 2], CPU) == [], "it spares less than half"
+    assert len(stacks_of(tables[:2] + tables[2:3], [0, 1, 1, 2], CPU)) == 2
+    assert stacks_of(tables, [1, 0, 0, 2, 3, 3], CPU) == [], "out of order"
+    assert stacks_of([tables[0], local(config(8), kernel=K.FUSED_UVM)], [0, 1, 1], CPU) == []
+    alone = Stack([tables[0]], [0, 0], CPU)
+    assert alone.table is tables[0] and alone.ids(whole) is whole.ids and parts_of([alone], whole) == [whole]
+    assert alone.by_example(torch.arange(8.0).view(4, 2)).tolist() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+
+
+@pytest.mark.parametrize(("dtype", "step"), [(torch.bfloat16, 2.0**-7), (torch.float16, 2.0**-10)])
+def test_rounding_keeps_the_mean(dtype: torch.dtype, step: float) -> None:
+    """A quarter of the way from 1 to the next number: a quarter of the draws goes up."""
+    drawn = rounded(torch.full((40_000,), 1 + step / 4), dtype, seed=1)
+    assert set(drawn.tolist()) == {1.0, 1 + step}
+    assert float((drawn > 1).float().mean()) == pytest.approx(0.25, abs=0.02)
+    assert torch.equal(drawn, rounded(torch.full((40_000,), 1 + step / 4), dtype, seed=1))
+    exact = torch.tensor([0.0, 1.0, -2.0, torch.inf, -torch.inf])
+    assert torch.equal(rounded(exact, dtype, 0).float(), exact)
+    assert rounded(exact, torch.float32, 0) is exact
+
+
+def test_helpers_of_scripts() -> None:
+    assert none_throws(0) == 0
+    with pytest.raises(AssertionError, match="no such"):
+        none_throws(None, "no such")
+    assert [append_prefix(*pair) for pair in [("a", "b"), ("", "b"), ("a", ""), ("", "")]] == ["a.b", "b", "a", ""]
+    state = {"a.b": 1, "a.c.d": 2, "ab.c": 3}
+    assert filter_state_dict(state, "a") == {"b": 1, "c.d": 2}
+    add_prefix_to_state_dict(state, "x.")
+    assert state == {"x.a.b": 1, "x.a.c.d": 2, "x.ab.c": 3}
+    assert merge_fused_params({"a": 1, "learning_rate": 1}, {"lr": 2}) == {"a": 1, "learning_rate": 2}
+    assert merge_fused_params(None, None) == {}

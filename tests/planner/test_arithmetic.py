@@ -1,0 +1,338 @@
+"""Small parts of the planner by themselves, each held against the plainest way to say it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.distributed.planner import NoPlanError, Topology, diff, plan_tables
+from rayrec.distributed.planner.bound import _pigeonhole, lower_bound, make_choices
+from rayrec.distributed.planner.calibration import Calibration
+from rayrec.distributed.planner.check import _check_memory, _overlap
+from rayrec.distributed.planner.choosing import _within, choose, mixtures
+from rayrec.distributed.planner.cost import shard_cost
+from rayrec.distributed.planner.estimate import evaluate
+from rayrec.distributed.planner.exchange import bytes_into_hosts, exchange_words
+from rayrec.distributed.planner.formatting import bar, columns, human_bytes, human_seconds
+from rayrec.distributed.planner.problem import make_problem
+from rayrec.distributed.planner.proposers import DynamicProgrammingProposer
+from rayrec.distributed.planner.replicas import group_topology, grouped
+from rayrec.distributed.planner.search import _care, best_solution
+from rayrec.distributed.planner.storage import reserves
+from rayrec.distributed.planner.storage_reservations import (
+    FixedAbsoluteStorageReservation,
+    FixedPercentageStorageReservation,
+)
+from rayrec.distributed.planner.topology import CALIBRATION_VERSION
+from rayrec.distributed.planner.types import PlannerError, Table
+from rayrec.distributed.planner.whatif import _least
+from rayrec.distributed.replicas.layout import GroupLayout
+from rayrec.distributed.sharding.cuts import CUTS
+from rayrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType
+from tests.planner.problems import SHARDER, table
+
+plain = settings(deadline=None, max_examples=40)
+
+
+@plain
+@given(st.integers(0, 40), st.integers(1, 45))
+def test_the_least_good_number_is_found(most: int, first: int) -> None:
+    assert _least(most, lambda number: number >= first) == (first if first <= most else None)
+
+
+rectangles = st.lists(st.tuples(*[st.integers(0, 5)] * 4), max_size=6)
+
+
+@plain
+@given(rectangles)
+def test_rectangles_overlap_where_they_share_a_number(drawn: Any) -> None:
+    edges = [(min(a, b), max(a, b), min(c, d), max(c, d), 0) for a, b, c, d in drawn]
+    held = [{(r, c) for r in range(a, b) for c in range(x, y)} for a, b, x, y, _ in edges]
+    pairs = [(i, j) for i in range(len(held)) for j in range(i + 1, len(held)) if held[i] & held[j]]
+    assert _overlap(np.array(edges).reshape(-1, 5)) == (pairs[0] if pairs else None)
+
+
+def test_bytes_seconds_and_bars_in_words() -> None:
+    sizes = [0, 1023, 1024, 1024**2 - 1, 1024**2, 1.5 * 1024**3, 3 * 1024**4, 2048 * 1024**4, -2048]
+    assert [human_bytes(size) for size in sizes] == [
+        "0 B", "1023 B", "1.0 KiB", "1024.0 KiB", "1.0 MiB", "1.5 GiB", "3.0 TiB", "2048.0 TiB", "-2.0 KiB"
+    ]  # fmt: skip
+    assert [human_seconds(s) for s in (2, 1, 0.9994, 1e-3, 9.9e-4, 0.0)] == [
+        "2.00 s", "1.00 s", "999 ms", "1 ms", "990 us", "0 us"
+    ]  # fmt: skip
+    assert [bar(share, 4) for share in (0, 1 / 32, 0.5, 31 / 32, 1, 2, -1)] == [
+        "    ", "▏   ", "██  ", "███▉", "████", "████", "    "
+    ]  # fmt: skip
+    assert [bar(0.5, 4, light) for light in (0.25, 0.5, 0.9)] == ["██░ ", "██░░", "██░░"]
+    assert len(bar(1.0)) == 20 and bar(0.3, 4) == "█▎  "
+    assert columns(("a", "bb"), [("xyz", "1"), ("", "22")], frozenset({1})) == "a    bb\n---  --\nxyz   1\n     22"
+
+
+def plan_of(kind: str, rows: int, dim: int, ranks: Any, name: str = "t") -> ShardingPlan:
+    shards = CUTS[ShardingType(kind)](name, rows, dim, ranks)
+    return ShardingPlan({"": {name: ParameterSharding(sharding_type=kind, compute_kernel="fused", shards=shards)}})
+
+
+def test_many_ranks_are_told_by_the_first_and_the_last() -> None:
+    eight, nine = (plan_of("row_wise", 90, 8, list(range(2, 2 + count))) for count in (8, 9))
+    text = diff(eight, nine)
+    assert "[2, 3, 4, 5, 6, 7, 8, 9]" in text and "[2 .. 10] (9)" in text
+    # rows [0, 12), [12, 24) … became [0, 10), [10, 20) …: rank 2 + k keeps what both have
+    kept = sum(
+        max(0, min(a[1], b[1]) - max(a[0], b[0]))
+        for a, b in zip(pairwise([*range(0, 90, 12), 90]), pairwise(range(0, 91, 10)), strict=False)
+    )
+    assert f"1 of 1 tables differ; {(90 - kept) / 90:.1%} of all weights" in text
+    assert diff(nine, nine) == "no difference: both plans shard 1 tables alike"
+    gone = diff(nine, ShardingPlan({"": {}}))
+    assert "1 of 0 tables differ; 0.0% of all" in gone
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_a_share_of_memory_stays_free(share: float) -> None:
+    topology = Topology(2, "cpu", ddr_cap=1000)
+    reservation = FixedPercentageStorageReservation(share)
+    assert reservation.last_reserved_topology is None
+    reserved = reservation.reserve(topology)
+    assert [host.memory_bytes for host in reserved.hosts] == [1000 * (1 - share)]
+    assert reservation.last_reserved_topology is reserved
+
+
+def test_what_cannot_stay_free_is_refused() -> None:
+    for share in (-0.01, 1.01):
+        with pytest.raises(ValueError, match="must be from 0 to 1"):
+            FixedPercentageStorageReservation(share)
+    with pytest.raises(ValueError, match="must not be negative"):
+        FixedAbsoluteStorageReservation(-1)
+    topology = Topology(2, "cpu", ddr_cap=1000)
+    assert FixedAbsoluteStorageReservation(0).reserve(topology).hosts[0].memory_bytes == 1000
+    assert FixedAbsoluteStorageReservation(999).reserve(topology).hosts[0].memory_bytes == 1
+    with pytest.raises(PlannerError, match="1000 bytes are to stay free, but a rank has 1000"):
+        FixedAbsoluteStorageReservation(1000).reserve(topology)
+    assert FixedAbsoluteStorageReservation.from_gb(0.5)._bytes == 1 << 29
+
+
+def test_a_calibration_is_figures_or_refused(tmp_path: Path) -> None:
+    good = {"version": CALIBRATION_VERSION, "compute_device": "cpu", "measured": {"memory_bw": 1e9}}
+    path = tmp_path / "c.json"
+
+    def read(**changes: Any) -> Calibration:
+        path.write_text(json.dumps({**good, **changes}))
+        return Calibration.read(path)
+
+    found = read()
+    assert (found.kind, found.speeds, found.path) == ("cpu", {"memory_bw": 1e9}, str(path))
+    assert found.on(Topology(2, "cpu")).device.memory_bw == 1e9
+    for changes, message in [
+        ({"version": 1}, f"calibration version 1; this rayrec reads {CALIBRATION_VERSION}"),
+        ({"measured": {"speed": 1.0}}, r"unknown figures \['speed'\]"),
+        ({"measured": {"kind": 1.0}}, r"unknown figures \['kind'\]"),
+        ({"measured": {"memory_bytes": 1.0, "host_bytes": 2}}, r"unknown figures \['host_bytes', 'memory_bytes'\]"),
+        ({"measured": {"memory_bw": 0}}, "memory_bw=0 must be positive"),
+        ({"measured": {"memory_bw": True}}, "memory_bw=True must be positive"),
+        ({"measured": {"memory_bw": "1"}}, "memory_bw=1 must be positive"),
+        ({"measured": None}, "not a calibration file"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            read(**changes)
+    with pytest.raises(ValueError, match="measured on cpu, but the ranks have cuda"):
+        found.on(Topology(2, "cuda"))
+
+
+def facts(rows: int = 1000, dim: int = 16, ids: float = 64.0, world: int = 4, **changes: Any) -> Table:
+    """A table as the planner knows it, found through a plan of it."""
+    result = plan_tables([table("t", rows, dim)], Topology(world, "cpu"), batch_size=int(ids) // world, sharder=SHARDER)
+    return replace(result.tables[0], **changes)
+
+
+def test_a_plan_fits_into_exactly_its_bytes() -> None:
+    estimate = evaluate(plan_of("table_wise", 1000, 16, [1]), [facts()], Topology(4, "cpu"))
+    need = int(estimate.device_bytes_R.max())
+    assert need == estimate.device_bytes_R[1] > 0
+    _check_memory(estimate, Topology(4, "cpu", ddr_cap=need))
+    with pytest.raises(NoPlanError, match=r"rank 1 needs .* under this plan and has .*; move 1 B of its shards"):
+        _check_memory(estimate, Topology(4, "cpu", ddr_cap=need - 1))
+    for rank in (4, -1):
+        with pytest.raises(ValueError, match=r"the topology has ranks 0 \.\. 3"):
+            evaluate(plan_of("table_wise", 1000, 16, [rank]), [facts()], Topology(4, "cpu"))
+
+
+def test_how_vectors_cross_hosts_is_said() -> None:
+    two = Topology(4, "cpu", local_world_size=2)
+    plan = plan_of("row_wise", 1000, 16, [0, 1, 2, 3])
+    for topology, words in [
+        (Topology(4, "cpu"), "they share a host"),
+        (Topology(4, "cpu", local_world_size=1), "each host has one"),
+        (Topology(4, "cpu", hosts=[1, 3]), r"unequal numbers of them (1, 3), so none"),
+    ]:
+        assert words in exchange_words(plan, topology)
+    assert exchange_words(plan, two).endswith("where that saves enough: t")
+    none = "no host holds several row blocks"
+    assert none in exchange_words(plan_of("table_wise", 1000, 16, [0]), two)
+    assert none in exchange_words(plan_of("row_wise", 1000, 16, [0, 2]), two)
+    assert none in exchange_words(plan_of("data_parallel", 1000, 16, [0, 1, 2, 3]), two)
+    assert none in exchange_words(plan_of("row_wise", 1, 16, [0, 1, 2, 3]), two)  # the other blocks are empty
+    many = {name: plan_of("row_wise", 1000, 16, [0, 1], name).plan[""][name] for name in "abcd"}
+    assert exchange_words(ShardingPlan({"": many}), two).endswith("enough: a, b, c and 1 more")
+    three = {name: many[name] for name in "abc"}
+    assert exchange_words(ShardingPlan({"": three}), two).endswith("enough: a, b, c")
+
+
+def test_bytes_into_a_host_are_seconds_times_bandwidth() -> None:
+    topology = Topology(3, "cpu", hosts=[1, 2])
+    estimate = evaluate(plan_of("row_wise", 1000, 16, [0, 1, 2]), [facts(world=3, ids=63)], topology)
+    names = ["lookup", "input_intra", "input_inter", "output_intra", "output_inter"]
+    names += ["backward", "gradient_intra", "gradient_inter", "host"]
+    places = [names.index(name) for name in ("input_inter", "output_inter", "gradient_inter")]
+    by_rank = [sum(row[place] for place in places) * topology.device.inter_host_bw for row in estimate.cost_RT.tolist()]
+    assert bytes_into_hosts(estimate, topology) == pytest.approx([by_rank[0], by_rank[1] + by_rank[2]])
+    assert min(by_rank) > 0
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("hosts", [[4], [2, 2]])
+def test_seconds_of_synchronisation_by_hand(every: int, hosts: list[int]) -> None:
+    """Two groups of two ranks; figures of the device that tell each term by its size."""
+    topology = Topology(4, "cpu", hosts=hosts)
+    speeds = {"inter_host_bw": 10.0, "intra_host_bw": 100.0, "sort_s": 7.0, "replica_bw": 3.0, "memory_bw": 5.0}
+    topology = topology.with_device(replace(topology.device, collective_s=1000.0, **speeds))
+    layout = GroupLayout(4, 2)
+    own = group_topology(topology, layout)
+    result = plan_tables([table("t", 1000, 16)], own, batch_size=16, sharder=SHARDER)
+    result = replace(result, plan=plan_of("row_wise", 1000, 16, [0, 1]))
+    one = result.tables[0]
+    found = grouped(result, layout, topology, every)
+
+    def touched(ids: float) -> float:
+        return 500 * (1 - math.exp(-ids / 500))
+
+    n, link = touched(every * one.ids / 2), 100.0 if len(hosts) == 1 else 10.0
+    if every == 1:
+        moved, work = n * (8 + 64), 2 * n * (7.0 + 64 / 3.0)
+    else:
+        numbers = touched(2 * every * one.ids / 2) * (64 + one.state_row_bytes + 16 * one.state_element_bytes)
+        moved, work = n * 8 + numbers, 2 * n * 7.0 + 2 * numbers / 5.0
+    assert found.sync_bytes == pytest.approx(moved / every)
+    assert found.sync_s == pytest.approx((moved / link + work) / every + 2000 / every)
+    assert found.step_s == result.estimate.worst_s + found.sync_s
+    replicated = grouped(replace(result, plan=plan_of("data_parallel", 1000, 16, [0, 1])), layout, topology, every)
+    rows = 1000 * (1 - math.exp(-one.ids / 1000))
+    assert replicated.sync_bytes == pytest.approx(rows * (8 + 64))
+
+
+@plain
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=9), st.integers(1, 4))
+def test_pieces_that_must_meet_bound_a_rank(sizes: list[float], ranks: int) -> None:
+    """Of the k * ranks + 1 largest, k + 1 meet on one rank, each at least as large as the last of them."""
+    falling = sorted(sizes, reverse=True)
+    expected = max((number // ranks + 1) * size for number, size in enumerate(falling) if number % ranks == 0)
+    assert _pigeonhole(np.array(sizes), ranks) == pytest.approx(expected)
+
+
+def small_problem(memory: int) -> Any:
+    listed = [table(f"t{n}", rows, 16) for n, rows in enumerate((4000, 2500, 900, 300, 60))]
+    topology = Topology(4, "cuda", hosts=[2, 2])
+    tables = plan_tables(listed, topology, batch_size=64, sharder=SHARDER).tables
+    tight = Topology(4, "cuda", hosts=[2, 2], hbm_cap=memory, ddr_cap=1 << 33)
+    return make_problem(tables, tight, np.zeros(4), off_device=True)
+
+
+def test_choices_are_the_options_of_least_cost() -> None:
+    problem = small_problem(1 << 30)
+    choices = make_choices(problem)
+    flat = [option for each in problem.options for option in each]
+    ends = [*choices.first_T.tolist(), len(flat)]
+    scores = np.random.default_rng(0).integers(0, 4, len(flat)).astype(float)  # with many of one score
+    for number, place in enumerate(choices.best(scores)):
+        own = scores[ends[number] : ends[number + 1]]
+        assert place == ends[number] + int(own.argmin())  # the first of the least
+    shared = [min(option.least_shared_s for option in each) for each in problem.options]
+    assert choices.shared_s == pytest.approx(sum(shared))
+    for place, option in enumerate(flat):
+        extra = option.shared_s - shared[option.table]
+        assert choices.extra_O[place] == pytest.approx(extra)
+        assert choices.work_O[place] == pytest.approx(option.work + 4 * extra)
+
+
+def test_choices_fit_where_memory_is_short() -> None:
+    problem = small_problem(1 << 30)
+    choices, usable = make_choices(problem), np.ones(sum(map(len, problem.options)), dtype=np.bool_)
+    (free,) = choose(problem, choices, usable, 1.0, 1.0, 1.0, False)
+    assert (free == choices.best(choices.work_O)).all(), "no limit is met"
+    wanted = float(choices.bytes_O[free].sum())
+    least = float(choices.least(choices.bytes_O).sum())
+    assert least < 0.9 * wanted
+    room = (least + wanted) / 2
+    picked = _within(choices, choices.work_O, room)
+    assert choices.bytes_O[picked].sum() <= room and choices.work_O[picked].sum() >= choices.work_O[free].sum()
+    bounds = [lower_bound(problem, choices, usable, held) for held in (float("inf"), wanted, room, least)]
+    assert bounds[0] == pytest.approx(bounds[1]) and bounds[1] <= bounds[2] <= bounds[3]
+    assert lower_bound(problem, choices, usable & False, 1e12) == float("inf")
+    tight = small_problem(int(room / 4))
+    for found in choose(tight, choices, usable, 1.0, 1.0, 1.0, False):
+        assert choices.bytes_O[found].sum() <= float(tight.room_R.sum())
+
+
+def test_mixtures_take_some_options_of_the_other_picks() -> None:
+    problem = small_problem(1 << 30)
+    choices = make_choices(problem)
+    base = choices.best(choices.work_O)
+    fine = choices.best(choices.piece_O)
+    changed = int((fine != base).sum())
+    counts = sorted({5 % 4, changed // 8, changed // 4, changed // 2} - {0, changed})
+    found = list(mixtures(choices, [base, fine], 4))
+    assert [int((mixed != base).sum()) for mixed in found] == counts and counts
+    for mixed in found:
+        assert all(a in (b, c) for a, b, c in zip(mixed, base, fine, strict=True))
+    loss = choices.work_O[fine] / choices.work_O[base]
+    (first,) = np.flatnonzero(found[0] != base)
+    assert loss[first] == min(loss[n] for n in range(5) if fine[n] != base[n])
+    assert list(mixtures(choices, [], 4)) == list(mixtures(choices, [base], 4)) == []
+
+
+def test_more_care_is_taken_up_to_two_hundred_tables() -> None:
+    problem = small_problem(1 << 30)
+    found = [_care(replace(problem, tables=problem.tables[:1] * count)) for count in (200, 201)]
+    assert [(care.target, care.enough) for care in found] == [(1.0005, 1.002), (1.005, 1.02)]
+
+
+def test_tables_off_the_device_are_looked_at_where_memory_costs_much() -> None:
+    """The bound that is told holds for them too."""
+    listed = [table(f"t{n}", 400_000, 64) for n in range(4)]
+
+    def solved(memory: int) -> Any:
+        topology = Topology(2, "cuda", hbm_cap=memory, ddr_cap=8 << 30)
+        tables = plan_tables(listed, topology, batch_size=512, sharder=SHARDER).tables
+        return best_solution(tables, topology, reserves(tables, topology, 0))
+
+    problem, ample = solved(32 << 30)
+    kernels = {option.kernel for option in ample.packing.chosen}
+    assert kernels == {"fused"} and ample.bound_s == ample.free_bound_s <= ample.worst_s
+    problem, short = solved(1 << 27)
+    assert any(option.kernel != "fused" for option in short.packing.chosen)
+    assert short.bound_s <= short.worst_s and problem.world_size == 2
+
+
+def test_a_knapsack_tells_a_hundred_amounts_apart() -> None:
+    assert DynamicProgrammingProposer()._bins == 100
+    assert [DynamicProgrammingProposer(bins)._bins for bins in (0, 1, 7)] == [1, 1, 7]
+
+
+def test_a_dense_replica_updates_what_all_ranks_touched() -> None:
+    """Rows meet and are added up as for a fused one; then the gradient is as large as the table."""
+    topology = Topology(4, "cpu", hosts=[2, 2])
+    one, device = facts(), topology.device
+    fused, dense = (shard_cost(one, "data_parallel", kernel, (1000, 16), 2, topology) for kernel in ("fused", "dense"))
+    met = 4 * 1000 * (1 - math.exp(-one.ids / 4 / 1000))
+    added = met * device.id_s + 1000 * 16 * one.element_bytes * 8 / device.memory_bw
+    assert dense.backward == pytest.approx(fused.backward + added)
+    assert (dense.lookup, dense.gradient_inter, dense.host) == (fused.lookup, fused.gradient_inter, fused.host)

@@ -1,0 +1,115 @@
+"""A Ray that runs nothing: actors are objects of this process, answers are there at once, nodes are those that a test
+names. What a driver asks of Ray can so be seen without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import ray.util.metrics
+
+
+class Actor:
+    """`actor.method.remote(…)` calls the object's method, and the answer is what it returns."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=getattr(self.target, name))
+
+
+@dataclass
+class PretendedRay:
+    """What was asked of Ray.
+
+    Args:
+        resources: of the whole cluster.
+        free: what is not taken; None: all.
+        up: whether a Ray is connected already.
+        refuses: what `ray.init` raises.
+        actors: that were made, each with the options it was made with.
+        named: actors that are found by name.
+        gauges: name → (value, run).
+        looks: how often the nodes were asked for.
+    """
+
+    resources: dict[str, float] = field(default_factory=lambda: {"CPU": 4.0})
+    free: dict[str, float] | None = None
+    up: bool = True
+    refuses: Exception | None = None
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    begun: list[dict[str, Any]] = field(default_factory=list)
+    shut_down: int = 0
+    actors: list[tuple[Actor, dict[str, Any]]] = field(default_factory=list)
+    killed: list[Actor] = field(default_factory=list)
+    named: dict[tuple[str, str], Actor] = field(default_factory=dict)
+    gauges: dict[str, tuple[float, str]] = field(default_factory=dict)
+    looks: int = 0
+
+    def init(self, **given: Any) -> None:
+        self.begun.append(given)
+        if self.refuses is not None:
+            raise self.refuses
+
+    def shutdown(self) -> None:
+        self.shut_down += 1
+
+    def remote(self, **given: Any) -> Callable[[type], Any]:
+        def options(made: type, **more: Any) -> Any:
+            def make(*arguments: Any) -> Actor:
+                actor = Actor(made(*arguments))
+                self.actors.append((actor, {**given, **more}))
+                return actor
+
+            return SimpleNamespace(remote=make)
+
+        return lambda made: SimpleNamespace(options=lambda **more: options(made, **more))
+
+    def all_nodes(self) -> list[dict[str, Any]]:
+        self.looks += 1
+        return self.nodes
+
+    def get_actor(self, name: str, namespace: str) -> Actor:
+        if (name, namespace) not in self.named:
+            raise ValueError(name)
+        return self.named[name, namespace]
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> PretendedRay:
+    found = PretendedRay()
+
+    class Gauge:
+        def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
+            assert description and tag_keys == ("run",)
+            self.name = name
+
+        def set_default_tags(self, tags: dict[str, str]) -> None:
+            self.run = tags["run"]
+
+        def set(self, value: float) -> None:
+            found.gauges[self.name] = (value, self.run)
+
+    here = SimpleNamespace(get_node_id=lambda: "0" * 56)
+    for name, pretends in {
+        "is_initialized": lambda: found.up,
+        "init": found.init,
+        "shutdown": found.shutdown,
+        "get": lambda answer, timeout: answer,
+        "kill": found.killed.append,
+        "remote": found.remote,
+        "nodes": found.all_nodes,
+        "get_actor": found.get_actor,
+        "get_runtime_context": lambda: here,
+        "cluster_resources": lambda: found.resources,
+        "available_resources": lambda: found.resources if found.free is None else found.free,
+    }.items():
+        monkeypatch.setattr(ray, name, pretends)
+    monkeypatch.setattr(ray.util.metrics, "Gauge", Gauge)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return found

@@ -1,0 +1,173 @@
+"""Whole runs of one rank in this process, without Ray: what is told, saved and scored at which step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayrec.checkpoint import CheckpointStore
+from rayrec.train import TrainError
+from rayrec.train.worker.lockstep import RankError, StopRequested
+from rayrec.train.worker.loop import fit, score_checkpoint
+from rayrec.train.worker.session import Job, session_alone
+from tests.train.small import Silent, make_job, raw_config, write_all
+
+ROWS, STEPS = 300, 5  # of an epoch, in steps of 64 rows
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_all(tmp_path_factory.mktemp("alone"), rows=ROWS)
+
+
+class Told(Silent):
+    """What one run has told."""
+
+    def steps(self, kind: str, event: str | None = None) -> list[int]:
+        return [r["step"] for r in self.records if r["kind"] == kind and r.get("event") == event]
+
+    def all(self, kind: str) -> list[dict[str, Any]]:
+        return [record for record in self.records if record["kind"] == kind]
+
+
+def job_of(data: Path, folder: Path, **changes: Any) -> Job:
+    raw = raw_config(data, storage__background=False, **changes)
+    raw["storage"] = {**raw["storage"], "path": str(folder), **changes.get("storage", {})}
+    return make_job(raw)
+
+
+def run(job: Job, stop_at: int | None = None) -> tuple[dict[str, Any], Told]:
+    """The outcome; a stop is asked for at the exchange before step `stop_at`."""
+    told, asked = Told(), iter(range(1, 10_000))
+    return fit(job, session_alone(told, lambda: stop_at is not None and next(asked) == stop_at)), told
+
+
+def saved(job: Job) -> list[int]:
+    return [checkpoint.step for checkpoint in CheckpointStore(job.checkpoints).all()]
+
+
+def test_a_run_tells_what_it_does_when(data: Path, tmp_path: Path) -> None:
+    schedule = {"kind": "linear", "decay_steps": 10, "end": 0.0}
+    dense = {"kind": "adam", "lr": 0.01, "schedule": schedule}
+    job = job_of(data, tmp_path, optimizers__dense=dense)
+    outcome, told = run(job)
+    assert told.records[0] == {"kind": "begin", "resumed_step": None, "world_size": 1}
+    assert told.records[1]["kind"] == "plan" and told.records[1]["plan"].keys() >= {"plan", "memory", "planned_for"}
+    lines = told.all("train")
+    assert [(r["step"], r["epoch"], r["samples"]) for r in lines] == [
+        (4, 0, 256), (5, 0, 300), (8, 1, 300 + 192), (10, 1, 600)
+    ]  # fmt: skip
+    for line in lines:
+        step = line["step"] - 1  # the last one's, counted from 0
+        assert line["lr"] == {"dense": pytest.approx(0.01 * (1 - step / 10)), "sparse": 0.1}
+        assert line["gradient_norm"] > 0 and 0 <= line["data_wait_fraction"] <= 1 and line["samples_per_second"] > 0
+    assert [(r["step"], r["epoch"], r["samples"]) for r in told.all("eval")] == [(5, 0, 301), (10, 1, 301)]
+    assert told.steps("event", "checkpoint") == saved(job) == [6, 10]
+    assert {(r["epochs"], r["total_steps"]) for r in told.all("progress")} == {(2, 2 * STEPS)}
+    wanted = {"world_size": 1, "epochs": 2, "ended": None, "steps": 10}
+    assert {key: outcome[key] for key in wanted} == wanted
+    train, final = outcome["train"], lines[-1]
+    assert {key: train[key] for key in ("loss", "ne", "auc")} == {key: final[key] for key in ("loss", "ne", "auc")}
+    assert (train["samples"], train["skipped"]) == (600, 0) and 0 <= train["data_wait_fraction"] <= 1
+    assert outcome["samples_per_second"] == pytest.approx(600 / train["seconds"], rel=0.1)
+    assert outcome["checkpoint"].endswith("step_00000010-0001") and outcome["eval"] == told_scores(told, -1)
+    scores = score_checkpoint(job, session_alone(Told()))
+    assert (scores["step"], scores["checkpoint"]) == (10, outcome["checkpoint"])
+    assert {key: scores[key] for key in outcome["eval"]} == outcome["eval"]
+
+
+def told_scores(told: Told, place: int) -> dict[str, Any]:
+    return {k: v for k, v in told.all("eval")[place].items() if k not in ("kind", "time", "step", "epoch")}
+
+
+def test_evaluations_by_steps_keep_the_best_checkpoint(data: Path, tmp_path: Path) -> None:
+    storage = {"keep": 1, "keep_best": "logloss"}
+    job = job_of(
+        data, tmp_path, trainer__eval_every=2, trainer__eval_rows=64, trainer__checkpoint_every=None, storage=storage
+    )
+    outcome, told = run(job)
+    parts = [(r["step"], r.get("partial"), r["samples"]) for r in told.all("eval")]
+    assert parts == [
+        (2, True, 64), (4, True, 64), (5, None, 301), (6, True, 64), (8, True, 64), (10, True, 64), (10, None, 301)
+    ]  # fmt: skip
+    assert told.steps("event", "checkpoint") == [2, 4, 5, 6, 8, 10]
+    whole = {r["step"]: r["logloss"] for r in told.all("eval") if "partial" not in r}
+    best = min(whole, key=lambda step: whole[step])
+    assert set(saved(job)) == {best, 10}
+    assert outcome["eval"]["samples"] == 301
+
+
+def test_a_run_that_gets_no_better_ends_early(data: Path, tmp_path: Path) -> None:
+    early = {"metric": "logloss", "patience": 2, "min_delta": 10.0}
+    job = job_of(data, tmp_path, trainer__eval_every=1, trainer__eval_rows=64, trainer__early_stopping=early)
+    outcome, told = run(job)
+    assert told.steps("event", "ended") == [3] and outcome["steps"] == 3 == saved(job)[-1]
+    assert "logloss is best at step 1" in outcome["ended"] and outcome["epochs"] == 1
+    assert [r["step"] for r in told.all("eval")] == [1, 2, 3, 3]
+
+
+def test_a_stopped_run_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
+    whole, told = run(job_of(data, tmp_path / "whole"))
+    job = job_of(data, tmp_path / "parts", trainer__checkpoint_every=None)
+    with pytest.raises(StopRequested, match="stopped at step 3, whose checkpoint is complete"):
+        run(job, stop_at=3)
+    assert saved(job) == [3]
+    outcome, again = run(job)
+    assert again.records[0]["resumed_step"] == 3
+    assert [line["step"] for line in again.all("train")] == [4, 5, 8, 10]
+    for key in ("loss", "ne", "auc", "samples"):
+        assert outcome["train"][key] == pytest.approx(whole["train"][key])
+    assert outcome["eval"] == pytest.approx(whole["eval"])
+    assert [line["loss"] for line in again.all("train")] == pytest.approx([r["loss"] for r in told.all("train")])
+    done, last = run(job)  # nothing is left to do but to score
+    assert (done["steps"], done["train"]["loss"], last.all("train")) == (10, None, [])
+    assert saved(job) == [3, 10] and done["checkpoint"].endswith("step_00000010-0002")
+    scored = replace(job, evaluated_steps=frozenset({10}))
+    assert [r["step"] for r in run(scored)[1].all("eval")] == [10], "the last evaluation is the result's"
+
+
+def test_what_was_evaluated_before_is_not_told_again(data: Path, tmp_path: Path) -> None:
+    job = job_of(data, tmp_path, trainer__checkpoint_every=5)
+    told = run(replace(job, evaluated_steps=frozenset({5})))[1]
+    assert [r["step"] for r in told.all("eval")] == [10]
+
+
+def test_workers_that_are_to_be_more_are_started_again(data: Path, tmp_path: Path) -> None:
+    class Growing(Told):
+        def growing(self) -> bool:
+            return True
+
+    job = job_of(data, tmp_path)
+    with pytest.raises(RankError, match="stopped at step 2 to go on with more workers") as caught:
+        asked = iter([False, True])
+        fit(job, session_alone(Growing(), lambda: next(asked)))
+    assert caught.value.retry and saved(job) == [2]
+
+
+def test_time_decides_too(data: Path, tmp_path: Path) -> None:
+    """Hardly any time has passed at the first step, by which the others are counted."""
+    tiny = 1e-9
+    changes = {"eval_every_minutes": tiny, "eval_rows": 64, "checkpoint_every": None, "checkpoint_every_minutes": tiny}
+    job = job_of(data, tmp_path, **{f"trainer__{name}": value for name, value in changes.items()})
+    told = run(job)[1]
+    assert told.steps("event", "checkpoint") == list(range(2, 11))
+    assert [r["step"] for r in told.all("eval") if "partial" in r] == [2, 4, 6, 8, 10]
+
+
+def test_a_rate_that_is_too_high_is_halved_from_the_last_checkpoint(data: Path, tmp_path: Path) -> None:
+    high = {"kind": "sgd", "lr": 1e30}
+    guards = {"halvings": 2}
+    job = job_of(data, tmp_path, optimizers__dense=high, trainer__guards=guards, trainer__log_every=1)
+    told = Told()
+    with pytest.raises(TrainError, match="not a finite number any more"):
+        fit(job, session_alone(told))
+    texts = [r["message"] for r in told.all("event") if r["event"] == "halved"]
+    assert [text.rpartition(" ")[2] for text in texts] == ["0.5", "0.25"]
+    rates = {line["lr"]["dense"] for line in told.all("train")}
+    assert rates <= {1e30, 5e29, 2.5e29} and saved(job) == []
+    assert len([r for r in told.records if r["kind"] == "begin"]) == 3
+    assert all(math.isfinite(line["loss"]) for line in told.all("train"))

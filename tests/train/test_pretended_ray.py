@@ -1,0 +1,502 @@
+"""What the driver asks of Ray and makes of its answers, with a Ray that runs nothing (`pretended_ray.py`)."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray.train.torch
+import ray.util
+import torch
+import torch.distributed as dist
+from ray import cloudpickle
+from ray.exceptions import RayActorError
+from ray.train import ControllerError, WorkerGroupError
+from ray.train.torch import TorchTrainer
+from rich.console import Console
+
+from rayrec.train import Interrupted, ResourceError, TrainError
+from rayrec.train.config import TrainerConfig
+from rayrec.train.driver import elastic
+from rayrec.train.driver.cluster import Cluster, await_resources, connected
+from rayrec.train.driver.console import Display
+from rayrec.train.driver.elastic import NEVER_S, REQUEST, growing, recount, release_request
+from rayrec.train.driver.exported import GAUGES, ExportedMetrics
+from rayrec.train.driver.failures import END_WAIT, failure_reporter
+from rayrec.train.driver.launch import run_job
+from rayrec.train.driver.recorder import Recorder
+from rayrec.train.driver.resources import Demand
+from rayrec.train.run_log import ActorSink, Mailbox, Record
+from rayrec.train.worker.session import Job
+from rayrec.train.worker.start import start_worker
+from tests.ranks import on_ranks
+from tests.train.pretended_ray import Actor, PretendedRay, pretended
+from tests.train.small import make_job, raw_config, write_all
+
+__all__ = ["pretended"]
+
+
+class Attempt:
+    """The attempt that runs."""
+
+    def __init__(self, world_size: int) -> None:
+        self.attempt, self.world_size = 1, world_size
+
+
+class Account:
+    """Ray Train's account of the cluster, which answers or does not."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self.asked: list[tuple[str, bool]] = []
+        self.cancelled: list[str] = []
+        self.broken = broken
+
+    def get_reserved_resources(self, name: str, recompute: bool) -> None:
+        self.asked.append((name, recompute))
+        if self.broken:
+            raise TimeoutError
+
+    def cancel_request(self, name: str) -> None:
+        self.cancelled.append(name)
+
+
+def with_account(pretended: PretendedRay, account: Account) -> Account:
+    pretended.named["AutoscalingCoordinator", "AutoscalingCoordinator"] = Actor(account)
+    return account
+
+
+def node(name: str, cpus: float = 1.0, alive: bool = True) -> dict[str, Any]:
+    return {"NodeID": name, "Resources": {"CPU": cpus}, "Alive": alive}
+
+
+def shown() -> tuple[Display, Callable[[], list[str]]]:
+    out = io.StringIO()
+    return Display(Console(file=out, width=200)), lambda: out.getvalue().splitlines()
+
+
+def test_why_a_worker_group_failed_is_told_and_another_one_started(
+    pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(END_WAIT, "5")
+    box = Mailbox()
+    reporter = failure_reporter(Actor(box), max_failures=2)
+    monkeypatch.delenv(END_WAIT)
+    failed = {1: ValueError("a label is 2")}
+    for _ in range(2):
+        reporter.after_exception(None, failed)
+    assert [{**record, "time": 0} for record in box.take()] == [
+        {"kind": "failure", "reason": "worker 1: a label is 2", "attempt": 0, "time": 0}
+    ] * 2
+    assert os.environ[END_WAIT] == "5", "a controller elsewhere has not the driver's environment"
+    with pytest.raises(TrainError, match=r"failed 3 times .*max_failures=2 allows; the last time: worker 1: a label"):
+        reporter.after_exception(None, failed)
+    (record,) = box.take()
+    assert (record["kind"], record["rank"]) == ("fatal", 0) and record["error"].startswith("the workers failed 3 times")
+
+
+@pytest.mark.parametrize("why", ["failed", "stopped"])
+def test_a_run_that_has_failed_or_is_to_stop_starts_no_other_group(
+    pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.delenv(END_WAIT, raising=False)
+    box = Mailbox()
+    reporter = failure_reporter(Actor(box), max_failures=9)
+    if why == "failed":
+        box.put({"kind": "fatal", "rank": 1, "error": "x"})
+    else:
+        box.ask_stop()
+    box.take()
+    with pytest.raises(TrainError, match="worker 0: OSError: away"):
+        reporter.after_exception(None, {0: OSError("away")})
+    assert box.take() == [] and END_WAIT not in os.environ
+
+
+def test_workers_that_end_to_be_more_have_not_failed(pretended: PretendedRay) -> None:
+    box = Mailbox()
+    box.ask_growth()
+    failure_reporter(Actor(box), max_failures=0).after_exception(None, {0: OSError("away")})
+    assert [record["kind"] for record in box.take()] == ["growth"] and box.failed_again() == 1
+
+
+def test_a_sink_of_an_actor_is_its_mailbox(pretended: PretendedRay) -> None:
+    box = Mailbox(2)
+    sink = ActorSink(Actor(box))
+    assert sink.begin(leader=True) is False and sink.failed_ranks() == 0
+    assert sink.stop_asked() is sink.growing() is False
+    sink.put({"kind": "a"})
+    sink.flush({"kind": "fatal", "rank": 1})
+    assert [(record["kind"], record["attempt"]) for record in box.take()] == [("a", 3), ("fatal", 3)]
+    assert sink.failed_ranks() == 1 and sink.begin(leader=False) is True
+    assert sink.waiting(0, "here") == {0: "here"} and sink.waiting(0, None) == {}
+    box.ask_growth()
+    assert sink.stop_asked() is sink.growing() is True
+
+
+def test_a_ray_that_is_there_is_used_and_left(pretended: PretendedRay) -> None:
+    with connected() as cluster:
+        assert not cluster.local and cluster.what == "the Ray cluster has"
+        assert os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] == "120"
+    with connected(elastic=True):
+        assert os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] == "4"
+    assert pretended.begun == [] and pretended.shut_down == 0
+
+
+def test_a_ray_that_an_address_names_is_left_at_the_end(
+    pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretended.up = False
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    before = signal.getsignal(signal.SIGTERM)
+    with connected() as cluster:
+        assert not cluster.local and "RAY_USAGE_STATS_ENABLED" not in os.environ
+        assert (pretended.begun[0]["address"], pretended.shut_down) == ("10.0.0.1:6379", 0)
+    assert (len(pretended.begun), pretended.shut_down) == (1, 1) and signal.getsignal(signal.SIGTERM) is before
+    for error, reason in ((ConnectionError(" first\nsecond"), "first"), (RuntimeError(), "RuntimeError")):
+        pretended.refuses = error
+        refused = pytest.raises(TrainError, match=rf"RAY_ADDRESS=10.0.0.1:6379: no Ray .* answers there \({reason}\)")
+        with refused, connected():
+            pass
+    assert pretended.shut_down == 1, "there is none to leave"
+
+
+def test_a_ray_of_this_machine_is_begun_and_ended_with_the_run(pretended: PretendedRay) -> None:
+    pretended.up = False
+    with connected() as cluster:
+        assert cluster.local and cluster.what == "this machine has"
+        assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+        assert [given["address"] for given in pretended.begun] == ["local"]
+    assert pretended.shut_down == 1
+
+
+NEED = Demand(num_workers=2, cpus_per_worker=1.0, use_gpu=True, reader_cpus=0.5)
+
+
+def test_a_run_waits_until_there_is_room(pretended: PretendedRay) -> None:
+    display, lines = shown()
+    pretended.resources, pretended.free = {"CPU": 3.0, "GPU": 2.0}, {"CPU": 1.0}
+    threading.Timer(0.05, lambda: setattr(pretended, "free", None)).start()
+    await_resources(Cluster(local=False), NEED, 0.5, display)
+    assert lines() == ["waiting up to 0.5 s for 2.5 CPUs and 2 GPUs of the Ray cluster …"]
+    await_resources(Cluster(local=False), NEED, 0.0, display)
+    assert len(lines()) == 1, "what fits at once is not waited for"
+
+
+@pytest.mark.parametrize(
+    ("resources", "free", "words"),
+    [
+        ({"CPU": 2.0, "GPU": 2.0}, None, "2.5 CPUs are needed .*, but the Ray cluster has 2;"),
+        ({"CPU": 3.0, "GPU": 1.0}, None, "needs 2 GPUs, one a worker, but the Ray cluster has 1;"),
+        ({"CPU": 3.0}, None, "needs 2 GPUs, one a worker, but the Ray cluster has 0;"),
+        ({"GPU": 2.0}, None, "2.5 CPUs are needed .*, but the Ray cluster has 0;"),
+        (
+            {"CPU": 3.0, "GPU": 2.0},
+            {"CPU": 2.0, "GPU": 2.0},
+            r"but after 0\.02 s of waiting \(trainer\.wait_for_resources_s\) Ray has free 2;",
+        ),
+    ],
+)
+def test_a_run_without_room_is_refused_in_time(
+    pretended: PretendedRay, resources: dict[str, float], free: dict[str, float] | None, words: str
+) -> None:
+    pretended.resources, pretended.free = resources, free
+    with pytest.raises(ResourceError, match=words):
+        await_resources(Cluster(local=False), NEED, 0.02, shown()[0])
+
+
+def test_this_machine_does_not_grow_by_waiting(pretended: PretendedRay) -> None:
+    pretended.resources, pretended.free = {"CPU": 2.5, "GPU": 2.0}, {}
+    await_resources(Cluster(local=True), NEED, 60.0, shown()[0])
+    pretended.resources = {"CPU": 2.0, "GPU": 2.0}
+    with pytest.raises(ResourceError, match="but this machine has 2;"):
+        await_resources(Cluster(local=True), NEED, 60.0, shown()[0])
+
+
+def test_rays_account_is_made_anew_where_there_is_one(pretended: PretendedRay, tmp_path: Path) -> None:
+    assert not recount()
+    account = with_account(pretended, Account())
+    assert recount() and account.asked == [("rayrec", True)]
+    account.broken = True
+    assert not recount()
+    release_request(tmp_path)
+    assert account.cancelled == [], "nothing was asked for"
+    (tmp_path / REQUEST).write_text("train-abc")
+    release_request(tmp_path)
+    assert account.cancelled == ["train-abc"]
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "LOOK_EVERY_S", 0.001)
+
+
+def grown(pretended: PretendedRay, workers: Any, running: int, comes: dict[str, Any]) -> int:
+    """How often growth was asked for in the looks after a node came."""
+    need = Demand(num_workers=1, cpus_per_worker=1.0, use_gpu=False, reader_cpus=0.0)
+    asked: list[int] = []
+    with growing(TrainerConfig(num_workers=workers), need, Attempt(running), lambda: asked.append(1)):
+        look_more(pretended)
+        assert not asked, "all nodes were there when it began"
+        pretended.nodes = [*pretended.nodes, comes]
+        look_more(pretended)
+    assert not [thread for thread in threading.enumerate() if thread.name == "rayrec-growth"]
+    return len(asked)
+
+
+def look_more(pretended: PretendedRay) -> None:
+    """Returns when the nodes have been looked at a few times more."""
+    before, until = pretended.looks, time.monotonic() + 10
+    while pretended.looks < before + 4 and time.monotonic() < until:
+        time.sleep(0.001)
+
+
+@pytest.mark.usefixtures("often")
+def test_growth_is_asked_for_when_a_node_comes(pretended: PretendedRay) -> None:
+    account = with_account(pretended, Account())
+    pretended.nodes = [node("a"), node("b", alive=False)]
+    assert grown(pretended, [1, 2], 1, node("c")) == 1
+    assert len(account.asked) == 2, "when it began, and when the node came"
+    assert grown(pretended, [1, 2], 2, node("d")) == 0, "there are all that may be"
+    assert grown(pretended, [1, 9], 3, node("e", cpus=0.5)) == 0, "it is too small"
+
+
+@pytest.mark.usefixtures("often")
+def test_a_node_is_no_room_before_ray_has_counted_it(pretended: PretendedRay) -> None:
+    account = with_account(pretended, Account(broken=True))
+    pretended.nodes = [node("a")]
+    assert grown(pretended, [1, 2], 1, node("b")) == 0
+    assert len(account.asked) > 2, "it is asked again"
+    pretended.nodes = [{"an odd": "node"}]
+    assert grown(pretended, [1, 2], 1, node("b")) == 0
+
+
+def test_a_fixed_number_of_workers_is_not_watched(pretended: PretendedRay) -> None:
+    with growing(TrainerConfig(num_workers=1), NEED, Attempt(1), lambda: None):
+        assert not [thread for thread in threading.enumerate() if thread.name == "rayrec-growth"]
+
+
+def test_prometheus_sees_the_last_figures(pretended: PretendedRay) -> None:
+    exported = ExportedMetrics("small", batch_size=64)
+    for record in (
+        {"kind": "begin", "attempt": 3, "world_size": 2},
+        {"kind": "begin", "attempt": 5, "world_size": 4},
+        {"kind": "train", "step": 7, "epoch": 1, "samples_per_second": 32.0, "loss": 0.5, "ne": None, "auc": 0.75},
+        {"kind": "eval", "step": 7, "ne": 0.8, "auc": None},
+        {"kind": "event", "event": "checkpoint", "time": 17.5},
+        {"kind": "event", "event": "hang", "time": 99.0},
+    ):
+        exported(record)
+    assert pretended.gauges == {
+        f"rayrec_{name}": (value, "small")
+        for name, value in {
+            "workers": 4.0,
+            "restarts": 2.0,
+            "step": 7.0,
+            "epoch": 2.0,
+            "step_seconds": 2.0,
+            "samples_per_second": 32.0,
+            "loss": 0.5,
+            "auc": 0.75,
+            "eval_ne": 0.8,
+            "checkpoint_time_seconds": 17.5,
+        }.items()
+    }
+    assert pretended.gauges.keys() < GAUGES.keys()
+    exported({"kind": "train", "step": 8, "epoch": 1, "samples_per_second": 0.0, "data_wait_fraction": 1.0})
+    assert pretended.gauges["rayrec_step_seconds"][0] == 2.0 and pretended.gauges["rayrec_data_wait_fraction"][0] == 1.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_all(tmp_path_factory.mktemp("pretended"), rows=64)
+
+
+class Run:
+    """A run on the pretended Ray, whose trainer does as it is told instead of training."""
+
+    def __init__(self, folder: Path, out: Path, **trainer: Any) -> None:
+        raw = raw_config(folder, storage__path=str(out))
+        raw["trainer"] |= {"num_workers": 2, "use_gpu": False, **trainer}
+        self.job: Job = make_job(raw)
+        self.job.files.create()
+        self.display, self.lines = shown()
+        self.recorder = Recorder(self.job.files, self.display)
+        self.trainers: list[Any] = []
+
+    def __call__(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[Mailbox], object]) -> dict[str, Any]:
+        def fit(trainer: Any) -> None:
+            self.trainers.append(trainer)
+            self.noted = [path.name for path in self.job.files.ray_state.glob("*")]
+            self.health_s = os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"]
+            act(trainer.train_loop_config["log"].target)
+
+        monkeypatch.setattr(TorchTrainer, "fit", fit)
+        try:
+            return run_job(self.job, self.recorder, self.display, attempts_before=4)
+        finally:
+            self.recorder.close()
+
+
+def ends_well(box: Mailbox) -> None:
+    box.begin(leader=True)
+    box.put({"kind": "begin", "resumed_step": None, "world_size": 2})
+    box.put({"kind": "done", "outcome": {"steps": 3}})
+
+
+def test_a_run_on_ray_asks_for_its_workers_and_hears_their_outcome(
+    pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    run = Run(folder, tmp_path, max_failures=7, timeout_s=17, hang_s=99.5)
+    assert run(monkeypatch, ends_well) == {"steps": 3}
+    ((actor, options),) = pretended.actors
+    assert (options["num_cpus"], options["max_restarts"], options["max_task_retries"]) == (0, -1, -1)
+    assert options["scheduling_strategy"].node_id == "0" * 56 and options["scheduling_strategy"].soft is False
+    assert pretended.killed == [actor] and run.recorder.attempt == 5
+    assert pretended.gauges["rayrec_workers"] == (2.0, "small")
+    assert run.lines() == ["starting 2 workers (1 CPU each) on the Ray …"]
+    (made,) = run.trainers
+    assert made.train_loop_per_worker is start_worker
+    handed = cloudpickle.loads(made.train_loop_config["job"])
+    assert handed.config == run.job.config and handed.train.rows == 64
+    scaling, failures = made.scaling_config, made.run_config.failure_config
+    assert (scaling.num_workers, scaling.use_gpu, scaling.resources_per_worker) == (2, False, {"CPU": 1.0})
+    assert scaling.elastic_resize_monitor_interval_s == NEVER_S
+    assert (made.backend_config.backend, made.backend_config.timeout_s) == ("gloo", 17)
+    assert (failures.max_failures, failures.controller_failure_limit) == (-1, 3)
+    assert (made.run_config.name, made.run_config.storage_path) == ("small", str(run.job.files.ray_state))
+    assert (run.health_s, run.noted) == ("99.5", [])
+    assert not run.job.files.ray_state.exists() and "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S" not in os.environ
+    callbacks = [type(one).__name__ for one in made._create_default_callbacks()]
+    assert "DatasetsCallback" not in callbacks and len(callbacks) > 2
+    assert "PlacementGroupCleanerCallback" in callbacks, "other runs of a cluster go on after this one's controller"
+
+
+def test_an_elastic_run_asks_for_as_many_workers_as_there_is_room_for(
+    pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    pretended.resources = {"CPU": 1.0, "GPU": 4.0}
+    account = with_account(pretended, Account())
+    run = Run(folder, tmp_path, num_workers=[1, 4], use_gpu="auto", cpus_per_worker=0.5)
+    run.job = replace(run.job, config=with_reads_on_ray(run.job))
+    run.job.files.ray_state.mkdir()
+    (run.job.files.ray_state / REQUEST).write_text("train-killed")
+    (run.job.files.ray_state / "left").touch()
+    run(monkeypatch, ends_well)
+    (made,) = run.trainers
+    assert made.scaling_config.num_workers == (1, 4) and made.scaling_config.use_gpu is True
+    assert made.scaling_config.resources_per_worker == {"CPU": 0.5, "GPU": 1.0}
+    assert made.backend_config.backend == "nccl"
+    assert made.run_config.failure_config.controller_failure_limit == -1
+    assert account.cancelled == ["train-killed"] and run.noted == [REQUEST]
+    assert cloudpickle.loads(made.train_loop_config["job"]).config.data.read.cpus_per_read == 0.0
+    assert run.lines() == ["starting 1 to 4 workers (1 GPU each) on the Ray …"]
+
+
+def with_reads_on_ray(job: Job) -> Any:
+    read = job.config.data.read.model_copy(update={"reader": "ray", "cpus_per_read": 0.5})
+    return job.config.model_copy(update={"data": job.config.data.model_copy(update={"read": read})})
+
+
+def raising(error: BaseException, *records: Record) -> Callable[[Mailbox], None]:
+    def act(box: Mailbox) -> None:
+        for record in records:
+            box.put(record)
+        raise error
+
+    return act
+
+
+LOST = RayActorError(None, "The actor died because its node was lost. More")
+
+
+@pytest.mark.parametrize(
+    ("act", "text"),
+    [
+        (raising(LOST), "Ray Train's controller was lost: The actor died because its node was lost. More"),
+        (raising(WorkerGroupError("x", {1: LOST})), "worker 1 was lost: The actor died because its node was lost"),
+        (raising(ControllerError(OSError("no room\nat all"))), "Ray Train gave up: no room"),
+        (raising(WorkerGroupError("x", {0: OSError()}), {"kind": "fatal", "rank": 0, "error": "a label"}), "a label"),
+        (lambda box: box.put({"kind": "progress", "step": 8, "epoch": 0}), "the workers ended at step 8 without a"),
+    ],
+)
+def test_a_run_on_ray_that_ends_otherwise_says_why(
+    pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, act: Any, text: str
+) -> None:
+    run = Run(folder, tmp_path)
+    with pytest.raises(TrainError) as caught:
+        run(monkeypatch, act)
+    assert str(caught.value).startswith(text) and len(pretended.killed) == 1
+    assert not isinstance(caught.value, Interrupted)
+
+
+def test_a_run_on_ray_that_was_stopped_is_interrupted(
+    pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    run = Run(folder, tmp_path, grace_s=50)
+
+    def stops(box: Mailbox) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        until = time.monotonic() + 10
+        while not box.stop_asked() and time.monotonic() < until:
+            time.sleep(0.005)
+        box.put({"kind": "stopped", "message": "stopped at step 3"})
+        raise WorkerGroupError("x", {0: OSError()})
+
+    with pytest.raises(Interrupted, match=r"^stopped at step 3$") as caught:
+        run(monkeypatch, stops)
+    assert caught.value.signal == signal.SIGTERM
+    assert run.lines()[-1] == "stopping: a last checkpoint within 50 s (once more to end at once) …"
+    for error in (KeyboardInterrupt(), SystemExit()):
+        with pytest.raises(Interrupted, match=r"^interrupted$"):
+            Run(folder, tmp_path)(monkeypatch, raising(error))
+
+
+class Context:
+    """Of a Ray Train worker."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def get_local_world_size(self) -> int:
+        return 10_000
+
+    def get_world_rank(self) -> int:
+        return self.group.rank()
+
+    def get_world_size(self) -> int:
+        return self.group.size()
+
+
+def works(group: dist.ProcessGroup, job: Job) -> tuple[list[Record], int]:
+    """What a worker that Ray Train starts tells, and the threads it computes with."""
+    box, before = Mailbox(), torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray.train, "get_context", lambda: Context(group))
+        patch.setattr(ray.train.torch, "get_device", lambda: torch.device("cpu"))
+        patch.setattr(ray, "get", lambda answer, timeout: answer)
+        patch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "the node"))
+        patch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.7")
+        start_worker({"job": cloudpickle.dumps(job), "log": Actor(box)})
+    threads = torch.get_num_threads()
+    torch.set_num_threads(before)
+    return box.take(), threads
+
+
+def test_a_worker_trains_in_the_group_that_ray_has_made(folder: Path, tmp_path: Path) -> None:
+    raw = raw_config(folder, storage__path=str(tmp_path), trainer__epochs=1, trainer__threads_per_worker="auto")
+    (first, threads), (second, _) = on_ranks(2, works, make_job(raw))
+    assert threads == 1, "the machine's, shared by many"
+    assert [first[0]["kind"], first[-1]["kind"], second] == ["begin", "done", []]
+    outcome = first[-1]["outcome"]
+    assert (outcome["world_size"], outcome["train"]["samples"], outcome["eval"]["samples"]) == (2, 64, 301)
+    (host,) = first[1]["plan"]["planned_for"]["hosts"]
+    assert (host["name"], host["ranks"], host["gpu"]) == ("10.0.0.7", 2, None)
