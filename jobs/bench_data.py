@@ -4,17 +4,22 @@
     python jobs/bench_data.py --rows 1000000 --json
 
 The data: 26 id columns, 6 of them lists, 13 floats and a label; ids are hashed. One consumer, batches of 4096, warm
-cache. Rows per second are of whole epochs from the second one on, start-up included; the contenders take turns, so that
-other work on the machine meets all of them. Memory is the consumer's RSS, which counts every page of Ray's store that
-it ever touched. Ray is started as `rayrec train` starts it. The full path reads as `reader: auto` decides: with two
-cores in a thread of the consumer, with `--cpus 3` and more through Ray after the first window.
+cache. Rows per second are of whole epochs from the second one on, start-up included. The contenders take turns, and the
+full path runs beside each: a ratio is of neighbours, whom other work on the machine meets alike. Memory is the
+consumer's RSS, which counts every page of Ray's store that it ever touched. Ray is started as `rayrec train` starts it.
+The full path reads as `reader: auto` decides: with two cores in a thread of the consumer, with `--cpus 3` and more
+through Ray after the first window. Bare pyarrow has a process of its own, as it is without rayrec.
 """
 
 from __future__ import annotations
 
+import rayrec  # noqa: F401  before pyarrow, for Arrow's allocator
+
+# isort: split
 import argparse
 import json
 import logging
+import os
 import resource
 import statistics
 import sys
@@ -55,7 +60,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from bench_data_processes import processor_s
 
 BATCH_ROWS = 4096
+MIMALLOC_DEFAULT_MS = "10"  # after that long, freed pages go back to the kernel
 Epoch = Callable[[], Iterator[Batch]]
+Found = dict[str, float]
+Run = Callable[[], Found]
+Pair = tuple[Found, Found]
 
 
 def ours(
@@ -83,6 +92,24 @@ def bare_pyarrow(files: list[str], schema: Schema, rows_of: dict[str, int]) -> I
     """One epoch of pyarrow's own batches and our mapping, in this process."""
     for batch in pads.dataset(files).to_batches(columns=schema.columns, batch_size=BATCH_ROWS):
         yield to_batch(batch, schema, rows_of)
+
+
+@contextmanager
+def by_itself() -> Iterator[ProcessPoolExecutor]:
+    """A process in which Arrow's allocator is as it comes: `import rayrec` sets it for its own reading."""
+    kept = os.environ["MIMALLOC_PURGE_DELAY"]
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
+        os.environ["MIMALLOC_PURGE_DELAY"] = MIMALLOC_DEFAULT_MS
+        try:
+            other.submit(int).result()  # starts it
+        finally:
+            os.environ["MIMALLOC_PURGE_DELAY"] = kept
+        yield other
+
+
+def epoch_of_pyarrow(files: list[str], schema: Schema, rows_of: dict[str, int], rows: int) -> Found:
+    """`run_epoch` of `bare_pyarrow`."""
+    return run_epoch(partial(bare_pyarrow, files, schema, rows_of), rows)
 
 
 def ray_stock(files: list[str], schema: Schema, rows_of: dict[str, int]) -> Iterator[Batch]:
@@ -114,9 +141,23 @@ def run_epoch(epoch: Epoch, rows: int) -> dict[str, float]:
     return {"rows_per_s": rows / (time.perf_counter() - begin), "first_batch_s": first}
 
 
-def paired(runs: dict[str, list[dict[str, float]]], name: str, other: str) -> float:
-    """The median over the turns of one contender's rate as a multiple of another's in the same turn."""
-    return statistics.median(a["rows_per_s"] / b["rows_per_s"] for a, b in zip(runs[name], runs[other], strict=True))
+def median_ratio(pairs: list[Pair]) -> float:
+    """The median of one contender's rate as a multiple of another's that ran beside it."""
+    return statistics.median(a["rows_per_s"] / b["rows_per_s"] for a, b in pairs)
+
+
+def in_turns(contenders: dict[str, Run], whole: Run, turns: int) -> dict[str, list[Pair]]:
+    """Each contender's epochs, each with the one of `whole` beside it: before it in one turn, after it in the next.
+
+    A turn to warm up is not among them.
+    """
+    pairs: dict[str, list[Pair]] = {name: [] for name in contenders}
+    for turn in range(turns + 1):
+        for name, run in contenders.items():
+            first, second = (one() for one in ((run, whole) if turn % 2 else (whole, run)))
+            if turn:
+                pairs[name].append((first, second) if turn % 2 else (second, first))
+    return pairs
 
 
 def medians(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -222,36 +263,36 @@ def measure(folder: Path, rows: int, epochs: int) -> dict[str, Any]:
     large = Manifest.read(str(folder / "_large"), schema)
     files = manifest.files.uris
     default, only_ray, local = ReadOptions(), ReadOptions(reader="ray"), ReadOptions(reader="local")
-    whole = "full path"
-    contenders: dict[str, Epoch] = {
-        whole: partial(ours, manifest, schema, rows_of, default, True),
+    whole = partial(ours, manifest, schema, rows_of, default, True)
+    epochs_of: dict[str, Epoch] = {
         "full path, files' order": partial(ours, manifest, schema, rows_of, default, False),
         "full path, large row groups": partial(ours, large, schema, rows_of, default, True),
         "full path, 8 windows mixed": partial(ours, manifest, schema, rows_of, default, True, interleave=8),
         "full path, order of time": partial(ours, manifest, schema, rows_of, default, False, in_steps_of=BATCH_ROWS),
         "full path, all of it on Ray": partial(ours, manifest, schema, rows_of, only_ray, True),
         "in process": partial(ours, manifest, schema, rows_of, local, True),
-        "bare pyarrow + mapping": partial(bare_pyarrow, files, schema, rows_of),
         "Ray's reader + mapping": partial(ray_stock, files, schema, rows_of),
     }
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
-    for turn in range(epochs + 1):
-        for name, epoch in contenders.items():
-            run = run_epoch(epoch, rows)
-            runs[name] += [run] if turn else []
-    found = {name: medians(some) for name, some in runs.items()}
+    contenders: dict[str, Run] = {name: partial(run_epoch, epoch, rows) for name, epoch in epochs_of.items()}
+    with by_itself() as other:
+        bare = partial(other.submit, epoch_of_pyarrow, files, schema, rows_of, rows)
+        contenders["bare pyarrow + mapping"] = lambda: bare().result()
+        pairs = in_turns(contenders, partial(run_epoch, whole, rows), epochs)
+    ratios = {name: median_ratio(some) for name, some in pairs.items()}
+    found = {"full path": medians([beside for some in pairs.values() for _, beside in some])}
+    found |= {name: medians([run for run, _ in some]) for name, some in pairs.items()}
     found["mapping and collate alone"] = mapping_alone(files, schema, rows_of)
     return {
-        "rows_per_s": found[whole]["rows_per_s"],
-        "ratio_to_pyarrow": paired(runs, whole, "bare pyarrow + mapping"),
-        "ratio_to_ray_stock": paired(runs, whole, "Ray's reader + mapping"),
-        "big_row_groups_ratio": paired(runs, "full path, large row groups", whole),
-        "shuffle_8_ratio": paired(runs, "full path, 8 windows mixed", whole),
-        "ordered_ratio": paired(runs, "full path, order of time", whole),
-        "first_batch_s": found[whole]["first_batch_s"],
+        "rows_per_s": found["full path"]["rows_per_s"],
+        "ratio_to_pyarrow": 1 / ratios["bare pyarrow + mapping"],
+        "ratio_to_ray_stock": 1 / ratios["Ray's reader + mapping"],
+        "big_row_groups_ratio": ratios["full path, large row groups"],
+        "shuffle_8_ratio": ratios["full path, 8 windows mixed"],
+        "ordered_ratio": ratios["full path, order of time"],
+        "first_batch_s": found["full path"]["first_batch_s"],
         "peak_rss_bytes": most_memory,
         "details": found,
-        "ns_per_row": stages(manifest, schema, rows_of) | processes(contenders[whole], rows),
+        "ns_per_row": stages(manifest, schema, rows_of) | processes(whole, rows),
     }
 
 

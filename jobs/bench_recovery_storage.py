@@ -7,6 +7,7 @@ as many bytes as it has of the state, in blocks of 4 MB; files are dropped from 
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -14,6 +15,8 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointStore, Saving
+from rayrec.checkpoint.folder import LocalFolder
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan, comm
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.sharding.cuts import CUTS
@@ -31,6 +35,7 @@ from rayrec.sparse import KeyedJaggedTensor
 
 RANKS, TABLES, DIM, BATCH, BAG = 2, 4, 128, 2048, 10
 BLOCK = 4 << 20
+TURN = 20  # steps: several of the writer's blocks
 
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
@@ -118,30 +123,71 @@ def _disk(model: DistributedModelParallel, group: dist.ProcessGroup, folder: Pat
 
 
 def _beside(model: DistributedModelParallel, group: dist.ProcessGroup, folder: Path, rounds: int) -> dict[str, float]:
-    """Steps with and without a save beside them, in turns; memory beyond the copy that is stated."""
-    store = CheckpointStore(folder / "beside", keep=1)
-    normal, during, stalls, peaks = [], [], [], []
+    """Steps while a save is written against those while it is held, in turns; memory beyond the copy that is stated."""
+    disk = _SwitchedFolder(folder / "beside")
+    store = CheckpointStore(disk, keep=1)
+    ratios, means, steps, stalls, peaks = [], [], [], [], []
     batch = _batch(model)
     for _ in range(3):
         _step(model, batch)
     for number in range(rounds):
-        normal += [_timed(model, batch, group) for _ in range(20)]
+        seconds: dict[bool, list[float]] = {True: [], False: []}
         before = _resident()
         with _Peak() as peak:
             began = time.perf_counter()
             store.save_beside(number, model, None, Saving(), group)
             stalls.append(time.perf_counter() - began)
-            while not _everywhere(group, bool(store.ended())):
-                during.append(_timed(model, batch, group))
+            for step in itertools.count():
+                writing = step // TURN % 2 == 0
+                disk.switch(writing)
+                seconds[writing].append(_timed(model, batch, group))
+                if _everywhere(group, bool(store.ended())):
+                    break
+            disk.switch(True)
             store.finish(group)
+        ratios.append(statistics.median(seconds[True]) / statistics.median(seconds[False]))
+        means.append(statistics.mean(seconds[True]) / statistics.mean(seconds[False]))
+        steps.append(len(seconds[True]))
         copied = sum(item.weight.nbytes for table in model.tables().values() for item in table.local)
         peaks.append(peak.highest - before - copied)
     return {
-        "step_ratio_during_save": statistics.median(during) / statistics.median(normal),
+        "step_ratio_during_save": statistics.median(ratios),
+        "mean_step_ratio_during_save": statistics.median(means),
         "save_stall_s": statistics.median(stalls),
-        "save_beside_steps": len(during) / rounds,
+        "save_beside_steps": statistics.mean(steps),
         "save_peak_over_state_bytes": float(max(0, *peaks)),
     }
+
+
+class _SwitchedFolder(LocalFolder):
+    """On a disk that takes nothing while it is switched off."""
+
+    def __init__(self, path: Path, on: threading.Event | None = None) -> None:
+        super().__init__(path)
+        if on is None:
+            on = threading.Event()
+            on.set()
+        self._on = on
+
+    def switch(self, on: bool) -> None:
+        self._on.set() if on else self._on.clear()
+
+    def sub(self, name: str) -> LocalFolder:
+        return _SwitchedFolder(self._path / name, self._on)
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[Any]:
+        with super().create(name) as file:
+            yield _SwitchedSink(file, self._on)
+
+
+class _SwitchedSink:
+    def __init__(self, file: Any, on: threading.Event) -> None:
+        self._file, self._on = file, on
+
+    def write(self, data: Any) -> None:
+        self._on.wait()
+        self._file.write(data)
 
 
 def _batch(model: DistributedModelParallel) -> KeyedJaggedTensor:

@@ -16,6 +16,8 @@ import os
 import platform
 import statistics
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from calibrate_loads import (
     ROWS,
     STEP_TABLES,
     STEPS,
+    busy_clock,
     configs_of,
     exchange_seconds,
     lookup_seconds,
@@ -43,7 +46,7 @@ from rayrec.distributed import comm
 from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.planner import ParameterConstraints, Topology, plan_tables
 from rayrec.distributed.planner.cost import COLLECTIVES, ID_COLLECTIVES, distinct
-from rayrec.distributed.planner.estimate import LOOKUP, UPDATE, Estimate, evaluate
+from rayrec.distributed.planner.estimate import Estimate, evaluate
 from rayrec.distributed.planner.topology import CALIBRATION_VERSION
 from rayrec.distributed.types import ShardingPlan, ShardingType
 
@@ -58,7 +61,7 @@ def alone_share(group: dist.ProcessGroup, device: torch.device) -> float:
 
 
 def fit_lookups(device: torch.device) -> dict[str, float]:
-    """Least squares for what an id, a touched row, a byte and a table cost, over loads that differ in each."""
+    """Least squares for what an id, a touched row, a byte, a table and a step cost, over loads that differ in each."""
     rows, times = [], []
     for load in LOADS:
         ids, touched = float(load.batch * load.bag), distinct(load.batch * load.bag, load.rows)
@@ -68,12 +71,13 @@ def fit_lookups(device: torch.device) -> dict[str, float]:
         times.append(lookup_seconds(load, device))
     weights = 1 / np.array(times)  # relative errors count, not absolute ones
     answer = _least_squares(np.array(rows) * weights[:, None], np.ones(len(times)))
-    id_s, row_s, byte_s, table_s = (float(x) for x in answer[:4])
+    id_s, row_s, byte_s, table_s, step_s = (float(x) for x in answer)
     return {
         "id_s": max(id_s, 1e-12),
         "row_s": max(row_s, 1e-12),
         "memory_bw": 1 / max(byte_s, 1e-14),
         "table_s": max(table_s, 1e-8),
+        "step_s": max(step_s, 1e-8),
     }
 
 
@@ -90,15 +94,18 @@ def _least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return out
 
 
-def fit_exchange(group: dist.ProcessGroup, device: torch.device, near: int = 1) -> tuple[float, float]:
+def fit_exchange(
+    group: dist.ProcessGroup, device: torch.device, near: int = 1, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, float]:
     """(seconds a collective, bytes per second that leave a rank for others).
 
     Args:
         near: ranks of the group that are reached another way, the own one among them: those of the host, where the
             link between hosts is measured.
+        clock: what the seconds are of.
     """
     world = group.size()
-    times = np.array([exchange_seconds(size, group, device) for size in MESSAGE_BYTES])
+    times = np.array([exchange_seconds(size, group, device, clock) for size in MESSAGE_BYTES])
     sent = np.array(MESSAGE_BYTES) * (world - near) / world
     answer = _least_squares(np.stack([np.ones(len(sent)), sent], axis=1) / times[:, None], np.ones(len(sent)))
     return max(float(answer[0]), 1e-7), 1 / max(float(answer[1]), 1e-14)
@@ -107,9 +114,11 @@ def fit_exchange(group: dist.ProcessGroup, device: torch.device, near: int = 1) 
 def fit_steps(group: dist.ProcessGroup, device: torch.device, known: dict[str, float]) -> dict[str, float]:
     """What routing an id, finding its row block, and sorting replicas' rows cost: whole steps less what is known."""
     world = group.size()
+    latency, speed = fit_exchange(group, device, clock=busy_clock(device))  # a rank moves a part of the bytes itself
+    busy = {"collective_s": latency, "intra_host_bw": speed, "inter_host_bw": speed}
     unknown = {"route_s": 0.0, "cut_s": 0.0, "partial_s": 0.0, "sort_s": 0.0, "replica_bw": 1e18}
     plain = Topology(world, device.type)
-    topology = plain.with_device(replace(plain.device, **known | unknown))
+    topology = plain.with_device(replace(plain.device, **known | busy | unknown))
     rows, left, times = [], [], []
     for kind, dim, batch, bag in STEPS:
         told = {f"t{n}": ParameterConstraints(pooling_factors=[bag]) for n in range(STEP_TABLES)}
@@ -125,7 +134,7 @@ def fit_steps(group: dist.ProcessGroup, device: torch.device, known: dict[str, f
         cut, partial = (ids, bags * (world - 1)) if kind is ShardingType.ROW_WISE else (0.0, 0.0)
         width = statistics.fmean(widths_of(STEP_TABLES, dim))
         rows.append((1.0, ids * copies, cut, partial, sorted_rows, sorted_rows * width * 4))
-        left.append(max(0.0, seconds - _known_s(evaluate(plan, tables, topology), device)))
+        left.append(max(0.0, seconds - _known_s(evaluate(plan, tables, topology))))
         times.append(seconds)
     weights = 1 / np.array(times)
     answer = _least_squares(np.array(rows) * weights[:, None], np.array(left) * weights)
@@ -141,11 +150,9 @@ def fit_steps(group: dist.ProcessGroup, device: torch.device, known: dict[str, f
     }
 
 
-def _known_s(estimate: Estimate, device: torch.device) -> float:
-    """What of a step is known already, as `busy_clock` counts it."""
-    if device.type == "cuda":
-        return estimate.step_s
-    return float(estimate.cost_RT[:, LOOKUP + UPDATE].sum(axis=1).mean())
+def _known_s(estimate: Estimate) -> float:
+    """What of a step is known already, of the mean rank: `busy_clock` does not count its waiting for others."""
+    return float(estimate.cost_RT.sum(axis=1).mean()) + estimate.fixed_s
 
 
 def measure(group: dist.ProcessGroup, device: torch.device, local: int) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from rayrec.distributed.types import ModuleSharding, ParameterSharding, Sharding
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 
-ROWS = 200_000
+ROWS = 100_000
 MESSAGE_BYTES = (1 << 12, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
 STEP_TABLES = 8
 STEPS = (  # sharding type, width, examples a rank, ids a bag
@@ -110,6 +111,7 @@ def widths_of(count: int, dim: int) -> list[int]:
 
 def lookup_seconds(load: Load, device: torch.device) -> float:
     """Forward, backward and update of one rank's tables, nothing exchanged."""
+    gc.collect()  # the tables of the load before: they are in reference cycles
     configs = configs_of((load.rows, width) for width in widths_of(load.tables, load.dim))
     plan = plan_of(ShardingType.TABLE_WISE, configs, [0], device.type)
     collection = EmbeddingBagCollection(tables=configs, device="meta")
@@ -123,7 +125,9 @@ def lookup_seconds(load: Load, device: torch.device) -> float:
     return seconds_of(lambda: sharded(kjt).wait().values().backward(grad), device, busy_clock(device))
 
 
-def exchange_seconds(size: int, group: dist.ProcessGroup, device: torch.device) -> float:
+def exchange_seconds(
+    size: int, group: dist.ProcessGroup, device: torch.device, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """One exchange of `size` bytes from each rank, with its packing and unpacking."""
     world = group.size()
     width = max(1, size // 4 // world)
@@ -136,7 +140,7 @@ def exchange_seconds(size: int, group: dist.ProcessGroup, device: torch.device) 
         comm.all_to_all(arrived, message, parts, parts, group)()
         torch.cat(arrived.view(world, width).split(1), dim=1)
 
-    return seconds_of(work, device)
+    return seconds_of(work, device, clock)
 
 
 def plan_of(kind: ShardingType, configs: list[EmbeddingBagConfig], ranks: list[int], device: str) -> ModuleSharding:
@@ -155,6 +159,7 @@ def step_seconds(
     kind: ShardingType, dim: int, batch: int, bag: int, group: dist.ProcessGroup, device: torch.device
 ) -> float:
     """What a rank itself works in a whole training step of `STEP_TABLES` tables."""
+    gc.collect()
     configs = configs_of((ROWS, width) for width in widths_of(STEP_TABLES, dim))
     plan = plan_of(kind, configs, list(range(group.size())), device.type)
     collection = EmbeddingBagCollection(tables=configs, device="meta")

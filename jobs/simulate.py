@@ -8,7 +8,7 @@ or of `sharding.calibration` where that is of the same kind of device.
 `python jobs/simulate.py --mlperf --gpu h100 --json out.json` does so for DLRM-DCNv2 on Criteo 1TB, with a bound for the
 dense part too, and holds it beside what others have published.
 
-`python jobs/simulate.py --check --json out.json` holds predictions against steps that are run here, on 1, 2 and 4 CPU
+`python jobs/simulate.py --check --json` holds predictions against steps that are run here, on 1, 2 and 4 CPU
 ranks (`--ranks`), or on those that torchrun has started, on several hosts too; exits 1 where one is off by over 20 %.
 """
 
@@ -28,6 +28,7 @@ from rayrec.train import load_config
 from rayrec.train.shapes import Shape, compare, shapes_table
 
 WORLDS = "1x1,1x2,1x4,1x8,2x8,4x8,8x8,16x8,32x8,64x8,128x8,256x8,512x8"
+STDOUT = Path("-")
 
 
 def page(title: str, tables: dict[str, list[Shape]]) -> str:
@@ -58,19 +59,26 @@ def page(title: str, tables: dict[str, list[Shape]]) -> str:
     return "\n".join([*out, f"<p>{' · '.join(keys)}</p>"])
 
 
-def check(ranks: list[int], out: Path | None) -> int:
+def tell(out: Path | None, found: dict[str, Any]) -> None:
+    """Writes what was found, to a file or as one line."""
+    if out == STDOUT:
+        print(json.dumps(found))
+    elif out is not None:
+        out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def check(ranks: list[int], cpus: int, out: Path | None) -> int:
     """Predicted beside measured steps; 0 where all are good."""
     from simulate_check import WITHIN, check_here
 
-    found = check_here(ranks)
+    found = check_here(ranks, cpus)
     if os.environ.get("RANK", "0") == "0":
         for one in found:
             told = (
                 f"{one.predicted_s * 1e3:.2f} ms predicted, {one.measured_s * 1e3:.2f} ms measured ({one.error:+.0%})"
             )
             print(f"{one.world}: {told}; visits {[round(1e3 * s, 2) for s in one.visits_s]} ms")
-        if out is not None:
-            out.write_text(json.dumps({"checked": [one.to_dict() for one in found]}, indent=1) + "\n")
+        tell(out, {"checked": [one.to_dict() for one in found]})
     return int(any(abs(one.error) > WITHIN for one in found))
 
 
@@ -97,8 +105,7 @@ def mlperf(worlds: list[str], gpu: str, settings: list[str], out: Path | None) -
             f"{one['who']}: {one['published_samples_per_s'] / 1e6:.2f}M samples/s published, at most "
             f"{one['bound_samples_per_s'] / 1e6:.2f}M predicted: {one['reached']:.0%} of the bound"
         )
-    if out is not None:
-        out.write_text(json.dumps({"gpu": gpu, **found, "published": published}, indent=1) + "\n")
+    tell(out, {"gpu": gpu, **found, "published": published})
     return 0
 
 
@@ -106,16 +113,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="predicted against measured, on this machine")
     parser.add_argument("--ranks", default="1,2,4", help="with --check: numbers of ranks, with commas between")
+    cpus = os.cpu_count() or 1
+    parser.add_argument("--cpus", type=int, default=cpus, help="with --check: of a host; fewer where hosts share them")
     parser.add_argument("--mlperf", action="store_true", help="DLRM-DCNv2 on Criteo 1TB, beside published speeds")
     parser.add_argument("--config", help="needed but with --check or --mlperf")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--gpu", default="h100")
     parser.add_argument("--worlds", default=WORLDS, help="clusters as HOSTSxRANKS, with commas between")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, nargs="?", const=STDOUT, help="a file; without one, the last line")
     parser.add_argument("--html", type=Path)
     args = parser.parse_args()
     if args.check:
-        return check([int(ranks) for ranks in args.ranks.split(",")], args.json)
+        return check([int(ranks) for ranks in args.ranks.split(",")], args.cpus, args.json)
     if args.mlperf:
         return mlperf(args.worlds.split(","), args.gpu, args.settings, args.json)
     if args.config is None:
@@ -125,9 +134,8 @@ def main() -> int:
     for scaling, shapes in tables.items():
         Console().print(f"\n{scaling} scaling")
         Console().print(shapes_table(shapes, args.gpu))
-    if args.json is not None:
-        told = {scaling: [shape.to_dict() for shape in shapes] for scaling, shapes in tables.items()}
-        args.json.write_text(json.dumps({"config": config.name, "gpu": args.gpu, **told}, indent=1) + "\n")
+    told = {scaling: [shape.to_dict() for shape in shapes] for scaling, shapes in tables.items()}
+    tell(args.json, {"config": config.name, "gpu": args.gpu, **told})
     if args.html is not None:
         args.html.write_text(page(f"{config.name} on {args.gpu}", tables), encoding="utf-8")
     return 0

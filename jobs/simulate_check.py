@@ -6,7 +6,9 @@ A step is what the planner speaks of: ids there, lookups, vectors back, gradient
 from __future__ import annotations
 
 import datetime
+import gc
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -49,7 +51,7 @@ class Checked:
     Args:
         world: `HOSTSxRANKS`.
         predicted_s: by the planner, for the plan that it chose.
-        measured_s: a step's lower quartile in the quickest of several visits; other work on the machine only ever adds.
+        measured_s: a step's lower quartile, as all that is calibrated; the median of several visits.
         visits_s: that of each.
         sharding: the plan's sharding types, table by table.
     """
@@ -68,35 +70,38 @@ class Checked:
         return asdict(self) | {"error": self.error, "good": abs(self.error) <= WITHIN}
 
 
-def check_here(ranks: Sequence[int]) -> list[Checked]:
+def check_here(ranks: Sequence[int], cpus: int) -> list[Checked]:
     """Each number of ranks, on this host; or the ranks that torchrun has started, on however many hosts they are.
 
     Under torchrun every rank gets the answer.
+
+    Args:
+        cpus: of a host.
     """
     if "LOCAL_WORLD_SIZE" in os.environ:
         rank, world, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-        return [_join(rank, world, local, "env://", None)]
+        return [_join(rank, world, local, cpus, "env://", None)]
     found = []
     for world in ranks:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "checked.pt"
-            mp.spawn(_on_rank, (world, f"file://{folder}/store", out), nprocs=world)
+            mp.spawn(_on_rank, (world, cpus, f"file://{folder}/store", out), nprocs=world)
             found.append(torch.load(out, weights_only=False))
     return found
 
 
-def _on_rank(rank: int, world: int, store: str, out: Path) -> None:
-    _join(rank, world, world, store, out)
+def _on_rank(rank: int, world: int, cpus: int, store: str, out: Path) -> None:
+    _join(rank, world, world, cpus, store, out)
 
 
-def _join(rank: int, world: int, local: int, method: str, out: Path | None) -> Checked:
+def _join(rank: int, world: int, local: int, cpus: int, method: str, out: Path | None) -> Checked:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=method, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=300)
     )
     group = dist.group.WORLD
     assert group is not None
-    checked = check(group, local)
+    checked = check(group, local, cpus)
     if rank == 0 and out is not None:
         torch.save(checked, out)
     comm.barrier(group)
@@ -104,8 +109,8 @@ def _join(rank: int, world: int, local: int, method: str, out: Path | None) -> C
     return checked
 
 
-def check(group: dist.ProcessGroup, local: int) -> Checked:
-    """Calibrates, plans and runs on CPU ranks, `local` of them a host; a collective."""
+def check(group: dist.ProcessGroup, local: int, cpus: int) -> Checked:
+    """Calibrates, plans and runs on CPU ranks, `local` of them on a host of `cpus`; a collective."""
     device, world = torch.device("cpu"), group.size()
     first = calibrate.measure(group, device, local)
     visits = [_steps(group, local, first)]
@@ -113,7 +118,7 @@ def check(group: dist.ProcessGroup, local: int) -> Checked:
     speeds = {name: (first[name] + second[name]) / 2 for name in first}
     visits += [_steps(group, local, speeds) for _ in range(VISITS - 1)]
     topology, result = _planned(world, local, speeds)
-    processors = min(world, (os.cpu_count() or local) * (world // local))
+    processors = min(world, cpus * (world // local))
     predicted = result.estimate.step_on(processors, topology.device.alone)
     kinds = tuple(sharding.sharding_type for sharding in result.plan.plan[""].values())
     visits_s = tuple(comm.broadcast_object(visits, group))
@@ -121,7 +126,7 @@ def check(group: dist.ProcessGroup, local: int) -> Checked:
     return Checked(
         world=f"{hosts}x{local}",
         predicted_s=comm.broadcast_object(predicted, group),
-        measured_s=min(visits_s),
+        measured_s=statistics.median(visits_s),
         visits_s=visits_s,
         sharding=kinds,
     )
@@ -138,6 +143,7 @@ def _planned(world: int, local: int, speeds: dict[str, float]) -> Any:
 
 def _steps(group: dist.ProcessGroup, local: int, speeds: dict[str, float]) -> float:
     """Seconds of a step of the slowest rank: the lower quartile, as of what is calibrated."""
+    gc.collect()  # the tables of the visit before
     _, result = _planned(group.size(), local, speeds)
     configs = configs_of((rows, dim) for rows, dim, _ in TABLES)
     collection = EmbeddingBagCollection(tables=configs, device="meta")
