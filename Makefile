@@ -16,6 +16,9 @@ LOCK := deploy/requirements.lock
 # Extra arguments: make train ARGS="--set trainer.num_workers=4", make test PYTEST_ARGS="-k metrics"
 ARGS ?=
 PYTEST_ARGS ?=
+# How many test files run at a time. Most tests use one process; those that measure time run alone.
+TESTS_AT_ONCE ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
 
 CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
@@ -42,10 +45,10 @@ types: $(READY)  ## mypy on rayrec/
 	$(BIN)/mypy rayrec
 
 unit: data  ## all tests but the long ones
-	$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
+	$(PYTEST) -m "not long" $(PYTEST_ARGS)
 
 test-long: data  ## the long tests: chaos, several hosts, soak
-	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+	$(PYTEST) -m long $(PYTEST_ARGS)
 
 # make gpu RANKS="1 2 8"
 gpu: data  ## on a machine with GPUs: the tests that need one, then jobs/bench_gpu.py, which adds its table to jobs/RESULTS.md

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +17,34 @@ import torch
 
 from tests.device import PRETENDED
 from tests.ranks import close_pools
+
+TESTS = Path(__file__).parent
+GATE, ROOM = TESTS / "ranks.py", Path(__file__)  # any two files that all workers see: only their locks matter
+
+
+@contextmanager
+def locked(path: Path, kind: int) -> Iterator[None]:
+    with open(path) as file:
+        fcntl.flock(file, kind)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may have the file open, too
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Nothing runs beside a test marked `alone`: it has the gate until it is over, others only as they enter.
+
+    Waiting is not counted as the test's time, for which it may have a limit.
+    """
+    if item.get_closest_marker("alone"):
+        with locked(GATE, fcntl.LOCK_EX), locked(ROOM, fcntl.LOCK_EX):
+            return (yield)
+    with locked(GATE, fcntl.LOCK_EX):
+        pass
+    with locked(ROOM, fcntl.LOCK_SH):
+        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)

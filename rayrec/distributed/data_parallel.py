@@ -40,12 +40,12 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         bucket_cap_mb: gradients are exchanged in messages of about this size, in MiB.
         static_graph: the same parameters take part in every step.
         find_unused_parameters: looks in every step which ones do.
-        allreduce_comm_precision: "fp16" or "bf16" sends gradients in this format.
+        allreduce_comm_precision: "fp16" or "bf16" sends gradients in this format; "bf16" by NCCL only.
         params_to_ignore: names of parameters that are not exchanged.
         ddp_kwargs: further arguments of DistributedDataParallel.
 
     Raises:
-        ValueError: another precision.
+        ValueError: another precision; when it wraps a model on CPUs, "bf16".
     """
 
     def __init__(
@@ -75,6 +75,8 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         ignored = [*table_parameters(inner), *self._ignored]
         if not any(param.requires_grad and name not in ignored for name, param in inner.named_parameters()):
             return
+        if self._precision == "bf16" and device.type == "cpu":
+            raise ValueError("allreduce_comm_precision='bf16' needs GPUs: between CPUs torch sends fp16, or None for fp32")
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(inner, ignored)
         wrapped = DistributedDataParallel(
             inner,

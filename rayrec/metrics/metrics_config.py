@@ -160,7 +160,8 @@ class MetricsConfig:
         use_cpu_offloaded_rec_metric_module: taken; there is one kind.
 
     Raises:
-        ValueError: a task's place beyond the list.
+        ValueError: a task's place beyond the list, or a metric of a task that is not the model's, which nothing would
+            ever be added to.
     """
 
     rec_tasks: list[RecTaskInfo] = field(default_factory=list)
@@ -183,6 +184,10 @@ class MetricsConfig:
             beyond = [place for place in of.rec_task_indices if place >= len(self.rec_tasks)]
             if beyond:
                 raise ValueError(f"{metric}: rec_task_indices {beyond}, but rec_tasks has {len(self.rec_tasks)} tasks")
+            own = [task.name for task in self.rec_tasks]
+            strange = [task.name for task in of.rec_tasks if task.name not in own]
+            if strange:
+                raise ValueError(f"{metric}: tasks {strange} are not among the model's, {own}: add them to rec_tasks")
 
 
 DefaultTaskInfo = RecTaskInfo()

@@ -481,6 +481,11 @@ def wrapped(group: dist.ProcessGroup) -> Any:
         assert layer.weight.grad is not None and layer.bias.grad is not None
         return [layer.weight.grad.item(), layer.bias.grad.item()]
 
+    def refusal(of: Any) -> str:
+        with pytest.raises(ValueError) as error:
+            of(allreduce_comm_precision="bf16")
+        return str(error.value)
+
     plain = model(nn.Linear(1, 1))
     around, inside = plain.data_parallel, plain.module
     assert isinstance(around, DistributedDataParallel) and around.module is inside
@@ -500,17 +505,19 @@ def wrapped(group: dist.ProcessGroup) -> Any:
         gradients(params_to_ignore=["over.bias"]),
         gradients(allreduce_comm_precision="fp16"),
         counting.running_mean.item(),
+        refusal(gradients),
     )
 
 
 def test_what_is_left_is_averaged_over_ranks() -> None:
-    for rank, (facts, plain, ignoring, rounded, buffer) in enumerate(on_ranks(2, wrapped)):
+    for rank, (facts, plain, ignoring, rounded, buffer, refusal) in enumerate(on_ranks(2, wrapped)):
         assert facts == [25 << 20, False, False, True, ["ebc.embedding_bags.t.weight"] * rank]
         exact = 2 * 1.000244140625
         assert plain == [exact, 2.0]
         assert ignoring == [exact, 1.0 + 2 * rank]
         assert rounded == [2.0, 2.0]
         assert buffer == rank
+        assert refusal.startswith("allreduce_comm_precision='bf16' needs GPUs")
 
 
 TABLES = [bag("tw", 6, "a"), bag("rw", 7, "b"), bag("cw", 5, "c", dim=12), bag("dp", 4, "d")]

@@ -14,7 +14,7 @@ import pytest
 from tests.hosts.exchange import LOCAL, WORLD
 from tests.hosts.lab import laboratory
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 MBIT = 100
 

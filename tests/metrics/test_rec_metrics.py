@@ -385,3 +385,11 @@ def test_a_config_names_no_task_beyond_its_list() -> None:
     MetricsConfig(rec_tasks=tasks, rec_metrics={RecMetricEnum.NE: RecMetricDef(rec_task_indices=[0, 1])})
     with pytest.raises(ValueError, match=r"ne: rec_task_indices \[2\], but rec_tasks has 2 tasks"):
         MetricsConfig(rec_tasks=tasks, rec_metrics={RecMetricEnum.NE: RecMetricDef(rec_task_indices=[1, 2])})
+
+
+def test_a_config_measures_only_its_own_tasks() -> None:
+    """Nothing would ever be added to another one's figures."""
+    own, strange = RecTaskInfo(name="click"), RecTaskInfo(name="buy")
+    MetricsConfig(rec_tasks=[strange, own], rec_metrics={RecMetricEnum.NE: RecMetricDef(rec_tasks=[own])})
+    with pytest.raises(ValueError, match=r"auc: tasks \['buy'\] are not among the model's, \['click'\]"):
+        MetricsConfig(rec_tasks=[own], rec_metrics={RecMetricEnum.AUC: RecMetricDef(rec_tasks=[own, strange])})
