@@ -51,19 +51,19 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-
-
 def package_of(path: Path) -> str:
     """`rayrec.train` for both `rayrec/train/__init__.py` and `rayrec/train/report.py`."""
     return ".".join(path.relative_to(ROOT).parts[:-1])
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))))
+
+
 def imports(path: Path) -> Iterator[tuple[str, str, int]]:
     """(name bound here, what it stands for, line) of every import in the file, also those inside functions."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.split(".")[0]
@@ -78,18 +78,20 @@ def imports(path: Path) -> Iterator[tuple[str, str, int]]:
                 yield alias.asname or alias.name, f"{base}.{alias.name}", node.lineno
 
 
-def uses(path: Path) -> Iterator[tuple[str, int]]:
+@cache
+def uses(path: Path) -> list[tuple[str, int]]:
     """Every dotted name that the file imports or spells out, its import aliases resolved, and its line."""
     bound = {name: target for name, target, _ in imports(path) if name}
-    yield from ((target, line) for _, target, line in imports(path))
-    for node in ast.walk(tree_of(path)):
+    found = [(target, line) for _, target, line in imports(path)]
+    for node in nodes_of(path):
         parts: list[str] = []
         inner: ast.AST = node
         while isinstance(inner, ast.Attribute):
             parts.append(inner.attr)
             inner = inner.value
         if parts and isinstance(inner, ast.Name) and inner.id in bound:
-            yield ".".join([bound[inner.id], *reversed(parts)]), node.lineno
+            found.append((".".join([bound[inner.id], *reversed(parts)]), node.lineno))
+    return found
 
 
 def outside(doors: tuple[str, ...], forbidden: str, *folders: str) -> list[str]:
@@ -161,7 +163,7 @@ def test_library_does_not_import_jobs_or_tests() -> None:
 
 
 def test_every_file_says_what_lives_in_it() -> None:
-    silent = [relative(path) for path in sources("rayrec", "jobs", "data") if not ast.get_docstring(tree_of(path))]
+    silent = [relative(path) for path in sources("rayrec", "jobs", "data") if not ast.get_docstring(nodes_of(path)[0])]
     assert not silent, f"module docstring missing: {silent}"
 
 
@@ -176,7 +178,7 @@ def test_the_sharding_core_is_small() -> None:
     many = [
         f"{relative(path)}: {node.name} is made from {count} arguments"
         for path in sources("rayrec/distributed/sharding")
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.ClassDef) and (count := _num_arguments(node)) > 5
     ]
     assert not many, "\n".join(many)
@@ -230,7 +232,7 @@ MUTABLE = {
 def test_dataclasses_are_frozen() -> None:
     found: dict[str, set[str]] = {}
     for path in sources("rayrec"):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef) and any(_is_open(decorator) for decorator in node.decorator_list):
                 found.setdefault(relative(path), set()).add(node.name)
     unlike = {path: names ^ MUTABLE.get(path, set()) for path, names in found.items()}
