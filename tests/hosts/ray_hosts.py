@@ -23,8 +23,8 @@ DASHBOARD = "http://127.0.0.1:8265"
 SETTINGS = {
     "RAY_health_check_initial_delay_ms": "2000",
     "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "4",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "6",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -53,7 +53,7 @@ class RayHosts:
         start += ["--object-store-memory=100000000", "--disable-usage-stats"]
         self.lab.start(host, start, self.environment, f"ray-{host.name}-{time.time():.0f}.log")
 
-    def await_nodes(self, count: int, timeout_s: float = 120) -> None:
+    def await_nodes(self, count: int, timeout_s: float = 300) -> None:
         """Wait until the cluster has so many nodes that are alive."""
         listing = [RAY, "list", "nodes", "--address", DASHBOARD, "--filter", "state=ALIVE", "--format", "json"]
         until, alive = time.monotonic() + timeout_s, 0
@@ -65,7 +65,7 @@ class RayHosts:
             time.sleep(1)
         pytest.fail(f"{count} nodes are wanted, there are {alive}\n{asked.stderr}\n{self.lab.logs()}")
 
-    def on_head(self, *words: str, timeout_s: float = 60, **changes: str) -> subprocess.CompletedProcess[str]:
+    def on_head(self, *words: str, timeout_s: float = 120, **changes: str) -> subprocess.CompletedProcess[str]:
         return self.head.run(*words, timeout_s=timeout_s, cwd=ROOT, env=self.environment | changes)
 
     def submission(self, *arguments: str) -> list[str]:
@@ -88,7 +88,7 @@ def ray_hosts(workers: int, cpus: int = 2) -> Iterator[RayHosts]:
         }
         cluster = RayHosts(lab, environment)
         cluster.join(cluster.head, 0)
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while cluster.on_head(RAY, "job", "list", "--address", DASHBOARD).returncode:
             if time.monotonic() > until:
                 pytest.fail(f"the head does not answer\n{lab.logs()}")
