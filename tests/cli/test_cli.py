@@ -252,7 +252,7 @@ def test_sigterm_takes_a_last_checkpoint_ends_everything_and_the_same_command_go
     assert "whose checkpoint is complete" in output
     assert "the same command goes on from it" in output
     assert "Traceback" not in output
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while time.monotonic() < until and any(map(running, below)):
         time.sleep(0.2)
     assert not [pid for pid in below if running(pid)]

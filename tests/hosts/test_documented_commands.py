@@ -13,7 +13,7 @@ import yaml
 from tests.hosts.apart import fresh_home, run_apart, skip_without_namespaces
 from tests.train.small import raw_config, write_all
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1000)]
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL_RUN = 'import ray; ray.init(address="local", num_cpus=1, include_dashboard=False); ray.shutdown()'
 WITHOUT_TOKEN = """
@@ -49,7 +49,7 @@ def test_the_guides_commands_work_after_a_local_run(tmp_path: Path) -> None:
     with fresh_home() as environment:
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
         words = f"{sys.executable} -c '{LOCAL_RUN}'\ntest -s ~/.ray/auth_token\n{words}"
-        done = run_apart(words + WITHOUT_TOKEN, environment, ROOT, timeout_s=400)
+        done = run_apart(words + WITHOUT_TOKEN, environment, ROOT, timeout_s=900)
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
     assert "succeeded" in text and "strangers refused" in text, text

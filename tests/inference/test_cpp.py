@@ -65,7 +65,7 @@ def test_the_server_scores_as_the_trainer_does_and_swaps_versions(tmp_path: Path
     exported = export_run(run, tmp_path / "export", Wanted(target="aoti"), factory=AllBuiltIn).folder
     _check_python(run, exported)
     build = tmp_path / "build"
-    subprocess.run(["cmake", "-S", SOURCES, "-B", build, f"-DPYTHON={sys.executable}"], check=True, timeout=60)
+    subprocess.run(["cmake", "-S", SOURCES, "-B", build, f"-DPYTHON={sys.executable}"], check=True, timeout=200)
     subprocess.run(["cmake", "--build", build], check=True, timeout=300)
     server = build / "rayrec_server"
     assert "libpython" not in subprocess.run(["ldd", server], capture_output=True, text=True, check=True).stdout
@@ -95,7 +95,7 @@ def test_the_server_scores_as_the_trainer_does_and_swaps_versions(tmp_path: Path
         time.sleep(0.5)
         assert ask(port, body)[1] == before, "a damaged version is not served"
         (damaged / "tables.bin").write_bytes((models / "v2" / "tables.bin").read_bytes())
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while ask(port, body)[1] != "v2":  # a copy of it
             assert time.monotonic() < deadline, "a version that was mended does not take over"
     finally:
@@ -151,7 +151,7 @@ def _check_swaps(port: int, models: Path, body: bytes, expected: dict[str, np.nd
             name = ("v2", "v1")[number % 2]
             (models / ".current").write_text(name)
             os.replace(models / ".current", models / "current")
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while ask(port, None, "/healthz")[1] != name:
                 assert time.monotonic() < deadline, f"swap {number} to {name} does not come"
     finally:
@@ -163,7 +163,7 @@ def _check_swaps(port: int, models: Path, body: bytes, expected: dict[str, np.nd
 
 
 def _await(port: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         try:
             ask(port, None, "/healthz")

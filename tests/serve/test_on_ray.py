@@ -33,7 +33,7 @@ def ask(port: int, path: str, body: Any = None, token: str = "") -> Any:
         data=None if body is None else json.dumps(body).encode(),
         headers={"content-type": "application/json", "authorization": f"Bearer {token}"},
     )
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=30) as response:
         return json.loads(response.read())
 
 
@@ -91,6 +91,7 @@ class Clients:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("front", ["haproxy", "direct"])
 def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(tmp_path: Path, front: str) -> None:
     model = export_run(train(tmp_path / "run"), tmp_path / "export").folder
@@ -113,18 +114,18 @@ def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(t
             ask(port, "/score", {"rows": [GOOD]})
         assert ask(port, "/score", {"rows": [GOOD]}, "s3cret")["version"] == "v1"
         another_version(model, models / "v2")
-        assert until(lambda: ask(port, "/score", {"rows": [GOOD]}, "s3cret")["version"] == "v2", 20)
+        assert until(lambda: ask(port, "/score", {"rows": [GOOD]}, "s3cret")["version"] == "v2", 60)
         replica = ask(port, "/healthz")["pid"]
         assert os.getpriority(os.PRIO_PROCESS, replica) == os.getpriority(os.PRIO_PROCESS, 0)
         clients = Clients(port, "s3cret")
-        assert until(lambda: len(clients.answered) > 20, 30)
+        assert until(lambda: len(clients.answered) > 20, 90)
         killed = time.monotonic()
         os.kill(replica, signal.SIGKILL)
         ports = [port] if front == "haproxy" else [port, port + 1]  # the next one, where the old is not free yet
-        back = until(lambda: first_that_answers(ports), 90)
+        back = until(lambda: first_that_answers(ports), 180)
         assert back and ask(back, "/healthz")["pid"] != replica, "the replica does not come back"
         if back == port:
-            assert until(lambda: clients.answered[-1] > time.monotonic() - 0.5, 10)
+            assert until(lambda: clients.answered[-1] > time.monotonic() - 0.5, 60)
         clients.close()
         gap, lost = time.monotonic() - killed, len(clients.failed)
         print(f"{front}: {lost} failed requests of {lost + len(clients.answered)}, answers after {gap:.1f} s")
@@ -135,5 +136,5 @@ def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(t
         assert started
     finally:
         service.send_signal(signal.SIGINT if front == "direct" else signal.SIGTERM)
-        assert service.wait(60) == 0
-    assert until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 20), "processes are left"
+        assert service.wait(120) == 0
+    assert until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 60), "processes are left"

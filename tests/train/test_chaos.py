@@ -161,7 +161,7 @@ def test_a_run_that_meets_every_fault_ends_as_if_nothing_had_happened(tmp_path: 
 
 def assert_nothing_left(run: chaos.Supervised) -> None:
     """No process, no file but those of a run that is done, no checkpoint that is not whole."""
-    until = time.monotonic() + 15
+    until = time.monotonic() + 60
     while (left := chaos.marked(run.mark)) and time.monotonic() < until:
         time.sleep(0.2)
     assert not left, left

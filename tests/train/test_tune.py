@@ -193,6 +193,7 @@ def finished(folder: Path) -> dict[str, float]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_search_that_is_killed_goes_on(tmp_path: Path) -> None:
     write_all(tmp_path)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw_config(tmp_path, trainer__epochs=3)))
@@ -205,7 +206,7 @@ def test_a_search_that_is_killed_goes_on(tmp_path: Path) -> None:
     first.communicate()
     assert before
     second = run(tmp_path)
-    shown, _ = second.communicate(timeout=300)
+    shown, _ = second.communicate(timeout=600)
     assert second.returncode == 0, shown
     assert "going on with the search that was stopped" in shown
     told: dict[str, Any] = json.loads((tmp_path / "runs/small-tune/trials.json").read_text())
