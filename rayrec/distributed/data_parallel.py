@@ -76,7 +76,7 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         if not any(param.requires_grad and name not in ignored for name, param in inner.named_parameters()):
             return
         if self._precision == "bf16" and device.type == "cpu":
-            raise ValueError("allreduce_comm_precision='bf16' needs GPUs: between CPUs torch sends fp16, or None for fp32")
+            raise ValueError("allreduce_comm_precision='bf16' needs GPUs: between CPUs fp16 is sent, or None: fp32")
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(inner, ignored)
         wrapped = DistributedDataParallel(
             inner,
