@@ -1,7 +1,8 @@
 """Times a training step of sharded embeddings on this machine's CPU: forward, backward and update, two gloo ranks.
 
     python jobs/bench_embedding.py                                # rayrec alone
-    pip install --target /tmp/peer --no-deps torchrec==1.8.0 iopath pyre-extensions tensordict portalocker pyvers orjson
+    pip install --target /tmp/peer --no-deps torchrec==1.8.0 \\
+        iopath pyre-extensions typing-inspect tensordict portalocker pyvers orjson
     PYTHONPATH=/tmp/peer python jobs/bench_embedding.py --against torchrec [--ids power-law]
 
 Both sides see the same tables, plans, optimizer and batches, in the same processes, in turns; what counts is the median

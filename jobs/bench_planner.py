@@ -4,7 +4,8 @@
     python jobs/bench_planner.py --shapes                          # Criteo 1TB on 8 GPUs, 10 TB on 512
     python jobs/bench_planner.py --reality calibration.json --ranks 2       # from jobs/calibrate.py
     python -m venv peer && peer/bin/pip install torch fbgemm-gpu-cpu && \\
-        peer/bin/pip install --no-deps torchrec==1.8.0 iopath pyre-extensions tensordict portalocker pyvers orjson
+        peer/bin/pip install --no-deps torchrec==1.8.0 \\
+            iopath pyre-extensions typing-inspect tensordict portalocker pyvers orjson
     python jobs/bench_planner.py --against torchrec --python peer/bin/python
 
 Every mode prints a dated table.

@@ -1,7 +1,8 @@
 """Times training of a whole DLRM on this machine's CPU: two gloo ranks, batches from memory and from Parquet.
 
     python jobs/bench_train.py --json                             # rayrec alone
-    pip install --target /tmp/peer --no-deps torchrec==1.8.0 iopath pyre-extensions tensordict portalocker pyvers orjson
+    pip install --target /tmp/peer --no-deps torchrec==1.8.0 \\
+        iopath pyre-extensions typing-inspect tensordict portalocker pyvers orjson
     PYTHONPATH=/tmp/peer python jobs/bench_train.py --against torchrec --json
 
 26 tables of 100,000 × 64, MLPs 512-256-64 and 512-512-256-1. A step is forward, loss, backward with the tables' update,
