@@ -116,7 +116,7 @@ def fit_steps(group: dist.ProcessGroup, device: torch.device, known: dict[str, f
     world = group.size()
     latency, speed = fit_exchange(group, device, clock=busy_clock(device))  # a rank moves a part of the bytes itself
     busy = {"collective_s": latency, "intra_host_bw": speed, "inter_host_bw": speed}
-    unknown = {"route_s": 0.0, "cut_s": 0.0, "partial_s": 0.0, "sort_s": 0.0, "replica_bw": 1e18}
+    unknown = {"begin_s": 0.0, "route_s": 0.0, "cut_s": 0.0, "partial_s": 0.0, "sort_s": 0.0, "replica_bw": 1e18}
     plain = Topology(world, device.type)
     topology = plain.with_device(replace(plain.device, **known | busy | unknown))
     rows, left, times = [], [], []
@@ -138,10 +138,10 @@ def fit_steps(group: dist.ProcessGroup, device: torch.device, known: dict[str, f
         times.append(seconds)
     weights = 1 / np.array(times)
     answer = _least_squares(np.array(rows) * weights[:, None], np.array(left) * weights)
-    step_s, route_s, cut_s, partial_s, sort_s, byte_s = (float(x) for x in answer)
+    begin_s, route_s, cut_s, partial_s, sort_s, byte_s = (float(x) for x in answer)
     collectives = ID_COLLECTIVES[device.type] + COLLECTIVES["flat"]
     return {
-        "collective_s": known["collective_s"] + step_s / collectives,
+        "begin_s": max(begin_s / collectives, 1e-9),
         "route_s": max(route_s, 1e-12),
         "cut_s": max(cut_s, 1e-12),
         "partial_s": max(partial_s, 1e-12),

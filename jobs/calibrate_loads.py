@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -63,6 +64,7 @@ LOADS = [
     )
 ]
 
+BATCHES = 4  # unlike ones that are looked up in turn
 ALONE = 3  # the load that is measured on one rank alone as well
 
 
@@ -109,6 +111,17 @@ def widths_of(count: int, dim: int) -> list[int]:
     return [dim + 8 * (n % 8) for n in range(count)]
 
 
+def batches_of(load: Load, seed: int, device: torch.device) -> Iterator[KeyedJaggedTensor]:
+    """Ids over and over: so many batches that none finds its rows in the caches, as none does in training."""
+    count, made = load.tables * load.batch, torch.Generator().manual_seed(seed)
+    keys, lengths = [f"f{n}" for n in range(load.tables)], torch.full((count,), load.bag).to(device)
+    batches = []
+    for _ in range(BATCHES):
+        ids = torch.randint(0, load.rows, (count * load.bag,), generator=made)
+        batches.append(KeyedJaggedTensor(keys, ids.to(device), lengths=lengths))
+    return itertools.cycle(batches)
+
+
 def lookup_seconds(load: Load, device: torch.device) -> float:
     """Forward, backward and update of one rank's tables, nothing exchanged."""
     gc.collect()  # the tables of the load before: they are in reference cycles
@@ -116,13 +129,9 @@ def lookup_seconds(load: Load, device: torch.device) -> float:
     plan = plan_of(ShardingType.TABLE_WISE, configs, [0], device.type)
     collection = EmbeddingBagCollection(tables=configs, device="meta")
     sharded = EmbeddingBagCollectionSharder(FUSED).shard(collection, plan, ShardingEnv.from_local(1, 0), device)
-    count = load.tables * load.batch
-    ids = torch.randint(0, load.rows, (count * load.bag,), generator=torch.Generator().manual_seed(0)).to(device)
-    kjt = KeyedJaggedTensor(
-        [f"f{n}" for n in range(load.tables)], ids, lengths=torch.full((count,), load.bag).to(device)
-    )
+    batches = batches_of(load, 0, device)
     grad = torch.full((load.batch, sum(widths_of(load.tables, load.dim))), 1e-3, device=device)
-    return seconds_of(lambda: sharded(kjt).wait().values().backward(grad), device, busy_clock(device))
+    return seconds_of(lambda: sharded(next(batches)).wait().values().backward(grad), device, busy_clock(device))
 
 
 def exchange_seconds(
@@ -166,8 +175,6 @@ def step_seconds(
     sharded = EmbeddingBagCollectionSharder(FUSED).shard(
         collection, plan, ShardingEnv.from_process_group(group), device
     )
-    count = STEP_TABLES * batch
-    ids = torch.randint(0, ROWS, (count * bag,), generator=torch.Generator().manual_seed(group.rank())).to(device)
-    kjt = KeyedJaggedTensor([f"f{n}" for n in range(STEP_TABLES)], ids, lengths=torch.full((count,), bag).to(device))
+    batches = batches_of(Load(STEP_TABLES, ROWS, dim, batch, bag), group.rank(), device)
     grad = torch.full((batch, sum(widths_of(STEP_TABLES, dim))), 1e-3, device=device)
-    return seconds_of(lambda: sharded(kjt).wait().values().backward(grad), device, busy_clock(device))
+    return seconds_of(lambda: sharded(next(batches)).wait().values().backward(grad), device, busy_clock(device))

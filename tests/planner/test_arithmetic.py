@@ -204,7 +204,7 @@ def test_seconds_of_synchronisation_by_hand(every: int, hosts: list[int]) -> Non
     """Two groups of two ranks; figures of the device that tell each term by its size."""
     topology = Topology(4, "cpu", hosts=hosts)
     speeds = {"inter_host_bw": 10.0, "intra_host_bw": 100.0, "sort_s": 7.0, "replica_bw": 3.0, "memory_bw": 5.0}
-    topology = topology.with_device(replace(topology.device, collective_s=1000.0, **speeds))
+    topology = topology.with_device(replace(topology.device, collective_s=1000.0, begin_s=500.0, **speeds))
     layout = GroupLayout(4, 2)
     own = group_topology(topology, layout)
     result = plan_tables([table("t", 1000, 16)], own, batch_size=16, sharder=SHARDER)
@@ -222,7 +222,7 @@ def test_seconds_of_synchronisation_by_hand(every: int, hosts: list[int]) -> Non
         numbers = touched(2 * every * one.ids / 2) * (64 + one.state_row_bytes + 16 * one.state_element_bytes)
         moved, work = n * 8 + numbers, 2 * n * 7.0 + 2 * numbers / 5.0
     assert found.sync_bytes == pytest.approx(moved / every)
-    assert found.sync_s == pytest.approx((moved / link + work) / every + 2000 / every)
+    assert found.sync_s == pytest.approx((moved / link + work) / every + 3000 / every)
     assert found.step_s == result.estimate.worst_s + found.sync_s
     replicated = grouped(replace(result, plan=plan_of("data_parallel", 1000, 16, [0, 1])), layout, topology, every)
     rows = 1000 * (1 - math.exp(-one.ids / 1000))

@@ -52,6 +52,24 @@ def test_a_step_waits_for_the_slowest_rank_of_every_exchange():
     assert estimate([0, 0]).lookup_ratio == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "ranks", "collectives"), [("table_wise", 4, 3), ("data_parallel", 4, 2), ("table_wise", 1, 0)]
+)
+def test_a_rank_needs_a_processor_for_its_own_work_and_none_for_a_collective(kind: str, ranks: int, collectives: int):
+    """Of a step only latency stays what it was where two processors are shared; ids cost nothing here."""
+    plain = Topology(ranks, "cpu")
+    nothing = {"id_s": 0.0, "row_s": 0.0, "route_s": 0.0, "sort_s": 0.0, "table_s": 0.0}
+    speeds = {"memory_bw": 1e30, "intra_host_bw": 1e30, "replica_bw": 1e30, "alone": 1.0}
+    fixed = {"step_s": 0.5, "begin_s": 0.25, "collective_s": 8.0}
+    topology = plain.with_device(replace(plain.device, **nothing, **speeds, **fixed))
+    told = {"t": ParameterConstraints(sharding_types=[kind])}
+    found = plan_tables([table("t", 100, 8)], topology, told, batch_size=4, sharder=SHARDER).estimate
+    own = 0.5 + 0.25 * collectives
+    assert found.routing_s == pytest.approx(own) and found.collectives_s == pytest.approx(8.0 * collectives)
+    assert found.step_s == pytest.approx(own + 8.0 * collectives)
+    assert found.step_on(2) == pytest.approx(max(1, ranks / 2) * own + 8.0 * collectives)
+
+
 def test_all_ranks_at_once_is_what_was_measured():
     assert slowdown(4, 4, 4, 0.7) == pytest.approx(1.0)
     assert slowdown(1, 4, 4, 0.7) == pytest.approx(0.7)

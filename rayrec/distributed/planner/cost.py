@@ -34,13 +34,20 @@ def executor_of(sharding_type: str) -> str:
 
 
 def fixed_seconds(executors: frozenset[str], topology: Topology) -> float:
-    """Seconds every rank spends on a step whatever it moves: the step's own, and its collectives' latencies."""
-    device = topology.device
+    """Seconds every rank spends on a step whatever it moves: its own work, and its collectives' latencies."""
+    return own_seconds(executors, topology) + topology.device.collective_s * _collectives(executors, topology)
+
+
+def own_seconds(executors: frozenset[str], topology: Topology) -> float:
+    """What of these a rank works itself, for which it needs a processor: the step's own, and around collectives."""
+    return topology.device.step_s + topology.device.begin_s * _collectives(executors, topology)
+
+
+def _collectives(executors: frozenset[str], topology: Topology) -> int:
+    """How many there are in a step."""
     if topology.world_size == 1:
-        return device.step_s
-    return device.step_s + device.collective_s * (
-        ID_COLLECTIVES[device.kind] + sum(COLLECTIVES[name] for name in executors)
-    )
+        return 0
+    return ID_COLLECTIVES[topology.device.kind] + sum(COLLECTIVES[name] for name in executors)
 
 
 def shared_seconds(table: Table, sharding_type: str, col_cuts: int, row_cuts: int, topology: Topology) -> float:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rayrec.distributed.planner.cost import (
     executor_of,
     fixed_seconds,
+    own_seconds,
     shard_cost,
     shared_seconds,
 )
@@ -34,8 +35,9 @@ class Estimate:
     Args:
         cost_RT: seconds a step, ranks x terms of `Cost`.
         storage_RT: bytes, ranks x terms of `ShardBytes`.
-        collectives_s: seconds every rank spends on starting collectives.
-        routing_s: seconds every rank spends on its own batch, wherever shards are: routing ids, adding partial sums.
+        collectives_s: seconds that every rank's collectives take besides their bytes.
+        routing_s: seconds every rank works on its own batch, wherever shards are: the step's own, starting collectives,
+            routing ids, adding partial sums.
         reserve_R: bytes every rank keeps back.
     """
 
@@ -149,11 +151,12 @@ def evaluate(
             cols, rows = (len(set(cuts)) for cuts in zip(*((s.cols, s.rows) for s in sharding.shards), strict=True))
             shared += shared_seconds(known[path, name], sharding.sharding_type, cols, rows, topology)
             _add(known[path, name], sharding, topology, local_R, cost_RT, storage_RT)
+    own = own_seconds(frozenset(executors), topology)
     return Estimate(
         cost_RT=cost_RT,
         storage_RT=storage_RT,
-        collectives_s=fixed_seconds(frozenset(executors), topology),
-        routing_s=shared,
+        collectives_s=fixed_seconds(frozenset(executors), topology) - own,
+        routing_s=shared + own,
         reserve_R=np.zeros(topology.world_size) if reserve_R is None else reserve_R,
     )
 

@@ -26,7 +26,8 @@ class Device:
         partial_s: seconds more for each bag of such a table, per further row block.
         sort_s: seconds a row number costs where replicas sort the rows that they touched.
         replica_bw: adding up, joining and updating the gradients of those rows, besides the links' time.
-        collective_s: seconds a collective costs besides its bytes, with the host's work around it.
+        collective_s: seconds a collective costs besides its bytes.
+        begin_s: host seconds of work around each collective: packing, starting it, unpacking.
         table_s: host seconds that one shard adds to a step.
         step_s: host seconds of a step, whatever is sharded how, that nothing on the device hides.
         alone: the share of these seconds that a rank's own work takes while the other ranks of its host wait.
@@ -48,6 +49,7 @@ class Device:
     sort_s: float
     replica_bw: float
     collective_s: float
+    begin_s: float
     table_s: float
     step_s: float
     alone: float
@@ -71,6 +73,7 @@ def _gpu(memory_gib: int, memory_tb_s: float, nvlink_gb_s: float, network_gb_s: 
         sort_s=1e-9,
         replica_bw=memory_tb_s * 1e12 / 8,
         collective_s=3e-5,
+        begin_s=0.0,
         table_s=1e-6,
         step_s=0.0,
         alone=1.0,
@@ -101,7 +104,8 @@ DEVICES: dict[str, Device] = {
         partial_s=2e-7,
         sort_s=2e-7,
         replica_bw=4e8,
-        collective_s=2e-4,
+        collective_s=5e-5,
+        begin_s=1.5e-4,
         table_s=5e-6,
         step_s=3e-4,
         alone=0.8,

@@ -98,7 +98,7 @@ def grouped(result: PlanResult, layout: GroupLayout, topology: Topology, sync_ev
             work = replicas * touched * device.sort_s + 2 * numbers / device.memory_bw
         sent[piece.shard.rank] += moved / steps
         seconds[piece.shard.rank] += (moved / bandwidth + work) / steps
-    start = 0.0 if replicas == 1 else 2 * device.collective_s / sync_every
+    start = 0.0 if replicas == 1 else 2 * (device.collective_s + device.begin_s) / sync_every
     return Grouped(layout=layout, result=result, sync_bytes=max(sent), sync_s=max(seconds) + start)
 
 

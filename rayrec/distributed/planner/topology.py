@@ -20,7 +20,7 @@ from rayrec.distributed.planner.hosts import (
 from rayrec.distributed.planner.parts import DeviceHardware, Perf, Storage
 from rayrec.distributed.planner.presets import DEFAULT_GPU, Device, device, preset_of
 
-CALIBRATION_VERSION = 3
+CALIBRATION_VERSION = 4
 MS_PER_S = 1000
 _DEVICE_ARGS = {
     "ddr_mem_bw": "memory_bw",
