@@ -42,3 +42,9 @@ class BufferPool:
         buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         self._buffers.append(buffer)
         return buffer[:num_bytes].view(dtype)
+
+    def picked(self, numbers: torch.Tensor, places: torch.Tensor, unit: int) -> torch.Tensor:
+        """Of `numbers`, seen as rows of `unit`, those of `places` in their order, flat."""
+        out = self.empty(places.numel() * unit, numbers.dtype)
+        torch.index_select(numbers.view(-1, unit), 0, places, out=out.view(-1, unit))
+        return out

@@ -11,7 +11,7 @@ from torch import nn
 
 from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
-from rayrec.distributed.types import Span
+from rayrec.distributed.types import Shard, Span
 from rayrec.modules import BaseEmbeddingConfig
 
 if TYPE_CHECKING:
@@ -38,6 +38,10 @@ class LocalTable:
         """The update inside backward, of a table that has one."""
         assert self.optimizer is not None
         return self.optimizer
+
+    def on(self, rank: int) -> Shard:
+        """The rectangle as a plan has it."""
+        return Shard(table=self.config.name, rows=self.rows, cols=self.cols, rank=rank)
 
 
 @dataclass(frozen=True)

@@ -90,10 +90,7 @@ class ColumnOrder:
 
     def _picked(self, numbers: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Rows of units in the order of `indices`; the very numbers where they are in order."""
-        if self._in_order:
-            return numbers
-        out = self._buffers.empty(indices.numel() * self._unit, numbers.dtype).view(-1, self._unit)
-        return torch.index_select(numbers.view(-1, self._unit), 0, indices, out=out)
+        return numbers if self._in_order else self._buffers.picked(numbers, indices, self._unit)
 
     def _indices(self, batch: int) -> _Indices:
         """Computed once for each batch size; the last of an epoch is the only other one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -221,15 +222,12 @@ def make_tables(setup: Setup[Config], kernels: Sequence[Kernel], routes: Routes)
     local: dict[str, list[LocalShard]] = {table.config.name: [] for table in setup.tables}
     for kernel in kernels:
         for table, weight, state in zip(kernel.tables, kernel.weights(), kernel.states(), strict=True):
-            shard = Shard(table=table.config.name, rows=table.rows, cols=table.cols, rank=place.rank)
             parameter = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
-            local[shard.table].append(LocalShard(shard, parameter, state, kernel.write_back))
+            local[table.config.name].append(LocalShard(table.on(place.rank), parameter, state, kernel.write_back))
     everywhere: dict[str, list[Shard]] = {name: [] for name in local}
     for number, route in enumerate(routes.ranks):
-        for held in route.tables.values():
-            for table in held:
-                shard = Shard(table=table.config.name, rows=table.rows, cols=table.cols, rank=number)
-                everywhere[shard.table].append(shard)
+        for table in chain.from_iterable(route.tables.values()):
+            everywhere[table.config.name].append(table.on(number))
     return {
         config.name: ShardedTable(
             config, everywhere[config.name], local[config.name], place, dense=config.name in dense

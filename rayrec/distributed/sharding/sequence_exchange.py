@@ -83,17 +83,11 @@ class _SequenceMessage:
             return arrived.view(-1, self.exchange.dim)
         source = torch.empty_like(self.units)
         source[self.units] = torch.arange(source.numel(), device=source.device)
-        return self._picked(arrived, source).view(-1, self.exchange.dim)
+        return self.exchange.buffers.picked(arrived, source, self.exchange.unit).view(-1, self.exchange.dim)
 
     def pack_gradients(self, grad: torch.Tensor, piece: int) -> torch.Tensor:
-        return grad.view(-1) if self.units is None else self._picked(grad.view(-1), self.units)
-
-    def _picked(self, numbers: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
-        """Units of flat numbers, in this order."""
-        unit = self.exchange.unit
-        out = self.exchange.buffers.empty(units.numel() * unit, numbers.dtype)
-        torch.index_select(numbers.view(-1, unit), 0, units, out=out.view(-1, unit))
-        return out
+        flat, exchange = grad.view(-1), self.exchange
+        return flat if self.units is None else exchange.buffers.picked(flat, self.units, exchange.unit)
 
     def unpack_gradients(
         self, arrived: torch.Tensor, piece: int, parts: Sequence[torch.Size], grads: Sequence[torch.Tensor]

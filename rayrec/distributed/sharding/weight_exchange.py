@@ -33,23 +33,16 @@ def with_way_back(
 
 class _WayBack(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        sent: torch.Tensor,
-        arrived: torch.Tensor,
-        sent_counts: list[int],
-        arrived_counts: list[int],
-        group: comm.Group,
-    ) -> torch.Tensor:
-        ctx.counts, ctx.group, ctx.like = (sent_counts, arrived_counts), group, (sent.device, sent.dtype)
+    def forward(ctx: Any, sent: torch.Tensor, arrived: torch.Tensor, *way: Any) -> torch.Tensor:
+        ctx.way, ctx.like = way, (sent.device, sent.dtype)
         return arrived.view_as(arrived)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        sent_counts, arrived_counts = ctx.counts
+        sent_counts, arrived_counts, group = ctx.way
         (grad,) = grads
         out = grad.new_empty(sum(sent_counts))
-        comm.all_to_all(out, grad.contiguous(), sent_counts, arrived_counts, ctx.group)()
+        comm.all_to_all(out, grad.contiguous(), sent_counts, arrived_counts, group)()
         # the vectors' gradients came divided by the number of ranks, which averages the tables' updates; the dense
         # parameters behind the weights are averaged by their own means
         return out.mul_(len(sent_counts)).to(*ctx.like), None, None, None, None
