@@ -120,13 +120,13 @@ def shared(*data: Manifest | SharedManifest | Mix | None, sent_whole: int = SENT
     import ray
 
     with ExitStack() as held:
-        folder = Path(held.enter_context(TemporaryDirectory(prefix="rayrec-")))
         holders: dict[int, SharedManifest] = {}
 
         def share(manifest: Any) -> Any:
             if not isinstance(manifest, Manifest) or manifest.nbytes <= sent_whole:
                 return manifest
             if id(manifest) not in holders:
+                folder = Path(held.enter_context(TemporaryDirectory(prefix="rayrec-")))
                 holders[id(manifest)] = found = SharedManifest.of(manifest, folder)
                 held.callback(_end, ray, found.holder)
             return holders[id(manifest)]
