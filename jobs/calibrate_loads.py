@@ -112,7 +112,7 @@ def widths_of(count: int, dim: int) -> list[int]:
 
 
 def batches_of(load: Load, seed: int, device: torch.device) -> Iterator[KeyedJaggedTensor]:
-    """Ids over and over: so many batches that none finds its rows in the caches, as none does in training."""
+    """Unlike batches over and over, so that few rows are in the caches from the round before, as in training."""
     count, made = load.tables * load.batch, torch.Generator().manual_seed(seed)
     keys, lengths = [f"f{n}" for n in range(load.tables)], torch.full((count,), load.bag).to(device)
     batches = []

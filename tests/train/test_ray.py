@@ -146,8 +146,8 @@ def test_prometheus_finds_all_that_the_dashboard_draws(tmp_path: Path) -> None:
     assert {f"ray_{name}" for name in GAUGES} <= wanted, "what is exported is drawn"
     assert scraped(set(), 200), "Ray's agent does not answer"
     environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address, "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-c", DRIVER, str(tmp_path / "config.yaml")]
-    driver = subprocess.Popen(words, env=environment, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-c", DRIVER, str(tmp_path / "config.yaml")]
+    driver = subprocess.Popen(command, env=environment, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         found = scraped(wanted, 200)
     finally:

@@ -35,7 +35,12 @@ def executor_of(sharding_type: str) -> str:
 
 def fixed_seconds(executors: frozenset[str], topology: Topology) -> float:
     """Seconds every rank spends on a step whatever it moves: its own work, and its collectives' latencies."""
-    return own_seconds(executors, topology) + topology.device.collective_s * _collectives(executors, topology)
+    return own_seconds(executors, topology) + latency_seconds(executors, topology)
+
+
+def latency_seconds(executors: frozenset[str], topology: Topology) -> float:
+    """What of these its collectives take, for all ranks at once."""
+    return topology.device.collective_s * _collectives(executors, topology)
 
 
 def own_seconds(executors: frozenset[str], topology: Topology) -> float:

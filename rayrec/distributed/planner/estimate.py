@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rayrec.distributed.planner.cost import (
     executor_of,
-    fixed_seconds,
+    latency_seconds,
     own_seconds,
     shard_cost,
     shared_seconds,
@@ -151,12 +151,11 @@ def evaluate(
             cols, rows = (len(set(cuts)) for cuts in zip(*((s.cols, s.rows) for s in sharding.shards), strict=True))
             shared += shared_seconds(known[path, name], sharding.sharding_type, cols, rows, topology)
             _add(known[path, name], sharding, topology, local_R, cost_RT, storage_RT)
-    own = own_seconds(frozenset(executors), topology)
     return Estimate(
         cost_RT=cost_RT,
         storage_RT=storage_RT,
-        collectives_s=fixed_seconds(frozenset(executors), topology) - own,
-        routing_s=shared + own,
+        collectives_s=latency_seconds(frozenset(executors), topology),
+        routing_s=shared + own_seconds(frozenset(executors), topology),
         reserve_R=np.zeros(topology.world_size) if reserve_R is None else reserve_R,
     )
 
