@@ -39,7 +39,10 @@ class Calibration:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: not a calibration file ({error}); write one with jobs/calibrate.py") from error
         if version != CALIBRATION_VERSION:
-            raise ValueError(f"{path}: calibration version {version!r}; this rayrec reads {CALIBRATION_VERSION}")
+            raise ValueError(
+                f"{path}: calibration version {version!r}; this rayrec reads {CALIBRATION_VERSION}; "
+                "write it again with jobs/calibrate.py"
+            )
         known = set(Device.__dataclass_fields__) - {"kind", "memory_bytes", "host_bytes"}
         if unknown := set(speeds) - known:
             raise ValueError(f"{path}: unknown figures {sorted(unknown)}; known: {sorted(known)}")
