@@ -29,12 +29,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from rayrec.distributed import comm
-from rayrec.distributed.embedding import EmbeddingCollectionSharder
-from rayrec.distributed.embedding_types import EmbeddingComputeKernel
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType, FusedKernel, LocalTable, Lookups, OptimizerSpec
-from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType, Span
+from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, ShardingType, Span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 

@@ -24,8 +24,8 @@ from rayrec.checkpoint import CheckpointStore
 from rayrec.checkpoint.weights import CheckpointWeights
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan, comm
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.sharding.cuts import by_cols, by_rows, whole
-from rayrec.distributed.types import ParameterSharding, Shard
+from rayrec.distributed.plan.cuts import by_cols, by_rows, whole
+from rayrec.distributed.plan.shards import ParameterSharding, Shard
 from rayrec.inference import Trained, Wanted, export
 from rayrec.inference.graph import Inputs
 from rayrec.models import DLRM, Batch

@@ -23,11 +23,12 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import comm
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed.executors import pooled as tiers
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.sharding import tiers
-from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 

@@ -14,10 +14,9 @@ import time
 
 import torch
 
-from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel import EmbOptimType, FusedKernel, LocalTable, Lookups, OptimizerSpec
 from rayrec.distributed.kernel.layout_choice import MOST_ROUNDS, WARM_UP
-from rayrec.distributed.types import Span
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import EmbeddingBagConfig
 
 TABLES, ROWS, DIM, TURNS = 26, 100_000, 64, 120

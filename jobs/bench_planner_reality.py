@@ -21,13 +21,15 @@ import torch.multiprocessing as mp
 from calibrate_loads import configs_of
 
 from rayrec.distributed import comm
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
 from rayrec.distributed.planner import ParameterConstraints, PlanResult, Topology, plan_tables
 from rayrec.distributed.planner.estimate import evaluate
 from rayrec.distributed.planner.storage import reserve_bytes
-from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan, ShardingType
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.sparse import KeyedJaggedTensor
 

@@ -28,8 +28,8 @@ from rayrec.checkpoint import CheckpointStore, Saving
 from rayrec.checkpoint.folder import LocalFolder
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan, comm
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.types import ParameterSharding, ShardingType
+from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 

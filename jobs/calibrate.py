@@ -43,12 +43,13 @@ from calibrate_loads import (
 )
 
 from rayrec.distributed import comm
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner import ParameterConstraints, Topology, plan_tables
 from rayrec.distributed.planner.cost import COLLECTIVES, ID_COLLECTIVES, distinct
 from rayrec.distributed.planner.estimate import Estimate, evaluate
 from rayrec.distributed.planner.topology import CALIBRATION_VERSION
-from rayrec.distributed.types import ShardingPlan, ShardingType
 
 
 def alone_share(group: dist.ProcessGroup, device: torch.device) -> float:

@@ -23,10 +23,10 @@ import torch.multiprocessing as mp
 from calibrate_loads import FUSED, configs_of
 
 from rayrec.distributed import comm
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.planner import ParameterConstraints, Topology, plan_tables
 from rayrec.distributed.planner.calibration import Calibration
-from rayrec.distributed.types import ShardingEnv
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.sparse import KeyedJaggedTensor
 

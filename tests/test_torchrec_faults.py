@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from rayrec.distributed import DataLoadingThread, EmbeddingBagCollectionSharder
+from rayrec.distributed import EmbeddingBagCollectionSharder
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from rayrec.distributed.planner.storage_reservations import FixedAbsoluteStorageReservation
 from rayrec.metrics import BinaryMetrics, NumberMetrics
@@ -31,6 +31,7 @@ from rayrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
+from rayrec.torchrec.distributed.train_pipeline import DataLoadingThread
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.session import session_alone
 from tests.train.small import Silent, make_job, raw_config, write_all

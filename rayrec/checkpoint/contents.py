@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from rayrec.checkpoint import table_state
 from rayrec.checkpoint.rectangles import Rectangles
 from rayrec.distributed import DistributedModelParallel
-from rayrec.distributed.replicas.collection import DMPCollection
-from rayrec.distributed.sharding.parameters import ShardedTable
+from rayrec.distributed.collections.sharded_table import ShardedTable
+from rayrec.distributed.dmp_collection import DMPCollection
 
 TABLE, TABLE_STATE, DENSE, DENSE_STATE = "table", "table_state", "dense", "dense_state"
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from rayrec.checkpoint.rectangles import Rectangle, Rectangles
-from rayrec.distributed.sharding.parameters import ShardedTable
-from rayrec.distributed.types import Shard, Span
+from rayrec.distributed.collections.sharded_table import ShardedTable
+from rayrec.distributed.plan.shards import Shard, Span
 
 
 def unit_width(dim: int, shards: Iterable[Shard]) -> int:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rayrec.checkpoint import row_state
 from rayrec.checkpoint.rectangles import Rectangle, Rectangles
-from rayrec.distributed.sharding.parameters import ShardedTable
+from rayrec.distributed.collections.sharded_table import ShardedTable
 
 Finish = Callable[[], object]
 

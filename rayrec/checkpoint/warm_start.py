@@ -12,7 +12,7 @@ from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangle, Rectangles
 from rayrec.checkpoint.store import Checkpoint, CheckpointStore
 from rayrec.distributed import DistributedModelParallel, comm
-from rayrec.distributed.sharding.parameters import ShardedTable
+from rayrec.distributed.collections.sharded_table import ShardedTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

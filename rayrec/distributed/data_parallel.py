@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.comm import mean_of_gradients
-from rayrec.distributed.sharding.parameters import ShardedTable
-from rayrec.distributed.types import ShardingEnv
+from rayrec.distributed.comm.env import ShardingEnv
 
 if TYPE_CHECKING:
     from rayrec.distributed.model_parallel import DistributedModelParallel

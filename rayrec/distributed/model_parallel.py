@@ -11,19 +11,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rayrec.distributed.collection_sharder import default_device
+from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.sharded_table import ShardedTable
+from rayrec.distributed.collections.sharder import default_device
 from rayrec.distributed.comm import all_gather_uneven
+from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.data_parallel import (
     DataParallelWrapper,
     DefaultDataParallelWrapper,
     get_module,
     get_unwrapped_module,
 )
-from rayrec.distributed.embedding import EmbeddingCollectionSharder
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.distributed.kernel import Kernel
-from rayrec.distributed.sharding.parameters import ShardedTable
-from rayrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
+from rayrec.distributed.plan.module_sharder import ModuleSharder
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.modules.mc_modules import ManagedCollisionModule
 from rayrec.optim import CombinedOptimizer, in_backward_optimizer_filter
 
@@ -232,12 +234,3 @@ def materialize(module: nn.Module, device: torch.device) -> None:
         sub.to_empty(device=device, recurse=False)
         reset()
     module.to(device)
-
-
-def __getattr__(name: str) -> Any:
-    """`DMPCollection`, which is built on this module, imported when it is asked for."""
-    if name == "DMPCollection":
-        from rayrec.distributed.replicas.collection import DMPCollection
-
-        return DMPCollection
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

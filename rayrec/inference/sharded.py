@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from rayrec.distributed import comm
-from rayrec.distributed.sharding.cuts import by_rows, whole
-from rayrec.distributed.types import Shard, ShardingPlan
+from rayrec.distributed.plan.cuts import by_rows, whole
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import Shard
 from rayrec.inference.sharded_route import Ids, Route
 from rayrec.inference.sharded_tables import check_shards, own_bags, own_sequences
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType

@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.types import Shard, Span
+from rayrec.distributed.plan.shards import Shard, Span
 from rayrec.quant.layout import TableConfig
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from rayrec.distributed.types import Shard, Span
+from rayrec.distributed.plan.shards import Shard, Span
 from rayrec.inference.sharded_route import Route, Stream
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.quant import EmbeddingBagCollection, EmbeddingCollection, TableFormat, TablePlace

@@ -28,7 +28,7 @@ __all__ = [
 
 
 class ShardingType(Enum):
-    """How a table is cut, as code for inference names it; training has `rayrec.distributed.types.ShardingType`."""
+    """How a table is cut, as code for inference names it; plans have `ShardingType` of `rayrec.distributed`."""
 
     DATA_PARALLEL = "data_parallel"
     TABLE_WISE = "table_wise"

@@ -13,15 +13,16 @@ import torch
 from torch import nn
 
 from rayrec.data.mapping.mapping import rows_of_tables
-from rayrec.distributed.embedding import EmbeddingCollectionSharder
-from rayrec.distributed.embedding_types import EmbeddingComputeKernel
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.comm.wire import FORMATS, Codec
 from rayrec.distributed.kernel import RULES
+from rayrec.distributed.plan.module_sharder import ModuleSharder
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import CacheParams, EmbeddingComputeKernel
 from rayrec.distributed.planner.calibration import Calibration
 from rayrec.distributed.planner.estimate import Estimate
 from rayrec.distributed.planner.types import Cost, ParameterConstraints
-from rayrec.distributed.types import CacheParams, ModuleSharder, ShardingPlan
-from rayrec.distributed.wire import FORMATS, Codec
 from rayrec.models import MODELS
 from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
 from rayrec.optim import GradientClipping, GradientClippingOptimizer, KeyedOptimizer, KeyedOptimizerWrapper

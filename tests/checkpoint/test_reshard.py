@@ -13,7 +13,7 @@ import torch.distributed as dist
 from rayrec.checkpoint import CheckpointStore
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.types import ParameterSharding, Shard, ShardingType, Span
+from rayrec.distributed.plan.shards import ParameterSharding, Shard, ShardingType, Span
 from rayrec.models import DLRM
 from tests.checkpoint.test_store import adam, tables, train
 from tests.device import DEVICE

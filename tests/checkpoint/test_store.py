@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rayrec.checkpoint import CheckpointStore
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.types import ShardingType
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.optim import PartialRowWiseAdam

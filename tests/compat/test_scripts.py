@@ -46,7 +46,7 @@ STATES = json.loads((RECORDED / "states.json").read_text(encoding="utf-8"))
 
 
 def resumed(group: dist.ProcessGroup, folder: str, cuts: str, kind: Any = None) -> Any:
-    from rayrec.distributed import sharding_plan as by
+    from rayrec.torchrec.distributed import sharding_plan as by
 
     world = group.size()
     generators = {

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.comm import count_collectives
-from rayrec.distributed.embedding import EmbeddingCollectionSharder
+from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.types import ModuleSharding, ShardingEnv
+from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.modules import EmbeddingCollection
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 from tests.device import DEVICE

@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.types import ModuleSharding, ParameterSharding, ShardingEnv, ShardingType
-from rayrec.distributed.wire import Codec
+from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed.plan.sharding_plan import ModuleSharding
+from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
 from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.optim import in_backward_optimizer_filter
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor

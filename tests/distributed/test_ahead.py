@@ -6,8 +6,8 @@ import itertools
 
 import torch
 
-from rayrec.distributed.awaitable import NoWait
-from rayrec.distributed.sharding.input_dist import InputDist
+from rayrec.distributed.comm.awaitable import NoWait
+from rayrec.distributed.ids.input_dist import InputDist
 from rayrec.sparse import KeyedJaggedTensor
 
 

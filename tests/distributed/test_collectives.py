@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import comm
-from rayrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result, is_leader, run_on_leader
+from rayrec.distributed.comm import call_on_rank as invoke_on_rank_and_broadcast_result
+from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.comm.host_link import KEPT_BYTES, LEAST_BYTES, HostLink, Slot, UnlikeExchanges
 from rayrec.distributed.comm.local_ranks import RANKS, SIZES
-from rayrec.distributed.sharding.place import Hosts, Place, find_hosts
-from rayrec.distributed.types import ShardingEnv
+from rayrec.distributed.comm.place import Hosts, Place, find_hosts
+from rayrec.torchrec.distributed.collective_utils import is_leader, run_on_leader
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")

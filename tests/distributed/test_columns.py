@@ -11,14 +11,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.buffers import BufferPool
+from rayrec.distributed.comm.buffers import BufferPool
+from rayrec.distributed.ids.routes import Routes, make_routes
 from rayrec.distributed.kernel import LocalTable
-from rayrec.distributed.sharding.column_order import ColumnOrder
-from rayrec.distributed.sharding.columns import ColumnMap, Run, across_hosts, columns_of, inside_host, union
-from rayrec.distributed.sharding.cuts import CUTS, blocks, even_widths
-from rayrec.distributed.sharding.routing import Routes, make_routes
-from rayrec.distributed.table_sharding import DEFAULT_LOAD_FACTOR
-from rayrec.distributed.types import CacheParams, ParameterSharding, Shard, ShardingType, Span
+from rayrec.distributed.plan.cuts import CUTS, blocks, even_widths
+from rayrec.distributed.plan.shards import (
+    DEFAULT_LOAD_FACTOR,
+    CacheParams,
+    ParameterSharding,
+    Shard,
+    ShardingType,
+    Span,
+)
+from rayrec.distributed.vectors.column_order import ColumnOrder
+from rayrec.distributed.vectors.columns import ColumnMap, Run, across_hosts, columns_of, inside_host, union
 from rayrec.modules import EmbeddingBagConfig
 
 CPU = torch.device("cpu")

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.types import ModuleSharding, ShardingType
+from rayrec.distributed.plan.sharding_plan import ModuleSharding
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE, drawn

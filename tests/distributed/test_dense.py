@@ -21,7 +21,8 @@ from rayrec.distributed import (
 )
 from rayrec.distributed.comm import count_collectives
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.types import ModuleSharding, ShardingType
+from rayrec.distributed.plan.sharding_plan import ModuleSharding
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import (
     DataType,
     EmbeddingBagCollection,

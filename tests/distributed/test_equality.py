@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.types import ModuleSharding, ParameterSharding, Shard, ShardingType, Span
+from rayrec.distributed.plan.sharding_plan import ModuleSharding
+from rayrec.distributed.plan.shards import ParameterSharding, Shard, ShardingType, Span
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from tests.distributed.oracle import cut, draw_kjt, join, train_plain, train_sharded
 from tests.ranks import on_ranks

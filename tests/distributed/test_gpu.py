@@ -14,10 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.types import CacheParams, ParameterSharding, ShardingEnv, ShardingType
+from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed.plan.shards import CacheParams, ParameterSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from tests.distributed.oracle import draw_kjt, make_dense_optimizer, make_optimizer, targets, train_plain
 from tests.ranks import on_ranks

@@ -10,24 +10,17 @@ import torch
 from torch import nn
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 
-from rayrec.distributed import sharding_plan as by
-from rayrec.distributed.collection_sharder import BaseEmbeddingSharder
-from rayrec.distributed.embedding import EmbeddingCollectionSharder
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
-from rayrec.distributed.shard import shard, shard_modules
-from rayrec.distributed.types import (
-    CacheParams,
-    EmbeddingModuleShardingPlan,
-    ModuleSharder,
-    ParameterSharding,
-    Shard,
-    ShardingEnv,
-    ShardingPlan,
-    ShardingType,
-    Span,
-)
+from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from rayrec.distributed.collections.sharder import BaseEmbeddingSharder
+from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed.plan.module_sharder import ModuleSharder
+from rayrec.distributed.plan.sharding_plan import EmbeddingModuleShardingPlan, ShardingPlan
+from rayrec.distributed.plan.shards import CacheParams, ParameterSharding, Shard, ShardingType, Span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.distributed import sharding_plan as by
+from rayrec.torchrec.distributed.shard import shard, shard_modules
 
 CPU = torch.device("cpu")
 T = ShardingType

@@ -19,10 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
-from rayrec.distributed.sharding import tiers
-from rayrec.distributed.sharding.place import _size_of_each
-from rayrec.distributed.types import ModuleSharding, ShardingType
-from rayrec.distributed.wire import BF16, FP16, Codec, NumberFormat, int8_rows
+from rayrec.distributed.comm.place import _size_of_each
+from rayrec.distributed.comm.wire import BF16, FP16, Codec, NumberFormat, int8_rows
+from rayrec.distributed.executors import pooled as tiers
+from rayrec.distributed.plan.sharding_plan import ModuleSharding
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE, drawn, exchanges

@@ -9,13 +9,14 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.comm import count_collectives
-from rayrec.distributed.embedding import EmbeddingCollectionSharder
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from rayrec.distributed.sharding.gpu_transport import GpuTransport
-from rayrec.distributed.sharding.id_message import BATCH, GROUPS, VALUES, Ids
-from rayrec.distributed.sharding.id_transport import IdTransport
-from rayrec.distributed.types import ShardingEnv, ShardingType
+from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed.ids.cpu_transport import IdTransport
+from rayrec.distributed.ids.gpu_transport import GpuTransport
+from rayrec.distributed.ids.message import BATCH, GROUPS, VALUES, Ids
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from tests.distributed.oracle import cut, draw_kjt
 from tests.ranks import on_ranks

@@ -9,14 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel import RULES, LocalTable, Lookups, OptimizerSpec, RowGroups, make_vector_kernel, rule_of
 from rayrec.distributed.kernel.dense import DenseKernel
 from rayrec.distributed.kernel.optimizer_rules import DecayMode, make_state
 from rayrec.distributed.kernel.optimizer_spec import twin
 from rayrec.distributed.kernel.recording import RecordingKernel
 from rayrec.distributed.kernel.rows import RowKernel
-from rayrec.distributed.types import Span
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import EmbeddingBagConfig
 
 CPU = torch.device("cpu")

@@ -16,18 +16,11 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
-from rayrec.distributed import utils as helpers
-from rayrec.distributed.awaitable import (
-    Awaitable,
-    Deferred,
-    DeviceToHostTensorAwaitable,
-    GetItemLazyAwaitable,
-    LazyAwaitable,
-    LazyGetItemMixin,
-    LazyNoWait,
-    NoWait,
-)
-from rayrec.distributed.collection_sharder import CollectionSharder
+from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
+from rayrec.distributed.collections.sharder import CollectionSharder
+from rayrec.distributed.collections.variable_batch import Examples, same_size
+from rayrec.distributed.comm.awaitable import Awaitable, Deferred, LazyAwaitable, NoWait
+from rayrec.distributed.comm.wire import FP16, Codec
 from rayrec.distributed.data_parallel import (
     DataParallelWrapper,
     DefaultDataParallelWrapper,
@@ -35,21 +28,21 @@ from rayrec.distributed.data_parallel import (
     get_unwrapped_module,
     table_parameters,
 )
-from rayrec.distributed.embedding import EmbeddingCollectionSharder
-from rayrec.distributed.embedding_types import (
-    EmbeddingComputeKernel,
-    GroupedEmbeddingConfig,
-    KJTList,
-    ShardedEmbeddingTable,
-)
+from rayrec.distributed.ids.check import IdCheck
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.sharding.id_check import IdCheck
-from rayrec.distributed.sharding.variable_batch import Examples, same_size
-from rayrec.distributed.types import ModuleSharding, ParameterSharding, ShardingType
-from rayrec.distributed.wire import FP16, Codec
+from rayrec.distributed.plan.sharding_plan import ModuleSharding
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, PoolingType
 from rayrec.optim import apply_optimizer_in_backward
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.distributed import utils as helpers
+from rayrec.torchrec.distributed.embedding_types import GroupedEmbeddingConfig, KJTList, ShardedEmbeddingTable
+from rayrec.torchrec.distributed.types import (
+    DeviceToHostTensorAwaitable,
+    GetItemLazyAwaitable,
+    LazyGetItemMixin,
+    LazyNoWait,
+)
 from tests.device import DEVICE
 from tests.distributed.oracle import cut
 from tests.ranks import on_ranks

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv
+from rayrec.distributed.collections.fused_optimizer import ScaledGradients
+from rayrec.distributed.comm.wire import FP16, Codec
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.optimizer_handle import ScaledGradients
-from rayrec.distributed.types import ShardingType
-from rayrec.distributed.wire import FP16, Codec
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE

@@ -11,11 +11,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed.comm.wire import BF16, FP16, FP32, Codec, NumberFormat, fp8_rows, int8_rows
 from rayrec.distributed.kernel import RULES, EmbOptimType
 from rayrec.distributed.kernel.optimizer_rules import DecayMode
-from rayrec.distributed.types import ModuleSharding, ShardingEnv, ShardingType
-from rayrec.distributed.wire import BF16, FP16, FP32, Codec, NumberFormat, fp8_rows, int8_rows
+from rayrec.distributed.plan.sharding_plan import ModuleSharding
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
+from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.comm import count_bytes
-from rayrec.distributed.embedding import EmbeddingCollectionSharder
-from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+from rayrec.distributed.dmp_collection import DMPCollection, ShardingStrategy
 from rayrec.distributed.kernel import RULES, OptimizerSpec, check_trainable
-from rayrec.distributed.model_parallel import DMPCollection
-from rayrec.distributed.replicas.meeting import Replicas
-from rayrec.distributed.types import ModuleSharding, ShardingStrategy, ShardingType
+from rayrec.distributed.plan.sharding_plan import ModuleSharding
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
+from rayrec.distributed.replicas.gradients import Replicas
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE

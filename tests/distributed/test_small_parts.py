@@ -9,25 +9,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.buffers import MOST_BUFFERS, SMALL_BYTES, BufferPool
-from rayrec.distributed.embedding_types import EmbeddingComputeKernel
-from rayrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from rayrec.distributed.comm.buffers import MOST_BUFFERS, SMALL_BYTES, BufferPool
+from rayrec.distributed.comm.wire import FORMATS, NumberFormat, fp8_rows, int8_rows
 from rayrec.distributed.kernel import RULES, OptimizerSpec, pooling_group, vector_group
 from rayrec.distributed.kernel.choice import _fbgemm_trains, check_trainable
 from rayrec.distributed.kernel.padding import padded
 from rayrec.distributed.kernel.rounding import rounded
 from rayrec.distributed.kernel.stacking import Stack, parts_of, stacks_of
 from rayrec.distributed.kernel.tables import LocalTable, Lookups
-from rayrec.distributed.types import Span
-from rayrec.distributed.utils import (
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
+from rayrec.modules import DataType, EmbeddingBagConfig
+from rayrec.torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from rayrec.torchrec.distributed.utils import (
     add_prefix_to_state_dict,
     append_prefix,
     filter_state_dict,
     merge_fused_params,
     none_throws,
 )
-from rayrec.distributed.wire import FORMATS, NumberFormat, fp8_rows, int8_rows
-from rayrec.modules import DataType, EmbeddingBagConfig
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")  # the GPU is only named: nothing is computed there
 K = EmbeddingComputeKernel

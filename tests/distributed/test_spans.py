@@ -9,12 +9,12 @@ import torch
 from torch.distributed import ProcessGroup
 
 from rayrec.distributed import comm
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from rayrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
-from rayrec.distributed.spans import EXCHANGE, IDS, LOOKUP, ROUTE, VECTORS, span, told
-from rayrec.distributed.types import ShardingEnv
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed.comm.trace import EXCHANGE, IDS, LOOKUP, ROUTE, VECTORS, span, told
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from tests.ranks import on_ranks
 
 Heard = list[tuple[str, float, float]]

@@ -9,11 +9,11 @@ from itertools import count
 import pytest
 import torch
 
-from rayrec.distributed.embedding_types import EmbeddingComputeKernel
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType, FusedKernel, LocalTable, Lookups, OptimizerSpec
 from rayrec.distributed.kernel.layout_choice import AGAIN, MOST_ROUNDS, ROUNDS, WARM_UP, LayoutChoice, Way, fastest
-from rayrec.distributed.types import ParameterSharding, Shard, ShardingEnv, Span
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, Shard, Span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 
 ROWS = [3, 5, 4, 2, 6]

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
+from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.comm import count_collectives
-from rayrec.distributed.embedding import EmbeddingCollectionSharder
-from rayrec.distributed.train_pipeline import TrainPipeline
-from rayrec.distributed.types import ShardingType
+from rayrec.distributed.pipeline import TrainPipeline
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.distributed import train_pipeline as home
-from rayrec.distributed.train_pipeline.pipeline import _one_ahead
-from rayrec.distributed.train_pipeline.train_pipelines import TrainPipelineSemiSync
+from rayrec.distributed.pipeline import _one_ahead
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.distributed import train_pipeline as home
+from rayrec.torchrec.distributed.train_pipeline.train_pipelines import TrainPipelineSemiSync
 
 CPU = torch.device("cpu")
 OURS = {"execute_all_batches": True, "apply_jit": False, "pipeline_postproc": True}

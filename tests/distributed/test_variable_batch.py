@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.types import ModuleSharding, ShardingType
+from rayrec.distributed.plan.sharding_plan import ModuleSharding
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.kernel import RULES, FusedKernel, OptimizerSpec
 from rayrec.distributed.kernel import optimizer_rules as rules
 from rayrec.distributed.kernel.padding import Padding, padded
-from rayrec.distributed.sharding.cuts import even_widths
-from rayrec.distributed.types import ShardingEnv, ShardingType
+from rayrec.distributed.plan.cuts import even_widths
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig
 from tests.distributed.oracle import cut, draw_kjt, train_plain
 from tests.distributed.test_properties import assert_same

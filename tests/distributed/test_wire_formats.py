@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
+from rayrec.distributed.comm.wire import BF16, FP8, FP8_WIDE, FP16, FP32, Codec, NumberFormat, fp8_rows, int8_rows
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.kernel.number_formats import decode, encode, message_dtype
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner import Topology
 from rayrec.distributed.planner.cost import shard_cost
 from rayrec.distributed.planner.tables import find_tables, planner_tables
-from rayrec.distributed.types import ShardingType
-from rayrec.distributed.wire import BF16, FP8, FP8_WIDE, FP16, FP32, Codec, NumberFormat, fp8_rows, int8_rows
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.types import ModuleSharding, ParameterSharding, Shard, ShardingType, Span
+from rayrec.distributed.plan.sharding_plan import ModuleSharding
+from rayrec.distributed.plan.shards import ParameterSharding, Shard, ShardingType, Span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import cut

@@ -167,7 +167,7 @@ def crossing_s() -> float:
 def compare(cases: list[dict[str, Any]], packages: list[str], steps: int) -> Iterator[dict[str, Any]]:
     """All cases and packages in turns, step by step. For each case medians of the host's milliseconds and of their
     ratios, to TorchRec and to the first case, and what the last step did."""
-    from rayrec.distributed.sharding import vector_exchange
+    from rayrec.distributed.vectors import pooled_exchange as vector_exchange
     from tests.dryrun.cases import fake_world
     from tests.dryrun.tensors import Watch
 

@@ -11,13 +11,15 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import comm
-from rayrec.distributed.awaitable import Awaitable
-from rayrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from rayrec.distributed.comm.awaitable import Awaitable
+from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.model_parallel import DistributedModelParallel
-from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan, ShardingType
+from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.dryrun.book import BOOK

@@ -32,7 +32,9 @@ def pretend() -> None:
     fbgemm = stub_tbe()
     stub_ddp_collective()
     import rayrec
-    from rayrec.distributed import comm, embedding, embeddingbag, model_parallel
+    from rayrec.distributed import comm, model_parallel
+    from rayrec.distributed.collections import embedding
+    from rayrec.distributed.collections import embedding_bag as embeddingbag
 
     made = comm.host_group
 

@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import comm
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner import ParameterConstraints, PlanResult, Topology, plan_tables
 from rayrec.distributed.planner.exchange import bytes_into_hosts
-from rayrec.distributed.types import ShardingEnv, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 

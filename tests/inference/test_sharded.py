@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, KeyedJaggedTensor, PoolingType
-from rayrec.distributed.sharding.cuts import by_cols, by_grid, by_rows, whole
-from rayrec.distributed.types import Shard, Span
+from rayrec.distributed.plan.cuts import by_cols, by_grid, by_rows, whole
+from rayrec.distributed.plan.shards import Shard, Span
 from rayrec.inference import quantize_inference_model, read_exported_tables, shard_quant_model
 from rayrec.modules import EmbeddingConfig
 from rayrec.train.build import model as model_of

@@ -13,7 +13,7 @@ from torch import nn
 
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.types import ShardingType
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import DCN, DLRM, MODELS, Batch, DeepFM
 from rayrec.models.interaction import InteractionArch
 from rayrec.modules import EmbeddingBagConfig

@@ -49,8 +49,8 @@ def test_what_is_drawn_is_python(tmp_path: Path) -> None:
 
 def test_what_only_checks_or_saves_memory_is_equivalent() -> None:
     zipped = "`for a, b in zip(x, y, strict=True):` → `for a, b in zip(x, y, strict=False):`"
-    assert "only checks" in str(why_equivalent("rayrec/distributed/types.py", zipped))
-    assert why_equivalent("rayrec/distributed/sharding_plan.py", zipped) is None
+    assert "only checks" in str(why_equivalent("rayrec/distributed/plan/sharding_plan.py", zipped))
+    assert why_equivalent("rayrec/torchrec/distributed/sharding_plan.py", zipped) is None
     assert why_equivalent("rayrec/a.py", zipped.replace("in zip(x, y", "in f(x")) is None
     fields = "`@dataclass(frozen=True, slots=True)` → `@dataclass(frozen=True, slots=False)`"
     assert "memory" in str(why_equivalent("rayrec/a.py", fields))

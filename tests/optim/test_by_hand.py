@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv
-from rayrec.distributed.types import ShardingType
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE

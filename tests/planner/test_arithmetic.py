@@ -14,6 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
 from rayrec.distributed.planner import NoPlanError, Topology, diff, plan_tables
 from rayrec.distributed.planner.bound import _pigeonhole, lower_bound, make_choices
 from rayrec.distributed.planner.calibration import Calibration
@@ -36,8 +39,6 @@ from rayrec.distributed.planner.topology import CALIBRATION_VERSION
 from rayrec.distributed.planner.types import PlannerError, Table
 from rayrec.distributed.planner.whatif import _least
 from rayrec.distributed.replicas.layout import GroupLayout
-from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType
 from tests.planner.problems import SHARDER, table
 
 plain = settings(deadline=None, max_examples=40)

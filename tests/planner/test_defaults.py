@@ -20,7 +20,7 @@ from rayrec.distributed.planner.presets import device
 from rayrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
 from rayrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 from rayrec.distributed.planner.types import Cost, ParameterConstraints, ShardBytes
-from rayrec.distributed.types import PipelineType
+from rayrec.torchrec.distributed.types import PipelineType
 from tests.planner.problems import SHARDER, table
 
 PLANNED = plan_tables([table("t")], Topology(1, "cpu"), sharder=SHARDER)

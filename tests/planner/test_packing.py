@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rayrec.distributed.plan.shards import Span
 from rayrec.distributed.planner import Topology
 from rayrec.distributed.planner.bound import Choices
 from rayrec.distributed.planner.choosing import choose
@@ -18,7 +19,6 @@ from rayrec.distributed.planner.problem import Problem
 from rayrec.distributed.planner.refine import refine
 from rayrec.distributed.planner.search import _lookup_ratio, _pack
 from rayrec.distributed.planner.types import Table
-from rayrec.distributed.types import Span
 from tests.planner.test_by_hand import TABLE
 
 Numbers = float | Sequence[float]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from rayrec.distributed.planner.bases import ShardEstimator
 from rayrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -20,7 +21,6 @@ from rayrec.distributed.planner.stats import NoopEmbeddingStats
 from rayrec.distributed.planner.storage import shard_storage
 from rayrec.distributed.planner.tables import dense_bytes, find_tables, for_world, planner_tables
 from rayrec.distributed.planner.types import PlannerError
-from rayrec.distributed.types import ShardingPlan
 from rayrec.modules import EmbeddingBagCollection
 from tests.planner.problems import KINDS, SHARDER, collection, table
 from tests.planner.test_by_hand import TABLE, TOPOLOGY

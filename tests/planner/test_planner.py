@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from rayrec.distributed.ids.routes import make_routes
 from rayrec.distributed.kernel import pooling_group, vector_group
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import CacheParams, ShardingType
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology, plan_tables
 from rayrec.distributed.planner.bases import PerfModel, Stats
 from rayrec.distributed.planner.cost import shard_cost
@@ -16,8 +19,6 @@ from rayrec.distributed.planner.parts import PlannerError, Proposal
 from rayrec.distributed.planner.proposers import GridSearchProposer, Proposer, UniformProposer
 from rayrec.distributed.planner.types import NoPlanError, ParameterConstraints, ShardBytes
 from rayrec.distributed.planner.whatif import fits
-from rayrec.distributed.sharding.routing import make_routes
-from rayrec.distributed.types import CacheParams, ShardingPlan, ShardingType
 from tests.planner.problems import KINDS, SHARDER, collection, drawn, table
 from tests.ranks import Ranks
 

@@ -8,7 +8,10 @@ import re
 import pytest
 from torch import nn
 
-from rayrec.distributed.embedding import EmbeddingCollectionSharder
+from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
+from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import ParameterSharding, ShardingType, Span
 from rayrec.distributed.planner import (
     EmbeddingShardingPlanner,
     NoPlanError,
@@ -20,8 +23,6 @@ from rayrec.distributed.planner import (
     plan_tables,
     write_html,
 )
-from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType, Span
 from rayrec.modules import EmbeddingCollection, EmbeddingConfig
 from tests.planner.problems import SHARDER, collection, table
 

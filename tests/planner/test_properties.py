@@ -12,6 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
 from rayrec.distributed.planner import (
     EmbeddingShardingPlanner,
     NoPlanError,
@@ -22,8 +25,6 @@ from rayrec.distributed.planner import (
     plan_tables,
 )
 from rayrec.distributed.planner.estimate import evaluate
-from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType
 from tests.planner.problems import SHARDER, collection, constraints, table, tables, topologies
 
 CAREFUL = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

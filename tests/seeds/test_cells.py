@@ -122,6 +122,6 @@ def test_the_older_introduction(tmp_path: Path) -> None:
             "DistributedModelParallel(",
             "product_table | table_wise    | fused          | [0]",
             'KeyedJaggedTensor({\n    "product": [[101, 202], [], [303]],\n    "user": [[404], [505], [606]]\n})\n',
-            "rayrec.distributed.embeddingbag.EmbeddingBagCollectionAwaitable object",
+            "rayrec.distributed.collections.embedding_bag.EmbeddingBagCollectionAwaitable object",
         ],
     )

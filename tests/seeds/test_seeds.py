@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 import rayrec
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner.types import ParameterConstraints
-from rayrec.distributed.types import ShardingType
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
@@ -102,9 +102,9 @@ def introduction(pg: dist.ProcessGroup) -> dict[str, Any]:
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 
-    from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+    from rayrec.distributed.comm.env import ShardingEnv
     from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
-    from rayrec.distributed.types import ShardingEnv
     from rayrec.optim.optimizers import in_backward_optimizer_filter
 
     shows: dict[str, Any] = {}
@@ -148,7 +148,9 @@ def introduction(pg: dist.ProcessGroup) -> dict[str, Any]:
 def test_the_introduction_shows_what_it_should() -> None:
     (shows,) = on_ranks(1, introduction)
     assert shows["plan"] == TWO_TABLES
-    assert "rayrec.distributed.embeddingbag.EmbeddingBagCollectionAwaitable object at 0x" in shows["output"]
+    assert (
+        "rayrec.distributed.collections.embedding_bag.EmbeddingBagCollectionAwaitable object at 0x" in shows["output"]
+    )
     assert shows["type"] == "<class 'rayrec.sparse.jagged_tensor.KeyedTensor'>"
     assert (shows["keys"], shows["shape"]) == (["product", "user"], [2, 128])
     assert shows["shapes"] == {"product": [2, 64], "user": [2, 64]}
@@ -166,7 +168,7 @@ def test_the_introduction_shows_what_it_should() -> None:
 
 
 def test_a_lazy_awaitable_of_ones_own_waits() -> None:
-    from rayrec.distributed.types import LazyAwaitable
+    from rayrec.distributed.comm.awaitable import LazyAwaitable
 
     class Ones(LazyAwaitable[torch.Tensor]):
         def __init__(self, size: list[int]) -> None:
@@ -212,10 +214,11 @@ def one_rank(pg: dist.ProcessGroup, constraints: dict[str, ParameterConstraints]
     """What each process of the notebook does."""
     from typing import cast
 
-    from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+    from rayrec.distributed.comm.env import ShardingEnv
     from rayrec.distributed.model_parallel import DistributedModelParallel
+    from rayrec.distributed.plan.module_sharder import ModuleSharder
     from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
-    from rayrec.distributed.types import ModuleSharder, ShardingEnv
 
     module = rayrec.EmbeddingBagCollection(device="cpu", tables=sized_tables())
     planner = EmbeddingShardingPlanner(
@@ -231,7 +234,7 @@ def one_rank(pg: dist.ProcessGroup, constraints: dict[str, ParameterConstraints]
 
 @pytest.mark.parametrize("kind", [ShardingType.TABLE_WISE, ShardingType.ROW_WISE])
 def test_the_notebook_shards_four_tables_over_two_ranks(kind: ShardingType) -> None:
-    from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+    from rayrec.distributed.plan.shards import EmbeddingComputeKernel
 
     constraints = {
         table.name: ParameterConstraints(
@@ -254,7 +257,7 @@ def test_the_notebook_shards_four_tables_over_two_ranks(kind: ShardingType) -> N
 
 
 def test_older_names_of_kernels_mean_the_same() -> None:
-    from rayrec.distributed.embedding_types import EmbeddingComputeKernel as Kernel
+    from rayrec.distributed.plan.shards import EmbeddingComputeKernel as Kernel
 
     assert Kernel.BATCHED_FUSED is Kernel.FUSED and Kernel("batched_fused") is Kernel.FUSED
     assert Kernel("batched_fused_uvm_caching") is Kernel.FUSED_UVM_CACHING

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rayrec.distributed.sharding.cuts import by_cols, by_rows, everywhere, whole
-from rayrec.distributed.types import ParameterSharding, Shard, ShardingPlan
+from rayrec.distributed.plan.cuts import by_cols, by_rows, everywhere, whole
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import ParameterSharding, Shard
 from rayrec.train.report import write_report
 from rayrec.train.report.plan import memory_section, plan_section, rank_text, time_section
 from rayrec.train.report.run import history, read_run

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.distributed import ProcessGroup
 
-from rayrec.distributed.spans import EXCHANGE, LOOKUP, span
+from rayrec.distributed.comm.trace import EXCHANGE, LOOKUP, span
 from rayrec.train.report.timeline import timeline_section
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.timeline import MOST_SPANS, STEPS_BEFORE, ExchangeClock, Timeline

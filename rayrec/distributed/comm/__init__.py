@@ -11,11 +11,13 @@ from rayrec.distributed.comm.collectives import (
     barrier,
     broadcast,
     broadcast_object,
+    call_on_rank,
     count_bytes,
     count_collectives,
     exchange_on_hosts,
 )
 from rayrec.distributed.comm.groups import host_group, intra_and_cross_node_pg, leave, subgroup, world_rank
+from rayrec.distributed.comm.host_sums import mean_of_gradients
 from rayrec.distributed.comm.local_ranks import (
     get_group_rank,
     get_local_rank,
@@ -23,7 +25,6 @@ from rayrec.distributed.comm.local_ranks import (
     get_node_group_size,
     get_num_groups,
 )
-from rayrec.distributed.comm.sums import mean_of_gradients
 
 __all__ = [
     "Group",
@@ -36,6 +37,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_object",
+    "call_on_rank",
     "count_bytes",
     "count_collectives",
     "exchange_on_hosts",

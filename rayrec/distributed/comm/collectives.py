@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from rayrec.distributed.comm.host_connect import link_of
 from rayrec.distributed.comm.host_link import Wait
-from rayrec.distributed.comm.sums import begin_sum
-from rayrec.distributed.spans import EXCHANGE, span
+from rayrec.distributed.comm.host_sums import begin_sum
+from rayrec.distributed.comm.trace import EXCHANGE, span
 
 T = TypeVar("T")
 Group = dist.ProcessGroup | None
@@ -201,6 +201,20 @@ def all_gather_object(obj: T, group: Group) -> list[T]:
     objects: list[Any] = [None] * group.size()
     dist.all_gather_object(objects, obj, group=group)
     return objects
+
+
+def call_on_rank(group: dist.ProcessGroup, rank: int, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """What `func` returns on rank `rank`, on every rank; an error of it is raised on every rank."""
+    answer: tuple[T | None, Exception | None] = (None, None)
+    if group.rank() == rank:
+        try:
+            answer = (func(*args, **kwargs), None)
+        except Exception as error:  # any error must reach the ranks that wait for the answer
+            answer = (None, error)
+    result, failed = broadcast_object(answer, group, rank)
+    if failed is not None:
+        raise failed
+    return result  # type: ignore[return-value]
 
 
 def barrier(group: Group) -> None:

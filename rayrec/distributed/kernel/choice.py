@@ -7,7 +7,6 @@ from typing import TypeGuard
 
 import torch
 
-from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel.dense import DenseKernel
 from rayrec.distributed.kernel.fused import FusedKernel, rounds_apart
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
@@ -16,6 +15,7 @@ from rayrec.distributed.kernel.recording import RecordingKernel, records
 from rayrec.distributed.kernel.rows import RowKernel
 from rayrec.distributed.kernel.tables import Kernel, LocalTable, PoolingKernel, UpdatingKernel, VectorKernel
 from rayrec.distributed.kernel.vectors import FusedVectorKernel
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel
 from rayrec.modules import BaseEmbeddingConfig
 
 

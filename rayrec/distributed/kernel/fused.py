@@ -9,7 +9,6 @@ from itertools import accumulate
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
-from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel.host_memory import HostMemory
 from rayrec.distributed.kernel.layout_choice import LayoutChoice
 from rayrec.distributed.kernel.padding import Padding
@@ -17,6 +16,7 @@ from rayrec.distributed.kernel.stacking import Stack, parts_of, stacks_of
 from rayrec.distributed.kernel.tables import LocalTable, Lookups
 from rayrec.distributed.kernel.tbe import TBE, cuda_tbe, host_tbe, set_count
 from rayrec.distributed.kernel.update_count import UpdateCount
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel
 
 Result = tuple[torch.Tensor, torch.autograd.graph.Node | None]  # bags, and the last node that trains in backward
 

@@ -1,4 +1,4 @@
-"""Writes and reads the number formats of `rayrec.distributed.wire`: flat float32 numbers to a message and back."""
+"""Writes and reads the number formats of `rayrec.distributed.comm.wire`: flat float32 numbers to a message and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import fbgemm_gpu  # noqa: F401  (registers torch.ops.fbgemm)
 import torch
 import torch.nn.functional as F
 
-from rayrec.distributed.wire import NumberFormat
+from rayrec.distributed.comm.wire import NumberFormat
 
 _ops = torch.ops.fbgemm
 _HALF_MAX = torch.finfo(torch.float16).max

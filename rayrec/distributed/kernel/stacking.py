@@ -13,7 +13,7 @@ from itertools import accumulate, groupby
 import torch
 
 from rayrec.distributed.kernel.tables import LocalTable, Lookups
-from rayrec.distributed.types import Span
+from rayrec.distributed.plan.shards import Span
 
 
 class Stack:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import nn
 
-from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
-from rayrec.distributed.types import Shard, Span
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Shard, Span
 from rayrec.modules import BaseEmbeddingConfig
 
 if TYPE_CHECKING:

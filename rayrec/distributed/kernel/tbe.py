@@ -15,12 +15,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     WeightDecayMode,
 )
 
-from rayrec.distributed.embedding_types import EmbeddingComputeKernel
 from rayrec.distributed.kernel.host_memory import HostMemory, settle, small_specs
 from rayrec.distributed.kernel.optimizer_rules import DecayMode
 from rayrec.distributed.kernel.padding import padded
 from rayrec.distributed.kernel.tables import LocalTable
-from rayrec.distributed.types import DEFAULT_LOAD_FACTOR
+from rayrec.distributed.plan.shards import DEFAULT_LOAD_FACTOR, EmbeddingComputeKernel
 
 logging.getLogger("fbgemm_gpu").setLevel(logging.WARNING)
 

@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rayrec.distributed.plan.module_sharder import ModuleSharder
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner.parts import Proposal, ShardingOption
-from rayrec.distributed.types import ModuleSharder, ShardingPlan
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed.plan.sharding_plan import ModuleSharding, ShardingPlan
+from rayrec.distributed.plan.shards import CacheParams, ParameterSharding, Shard, ShardingType
 from rayrec.distributed.planner.options import Option, Scope
 from rayrec.distributed.planner.packing import Packing
 from rayrec.distributed.planner.problem import Problem
 from rayrec.distributed.planner.types import TableKey
-from rayrec.distributed.sharding.cuts import CUTS
-from rayrec.distributed.types import CacheParams, ModuleSharding, ParameterSharding, Shard, ShardingPlan, ShardingType
 
 
 def build_plan(problem: Problem, packing: Packing, order: Sequence[TableKey]) -> ShardingPlan:

@@ -9,15 +9,16 @@ from typing import Any
 
 from torch import nn
 
+from rayrec.distributed.plan.module_sharder import ModuleSharder
+from rayrec.distributed.plan.sharding_plan import EmbeddingModuleShardingPlan, ShardingPlan
+from rayrec.distributed.plan.shards import ParameterSharding, Span
+from rayrec.distributed.plan.shards import Shard as Rectangle
 from rayrec.distributed.planner.bases import Enumerator, Partitioner, PerfModel, Proposer
 from rayrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from rayrec.distributed.planner.parts import PlannerError, PlannerErrorType, Proposal, Shard, ShardingOption
 from rayrec.distributed.planner.perf_models import NoopPerfModel
 from rayrec.distributed.planner.proposers import GreedyProposer, GridSearchProposer, UniformProposer
 from rayrec.distributed.planner.topology import Topology
-from rayrec.distributed.table_sharding import ParameterSharding, Span
-from rayrec.distributed.table_sharding import Shard as Rectangle
-from rayrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan
 
 Callback = Callable[[Proposal], Proposal]
 

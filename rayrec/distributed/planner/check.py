@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding
 from rayrec.distributed.planner.estimate import Estimate, evaluate
 from rayrec.distributed.planner.formatting import human_bytes
 from rayrec.distributed.planner.storage import reserves
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import NoPlanError, Table
-from rayrec.distributed.types import ParameterSharding, ShardingPlan
 
 
 def check_plan(

@@ -3,7 +3,7 @@ in `presets`."""
 
 from __future__ import annotations
 
-from rayrec.distributed.types import DEFAULT_LOAD_FACTOR
+from rayrec.distributed.plan.shards import DEFAULT_LOAD_FACTOR
 
 GIB = 1 << 30
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 
+from rayrec.distributed.comm.wire import ID_BYTES, LENGTH_BYTES, VECTOR_ELEMENT_BYTES, WEIGHT_BYTES
+from rayrec.distributed.plan.shards import DEFAULT_LOAD_FACTOR, ShardingType
 from rayrec.distributed.planner.presets import Device
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import Cost, Table
-from rayrec.distributed.types import DEFAULT_LOAD_FACTOR, ShardingType
-from rayrec.distributed.wire import ID_BYTES, LENGTH_BYTES, VECTOR_ELEMENT_BYTES, WEIGHT_BYTES
 
 ZIPF_EXPONENT = 0.75  # skew of ids seen by a cache; Criteo's large tables lie around it
 DENSE_MOMENTS = 2  # the user's optimizer of a dense kernel is not known to the planner; Adam's, in the table's format

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import ParameterSharding
 from rayrec.distributed.planner.formatting import columns
-from rayrec.distributed.types import ParameterSharding, ShardingPlan
 
 SHOWN_RANKS = 8
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import nn
 
+from rayrec.distributed.plan.module_sharder import ModuleSharder
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner.bases import Enumerator, ShardEstimator
 from rayrec.distributed.planner.options import Option, Unit, host_sizes, options
 from rayrec.distributed.planner.parts import PARTITION_BY, Perf, Proposal, Shard, ShardingOption, Storage
 from rayrec.distributed.planner.tables import find_tables, planner_tables
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import CacheParams, ParameterConstraints, Table
-from rayrec.distributed.types import ModuleSharder, ShardingType
 
 __all__ = ["EmbeddingEnumerator", "Enumerator"]
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import ParameterSharding
 from rayrec.distributed.planner.cost import (
     executor_of,
     latency_seconds,
@@ -18,7 +20,6 @@ from rayrec.distributed.planner.cost import (
 from rayrec.distributed.planner.storage import shard_storage
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import Cost, ShardBytes, Table
-from rayrec.distributed.types import ParameterSharding, ShardingPlan
 
 Floats = NDArray[np.float64]
 INPUT = [Cost._fields.index(name) for name in ("input_intra", "input_inter")]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner.estimate import Estimate
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import Cost
-from rayrec.distributed.types import ShardingPlan, ShardingType
 
 BETWEEN_HOSTS = ("input_inter", "output_inter", "gradient_inter")
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner.explain import TERM_NAMES, binding, headline
 from rayrec.distributed.planner.formatting import human_bytes, human_seconds
 from rayrec.distributed.planner.pieces import Piece, pieces
 from rayrec.distributed.planner.types import Cost, PlanResult, ShardBytes
-from rayrec.distributed.types import ShardingType
 
 MOST_TABLES = 400  # in the picture; the ones that cost least are only counted
 LABEL_W, CHART_W, CHART_H, TOP = 190, 900, 150, 12

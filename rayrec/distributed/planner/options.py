@@ -8,12 +8,12 @@ from enum import Enum
 from functools import lru_cache
 from itertools import pairwise
 
+from rayrec.distributed.plan.cuts import COLUMN_UNIT, even_widths
+from rayrec.distributed.plan.shards import DEFAULT_LOAD_FACTOR, ShardingType, Span
 from rayrec.distributed.planner.cost import executor_of, shard_cost, shared_seconds
 from rayrec.distributed.planner.storage import shard_storage
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import Table
-from rayrec.distributed.sharding.cuts import COLUMN_UNIT, even_widths
-from rayrec.distributed.types import DEFAULT_LOAD_FACTOR, ShardingType, Span
 
 CACHE_LOAD_FACTORS = (0.02, 0.1, DEFAULT_LOAD_FACTOR, 0.5)
 HOST_CUTS = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)

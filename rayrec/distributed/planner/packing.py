@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner.options import Option, Scope, Unit, block_counts, usable_hosts
 from rayrec.distributed.planner.problem import Bools, Floats, Ints, Problem
-from rayrec.distributed.types import ShardingType
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import copy
 from dataclasses import replace
 from enum import Enum
 
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner.bases import Partitioner
 from rayrec.distributed.planner.parts import (
     DeviceHardware,
@@ -21,7 +22,6 @@ from rayrec.distributed.planner.parts import (
 )
 from rayrec.distributed.planner.perf_models import NoopPerfModel
 from rayrec.distributed.planner.topology import Topology
-from rayrec.distributed.types import ShardingType
 
 __all__ = ["GreedyPerfPartitioner", "MemoryBalancedPartitioner", "Partitioner", "SortBy"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rayrec.distributed.types import CacheParams, ShardingType
+from rayrec.distributed.plan.shards import CacheParams, ShardingType
 from rayrec.modules.embedding import EmbeddingCollectionInterface
 
 if TYPE_CHECKING:

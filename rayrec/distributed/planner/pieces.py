@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rayrec.distributed.plan.shards import Shard
 from rayrec.distributed.planner.cost import shard_cost
 from rayrec.distributed.planner.storage import shard_storage
 from rayrec.distributed.planner.types import Cost, PlanResult, ShardBytes, TableKey
-from rayrec.distributed.types import Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rayrec.distributed.plan.module_sharder import ModuleSharder, ShardingPlanner
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner.bases import Enumerator, Partitioner, PerfModel, Proposer, Stats
 from rayrec.distributed.planner.build import build_plan
 from rayrec.distributed.planner.by_hand import Callback, Parts, search, to_sharding_plan
@@ -31,7 +33,6 @@ from rayrec.distributed.planner.tables import (
 )
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import ParameterConstraints, PlanResult, Table
-from rayrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
 from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingConfig
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def plan_tables(
         ValueError: a constraint that cannot be met.
     """
     if sharder is None:
-        from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+        from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 
         sharder = EmbeddingBagCollectionSharder()
     kernels = runnable_kernels(sharder, topology.compute_device)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rayrec.distributed.comm.wire import ID_BYTES, VECTOR_ELEMENT_BYTES
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner.cost import distinct
 from rayrec.distributed.planner.parts import NoPlanError
 from rayrec.distributed.planner.pieces import pieces
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import PlanResult
 from rayrec.distributed.replicas.layout import GroupLayout
-from rayrec.distributed.types import ShardingType
-from rayrec.distributed.wire import ID_BYTES, VECTOR_ELEMENT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)

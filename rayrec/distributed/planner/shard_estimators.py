@@ -10,7 +10,7 @@ from rayrec.distributed.planner.bases import ShardEstimator
 from rayrec.distributed.planner.parts import Proposal
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import ParameterConstraints
-from rayrec.distributed.types import PipelineType
+from rayrec.torchrec.distributed.types import PipelineType
 
 __all__ = ["EmbeddingPerfEstimator", "EmbeddingStorageEstimator", "ShardEstimator"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner.bases import Stats
 from rayrec.distributed.planner.topology import Topology
-from rayrec.distributed.types import ShardingPlan
 
 __all__ = ["EmbeddingStats", "NoopEmbeddingStats", "Stats"]
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.distributed.comm.wire import ID_BYTES, LENGTH_BYTES, VECTOR_ELEMENT_BYTES, WEIGHT_BYTES
+from rayrec.distributed.plan.shards import DEFAULT_LOAD_FACTOR, ShardingType
 from rayrec.distributed.planner.cost import DENSE_MOMENTS, distinct
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import ShardBytes, Table
-from rayrec.distributed.types import DEFAULT_LOAD_FACTOR, ShardingType
-from rayrec.distributed.wire import ID_BYTES, LENGTH_BYTES, VECTOR_ELEMENT_BYTES, WEIGHT_BYTES
 from rayrec.modules.init import BLOCK_ELEMENTS
 
 # What a step holds at its peak, in copies, as the executors of `distributed.sharding` allocate it. On CPUs it stays

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rayrec.distributed.embedding_types import EmbeddingComputeKernel
+from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.kernel import rule_of
+from rayrec.distributed.plan.module_sharder import ModuleSharder
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
 from rayrec.distributed.planner.topology import Topology
 from rayrec.distributed.planner.types import ParameterConstraints, Table
-from rayrec.distributed.types import ModuleSharder, ShardingType
-from rayrec.distributed.wire import Codec
 from rayrec.modules.configs import BaseEmbeddingConfig
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def table_optimizer(sharder: ModuleSharder[Any], weight: torch.Tensor | None = N
     """The fused optimizer that a table will train with: the one left on its weight, else the sharder's, else SGD."""
     spec = getattr(sharder, "optimizer", None)
     if weight is not None and spec is not None and hasattr(weight, "_optimizer_classes"):
-        from rayrec.distributed.collection_sharder import optimizer_of
+        from rayrec.distributed.collections.sharder import optimizer_of
 
         spec = optimizer_of(weight, spec)
     return getattr(spec, "optimizer", "exact_sgd")

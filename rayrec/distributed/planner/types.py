@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from rayrec.distributed.comm.wire import VECTOR_ELEMENT_BYTES
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import CacheParams
 from rayrec.distributed.planner.bases import (
     Enumerator,
     Partitioner,
@@ -37,8 +40,6 @@ from rayrec.distributed.planner.parts import (
 )
 from rayrec.distributed.planner.storage_reservations import StorageReservation
 from rayrec.distributed.planner.topology import CustomTopologyData, Topology
-from rayrec.distributed.types import CacheParams, ShardingPlan
-from rayrec.distributed.wire import VECTOR_ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from rayrec.distributed.planner.estimate import Estimate

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import comm
+from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.replicas.layout import GroupLayout
-from rayrec.distributed.types import ShardingEnv
 
 
 @dataclass(frozen=True, init=False)

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rayrec.data import DataSet, ReadOptions, Schema, Shuffle, TrainingData
-from rayrec.distributed.embedding_types import EmbeddingComputeKernel
-from rayrec.distributed.types import ShardingType
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
 from rayrec.train.config.checks import check_config
 from rayrec.train.config.optimizers import OptimizersConfig
 from rayrec.train.config.section import Section

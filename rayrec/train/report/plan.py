@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import ParameterSharding, Shard
 from rayrec.distributed.planner.formatting import human_bytes, human_seconds
-from rayrec.distributed.types import ParameterSharding, Shard, ShardingPlan
 
 MOST_TABLES = 60  # in picture and table; the smaller ones are only counted
 MOST_RANKS = 64  # in the picture

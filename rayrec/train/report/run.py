@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from rayrec.distributed.types import ShardingPlan
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
 
 Line = Mapping[str, Any]
 """One line of metrics.jsonl, or one rank of plan.json's `memory` or `time`."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from rayrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
+from rayrec.distributed.comm import call_on_rank as invoke_on_rank_and_broadcast_result
+from rayrec.distributed.comm.trace import BACKWARD, FORWARD, UPDATE, span
+from rayrec.distributed.dmp_collection import DMPCollection
 from rayrec.distributed.model_parallel import DistributedModelParallel
-from rayrec.distributed.replicas.collection import DMPCollection
-from rayrec.distributed.spans import BACKWARD, FORWARD, UPDATE, span
-from rayrec.distributed.types import ShardingPlan
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.models import Batch
 from rayrec.optim import GradientClippingOptimizer
 from rayrec.train import build

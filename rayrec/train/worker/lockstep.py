@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 
 from rayrec.distributed.comm import Group, all_gather, all_gather_object
-from rayrec.distributed.spans import ROWS, span
+from rayrec.distributed.comm.trace import ROWS, span
 from rayrec.models import Batch
 from rayrec.train.errors import TrainError, describe, is_retryable
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from rayrec.checkpoint import Checkpoint
 from rayrec.data import Cursor, data_sets, empty_batch
 from rayrec.distributed import TrainPipeline
-from rayrec.distributed.spans import told
+from rayrec.distributed.comm.trace import told
 from rayrec.train import build
 from rayrec.train.errors import TrainError
 from rayrec.train.schedule import factor

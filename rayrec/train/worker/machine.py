@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from rayrec.container import cpus, memory_bytes
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner import Topology
 from rayrec.distributed.planner.calibration import Calibration
 from rayrec.distributed.planner.exchange import exchange_words
 from rayrec.distributed.planner.presets import preset_of
 from rayrec.distributed.planner.replicas import group_topology
 from rayrec.distributed.replicas import GroupLayout
-from rayrec.distributed.types import ShardingPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from rayrec.distributed.spans import EXCHANGE, told
+from rayrec.distributed.comm.trace import EXCHANGE, told
 from rayrec.train.worker.lockstep import Control
 
 STEPS_BEFORE = 20  # of an attempt: the first ones are slower

@@ -9,13 +9,14 @@ from torch import nn
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.distributed import DistributedModelParallel
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from rayrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, table_wise
-from rayrec.distributed.types import ShardingEnv, ShardingPlan
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from rayrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from rayrec.optim.optimizers import in_backward_optimizer_filter
 from rayrec.optim.rowwise_adagrad import RowWiseAdagrad
+from rayrec.torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, table_wise
 from tests.compat.scripts.given import draws, fill
 
 FEATURES = {"a": 20, "b": 30}

@@ -5,8 +5,8 @@ from torch import nn
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.datasets.utils import Batch
-from rayrec.distributed.train_pipeline import TrainPipelineBase
 from rayrec.models.deepfm import SimpleDeepFMNN
+from rayrec.torchrec.distributed.train_pipeline import TrainPipelineBase
 from tests.compat.scripts.given import draws, fill
 
 

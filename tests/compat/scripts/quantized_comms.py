@@ -8,11 +8,11 @@ from torch import nn
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.distributed import DistributedModelParallel
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from rayrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
-from rayrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, table_wise
-from rayrec.distributed.types import ShardingPlan
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from rayrec.torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from rayrec.torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, table_wise
 from tests.compat.scripts.given import draws, fill
 
 RANKS = 2

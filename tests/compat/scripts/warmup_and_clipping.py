@@ -8,7 +8,7 @@ from torch import nn
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.distributed import DistributedModelParallel
-from rayrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from rayrec.distributed.planner.types import ParameterConstraints
 from rayrec.optim.clipping import GradientClipping, GradientClippingOptimizer

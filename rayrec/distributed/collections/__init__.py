@@ -1,0 +1,1 @@
+"""Sharded EmbeddingBagCollection and EmbeddingCollection, their sharders, tables and optimizer."""

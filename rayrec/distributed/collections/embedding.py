@@ -1,0 +1,202 @@
+"""The sharded embedding collection, which looks up a vector for every id, and its sharder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rayrec.distributed.collections.sharded_collection import ShardedCollection
+from rayrec.distributed.collections.sharder import CollectionSharder
+from rayrec.distributed.collections.stages import Stages, StepIds, StepVectors
+from rayrec.distributed.comm.awaitable import Awaitable, Deferred, LazyAwaitable
+from rayrec.distributed.comm.buffers import BufferPool
+from rayrec.distributed.executors.replicated import ReplicatedExecutor
+from rayrec.distributed.executors.sequences import SequencesExecutor
+from rayrec.distributed.executors.setup import Looked, Own, Setup
+from rayrec.distributed.ids.exchange import HostIds
+from rayrec.distributed.ids.input_dist import InputDist, PendingInput
+from rayrec.distributed.ids.receiver import RoutedIds
+from rayrec.distributed.ids.routes import make_outputs
+from rayrec.distributed.ids.upload import OnHost
+from rayrec.modules import EmbeddingCollection, EmbeddingConfig
+from rayrec.modules.embedding import output_names
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the output takes over from the input: lengths of all examples, key after key, and ids if it holds them."""
+
+    kjt: OnHost[KeyedJaggedTensor]
+    lengths: torch.Tensor
+    values: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class _Output:
+    """One feature read by one table: its rows are block number `block` of what is looked up."""
+
+    name: str
+    feature: str
+    block: int
+
+
+class ShardedEmbeddingCollection(ShardedCollection[Own, Looked]):
+    """The twin of an `EmbeddingCollection` whose tables lie on many ranks: same input, same output, waited for.
+
+    A step is three stages, which `forward` runs in turn: `input_dist`, `lookup`, `output_dist`. Embedding gradients are
+    averaged over ranks and applied inside backward, or left on the parameters of tables with a dense kernel.
+
+    Args:
+        setup: the tables and their plan.
+        stages: the executors that serve them.
+        need_indices: the output's weights hold the ids.
+    """
+
+    shown_as = "embeddings"
+    embeddings: nn.ModuleDict
+
+    def __init__(self, setup: Setup[EmbeddingConfig], stages: Stages[Own, Looked], need_indices: bool = False) -> None:
+        super().__init__(setup, stages)
+        self._configs, self._need_indices = tuple(setup.configs), need_indices
+        self.ids_ahead = InputDist(setup.place.device, self._route, self._send)
+        names = [name for of_table in output_names(self._configs) for name in of_table]
+        self._parts = [[output.feature for output in part] for part in stages.blocks]
+        held = [(output.table, output.feature) for part in stages.blocks for output in part]
+        block = {output: number for number, output in enumerate(held)}
+        self._outputs = [
+            _Output(name, output.feature, block[output.table, output.feature])
+            for name, output in zip(names, make_outputs(self._configs), strict=True)
+        ]
+        self._memory = BufferPool(setup.place.device)
+
+    # -- a step
+
+    def input_dist(self, features: KeyedJaggedTensor) -> PendingInput[StepIds[RoutedIds, Own, Features]]:
+        """Sends ids to the ranks that hold their rows.
+
+        Raises (from `wait`, on every rank):
+            ValueError: a feature is missing, or an id is outside its table.
+        """
+        return self.ids_ahead.start(features)
+
+    def _route(self, features: KeyedJaggedTensor) -> StepIds[HostIds, Own, Features]:
+        one = _as_one_example(features)
+        problem = self._check.problem(one)
+        if problem is not None:
+            one = self._check.nothing(one)
+        values = features.values() if self._need_indices else None
+        return self._stages.route(one, problem, Features(OnHost(features), features.lengths(), values))
+
+    def _send(self, ids: StepIds[HostIds, Own, Features]) -> Awaitable[StepIds[RoutedIds, Own, Features]]:
+        return self._stages.send(ids)
+
+    def lookup(self, ids: StepIds[RoutedIds, Own, Features]) -> StepVectors[Own, Looked, Features]:
+        """Looks up this rank's rows for all ranks, and replicated tables for itself."""
+        return self._stages.lookup(ids)
+
+    def output_dist(self, vectors: StepVectors[Own, Looked, Features]) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """Sends every id's vector back to its rank."""
+        found, features = self._stages.output_dist(vectors), vectors.ids.batch
+
+        def finish() -> dict[str, JaggedTensor]:
+            return self._by_feature(features, [self._scaled.watch(part) for part in found.wait()])
+
+        return EmbeddingCollectionAwaitable(finish)
+
+    def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """For each feature the vectors of this rank's ids, `values [N, D]` with the feature's lengths, waited for."""
+        self._scaled.check_autocast()
+        return self.output_dist(self.lookup(self.ids_ahead.take(features).wait()))
+
+    def _by_feature(self, features: Features, parts: Sequence[torch.Tensor]) -> dict[str, JaggedTensor]:
+        kjt = features.kjt.item
+        index, counts = kjt.index_per_key(), kjt.length_per_key()
+        sizes = [[counts[index[feature]] for feature in part] for part in self._parts]
+        blocks = _Cut.apply(self._memory, sizes, *parts)
+        lengths = features.lengths.view(-1).split(kjt.stride_per_key())
+        ids = None if features.values is None else features.values.split(counts)
+        return {
+            output.name: JaggedTensor(
+                values=blocks[output.block],
+                weights=None if ids is None else ids[index[output.feature]],
+                lengths=lengths[index[output.feature]],
+            )
+            for output in self._outputs
+        }
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        return list(self._configs)
+
+    def embedding_dim(self) -> int:
+        return self._configs[0].embedding_dim
+
+    def need_indices(self) -> bool:
+        return self._need_indices
+
+
+class EmbeddingCollectionAwaitable(Deferred[dict[str, JaggedTensor]]):
+    """Vectors on their way; waits by itself where it is used as a dict."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.wait())
+
+    def __len__(self) -> int:
+        return len(self.wait())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.wait()
+
+
+class _Cut(torch.autograd.Function):
+    """Parts, each cut into blocks of rows. Backward, gradients of all parts go on at once, so that every rank meets the
+    others in the same order, whatever its loss reads first and whether it reads every part."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, buffers: BufferPool, sizes: list[list[int]], *parts: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.buffers, ctx.sizes, ctx.shapes = buffers, sizes, [part.shape for part in parts]
+        return tuple(block for part, of_part in zip(parts, sizes, strict=True) for block in part.split(of_part))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        blocks, joined = iter(grads), []
+        for sizes, shape in zip(ctx.sizes, ctx.shapes, strict=True):
+            out = ctx.buffers.empty(shape.numel(), grads[0].dtype).view(shape)
+            joined.append(torch.cat([next(blocks) for _ in sizes], out=out))
+        return None, None, *joined
+
+
+def _as_one_example(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """All ids of a feature in one list; where examples begin matters only to the reader of the vectors."""
+    if kjt.variable_stride_per_key():
+        lengths = torch.tensor(kjt.length_per_key(), dtype=torch.int64, device=kjt.device())
+    else:
+        lengths = kjt.lengths().view(len(kjt.keys()), kjt.stride()).sum(1)
+    return KeyedJaggedTensor(kjt.keys(), kjt.values(), lengths=lengths, stride=1)
+
+
+class EmbeddingCollectionSharder(CollectionSharder[EmbeddingCollection, ShardedEmbeddingCollection]):
+    """Shards an `EmbeddingCollection`; settings as of `CollectionSharder`.
+
+    `dedup` pays where ids come often, as in histories.
+    """
+
+    module_type = EmbeddingCollection
+
+    def _configs(self, module: EmbeddingCollection) -> list[EmbeddingConfig]:
+        return module.embedding_configs()
+
+    def _tables(self, module: EmbeddingCollection) -> nn.ModuleDict:
+        return module.embeddings
+
+    def _twin(self, module: EmbeddingCollection, setup: Setup[EmbeddingConfig]) -> ShardedEmbeddingCollection:
+        cut, whole = setup.only(replicated=False), setup.only(replicated=True)
+        replicated = ReplicatedExecutor(whole) if whole.tables else None
+        sequences = SequencesExecutor(cut)
+        return ShardedEmbeddingCollection(setup, Stages(sequences, replicated), module.need_indices())

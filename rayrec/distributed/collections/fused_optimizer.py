@@ -1,0 +1,144 @@
+"""The optimizer inside backward, as users see it: learning rates to schedule and a state to save."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rayrec.distributed.collections.sharded_table import LocalShard, ShardedTable
+from rayrec.distributed.kernel import Kernel, UpdatingKernel, updating
+from rayrec.optim import CombinedOptimizer
+from rayrec.optim.fused import FusedOptimizer
+
+
+class EmbeddingFusedOptimizer(FusedOptimizer):
+    """The optimizers of a collection's kernels, one parameter group each. Rows are updated in backward; `step` and
+    `zero_grad` hand the learning rates on.
+
+    The state dict is sharded as the tables are: `{"prefix.table.weight": {"table.momentum1": ShardedTensor}}`, with an
+    entry for each table of which this rank has a part. torch.distributed.checkpoint saves and loads it as it is.
+
+    Args:
+        kernels: that update inside backward.
+        tables: of the collection, by name; a kernel's tables and a table's local shards come in the same order.
+        prefix: of the parameters' names.
+    """
+
+    def __init__(self, kernels: Sequence[UpdatingKernel], tables: Mapping[str, ShardedTable], prefix: str) -> None:
+        self._kernels = list(kernels)
+        shards: dict[str, list[LocalShard]] = {}
+        params: dict[str, torch.Tensor] = {}
+        groups = []
+        for kernel in kernels:
+            of_kernel = []
+            for name in (table.config.name for table in kernel.tables):
+                held = shards.setdefault(name, [])
+                shard = tables[name].local[len(held)]
+                held.append(shard)
+                params[f"{prefix}.{name}.weight" + (f"_{len(held) - 1}" if held[1:] else "")] = shard.parameter
+                of_kernel.append(shard.parameter)
+            groups.append({"params": of_kernel, "lr": kernel.learning_rate})
+        self._tables = {f"{prefix}.{name}.weight": tables[name] for name in shards}
+        state = {
+            shard.parameter: {f"{name}.{key}": value for key, value in shard.state.items()}
+            for name, held in shards.items()
+            for shard in held
+        }
+        super().__init__(params, state, groups)
+        for param in params.values():
+            param._in_backward_optimizers = [self]  # type: ignore[attr-defined]
+
+    @property
+    def state_names(self) -> list[str]:
+        return list(self._tables)
+
+    def named_state(self) -> dict[str, dict[str, Any]]:
+        for kernel in self._kernels:
+            kernel.states()  # rows in a device cache are written back to where the shards point
+        named = {
+            name: {f"{table.config.name}.{key}": value for key, value in table.optimizer_state().items()}
+            for name, table in self._tables.items()
+        }
+        return {name: state for name, state in named.items() if state}
+
+    def named_groups(self) -> list[dict[str, Any]]:
+        names = {id(shard.parameter): name for name, table in self._tables.items() for shard in table.local}
+        return [
+            {**group, "params": sorted({names[id(param)] for param in group["params"]})} for group in self.param_groups
+        ]
+
+    def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
+        """The state is there from the start."""
+
+    def _load_state(self, name: str, values: Mapping[str, Any]) -> None:
+        table = self._tables[name]
+        table.load_optimizer_state({key.removeprefix(f"{table.config.name}."): value for key, value in values.items()})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """The rows are up to date already; sets the learning rate of the next backward."""
+        self.settings_changed()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.settings_changed()
+
+    def settings_changed(self) -> None:
+        """Hands the learning rates to the kernels."""
+        for kernel, group in zip(self._kernels, self.param_groups, strict=True):
+            if group["lr"] != kernel.learning_rate:
+                kernel.learning_rate = float(group["lr"])
+
+
+def fused_optimizer_of(kernels: Sequence[Kernel], tables: Mapping[str, ShardedTable], prefix: str) -> CombinedOptimizer:
+    """The optimizer of those of a collection's kernels that update inside backward."""
+    trained = updating(kernels)
+    return CombinedOptimizer([EmbeddingFusedOptimizer(trained, tables, prefix)] if trained else [])
+
+
+class ScaledGradients:
+    """Refuses gradients times a factor, which the optimizer inside backward would take for a part of them.
+
+    Args:
+        updates: some table is updated inside backward.
+    """
+
+    def __init__(self, updates: bool) -> None:
+        self._updates, self._unseen = updates, updates
+
+    def check_autocast(self) -> None:
+        """Raises ValueError before a lookup under an autocast whose gradients must be scaled."""
+        for device in ("cuda", "cpu") if self._updates and torch.is_grad_enabled() else ():
+            if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.float16:
+                raise ValueError(f"float16 autocast needs a GradScaler, whose factor {_TAKEN}")
+
+    def watch(self, vectors: torch.Tensor) -> torch.Tensor:
+        """The same; their first backward raises ValueError where a GradScaler of this process has scaled something."""
+        if self._unseen and vectors.requires_grad:
+            vectors.register_hook(self._first)
+        return vectors
+
+    def _first(self, grad: torch.Tensor) -> None:
+        if self._unseen and any(getattr(scaler, "_scale", None) is not None for scaler in _instances()):
+            raise ValueError(f"a GradScaler has scaled a loss of this process; its factor {_TAKEN}")
+        self._unseen = False
+
+
+def _instances(kind: type = torch.amp.GradScaler) -> list[Any]:
+    """All scalers of this process: the instances of a class and of its subclasses, which refer to it.
+
+    A list of all objects (`gc.get_objects`) would hold tuples that other threads are still
+    making, and break them: a thread that reads data would end with a SystemError.
+    """
+    found: list[Any] = [item for item in gc.get_referrers(kind) if type(item) is kind]
+    subclasses: list[type] = type.__subclasses__(kind)
+    for subclass in subclasses:
+        found += _instances(subclass)
+    return found
+
+
+_TAKEN = (
+    "is taken for a part of the gradient by the tables' optimizer inside backward; use bfloat16, which needs none, or "
+    "kernel 'dense', which leaves gradients to your optimizer"
+)

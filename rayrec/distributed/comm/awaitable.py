@@ -1,0 +1,96 @@
+"""Results that are waited for: computed or received once, when first needed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+_UNSET = object()
+
+
+class Awaitable(ABC, Generic[T]):
+    """Something under way; `wait` returns its result, the same object every time."""
+
+    _result: Any = _UNSET
+    _callbacks: list[Callable[[T], T]] | None = None
+
+    def wait(self) -> T:
+        if self._result is _UNSET:
+            result = self._wait_impl()
+            for callback in self._callbacks or ():
+                result = callback(result)
+            self._result = result
+        return self._result
+
+    @property
+    def callbacks(self) -> list[Callable[[T], T]]:
+        """What the result goes through, one after the other, before `wait` returns it."""
+        if self._callbacks is None:
+            self._callbacks = []
+        return self._callbacks
+
+    @abstractmethod
+    def _wait_impl(self) -> T:
+        """Finishes the work; called once."""
+
+
+class LazyAwaitable(Awaitable[T]):
+    """An awaitable that waits by itself where its result is used: an attribute, an item, in a torch function."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.wait(), name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.wait()[key]  # type: ignore[index]
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def ready(value: Any) -> Any:
+            if isinstance(value, LazyAwaitable):
+                return value.wait()
+            if isinstance(value, list | tuple):
+                return type(value)(ready(item) for item in value)
+            return value
+
+        return func(*ready(tuple(args)), **{name: ready(value) for name, value in (kwargs or {}).items()})
+
+
+_ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor radd rsub rmul rtruediv rpow rmatmul"
+_OTHERS = "eq ne lt le gt ge neg pos abs invert len iter contains"
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def operate(self: LazyAwaitable[Any], *others: Any) -> Any:
+        ready = [other.wait() if isinstance(other, LazyAwaitable) else other for other in others]
+        return getattr(self.wait(), name)(*ready)
+
+    return operate
+
+
+for _name in f"{_ARITHMETIC} {_OTHERS}".split():  # Python looks them up on the class
+    setattr(LazyAwaitable, f"__{_name}__", _operator(f"__{_name}__"))
+LazyAwaitable.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+class NoWait(Awaitable[T]):
+    """A result that is there already, and has to be asked for."""
+
+    def __init__(self, obj: T) -> None:
+        self._obj = obj
+
+    def _wait_impl(self) -> T:
+        return self._obj
+
+
+class Deferred(LazyAwaitable[T]):
+    """A result that `finish` computes."""
+
+    def __init__(self, finish: Callable[[], T]) -> None:
+        self._finish = finish
+
+    def _wait_impl(self) -> T:
+        return self._finish()

@@ -1,0 +1,88 @@
+"""Sums over the ranks of one host: of what they count, and of a model's gradients; alike to the last bit on all ranks.
+
+Annotations are not strings here: DistributedDataParallel compares those of its hook with types.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rayrec.distributed.comm.buffers import BufferPool
+from rayrec.distributed.comm.host_connect import link_of
+from rayrec.distributed.comm.host_link import HostLink, Wait
+from rayrec.distributed.comm.trace import EXCHANGE, span
+
+SMALL_BYTES = 1 << 14  # up to here every rank adds up everything: one exchange in place of two
+_buffers = BufferPool(torch.device("cpu"))
+
+
+def begin_sum(link: HostLink, tensor: torch.Tensor) -> Wait:
+    """Begins to add up a contiguous tensor over ranks, in place; nobody may change it before the wait is over."""
+    world, flat = link.world_size, tensor.view(-1)
+    if world == 2 or tensor.nbytes <= SMALL_BYTES:
+        return _finished(_sum_of_all(link, flat))
+    return _finished(_sum_by_parts(link, flat))
+
+
+def _finished(steps: Iterator[None]) -> Wait:
+    next(steps)
+
+    def wait() -> None:
+        for _ in steps:
+            pass
+
+    return wait
+
+
+def _sum_of_all(link: HostLink, flat: torch.Tensor) -> Iterator[None]:
+    gathered = _buffers.empty(link.world_size * flat.numel(), flat.dtype)
+    wait = link.all_gather(gathered, flat, [flat.nbytes] * link.world_size)
+    yield
+    wait()
+    torch.sum(gathered.view(link.world_size, -1), 0, out=flat)
+
+
+def _sum_by_parts(link: HostLink, flat: torch.Tensor) -> Iterator[None]:
+    """Each rank adds up one part of all, and sends its sum to the others."""
+    world = link.world_size
+    parts = flat.tensor_split(world)
+    sizes = [part.nbytes for part in parts]
+    own = parts[link.rank]
+    gathered = _buffers.empty(world * own.numel(), flat.dtype)
+    wait = link.all_to_all(gathered, flat, [own.nbytes] * world, sizes)
+    yield
+    wait()
+    link.all_gather(flat, gathered.view(world, -1).sum(0), sizes)()
+
+
+def mean_of_gradients(group: dist.ProcessGroup | None, device: torch.device) -> Callable[..., Any] | None:
+    """How DistributedDataParallel's gradients meet on one host: a hook that it calls with each bucket when it is full.
+
+    A bucket is sent at once; the last one waits for all, which ends the others' way, too. None where the ranks are not
+    on one host's CPUs. A collective, the first time.
+    """
+    link = None if group is None or group.size() == 1 else link_of(group, torch.empty(0, device=device))
+    if link is None:
+        return None
+    under_way: list[Callable[[], None]] = []
+
+    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        gradients = bucket.buffer()
+        wait = begin_sum(link, gradients)
+
+        def finish() -> None:
+            wait()
+            future.set_result(gradients.div_(link.world_size))
+
+        under_way.append(finish)
+        if bucket.is_last():
+            with span(EXCHANGE):
+                for end in under_way:
+                    end()
+            under_way.clear()
+        return future
+
+    return hook

@@ -1,0 +1,1 @@
+"""The three executors: pooled, sequences and replicated lookups."""

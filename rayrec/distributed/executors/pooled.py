@@ -1,0 +1,156 @@
+"""The executor of pooled tables, cut in any way: sums come back to the rank that wants them.
+
+One tier: vectors go straight there, and row partials are added up on arrival. Two tiers: what the ranks of a host hold
+of a vector is added up there first, and leaves the host once. Every rank then gets the host's sums for those examples
+that belong to it or to a rank of its place on another host; after that, ranks of one place meet across hosts. Backward
+takes the same way in reverse. Two rules say when one tier is taken after all: `worthwhile_hosts` for a plan, FEW_BYTES
+for a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from rayrec.distributed import comm
+from rayrec.distributed.comm.awaitable import Deferred, LazyAwaitable
+from rayrec.distributed.comm.place import Hosts, find_hosts
+from rayrec.distributed.executors.setup import Prepared, Setup
+from rayrec.distributed.ids.exchange import IdExchange
+from rayrec.distributed.ids.pooling import MeanScale
+from rayrec.distributed.ids.receiver import RoutedIds
+from rayrec.distributed.ids.routes import make_routes
+from rayrec.distributed.kernel import PoolingKernel, make_pooling_kernel, pooling_group
+from rayrec.distributed.plan.shards import Span
+from rayrec.distributed.vectors.columns import ColumnMap, across_hosts, columns_of, inside_host, union
+from rayrec.distributed.vectors.pooled_exchange import VectorExchange
+from rayrec.modules import EmbeddingBagConfig
+from rayrec.sparse import KeyedJaggedTensor
+
+WORTHWHILE = 0.75  # of one tier's columns between hosts
+FEW_BYTES = 1 << 18  # saved by a rank in one direction; below, another exchange costs more (jobs/bench_hosts.py)
+
+
+class TiersExecutor:
+    """Pooled lookups of sharded tables.
+
+    Args:
+        setup: what is served.
+        hosts: who shares a host, where two tiers are worthwhile; else None.
+    """
+
+    def __init__(self, setup: Setup[EmbeddingBagConfig], hosts: Hosts | None = None) -> None:
+        place = setup.place
+        self._device = device = place.device
+        routes = make_routes(
+            setup.configs, setup.plan, setup.optimizers, place.world_size, lambda table: pooling_group(table, device)
+        )
+        route = routes.ranks[place.rank]
+        self._kernels: dict[int, PoolingKernel] = {
+            number: make_pooling_kernel(held, [lookup.table for lookup in route.lookups_of(number)], device)
+            for number, held in route.tables.items()
+        }
+        self.kernels = list(self._kernels.values())
+        self.blocks = [list(routes.outputs)] if routes.outputs else []
+        columns = columns_of(routes)
+        self._hosts = None if hosts is None else _HostTier(columns, setup, hosts)
+        self._direct = VectorExchange(columns, place.group, place.rank, setup.codec, device)
+        sources = range(place.world_size) if self._hosts is None else self._hosts.sources
+        self.ids = IdExchange(routes, place, setup.weighted, sources)
+        self._scale = MeanScale(setup.configs, routes.outputs)
+
+    def __repr__(self) -> str:
+        over = f"{len(self.ids.routes.ranks)} ranks" if self._hosts is None else str(self._hosts)
+        return f"TiersExecutor({len(self.ids.routes.outputs)} outputs over {over})"
+
+    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared[torch.Tensor | None]:
+        """What stays here is the factors that make means of this rank's own sums."""
+        return Prepared(kjt, self._scale.of(kjt))
+
+    def lookup(self, ids: RoutedIds, own: torch.Tensor | None) -> torch.Tensor:
+        """Sums of this rank's lookups for the global batch, `[global B, own width]`, source after source."""
+        parts = [self._kernels[number].pooled(lookups) for number, lookups in ids.lookups.items()]
+        if not parts:  # this rank holds no table, but takes part in every exchange
+            nothing = torch.zeros(sum(ids.batch_sizes), 0, device=self._device, requires_grad=torch.is_grad_enabled())
+            return nothing if ids.weights is None else nothing + ids.weights.sum() * 0
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def output_dist(
+        self, vectors: torch.Tensor, ids: RoutedIds, own: torch.Tensor | None
+    ) -> LazyAwaitable[list[torch.Tensor]]:
+        """Waits for `[B, total width]`, means where tables ask for them.
+
+        With two tiers it returns when the exchange inside the host is done; the slower one is then under way. A small
+        batch, as all ranks together see it, takes one tier.
+        """
+        if not self.blocks:
+            return Deferred(list)
+        batch_sizes = ids.batch_sizes
+        if self._hosts is not None and sum(batch_sizes) * self._hosts.saved_bytes >= FEW_BYTES:
+            bags = self._hosts.start(vectors, batch_sizes, own)
+        else:
+            by_rank = vectors if self._hosts is None else self._hosts.by_rank(vectors, batch_sizes)
+            bags = self._direct.start(by_rank, batch_sizes, own)
+        return Deferred(lambda: [bags.wait()])
+
+
+class _HostTier:
+    """Two exchanges: inside the host, then across hosts."""
+
+    def __init__(self, columns: ColumnMap, setup: Setup[EmbeddingBagConfig], hosts: Hosts) -> None:
+        place, codec = setup.place, setup.codec
+        assert place.group is not None
+        self._hosts = hosts
+        # place after place, so that what goes to a rank of the host lies in one piece
+        self.sources = [rank for peers in hosts.peers for rank in peers]
+        host, own = divmod(place.rank, hosts.size)
+        self._peers, neighbours = hosts.peers[own], hosts.ranks[host]
+        inside = comm.subgroup(place.group, neighbours, place.device)
+        across = comm.subgroup(place.group, self._peers, place.device)
+        self._inside = VectorExchange(inside_host(columns, neighbours), inside, own, codec, place.device)
+        self._across = VectorExchange(across_hosts(columns, hosts.ranks), across, host, codec, place.device)
+        self.saved_bytes = 4 * (sum(columns.widths) - sum(self._across.widths)) / place.world_size  # an example
+
+    def __str__(self) -> str:
+        return f"{len(self._hosts.ranks)} hosts of {self._hosts.size} ranks"
+
+    def start(
+        self, pooled: torch.Tensor, batch_sizes: list[int], factors_BE: torch.Tensor | None
+    ) -> LazyAwaitable[torch.Tensor]:
+        of_places = [sum(batch_sizes[rank] for rank in peers) for peers in self._hosts.peers]
+        of_peers = [batch_sizes[rank] for rank in self._peers]
+        sums = self._inside.start(pooled, of_places, None).wait()
+        return self._across.start(sums, of_peers, factors_BE)
+
+    def by_rank(self, pooled: torch.Tensor, batch_sizes: list[int]) -> torch.Tensor:
+        """The same rows, rank after rank."""
+        parts = pooled.split([batch_sizes[rank] for rank in self.sources])
+        return torch.cat([part for _, part in sorted(zip(self.sources, parts, strict=True), key=lambda pair: pair[0])])
+
+
+def worthwhile_hosts(setup: Setup[EmbeddingBagConfig]) -> Hosts | None:
+    """The hosts for two tiers; None where one is the better choice.
+
+    That is where no host holds several row blocks of the same columns, or too few to save a quarter of what one tier
+    sends between hosts. Asks for hosts, a collective, only where a plan cuts tables by rows.
+    """
+    flat = _columns_sent(setup, lambda rank: rank)
+    if flat == _columns_sent(setup, lambda rank: 0):
+        return None
+    hosts = find_hosts(setup.place)
+    if hosts is None or _columns_sent(setup, lambda rank: rank // hosts.size) > WORTHWHILE * flat:
+        return None
+    return hosts
+
+
+def _columns_sent(setup: Setup[EmbeddingBagConfig], sender_of: Callable[[int], int]) -> int:
+    """Columns of an example that leave their senders, where `sender_of` a rank adds up what its ranks have."""
+    total = 0
+    for table in setup.tables:
+        spans: dict[int, list[Span]] = {}
+        for shard in table.sharding.shards:
+            spans.setdefault(sender_of(shard.rank), []).append(shard.cols)
+        features = len(table.config.feature_names)
+        total += features * sum(span.size for held in spans.values() for span in union(held))
+    return total

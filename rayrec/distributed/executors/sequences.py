@@ -1,0 +1,83 @@
+"""The executor of lookups id by id, in any rectangles on any ranks: every id's own vector comes back to its rank.
+
+Where one rank's ids of a feature end and the next one's begin is all that matters, so a batch travels as one example a
+rank. Where each distinct id is sent once, `distinct` makes each id's vector, or bags, of those that come back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Generic
+
+import torch
+
+from rayrec.distributed.comm.awaitable import Deferred, LazyAwaitable
+from rayrec.distributed.executors.dedup import Distinct, OwnIds
+from rayrec.distributed.executors.setup import Config, Prepared, Setup
+from rayrec.distributed.ids.exchange import IdExchange
+from rayrec.distributed.ids.receiver import RoutedIds
+from rayrec.distributed.ids.routes import make_routes
+from rayrec.distributed.kernel import VectorKernel, make_vector_kernel, vector_group
+from rayrec.distributed.vectors.sequence_exchange import SequenceExchange
+from rayrec.sparse import KeyedJaggedTensor
+
+
+class SequencesExecutor(Generic[Config]):
+    """Lookups of sharded tables, one vector an id; with dedup, one vector on the wire for each distinct id.
+
+    Args:
+        setup: what is served. Bags need dedup; then weights and their gradients stay on their rank.
+    """
+
+    def __init__(self, setup: Setup[Config]) -> None:
+        setup, place = _by_rank(setup), setup.place
+        self._device = device = place.device
+        routes = make_routes(
+            setup.configs, setup.plan, setup.optimizers, place.world_size, lambda table: vector_group(table, device)
+        )
+        self.ids = IdExchange(routes, place, weighted=False, sources=None)
+        assert self.ids.finder is not None
+        self._vectors = SequenceExchange(routes, self.ids.finder, place, setup.codec)
+        self._distinct = Distinct(setup, routes) if setup.dedup and setup.tables else None
+        route = routes.ranks[place.rank]
+        # ids come rank by rank, and so do the vectors: nothing is put in another order before they leave
+        self._kernels: dict[int, VectorKernel] = {
+            number: make_vector_kernel(
+                held, [lookup.table for lookup in route.lookups_of(number)] * place.world_size, device
+            )
+            for number, held in route.tables.items()
+        }
+        self.kernels = list(self._kernels.values())
+        self.blocks = [list(routes.outputs)] if routes.outputs else []
+
+    def __repr__(self) -> str:
+        dedup, routes = ", each distinct id once" if self._distinct else "", self.ids.routes
+        return f"SequencesExecutor({len(routes.outputs)} outputs over {len(routes.ranks)} ranks{dedup})"
+
+    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared[OwnIds | None]:
+        """What stays here is how distinct ids' vectors become the result; without dedup `kjt` is one example."""
+        return Prepared(kjt, None) if self._distinct is None else Prepared(*self._distinct.take_out(kjt))
+
+    def lookup(self, ids: RoutedIds, own: OwnIds | None) -> list[torch.Tensor]:
+        """For each kernel of this rank the vectors `[ids, width]` of all ranks' ids, rank after rank."""
+        parts = [self._kernels[number].vectors(lookups) for number, lookups in ids.lookups.items()]
+        # a rank that holds no table takes part in every exchange
+        return parts or [torch.zeros(0, device=self._device, requires_grad=torch.is_grad_enabled())]
+
+    def output_dist(
+        self, vectors: list[torch.Tensor], ids: RoutedIds, own: OwnIds | None
+    ) -> LazyAwaitable[list[torch.Tensor]]:
+        """Waits for `[N, dim]`, output after output (see `sequence_places`), or for bags `[B, total width]`."""
+        if not self.blocks:
+            return Deferred(list)
+        rows, distinct = self._vectors.start(vectors, ids), self._distinct
+        if distinct is None or own is None:
+            return Deferred(lambda: [rows.wait()])
+        return Deferred(lambda: [distinct.finish(rows.wait(), own)])
+
+
+def _by_rank(setup: Setup[Config]) -> Setup[Config]:
+    """Tables in the order of the ranks that hold them: vectors of tables that are not cut then arrive in the order of
+    the outputs, and are not moved again."""
+    first = {name: min((shard.rank for shard in sharding.shards), default=0) for name, sharding in setup.plan.items()}
+    return replace(setup, tables=tuple(sorted(setup.tables, key=lambda table: first[table.config.name])))

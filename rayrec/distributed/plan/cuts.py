@@ -1,0 +1,82 @@
+"""Sharding types as pure functions: a table's shape and some ranks in, rectangles out.
+
+Execution never asks for a sharding type; it reads the rectangles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rayrec.distributed.plan.shards import Shard, ShardingType, Span
+
+COLUMN_UNIT = 4  # fbgemm's CUDA kernels hold widths that are a multiple of 4, so others cost memory there
+
+
+def blocks(size: int, parts: int) -> list[Span]:
+    """`size` in at most `parts` spans of `ceil(size / parts)`, the last ones shorter or absent."""
+    step = -(-size // parts)
+    return [Span(start, min(start + step, size)) for start in range(0, size, step)]
+
+
+def even_widths(dim: int, parts: int) -> list[Span]:
+    """`dim` columns in `parts` spans that begin at multiples of 4 and whose widths differ by at most 7.
+
+    Raises:
+        ValueError: `dim` has fewer than `parts` units of 4 columns, of which the last may have less.
+    """
+    units = -(-dim // COLUMN_UNIT)
+    if units < parts:
+        raise ValueError(
+            f"embedding_dim={dim} cannot be cut into {parts} columns of {COLUMN_UNIT} or more; "
+            f"cut it into at most {units}"
+        )
+    edges = [min(units * i // parts * COLUMN_UNIT, dim) for i in range(parts + 1)]
+    return [Span(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def whole(table: str, rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shard, ...]:
+    """Table-wise: one rectangle, on the one rank given."""
+    (rank,) = ranks
+    return (Shard(table=table, rows=Span(0, rows), cols=Span(0, dim), rank=rank),)
+
+
+def by_rows(table: str, rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shard, ...]:
+    """Row-wise: blocks of `ceil(rows / len(ranks))` rows; ranks past the last row hold nothing."""
+    spans = blocks(rows, len(ranks))
+    return tuple(
+        Shard(table=table, rows=span, cols=Span(0, dim), rank=rank) for span, rank in zip(spans, ranks, strict=False)
+    )
+
+
+def by_cols(table: str, rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shard, ...]:
+    """Column-wise: one vertical cut for each rank given; a rank may come twice."""
+    spans = even_widths(dim, len(ranks))
+    return tuple(
+        Shard(table=table, rows=Span(0, rows), cols=span, rank=rank) for span, rank in zip(spans, ranks, strict=True)
+    )
+
+
+def by_grid(table: str, rows: int, dim: int, hosts: Sequence[Sequence[int]]) -> tuple[Shard, ...]:
+    """Grid: columns cut over hosts, each column cut by rows over the ranks of its host."""
+    spans = even_widths(dim, len(hosts))
+    return tuple(
+        Shard(table=table, rows=block.rows, cols=cols, rank=block.rank)
+        for cols, ranks in zip(spans, hosts, strict=True)
+        for block in by_rows(table, rows, cols.size, ranks)
+    )
+
+
+def everywhere(table: str, rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shard, ...]:
+    """Data-parallel: the whole table on every rank."""
+    return tuple(Shard(table=table, rows=Span(0, rows), cols=Span(0, dim), rank=rank) for rank in ranks)
+
+
+CUTS: dict[ShardingType, Callable[..., tuple[Shard, ...]]] = {
+    ShardingType.TABLE_WISE: whole,
+    ShardingType.ROW_WISE: by_rows,
+    ShardingType.TABLE_ROW_WISE: by_rows,
+    ShardingType.COLUMN_WISE: by_cols,
+    ShardingType.TABLE_COLUMN_WISE: by_cols,
+    ShardingType.GRID_SHARD: by_grid,
+    ShardingType.DATA_PARALLEL: everywhere,
+}

@@ -1,0 +1,73 @@
+"""Interfaces: what turns a module into its sharded twin, and what finds a plan."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from rayrec.distributed.plan.sharding_plan import ModuleSharding, ShardingPlan
+from rayrec.distributed.plan.shards import ShardingType
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from rayrec.distributed.comm.env import ShardingEnv
+
+M = TypeVar("M", bound="nn.Module")
+
+
+class ModuleSharder(ABC, Generic[M]):
+    """Turns one kind of module into its sharded twin.
+
+    Args:
+        qcomm_codecs_registry: number formats on the wire, of `fbgemm_qcomm_codec`.
+    """
+
+    module_type: type[M]
+    qcomm_codecs_registry: dict[str, Any] | None = None
+
+    def __init__(self, qcomm_codecs_registry: Mapping[str, Any] | None = None) -> None:
+        self.qcomm_codecs_registry = None if qcomm_codecs_registry is None else dict(qcomm_codecs_registry)
+
+    @abstractmethod
+    def shard(
+        self, module: M, params: ModuleSharding, env: ShardingEnv, device: torch.device | None = None
+    ) -> nn.Module:
+        """The sharded twin of `module` under `params`, on `device`."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Sharding types that the twin can execute on `compute_device_type` ("cpu" or "cuda")."""
+        return [ShardingType.DATA_PARALLEL.value]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Kernels that the twin can run for `sharding_type` on `compute_device_type`."""
+        return ["default"]
+
+    def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
+        """The module's tables by name."""
+        return dict(module.named_parameters())
+
+    def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
+        """Bytes of a table by the memory it lies in: "hbm", or "ddr" where device or kernel keep it in the host's.
+
+        Raises:
+            ValueError: another device than "cuda" or "cpu".
+        """
+        if compute_device_type not in ("cuda", "cpu"):
+            raise ValueError(f"compute_device_type={compute_device_type!r} must be 'cuda' or 'cpu'")
+        host = compute_device_type == "cpu" or compute_kernel.startswith("fused_uvm")
+        return {"ddr" if host else "hbm": tensor.numel() * tensor.element_size()}
+
+
+class ShardingPlanner(ABC):
+    """Finds a plan for a model."""
+
+    @abstractmethod
+    def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
+        """The plan."""
+
+    @abstractmethod
+    def collective_plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
+        """One rank's plan, on every rank."""

@@ -1,0 +1,1 @@
+"""TorchRec's public names over rayrec's engine."""

@@ -1,0 +1,34 @@
+"""A function that one rank calls for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from rayrec.distributed.comm import call_on_rank
+
+T = TypeVar("T")
+
+
+def is_leader(pg: dist.ProcessGroup | None, leader_rank: int = 0) -> bool:
+    """Whether this process is rank `leader_rank` of the group; without a group it is rank 0."""
+    return leader_rank == (0 if pg is None else pg.rank())
+
+
+def run_on_leader(pg: dist.ProcessGroup, rank: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Decorates a function: rank `rank` calls it, every rank gets the result."""
+
+    def decorate(func: Callable[..., T]) -> Callable[..., T]:
+        @wraps(func)
+        def wrapped(*args: Any, **kwargs: Any) -> T:
+            return call_on_rank(pg, rank, func, *args, **kwargs)
+
+        return wrapped
+
+    return decorate
+
+
+invoke_on_rank_and_broadcast_result = call_on_rank

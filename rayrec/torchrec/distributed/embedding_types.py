@@ -1,0 +1,126 @@
+"""Names for where a table lies and which kernel reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from rayrec.distributed.collections.sharder import BaseEmbeddingSharder
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel
+from rayrec.modules.embedding_configs import EmbeddingTableConfig
+from rayrec.streamable import Multistreamable
+from rayrec.torchrec.distributed.sharded_module import ShardedEmbeddingModule
+
+if TYPE_CHECKING:
+    import torch
+
+    from rayrec.modules.embedding_configs import DataType, PoolingType
+    from rayrec.sparse import KeyedJaggedTensor
+
+
+__all__ = [
+    "BaseEmbeddingSharder",
+    "EmbeddingComputeKernel",
+    "GroupedEmbeddingConfig",
+    "KJTList",
+    "OptimType",
+    "ShardedEmbeddingModule",
+    "ShardedEmbeddingTable",
+]
+
+
+class OptimType(Enum):
+    """Names of optimizers for tables; which of them there are, `fused_params` says."""
+
+    SGD = "SGD"
+    LARS_SGD = "LARS_SGD"
+    LAMB = "LAMB"
+    PARTIAL_ROWWISE_LAMB = "PARTIAL_ROWWISE_LAMB"
+    ADAM = "ADAM"
+    PARTIAL_ROWWISE_ADAM = "PARTIAL_ROWWISE_ADAM"
+    ADAGRAD = "ADAGRAD"
+    ROWWISE_ADAGRAD = "ROWWISE_ADAGRAD"
+    SHAMPOO = "SHAMPOO"
+    SHAMPOO_V2 = "SHAMPOO_V2"
+    LION = "LION"
+    ADAMW = "ADAMW"
+    SHAMPOO_V2_MRS = "SHAMPOO_V2_MRS"
+    SHAMPOO_MRS = "SHAMPOO_MRS"
+    MUON = "MUON"
+    SHAMPOO_V3_MRS = "SHAMPOO_V3_MRS"
+
+
+class KJTList(Multistreamable):
+    """Several KeyedJaggedTensors that travel as one."""
+
+    def __init__(self, features: Sequence[KeyedJaggedTensor]) -> None:
+        self.features = list(features)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __setitem__(self, key: int, item: KeyedJaggedTensor) -> None:
+        self.features[key] = item
+
+    def __getitem__(self, key: int) -> KeyedJaggedTensor:
+        return self.features[key]
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        return iter(self.features)
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        for feature in self.features:
+            feature.record_stream(stream)
+
+
+@dataclass
+class ShardedEmbeddingTable(EmbeddingTableConfig):
+    """A table with its shard on this rank, for code that describes one; the executors read `types.Shard`."""
+
+    compute_kernel: EmbeddingComputeKernel = EmbeddingComputeKernel.DENSE
+    local_rows: int = 0
+    local_cols: int = 0
+    local_metadata: Any = None
+    global_metadata: Any = None
+    dtensor_metadata: Any = None
+    fused_params: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class GroupedEmbeddingConfig:
+    """Tables that one kernel could hold, for code that describes them."""
+
+    data_type: DataType
+    pooling: PoolingType
+    is_weighted: bool
+    has_feature_processor: bool
+    compute_kernel: EmbeddingComputeKernel
+    embedding_tables: list[ShardedEmbeddingTable]
+    fused_params: dict[str, Any] | None = None
+    enable_embedding_update: bool = False
+
+    def feature_hash_sizes(self) -> list[int]:
+        """Rows, for each feature of each table."""
+        return [table.num_embeddings for table in self.embedding_tables for _ in table.feature_names]
+
+    def num_features(self) -> int:
+        return sum(table.num_features() for table in self.embedding_tables)
+
+    def dim_sum(self) -> int:
+        """Columns of this rank's part of the output."""
+        return sum(table.num_features() * table.local_cols for table in self.embedding_tables)
+
+    def table_names(self) -> list[str]:
+        return [table.name for table in self.embedding_tables]
+
+    def feature_names(self) -> list[str]:
+        return [name for table in self.embedding_tables for name in table.feature_names]
+
+    def embedding_dims(self) -> list[int]:
+        """Columns on this rank, for each feature."""
+        return [table.local_cols for table in self.embedding_tables for _ in table.feature_names]
+
+    def embedding_names(self) -> list[str]:
+        return [name for table in self.embedding_tables for name in table.embedding_names]

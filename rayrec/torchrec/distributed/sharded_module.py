@@ -1,0 +1,79 @@
+"""The protocol of sharded modules, as a base for a user's own: ids out, lookup, vectors back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from rayrec.distributed.comm.awaitable import Awaitable, LazyAwaitable
+from rayrec.optim.fused import FusedOptimizerModule
+from rayrec.streamable import Multistreamable
+
+Ids = TypeVar("Ids")
+Vectors = TypeVar("Vectors")
+Out = TypeVar("Out")
+Context = TypeVar("Context", bound=Multistreamable)
+
+
+class ShardedModule(nn.Module, ABC, Generic[Ids, Vectors, Out, Context]):
+    """A module whose parameters are on several ranks. rayrec's own sharded collections count as such, and hold what a
+    step needs in the ids themselves instead of a context.
+
+    Args:
+        qcomm_codecs_registry: number formats on the wire, by exchange.
+    """
+
+    def __init__(self, qcomm_codecs_registry: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self._codecs = {} if qcomm_codecs_registry is None else qcomm_codecs_registry
+
+    @property
+    def qcomm_codecs_registry(self) -> dict[str, Any]:
+        return self._codecs
+
+    @abstractmethod
+    def create_context(self) -> Context:
+        """What the stages of one step hand on."""
+
+    @abstractmethod
+    def input_dist(self, ctx: Context, *inputs: Any, **kwargs: Any) -> Awaitable[Awaitable[Ids]]:
+        """Sends sizes, then ids."""
+
+    @abstractmethod
+    def compute(self, ctx: Context, dist_input: Ids) -> Vectors:
+        """Looks up."""
+
+    @abstractmethod
+    def output_dist(self, ctx: Context, output: Vectors) -> LazyAwaitable[Out]:
+        """Sends vectors back."""
+
+    def compute_and_output_dist(self, ctx: Context, input: Ids) -> LazyAwaitable[Out]:
+        return self.output_dist(ctx, self.compute(ctx, input))
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> LazyAwaitable[Out]:
+        """All stages, one after the other."""
+        ctx = self.create_context()
+        return self.compute_and_output_dist(ctx, self.input_dist(ctx, *inputs, **kwargs).wait().wait())
+
+    def prefetch(
+        self, dist_input: Ids, forward_stream: torch.cuda.Stream | None = None, ctx: Context | None = None
+    ) -> None:
+        """Rows behind a device cache are fetched when they are looked up."""
+
+    def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
+        """Names of the parameters that are not to be exchanged by DistributedDataParallel."""
+        for name, _ in self.named_parameters():
+            yield f"{prefix}.{name}" if prefix else name
+
+    @property
+    @abstractmethod
+    def unsharded_module_type(self) -> type[nn.Module]:
+        """What it is the twin of."""
+
+
+class ShardedEmbeddingModule(ShardedModule[Ids, Vectors, Out, Context], FusedOptimizerModule):
+    """A sharded module of embeddings, which has an optimizer inside backward."""

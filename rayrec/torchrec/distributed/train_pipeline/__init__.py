@@ -1,0 +1,48 @@
+"""Training while the next batches are on their way: `pipeline` does it, other files offer it by TorchRec's names."""
+
+from rayrec.distributed.pipeline import TrainPipeline, sparse_features
+from rayrec.torchrec.distributed.train_pipeline.gradient_accumulation import (
+    GradientAccumulationConfig,
+    GradientAccumulationWrapper,
+)
+from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import (
+    PipelineStage,
+    SparseDataDistUtil,
+    StagedTrainPipeline,
+)
+from rayrec.torchrec.distributed.train_pipeline.train_pipelines import (
+    EvalPipelineFusedSparseDist,
+    EvalPipelineSparseDist,
+    PrefetchTrainPipelineSparseDist,
+    TorchCompileConfig,
+    TrainPipelineBase,
+    TrainPipelineFusedSparseDist,
+    TrainPipelinePT2,
+    TrainPipelineSemiSync,
+    TrainPipelineSparseDist,
+    TrainPipelineSparseDistCompAutograd,
+    TrainPipelineSparseDistLite,
+)
+from rayrec.torchrec.distributed.train_pipeline.utils import DataLoadingThread
+
+__all__ = [
+    "DataLoadingThread",
+    "EvalPipelineFusedSparseDist",
+    "EvalPipelineSparseDist",
+    "GradientAccumulationConfig",
+    "GradientAccumulationWrapper",
+    "PipelineStage",
+    "PrefetchTrainPipelineSparseDist",
+    "SparseDataDistUtil",
+    "StagedTrainPipeline",
+    "TorchCompileConfig",
+    "TrainPipeline",
+    "TrainPipelineBase",
+    "TrainPipelineFusedSparseDist",
+    "TrainPipelinePT2",
+    "TrainPipelineSemiSync",
+    "TrainPipelineSparseDist",
+    "TrainPipelineSparseDistCompAutograd",
+    "TrainPipelineSparseDistLite",
+    "sparse_features",
+]

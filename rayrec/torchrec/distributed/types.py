@@ -1,0 +1,215 @@
+"""TorchRec's `distributed.types`: the engine's plan, environment and awaitables under its names, and its enums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardingSpec, ShardMetadata
+
+from rayrec.distributed.comm.awaitable import Awaitable, LazyAwaitable, NoWait
+from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed.dmp_collection import ShardingStrategy
+from rayrec.distributed.plan.module_sharder import ModuleSharder, ShardingPlanner
+from rayrec.distributed.plan.sharding_plan import EmbeddingModuleShardingPlan, ModuleSharding, ShardingPlan
+from rayrec.distributed.plan.shards import (
+    DEFAULT_LOAD_FACTOR,
+    CacheParams,
+    ParameterSharding,
+    Shard,
+    ShardingType,
+    Span,
+)
+from rayrec.distributed.replicas.env import ShardingEnv2D
+from rayrec.streamable import Multistreamable
+from rayrec.torchrec.distributed.cache_kinds import (
+    BoundsCheckMode,
+    CacheAlgorithm,
+    CacheStatistics,
+    MultiPassPrefetchConfig,
+)
+from rayrec.torchrec.distributed.sharded_module import ShardedModule
+
+__all__ = [
+    "DEFAULT_LOAD_FACTOR",
+    "Awaitable",
+    "BoundsCheckMode",
+    "CacheAlgorithm",
+    "CacheParams",
+    "CacheStatistics",
+    "CommOp",
+    "ComputeKernel",
+    "DeviceToHostTensorAwaitable",
+    "EmbeddingEvent",
+    "EmbeddingModuleShardingPlan",
+    "EnumerableShardingSpec",
+    "GetItemLazyAwaitable",
+    "KeyValueParams",
+    "LazyAwaitable",
+    "LazyGetItemMixin",
+    "LazyNoWait",
+    "ModuleSharder",
+    "ModuleSharding",
+    "MultiPassPrefetchConfig",
+    "NoWait",
+    "NullShardedModuleContext",
+    "NullShardingContext",
+    "ParameterSharding",
+    "ParameterStorage",
+    "PipelineType",
+    "Shard",
+    "ShardMetadata",
+    "ShardedModule",
+    "ShardedTensor",
+    "ShardedTensorMetadata",
+    "ShardingEnv",
+    "ShardingEnv2D",
+    "ShardingPlan",
+    "ShardingPlanner",
+    "ShardingSpec",
+    "ShardingStrategy",
+    "ShardingType",
+    "Span",
+    "StorageUsageType",
+    "TensorProperties",
+]
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class PipelineType(Enum):
+    """Which pipeline drives a model."""
+
+    NONE = "none"
+    TRAIN_BASE = "train_base"
+    TRAIN_SPARSE_DIST = "train_sparse_dist"
+    TRAIN_PREFETCH_SPARSE_DIST = "train_prefetch_sparse_dist"
+
+
+class ComputeKernel(Enum):
+    """The kernel of a module that has no choice of them."""
+
+    DEFAULT = "default"
+
+
+class EmbeddingEvent(Enum):
+    """A stage of a step, as profiles name it."""
+
+    KJT_SPLITS_DIST = "splits_dist"
+    KJT_TENSORS_DIST = "tensors_dist"
+    LOOKUP = "lookup"
+    OUTPUT_DIST = "output_dist"
+    OUTPUT_DIST_WAIT = "output_dist_wait"
+
+
+class ParameterStorage(Enum):
+    """Device memory, or the host's."""
+
+    HBM = "hbm"
+    DDR = "ddr"
+
+
+class CommOp(Enum):
+    """An exchange that a codec is for."""
+
+    POOLED_EMBEDDINGS_ALL_TO_ALL = "pooled_embeddings_all_to_all"
+    POOLED_EMBEDDINGS_REDUCE_SCATTER = "pooled_embeddings_reduce_scatter"
+    SEQUENCE_EMBEDDINGS_ALL_TO_ALL = "sequence_embeddings_all_to_all"
+
+
+class StorageUsageType(Enum):
+    """Whose way of counting bytes."""
+
+    BASE_QUANT = "BaseQuantEmbeddingSharder"
+    BASE = "BaseEmbeddingSharder"
+    DEFAULT = "ModuleSharder"
+
+
+@dataclass(frozen=True)
+class KeyValueParams:
+    """Settings of tables on disk or on parameter servers, which there are not: kept, and refused in a plan."""
+
+    ssd_storage_directory: str | None = None
+    ssd_rocksdb_write_buffer_size: int | None = None
+    ssd_rocksdb_shards: int | None = None
+    gather_ssd_cache_stats: bool | None = None
+    stats_reporter_config: object | None = None
+    use_passed_in_path: bool = True
+    l2_cache_size: int | None = None
+    max_l1_cache_size: int | None = None
+    enable_async_update: bool | None = None
+    bulk_init_chunk_size: int | None = None
+    lazy_bulk_init_enabled: bool | None = None
+    enable_raw_embedding_streaming: bool | None = None
+    res_store_shards: int | None = None
+    kvzch_tbe_config: object | None = None
+    load_ckpt_without_opt: bool = False
+    ps_hosts: tuple[tuple[str, int], ...] | None = None
+    ps_client_thread_num: int | None = None
+    ps_max_key_per_request: int | None = None
+    ps_max_local_index_length: int | None = None
+
+
+class NullShardedModuleContext(Multistreamable):
+    """The context of a sharded module that needs none."""
+
+    def record_stream(self, stream: torch.cuda.streams.Stream) -> None:
+        """There is nothing to record."""
+
+    def __setattr__(self, key: str, value: object) -> None:
+        raise NotImplementedError("a context that holds nothing takes no attribute; derive one of your own")
+
+
+class NullShardingContext(Multistreamable):
+    """The context of a sharding that needs none."""
+
+    def record_stream(self, stream: torch.cuda.streams.Stream) -> None:
+        """There is nothing to record."""
+
+
+class LazyNoWait(LazyAwaitable[T]):
+    """A result that is there already."""
+
+    def __init__(self, obj: T) -> None:
+        self._obj = obj
+
+    def _wait_impl(self) -> T:
+        return self._obj
+
+
+class DeviceToHostTensorAwaitable(LazyAwaitable[torch.Tensor]):
+    """A tensor on its way from a device to the host.
+
+    Args:
+        tensor_on_device: of any device; its copy begins at once.
+    """
+
+    def __init__(self, tensor_on_device: torch.Tensor) -> None:
+        self._tensor = tensor_on_device.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.current_stream().record_event() if tensor_on_device.is_cuda else None
+
+    def _wait_impl(self) -> torch.Tensor:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._tensor
+
+
+class LazyGetItemMixin(Generic[K, T]):
+    """Put before `LazyAwaitable` among the bases: an item of the result is itself waited for when it is used."""
+
+    def __getitem__(self, key: K) -> LazyAwaitable[T]:
+        return GetItemLazyAwaitable(self, key)  # type: ignore[arg-type]
+
+
+class GetItemLazyAwaitable(LazyAwaitable[T]):
+    """An item of a result that is under way."""
+
+    def __init__(self, parent: Awaitable[Any], key: Any) -> None:
+        self._parent, self._key = parent, key
+
+    def _wait_impl(self) -> T:
+        return self._parent.wait()[self._key]
