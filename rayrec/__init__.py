@@ -39,7 +39,7 @@ _HOMES = {
     "Trainer": "rayrec.train",
     "TrainConfig": "rayrec.train",
 }
-_LOW = ("sparse", "optim", "modules", "models", "quant", "datasets")
+_LOW = ("sparse", "optim", "modules", "models", "quant")
 _PACKAGES = frozenset((*_LOW, "checkpoint", "data", "distributed", "metrics", "train"))
 
 if TYPE_CHECKING:

@@ -29,13 +29,13 @@ MODULES = {f"rayrec.modules.{name}": text for name, text in MODULES.items()} | {
     "rayrec.distributed.fp_embeddingbag": (
         "DistributedModelParallel shards the collection inside; no sharder of its own is needed"
     ),
-    "rayrec.metrics.gauc": "rayrec.metrics.GroupedAuc, exact over batches and ranks",
-    "rayrec.metrics.output": "RecMetricEnum.SCALAR of a task whose label is that output",
-    "rayrec.metrics.hindsight_target_pr": "RecMetricEnum.PRECISION and RECALL with a threshold",
-    "rayrec.metrics.multi_label_precision": "a task for each label, with RecMetricEnum.PRECISION",
+    "rayrec.torchrec.metrics.gauc": "rayrec.metrics.GroupedAuc, exact over batches and ranks",
+    "rayrec.torchrec.metrics.output": "RecMetricEnum.SCALAR of a task whose label is that output",
+    "rayrec.torchrec.metrics.hindsight_target_pr": "RecMetricEnum.PRECISION and RECALL with a threshold",
+    "rayrec.torchrec.metrics.multi_label_precision": "a task for each label, with RecMetricEnum.PRECISION",
     **dict.fromkeys(
-        (f"rayrec.metrics.{name}" for name in ("cpu_offloaded_metric_module", "cpu_comms_metric_module")),
-        "rayrec.metrics.metric_module.RecMetricModule; one all-reduce adds all of its sums up",
+        (f"rayrec.torchrec.metrics.{name}" for name in ("cpu_offloaded_metric_module", "cpu_comms_metric_module")),
+        "rayrec.torchrec.metrics.metric_module.RecMetricModule; one all-reduce adds all of its sums up",
     ),
     **dict.fromkeys((f"rayrec.inference.{name}" for name in ("modules", "state_dict_transform")), _INFERENCE),
     "rayrec.quant.embedding_modules": _INFERENCE,

@@ -24,7 +24,6 @@ LEVELS = {
     "distributed": 5,
     "checkpoint": 6,
     "data": 7,
-    "datasets": 7,
     "metrics": 7,
     "inference": 8,
     "train": 9,
@@ -207,8 +206,8 @@ MUTABLE = {
     "rayrec/modules/configs.py": {"BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig"},
     "rayrec/modules/embedding_configs.py": {"EmbeddingTableConfig"},
     "rayrec/optim/warmup.py": {"WarmupStage"},
-    "rayrec/datasets/utils.py": {"Batch"},
-    "rayrec/metrics/metrics_config.py": {
+    "rayrec/torchrec/datasets/utils.py": {"Batch"},
+    "rayrec/torchrec/metrics/metrics_config.py": {
         "BatchSizeStage",
         "MetricsConfig",
         "RecMetricDef",

@@ -3,14 +3,11 @@
 What is measured and how it is defined lives here; when it is measured, and who is told, is `rayrec.train`'s business.
 """
 
-from rayrec.metrics import paths
 from rayrec.metrics.binary import BinaryMetrics
 from rayrec.metrics.buckets import BucketedMetrics
 from rayrec.metrics.grouped import GroupedAuc
 from rayrec.metrics.histogram import LogitBins
 from rayrec.metrics.labels import LabelMetrics
 from rayrec.metrics.numbers import NumberMetrics
-
-paths.install()
 
 __all__ = ["BinaryMetrics", "BucketedMetrics", "GroupedAuc", "LabelMetrics", "LogitBins", "NumberMetrics"]

@@ -1,4 +1,4 @@
-"""What a model is fed."""
+"""`Batch`: the input of a model."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rayrec.sparse import KeyedJaggedTensor
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B examples: the dense features, the sparse features, and what is to be predicted.
+    """B examples: dense features, sparse features and labels.
 
     Args:
         dense: float32 [B, N]; N may be 0.
         sparse: ids of every sparse feature, stride B.
-        label: float32 [B]; of T labels [B, T], NaN where one was not observed.
-        weight: float32 [B], how much each example counts; None: all alike.
-        group: int64 [B], equal for examples of one group; time: int64 [B], seconds since 1970 (UTC). In evaluation,
-            where the schema has them.
+        label: float32 [B]; with T labels [B, T], NaN where a label was not observed.
+        weight: float32 [B], sample weights; None: all 1.
+        group: int64 [B], the group of each example; only in evaluation, and if the schema has one.
+        time: int64 [B], seconds since 1970 (UTC); as `group`.
     """
 
     dense: torch.Tensor
@@ -41,10 +41,19 @@ class Batch:
         return float(self.rows) if self.weight is None else float(self.weight.sum(dtype=torch.float64))
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        """The same batch on `device`."""
         return self._each(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
+        """The same batch in pinned host memory."""
         return self._each(lambda part: part.pin_memory())
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Keeps the memory of the tensors on a GPU from reuse until the work queued on `stream` is done."""
+        self.sparse.record_stream(stream)
+        for part in (self.dense, self.label, self.weight, self.group, self.time):
+            if part is not None and part.is_cuda:
+                part.record_stream(stream)
 
     def _each(self, act: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         parts = (getattr(self, field.name) for field in fields(self))

@@ -1,128 +1,83 @@
-"""DeepFM cut into parts as in TorchRec, with its arguments and state names: dense and sparse features in, probabilities
-out. `rayrec.models.DeepFM` is the complete model that a config names (Guo et al. 2017, arXiv:1703.04247).
-"""
+"""DeepFM: a factorization machine and an MLP on the same vectors (Guo et al. 2017, arXiv:1703.04247)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from rayrec.modules import EmbeddingBagCollection
-from rayrec.modules.deepfm import DeepFM, FactorizationMachine
-from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
+from rayrec.models.batch import Batch
+from rayrec.models.loss import Head, check_logits, common_dim
+from rayrec.modules import MLP, EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.modules.fm import pairwise_sum
 
 
-class SparseArch(nn.Module):
-    """Pooled vectors of all features, by name."""
+class DeepFM(nn.Module):
+    """Click probability: logit = bias + Σ w_i + Σ_{i<j} <v_i, v_j> + MLP(v_1 … v_n) over all fields.
 
-    def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
-        super().__init__()
-        self.embedding_bag_collection: nn.Module = embedding_bag_collection
-
-    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """What the collection gives."""
-        pooled: KeyedTensor = self.embedding_bag_collection(features)
-        return pooled
-
-
-class DenseArch(nn.Module):
-    """Dense features to one vector of the tables' width, with relu after both layers."""
-
-    def __init__(self, in_features: int, hidden_layer_size: int, embedding_dim: int) -> None:
-        super().__init__()
-        self.model: nn.Module = nn.Sequential(
-            nn.Linear(in_features, hidden_layer_size), nn.ReLU(), nn.Linear(hidden_layer_size, embedding_dim), nn.ReLU()
-        )
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """`[B, in_features]` to `[B, embedding_dim]`."""
-        out: torch.Tensor = self.model(features)
-        return out
-
-
-class FMInteractionArch(nn.Module):
-    """The dense vector, a dense net over all vectors, and a factorization machine over all numbers, side by side.
+    A field is a sparse feature, with the pooled vector of its ids, or a dense feature, with its value times a learned
+    vector. A field's weight w_i is a learned projection of its vector, so that a table holds all that belongs to an id.
+    Of several labels, each has a bias, projections and an output of the MLP; the pairwise sum is theirs together.
 
     Args:
-        fm_in_features: numbers of all vectors of an example.
-        sparse_feature_names: of the vectors, in order.
-        deep_fm_dimension: width of the dense net's output.
-    """
-
-    def __init__(self, fm_in_features: int, sparse_feature_names: Sequence[str], deep_fm_dimension: int) -> None:
-        super().__init__()
-        self.sparse_feature_names = list(sparse_feature_names)
-        self.deep_fm = DeepFM(nn.Sequential(nn.Linear(fm_in_features, deep_fm_dimension), nn.ReLU()))
-        self.fm = FactorizationMachine()
-
-    def forward(self, dense_features: torch.Tensor, sparse_features: KeyedTensor) -> torch.Tensor:
-        """`[B, D + deep_fm_dimension + 1]`."""
-        if not self.sparse_feature_names:
-            return dense_features
-        vectors = [dense_features, *(sparse_features[name] for name in self.sparse_feature_names)]
-        return torch.cat([dense_features, self.deep_fm(vectors), self.fm(vectors)], dim=1)
-
-
-class OverArch(nn.Module):
-    """One probability from all that the parts found."""
-
-    def __init__(self, in_features: int) -> None:
-        super().__init__()
-        self.model: nn.Module = nn.Sequential(nn.Linear(in_features, 1), nn.Sigmoid())
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """`[B, in_features]` to `[B, 1]`."""
-        out: torch.Tensor = self.model(features)
-        return out
-
-
-class SimpleDeepFMNN(nn.Module):
-    """Click probability from dense features and embedding bags.
-
-    Args:
-        num_dense_features: number of dense features.
-        embedding_bag_collection: tables of one width D.
-        hidden_layer_size: of the net over dense features.
-        deep_fm_dimension: width of the deep part's output.
+        tables: embedding tables, all of one `embedding_dim` D.
+        num_dense: N, the number of dense features; 0 is allowed.
+        deep_arch: layer widths of the MLP, the last of them 1, or the number of labels.
+        dropout: in the MLP.
+        is_weighted: ids carry weights.
+        task_weights: of several labels' losses; None for one label.
+        label_kinds: "binary" or "number" for each label; None: all binary.
+        device: of the dense part; the tables lie on "meta" until they are sharded, unless `tables_device` says
+            otherwise.
+        seed: of the tables' first weights.
 
     Raises:
-        ValueError: no tables, or tables of different widths.
+        ValueError: widths that do not fit together, with the setting to change.
     """
 
     def __init__(
         self,
-        num_dense_features: int,
-        embedding_bag_collection: EmbeddingBagCollection,
-        hidden_layer_size: int,
-        deep_fm_dimension: int,
+        tables: Sequence[EmbeddingBagConfig],
+        num_dense: int,
+        deep_arch: Sequence[int],
+        dropout: float = 0.0,
+        is_weighted: bool = False,
+        task_weights: Sequence[float] | None = None,
+        label_kinds: Sequence[str] | None = None,
+        device: torch.device | str | None = None,
+        tables_device: torch.device | str | None = "meta",
+        seed: int | None = None,
     ) -> None:
         super().__init__()
-        configs = embedding_bag_collection.embedding_bag_configs()
-        dims = {config.name: config.embedding_dim for config in configs}
-        if len(set(dims.values())) != 1:
-            raise ValueError(f"all tables need one embedding_dim; there are {dims}")
-        dim = configs[0].embedding_dim
-        names = [name for config in configs for name in config.feature_names]
-        self.sparse_arch = SparseArch(embedding_bag_collection)
-        self.dense_arch = DenseArch(num_dense_features, hidden_layer_size, dim)
-        self.inter_arch = FMInteractionArch(dim * (len(names) + 1), names, deep_fm_dimension)
-        self.over_arch = OverArch(dim + deep_fm_dimension + 1)
+        check_logits("deepfm", "deep_arch", deep_arch, task_weights)
+        self.head = Head(task_weights, device, label_kinds)
+        self.dim = common_dim("deepfm", tables)
+        self.num_sparse = sum(len(table.feature_names) for table in tables)
+        num_fields = self.num_sparse + num_dense
+        self.embedding_bags = EmbeddingBagCollection(list(tables), is_weighted, device=tables_device, seed=seed)
+        self.dense_vectors_ND = nn.Parameter(torch.empty(num_dense, self.dim, device=device))
+        labels = () if task_weights is None else (len(task_weights),)
+        self.projection_FD = nn.Parameter(torch.empty(num_fields, self.dim, *labels, device=device))
+        self.bias = nn.Parameter(torch.empty(labels, device=device))
+        self.deep = MLP(num_fields * self.dim, deep_arch, dropout=dropout, activation_on_last=False, device=device)
+        self.reset_parameters()
 
-    def forward(self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor) -> torch.Tensor:
-        """Probabilities `[B, 1]`."""
-        vectors = self.inter_arch(self.dense_arch(dense_features), self.sparse_arch(sparse_features))
-        probability: torch.Tensor = self.over_arch(vectors)
-        return probability
+    def reset_parameters(self) -> None:
+        """Small normal vectors and projections, zero bias."""
+        for parameter in (self.dense_vectors_ND, self.projection_FD):
+            nn.init.normal_(parameter, std=1 / math.sqrt(self.dim))
+        nn.init.zeros_(self.bias)
 
-
-class SimpleDeepFMNNWrapper(SimpleDeepFMNN):
-    """The model with its loss, called with one object that has `float_features`, `idlist_features` and `label`."""
-
-    def forward(self, model_input: Any) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """(binary cross-entropy, probabilities `[B, 1]`)."""
-        probability = super().forward(model_input.float_features, model_input.idlist_features)
-        return F.binary_cross_entropy(probability.squeeze(), model_input.label), probability
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """(mean binary cross-entropy, logits `[B]`, or `[B, T]` of several labels)."""
+        pooled = self.embedding_bags(batch.sparse)
+        dense_BND = batch.dense[:, :, None] * self.dense_vectors_ND
+        sparse_BFD = pooled.values().view(-1, self.num_sparse, self.dim)
+        fields_BFD = torch.cat([sparse_BFD, dense_BND], dim=1)
+        flat_BV = fields_BFD.flatten(1)
+        linear_BT = self.bias + flat_BV @ self.projection_FD.flatten(0, 1).view(flat_BV.shape[1], -1)
+        outputs_BT = linear_BT + pairwise_sum(fields_BFD)[:, None] + self.deep(flat_BV)
+        loss_and_logits: tuple[torch.Tensor, torch.Tensor] = self.head(outputs_BT, batch)
+        return loss_and_logits

@@ -1,4 +1,4 @@
-"""How the dense vector and the sparse ones meet. Shapes: B examples, F sparse features, D dims."""
+"""Pairwise dot products of dense and sparse vectors. Shapes: B examples, F sparse features, D dims."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import nn
 
 
 class InteractionArch(nn.Module):
-    """Dot products of all pairs among F + 1 vectors (the dense one first), after the dense vector itself.
+    """The dense vector, then the dot products of all pairs among F + 1 vectors, of which the dense one is the first.
 
     Args:
-        num_sparse_features: F; without any, the dense vector is passed on.
+        num_sparse_features: F; with 0 the output is the dense vector.
     """
 
     _pairs: torch.Tensor
@@ -39,8 +39,8 @@ class InteractionArch(nn.Module):
 
 
 class _PairProducts(torch.autograd.Function):
-    """Dot products of pairs of vectors, `[B, N, D]` to `[B, P]`. What autograd would do by itself takes two products of
-    matrices on the way back where one is enough, and adds up gradients element by element.
+    """Dot products of pairs of vectors, `[B, N, D]` to `[B, P]`. The backward is one matrix product; autograd's own
+    takes two, and adds up gradients element by element.
 
     Args:
         pairs: the places of the pairs in a matrix `[N, N]`.
@@ -57,54 +57,3 @@ class _PairProducts(torch.autograd.Function):
         vectors, pair_of = ctx.saved_tensors
         both_sides = F.pad(grads[0].to(vectors.dtype), (0, 1)).index_select(1, pair_of)  # of a lower one under autocast
         return torch.bmm(both_sides.view(-1, *[vectors.shape[1]] * 2), vectors), None, None
-
-
-class InteractionDCNArch(nn.Module):
-    """A cross network over all vectors of an example, side by side.
-
-    Args:
-        num_sparse_features: F.
-        crossnet: takes `[B, (F + 1) D]`.
-    """
-
-    def __init__(self, num_sparse_features: int, crossnet: nn.Module) -> None:
-        super().__init__()
-        self.F = num_sparse_features
-        self.crossnet = crossnet
-
-    def forward(self, dense_features: torch.Tensor, sparse_features: torch.Tensor) -> torch.Tensor:
-        """`[B, D]` and `[B, F, D]` to `[B, (F + 1) D]`."""
-        if self.F <= 0:
-            return dense_features
-        crossed: torch.Tensor = self.crossnet(
-            torch.cat([dense_features[:, None, :], sparse_features], dim=1).flatten(1)
-        )
-        return crossed
-
-
-class InteractionProjectionArch(nn.Module):
-    """Two nets over all vectors of an example, whose outputs are multiplied as matrices, after the dense vector.
-
-    Args:
-        num_sparse_features: F.
-        interaction_branch1: `[B, (F + 1) D]` to `[B, F1 D]`.
-        interaction_branch2: `[B, (F + 1) D]` to `[B, F2 D]`.
-    """
-
-    def __init__(
-        self, num_sparse_features: int, interaction_branch1: nn.Module, interaction_branch2: nn.Module
-    ) -> None:
-        super().__init__()
-        self.F = num_sparse_features
-        self.interaction_branch1 = interaction_branch1
-        self.interaction_branch2 = interaction_branch2
-
-    def forward(self, dense_features: torch.Tensor, sparse_features: torch.Tensor) -> torch.Tensor:
-        """`[B, D]` and `[B, F, D]` to `[B, D + F1 F2]`."""
-        if self.F <= 0:
-            return dense_features
-        batch, dim = dense_features.shape
-        flat = torch.cat([dense_features[:, None, :], sparse_features], dim=1).flatten(1)
-        left = self.interaction_branch1(flat).reshape(batch, -1, dim)
-        right = self.interaction_branch2(flat).reshape(batch, dim, -1)
-        return torch.cat([dense_features, torch.bmm(left, right).reshape(batch, -1)], dim=1)

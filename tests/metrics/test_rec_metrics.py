@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import comm
-from rayrec.metrics.metric_module import RecMetricModule, StateMetric, generate_metric_module
-from rayrec.metrics.metrics_config import (
+from rayrec.torchrec.metrics.metric_module import RecMetricModule, StateMetric, generate_metric_module
+from rayrec.torchrec.metrics.metrics_config import (
     BatchSizeStage,
     DefaultMetricsConfig,
     EmptyMetricsConfig,
@@ -27,10 +27,11 @@ from rayrec.metrics.metrics_config import (
     StateMetricEnum,
     ThroughputDef,
 )
-from rayrec.metrics.rec_metric import MEASURES, RecMetric, RecMetricException, named_metric
-from rayrec.metrics.streaming.measure import REQUIRED
-from rayrec.metrics.streaming.samples import SAMPLE_OPTIONS, auc, auprc, rauc
-from rayrec.metrics.throughput import RATE_OPTIONS, ThroughputMetric
+from rayrec.torchrec.metrics.precision import PrecisionMetric
+from rayrec.torchrec.metrics.rec_metric import MEASURES, RecMetric, RecMetricException
+from rayrec.torchrec.metrics.streaming.measure import REQUIRED
+from rayrec.torchrec.metrics.streaming.samples import SAMPLE_OPTIONS, auc, auprc, rauc
+from rayrec.torchrec.metrics.throughput import RATE_OPTIONS, ThroughputMetric
 from tests.ranks import on_ranks
 
 BATCH, STEPS = 8, 6
@@ -163,12 +164,12 @@ def test_what_is_not_offered_says_what_to_use() -> None:
     with pytest.raises(RecMetricException, match="include_logloss"):
         module(1, 0, RecMetricEnum.LOG_LOSS)
     with pytest.raises(TypeError, match="no option"):
-        named_metric("precision", "PrecisionMetric")(1, 0, 1, [RecTaskInfo()], treshold=1)
+        PrecisionMetric(1, 0, 1, [RecTaskInfo()], treshold=1)
 
 
 def test_the_time_between_computations_sets_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 12.0, 12.5])
-    monkeypatch.setattr("rayrec.metrics.metric_module.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("rayrec.torchrec.metrics.metric_module.time.monotonic", lambda: next(clock))
     metrics = module(1, 0, RecMetricEnum.CTR, compute_interval_steps=10, min_compute_interval=4.0)
     metrics.compute()
     assert metrics.compute_interval_steps == 10
@@ -182,7 +183,7 @@ def steps_of_rank(group: dist.ProcessGroup) -> int:
     """Between this rank's two computations lie 2 or 4 seconds."""
     clock = iter([10.0, 12.0 + 2 * group.rank()])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rayrec.metrics.metric_module.time", SimpleNamespace(monotonic=lambda: next(clock)))
+        patch.setattr("rayrec.torchrec.metrics.metric_module.time", SimpleNamespace(monotonic=lambda: next(clock)))
         metrics = module(2, group.rank(), RecMetricEnum.CTR, compute_interval_steps=10, min_compute_interval=4.0)
         metrics.compute()
         metrics.compute()
@@ -209,7 +210,7 @@ def test_the_steps_that_fit_between_two_lapses(
     monkeypatch: pytest.MonkeyPatch, shortest: float, longest: float, steps: int
 ) -> None:
     clock = iter([10.0, 12.0])
-    monkeypatch.setattr("rayrec.metrics.metric_module.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("rayrec.torchrec.metrics.metric_module.time.monotonic", lambda: next(clock))
     bounds = {"min_compute_interval": shortest, "max_compute_interval": longest}
     metrics = module(1, 0, RecMetricEnum.CTR, compute_interval_steps=10, **bounds)
     metrics.compute()

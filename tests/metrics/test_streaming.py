@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from rayrec.metrics.metric_module import REC_METRICS_MAPPING
-from rayrec.metrics.metrics_config import RecComputeMode, RecMetricEnum, RecTaskInfo, SessionMetricDef
-from rayrec.metrics.rec_metric import RecMetric, RecMetricException
-from rayrec.metrics.streaming import sessions, sums
-from rayrec.metrics.streaming.samples import auc, auprc, rauc
-from rayrec.metrics.throughput import LONGEST_WINDOW_S, ThroughputMetric
+from rayrec.torchrec.metrics.metric_module import REC_METRICS_MAPPING
+from rayrec.torchrec.metrics.metrics_config import RecComputeMode, RecMetricEnum, RecTaskInfo, SessionMetricDef
+from rayrec.torchrec.metrics.rec_metric import RecMetric, RecMetricException
+from rayrec.torchrec.metrics.streaming import sessions, sums
+from rayrec.torchrec.metrics.streaming.samples import auc, auprc, rauc
+from rayrec.torchrec.metrics.throughput import LONGEST_WINDOW_S, ThroughputMetric
 
 SIZES, WINDOW = (6, 9, 5), 15  # of the batches, of which the window holds the last two
 TINY = 1e-12
@@ -590,7 +590,7 @@ def test_labels_may_be_cut_into_two() -> None:
 
 def clock(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
     ticks = iter(seconds)
-    monkeypatch.setattr("rayrec.metrics.throughput.time.monotonic", lambda: next(ticks))
+    monkeypatch.setattr("rayrec.torchrec.metrics.throughput.time.monotonic", lambda: next(ticks))
 
 
 def test_examples_per_second(monkeypatch: pytest.MonkeyPatch) -> None:

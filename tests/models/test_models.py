@@ -49,6 +49,26 @@ def batch(rows: int, num_dense: int = 3, seed: int = 0, weighted: bool = False) 
     )
 
 
+def test_every_tensor_of_a_batch_is_recorded_on_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a pipeline does on a GPU, where a tensor that is left out may be overwritten while the stream reads it."""
+    rows = replace(batch(4, weighted=True), weight=torch.ones(4), group=torch.arange(4), time=torch.arange(4))
+    stream: Any = object()
+    recorded: list[int] = []
+
+    def record_stream(tensor: torch.Tensor, on: Any) -> None:
+        assert on is stream
+        recorded.append(tensor.data_ptr())
+
+    monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
+    rows.record_stream(stream)
+    assert not recorded, "tensors of the host belong to no stream"
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
+    rows.record_stream(stream)
+    ids = rows.sparse
+    parts = [rows.dense, rows.label, rows.weight, rows.group, rows.time, ids.values(), ids.weights(), ids.lengths()]
+    assert {part.data_ptr() for part in parts if part is not None} <= set(recorded)
+
+
 def loss_by_hand(logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     click = torch.sigmoid(logits)
     return -(label * click.log() + (1 - label) * (1 - click).log()).mean()

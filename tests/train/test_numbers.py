@@ -16,7 +16,7 @@ import torch.distributed as dist
 from rayrec.data import DataError
 from rayrec.metrics import LabelMetrics, NumberMetrics
 from rayrec.models import Batch
-from rayrec.models.complete.loss import Head
+from rayrec.models.loss import Head
 from rayrec.train import TrainError
 from rayrec.train.config.file import ConfigError, parse_config
 from rayrec.train.evaluate_run import evaluate_run

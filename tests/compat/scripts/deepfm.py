@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from rayrec.datasets.utils import Batch
-from rayrec.models.deepfm import SimpleDeepFMNN
+from rayrec.torchrec.datasets.utils import Batch
 from rayrec.torchrec.distributed.train_pipeline import TrainPipelineBase
+from rayrec.torchrec.models.deepfm import SimpleDeepFMNN
 from tests.compat.scripts.given import draws, fill
 
 

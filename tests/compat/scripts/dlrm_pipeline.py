@@ -6,17 +6,17 @@ import torch
 import torch.distributed as dist
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from rayrec.datasets.utils import Batch
 from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.model_parallel import get_default_sharders
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from rayrec.distributed.planner.types import ParameterConstraints
-from rayrec.models.dlrm import DLRM, DLRMTrain
 from rayrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from rayrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from rayrec.optim.optimizers import in_backward_optimizer_filter
 from rayrec.optim.rowwise_adagrad import RowWiseAdagrad
+from rayrec.torchrec.datasets.utils import Batch
 from rayrec.torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from rayrec.torchrec.models.dlrm import DLRM, DLRMTrain
 from tests.compat.scripts.given import draws, fill
 
 RANKS = 2

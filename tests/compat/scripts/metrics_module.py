@@ -10,10 +10,16 @@ from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
-from rayrec.metrics.metric_module import RecMetricModule, generate_metric_module
-from rayrec.metrics.metrics_config import MetricsConfig, RecMetricDef, RecMetricEnum, RecTaskInfo, ThroughputDef
 from rayrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from rayrec.torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from rayrec.torchrec.metrics.metric_module import RecMetricModule, generate_metric_module
+from rayrec.torchrec.metrics.metrics_config import (
+    MetricsConfig,
+    RecMetricDef,
+    RecMetricEnum,
+    RecTaskInfo,
+    ThroughputDef,
+)
 from tests.compat.scripts.given import draws, fill
 
 RANKS = 2

@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class AverageMetric(RecMetric):
+    """The metric `average`."""
+
+    name = "average"

@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class CaliFreeNEMetric(RecMetric):
+    """The metric `cali_free_ne`."""
+
+    name = "cali_free_ne"

@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class CalibrationMetric(RecMetric):
+    """The metric `calibration`."""
+
+    name = "calibration"

@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class RecalibratedCalibrationMetric(RecMetric):
+    """The metric `recalibrated_calibration`."""
+
+    name = "recalibrated_calibration"

@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class CTRMetric(RecMetric):
+    """The metric `ctr`."""
+
+    name = "ctr"

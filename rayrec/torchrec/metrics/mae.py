@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class MAEMetric(RecMetric):
+    """The metric `mae`."""
+
+    name = "mae"

@@ -1,0 +1,298 @@
+"""`RecMetricModule`: all that a training measures, under TorchRec's names; made by `generate_metric_module`."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rayrec.distributed.comm import all_gather_object
+from rayrec.torchrec.metrics.all_metrics import ALL_METRICS
+from rayrec.torchrec.metrics.metrics_config import (
+    BatchSizeStage,
+    MetricsConfig,
+    RecMetricDef,
+    RecMetricEnum,
+    RecTaskInfo,
+    StateMetricEnum,
+    validate_batch_size_stages,
+)
+from rayrec.torchrec.metrics.metrics_namespace import compose_customized_metric_key, compose_metric_namespace
+from rayrec.torchrec.metrics.rec_metric import RecMetric, RecMetricException, RecMetricList, group_of
+from rayrec.torchrec.metrics.throughput import ThroughputMetric
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+REC_METRICS_MAPPING: dict[RecMetricEnum, type[RecMetric]] = {
+    RecMetricEnum(metric.name): metric for metric in ALL_METRICS
+}
+NOT_OFFERED = {
+    RecMetricEnum.LOG_LOSS: "RecMetricEnum.NE with arguments={'include_logloss': True}",
+    RecMetricEnum.OUTPUT: "RecMetricEnum.SCALAR of a task whose label is that output",
+    RecMetricEnum.HINDSIGHT_TARGET_PR: "RecMetricEnum.PRECISION and RECALL with a threshold",
+    RecMetricEnum.MULTI_LABEL_PRECISION: "a task for each label, with RecMetricEnum.PRECISION",
+    RecMetricEnum.SERVING_AE_LOSS: "RecMetricEnum.MAE",
+}
+
+
+class StateMetric(ABC):
+    """A part of the training that gives figures of itself."""
+
+    @abstractmethod
+    def get_metrics(self) -> dict[str, Any]:
+        """By name."""
+
+
+class MetricsResult(dict[str, Any]):
+    """Figures by key. They are there at once; the methods are for code that waits for them."""
+
+    def resolve(self) -> dict[str, Any]:
+        return self
+
+    def is_resolved(self) -> bool:
+        return True
+
+    def subscribe(
+        self, callback: Callable[[dict[str, Any]], None], on_error: Callable[[Exception], None] | None = None
+    ) -> None:
+        callback(self)
+
+
+class RecMetricModule(torch.nn.Module):
+    """All metrics of a training.
+
+    Args:
+        batch_size: of a rank.
+        world_size: ranks.
+        rec_tasks: the model's tasks.
+        rec_metrics: the metrics.
+        throughput_metric: examples per second.
+        state_metrics: other parts' figures, by namespace.
+        compute_interval_steps: `should_compute` says yes once in so many batches.
+        min_compute_interval, max_compute_interval: seconds; the steps are set so that the time between the first two
+            computations falls between them.
+
+    Raises:
+        ValueError: an interval below 0.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        world_size: int,
+        rec_tasks: list[RecTaskInfo] | None = None,
+        rec_metrics: RecMetricList | None = None,
+        throughput_metric: ThroughputMetric | None = None,
+        state_metrics: dict[str, StateMetric] | None = None,
+        compute_interval_steps: int = 100,
+        min_compute_interval: float = 0.0,
+        max_compute_interval: float = float("inf"),
+    ) -> None:
+        super().__init__()
+        if max_compute_interval <= 0 or min_compute_interval < 0:
+            raise ValueError(f"compute intervals of {min_compute_interval} to {max_compute_interval} seconds")
+        self.batch_size, self.world_size = batch_size, world_size
+        self.rec_tasks = rec_tasks or []
+        self.rec_metrics = RecMetricList([]) if rec_metrics is None else rec_metrics
+        self.throughput_metric, self.state_metrics = throughput_metric, state_metrics or {}
+        self.trained_batches, self.compute_count = 0, 0
+        self.compute_interval_steps = compute_interval_steps
+        self._bounds_s = (min_compute_interval, max_compute_interval)
+        self._computed_at: float | None = None
+
+    def update(self, model_out: dict[str, torch.Tensor], **kwargs: Any) -> None:
+        """Adds a batch.
+
+        Args:
+            model_out: the model's outputs by name; of each task the label and the weight [B], and the prediction, a
+                probability, [B].
+
+        Raises:
+            ValueError: an output of a task is missing, or of another size than its label.
+        """
+        if len(self.rec_metrics) and self.rec_tasks:
+            needed = self.get_required_inputs()
+            if needed:
+                kwargs["required_inputs"] = {name: model_out[name].squeeze() for name in needed}
+            self.rec_metrics.update(**_by_task(self.rec_tasks, model_out), **kwargs)
+        if self.throughput_metric is not None:
+            self.throughput_metric.update()
+        self.trained_batches += 1
+
+    def should_compute(self) -> bool:
+        """Whether it is time for `compute`."""
+        return self.trained_batches % self.compute_interval_steps == 0
+
+    def compute(self) -> MetricsResult:
+        """All figures, of all ranks, each of which must call this; of tasks on rank 0 alone, unless configured."""
+        self.compute_count += 1
+        found = MetricsResult()
+        if len(self.rec_metrics):
+            self._adjust_interval()
+            found.update(self.rec_metrics.compute())
+        if self.throughput_metric is not None:
+            found.update(self.throughput_metric.compute())
+        for namespace, part in self.state_metrics.items():
+            figures = part.get_metrics().items()
+            found.update({compose_customized_metric_key(namespace, name): value for name, value in figures})
+        return found
+
+    def local_compute(self) -> MetricsResult:
+        """The tasks' figures of this rank alone, `local_` before their names."""
+        return MetricsResult(self.rec_metrics.local_compute())
+
+    def sync(self) -> None:
+        """Makes the state that of all ranks, as for a checkpoint, until `unsync`."""
+        self.rec_metrics.sync()
+
+    def unsync(self) -> None:
+        """Takes this rank's own state back."""
+        self.rec_metrics.unsync()
+
+    def reset(self) -> None:
+        """Forgets every batch of the tasks."""
+        self.rec_metrics.reset()
+
+    def get_required_inputs(self) -> list[str] | None:
+        """Outputs of the model that metrics need beside labels, predictions and weights; None for nothing."""
+        return self.rec_metrics.get_required_inputs()
+
+    def shutdown(self) -> None:
+        """Nothing is left running."""
+
+    def async_compute(self) -> MetricsResult:
+        """Refused: `compute` is the one way."""
+        raise RecMetricException("figures are computed when asked for: use compute()")
+
+    def _adjust_interval(self) -> None:
+        """Once, at the second computation."""
+        now, before = time.monotonic(), self._computed_at
+        self._computed_at = now
+        shortest, longest = self._bounds_s
+        if before is None or self._bounds_s == (0.0, float("inf")):
+            return
+        lapse = now - before
+        self._bounds_s = (0.0, float("inf"))
+        steps = self.compute_interval_steps
+        if not shortest <= lapse <= longest and lapse > 0:
+            if longest == float("inf"):
+                aim = shortest + 1.0
+            elif shortest == 0.0:
+                aim = longest - (1.0 if longest > 1.0 else 0.0)
+            else:
+                aim = (shortest + longest) / 2
+            steps = max(1, int(aim * steps / lapse))
+        group = group_of(self.rec_metrics[0]._group)
+        self.compute_interval_steps = max(all_gather_object(steps, group)) if group else steps
+
+
+def _by_task(tasks: Sequence[RecTaskInfo], model_out: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """`labels`, `predictions` and `weights` by the tasks' names; those of an empty batch are left out."""
+    found: dict[str, dict[str, torch.Tensor]] = {"labels": {}, "predictions": {}, "weights": {}}
+    for task in tasks:
+        wanted = {"labels": task.label_name, "predictions": task.prediction_name, "weights": task.weight_name}
+        wanted = {kind: name for kind, name in wanted.items() if name}
+        missing = [name for name in wanted.values() if name not in model_out]
+        if missing:
+            raise ValueError(f"task {task.name!r}: the model's outputs have no {missing}; they have {list(model_out)}")
+        parts = {kind: model_out[name].squeeze() for kind, name in wanted.items()}
+        size = parts["labels"].numel()
+        for kind, part in parts.items():
+            classes = part.shape[-1] if kind == "predictions" and part.dim() > parts["labels"].dim() else 1
+            if part.numel() != size * classes:
+                raise ValueError(
+                    f"task {task.name!r}: {wanted[kind]} has {part.numel()} numbers and {task.label_name} {size}"
+                )
+            if size:
+                found[kind][task.name] = part if parts["labels"].dim() else part.unsqueeze(0)
+    return found
+
+
+def generate_metric_module(
+    metric_class: type[RecMetricModule],
+    metrics_config: MetricsConfig,
+    batch_size: int,
+    world_size: int,
+    my_rank: int,
+    state_metrics_mapping: dict[StateMetricEnum, StateMetric],
+    device: torch.device,
+    process_group: dist.ProcessGroup | None = None,
+    batch_size_stages: Sequence[BatchSizeStage] | None = None,
+    module_kwargs: dict[str, Any] | None = None,
+) -> RecMetricModule:
+    """A module of what a config names.
+
+    Args:
+        metric_class: `RecMetricModule`, or one's own below it.
+        metrics_config: what to measure.
+        batch_size: of a rank.
+        world_size, my_rank: ranks, and this one.
+        state_metrics_mapping: the parts that the config's `state_metrics` name.
+        device: where sums are kept; that of the model's outputs avoids copies.
+        process_group: the ranks; by default all.
+        batch_size_stages: batch sizes by iteration.
+        module_kwargs: further arguments of `metric_class`.
+
+    Raises:
+        ValueError: a metric without tasks, or with tasks and indices both; a stage without an end that is not the last.
+        RecMetricException: a metric that is not offered; the message says what to use.
+    """
+    validate_batch_size_stages(batch_size_stages)
+    config = metrics_config
+    metrics = [
+        _class_of(metric)(
+            world_size=world_size,
+            my_rank=my_rank,
+            batch_size=batch_size,
+            tasks=_tasks_of(metric, of, config),
+            compute_mode=config.rec_compute_mode,
+            window_size=of.window_size,
+            fused_update_limit=config.fused_update_limit,
+            compute_on_all_ranks=config.compute_on_all_ranks,
+            should_validate_update=config.should_validate_update,
+            process_group=process_group,
+            **(of.arguments or {}),
+        )
+        for metric, of in config.rec_metrics.items()
+    ]
+    throughput = None
+    if config.throughput_metric is not None:
+        throughput = ThroughputMetric(
+            batch_size=batch_size,
+            world_size=world_size,
+            window_seconds=config.throughput_metric.window_size,
+            warmup_steps=config.throughput_metric.warmup_steps,
+            batch_size_stages=batch_size_stages,
+        )
+    module = metric_class(
+        batch_size=batch_size,
+        world_size=world_size,
+        rec_tasks=config.rec_tasks,
+        rec_metrics=RecMetricList(metrics),
+        throughput_metric=throughput,
+        state_metrics={
+            compose_metric_namespace(kind, str(kind)): state_metrics_mapping[kind] for kind in config.state_metrics
+        },
+        compute_interval_steps=config.compute_interval_steps,
+        min_compute_interval=config.min_compute_interval,
+        max_compute_interval=config.max_compute_interval,
+        **(module_kwargs or {}),
+    )
+    return module.to(device)
+
+
+def _class_of(metric: RecMetricEnum) -> type[RecMetric]:
+    if metric not in REC_METRICS_MAPPING:
+        instead = NOT_OFFERED.get(metric, f"one of {sorted(str(kind) for kind in REC_METRICS_MAPPING)}")
+        raise RecMetricException(f"the metric {metric} is not offered: use {instead}")
+    return REC_METRICS_MAPPING[metric]
+
+
+def _tasks_of(metric: RecMetricEnum, of: RecMetricDef, config: MetricsConfig) -> list[RecTaskInfo]:
+    if bool(of.rec_tasks) == bool(of.rec_task_indices):
+        raise ValueError(f"the metric {metric} needs rec_tasks or rec_task_indices, and not both")
+    return of.rec_tasks or [config.rec_tasks[place] for place in of.rec_task_indices]

@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class MSEMetric(RecMetric):
+    """The metric `mse`."""
+
+    name = "mse"

@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class NDCGMetric(RecMetric):
+    """The metric `ndcg`."""
+
+    name = "ndcg"

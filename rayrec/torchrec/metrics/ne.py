@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class NEMetric(RecMetric):
+    """The metric `ne`."""
+
+    name = "ne"

@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class PrecisionMetric(RecMetric):
+    """The metric `precision`."""
+
+    name = "precision"

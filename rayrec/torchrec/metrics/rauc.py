@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class RAUCMetric(RecMetric):
+    """The metric `rauc`."""
+
+    name = "rauc"

@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class RecallMetric(RecMetric):
+    """The metric `recall`."""
+
+    name = "recall"

@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class ScalarMetric(RecMetric):
+    """The metric `scalar`."""
+
+    name = "scalar"

@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class ServingCalibrationMetric(RecMetric):
+    """The metric `serving_calibration`."""
+
+    name = "serving_calibration"

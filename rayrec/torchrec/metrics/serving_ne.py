@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class ServingNEMetric(RecMetric):
+    """The metric `serving_ne`."""
+
+    name = "serving_ne"

@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class SumWeightsMetric(RecMetric):
+    """The metric `sum_weights`."""
+
+    name = "sum_weights"

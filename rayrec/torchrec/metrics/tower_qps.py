@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class TowerQPSMetric(RecMetric):
+    """The metric `tower_qps`."""
+
+    name = "tower_qps"

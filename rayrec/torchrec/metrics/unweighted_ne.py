@@ -1,0 +1,7 @@
+from rayrec.torchrec.metrics.rec_metric import RecMetric
+
+
+class UnweightedNEMetric(RecMetric):
+    """The metric `unweighted_ne`."""
+
+    name = "unweighted_ne"
