@@ -1,3 +1,5 @@
+"""The weighted share of examples classified correctly at a threshold."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

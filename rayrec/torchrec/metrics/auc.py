@@ -1,3 +1,5 @@
+"""Area under the ROC curve of the window's examples, exact."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

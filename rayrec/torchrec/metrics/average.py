@@ -1,3 +1,5 @@
+"""Weighted means of labels and predictions."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""Calibration-free NE: NE over that of always predicting the mean prediction."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""Sum of predictions over sum of labels."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""Click-through rate: the weighted share of positives."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

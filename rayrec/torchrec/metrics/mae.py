@@ -1,3 +1,5 @@
+"""Mean absolute error."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

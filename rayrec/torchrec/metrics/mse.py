@@ -1,3 +1,5 @@
+"""Mean squared error, its root, and R²."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""Recall among the k most likely classes, for each k."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

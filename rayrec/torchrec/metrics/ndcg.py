@@ -1,3 +1,5 @@
+"""NDCG of sessions (Järvelin & Kekäläinen 2002)."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

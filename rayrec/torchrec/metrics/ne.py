@@ -1,3 +1,5 @@
+"""Normalized entropy: cross entropy over that of always predicting the mean label."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""Normalized entropy of the positive examples alone."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

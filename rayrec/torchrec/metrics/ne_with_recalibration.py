@@ -1,3 +1,5 @@
+"""NE of predictions corrected for a model that was trained on a sample of the negatives."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""Mean squared error over that of always predicting 1."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""Sum of the weights of examples whose label is NaN."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""Sum of the weights of positives."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""Precision at a threshold."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""Precision of the first examples of each session."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""Recall at a threshold."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""Mean of the labels, for figures that a model computes itself."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""NE of each group of examples."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

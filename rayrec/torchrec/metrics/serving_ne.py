@@ -1,3 +1,5 @@
+"""NE, and the number of examples with a weight."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""Sum of weights."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

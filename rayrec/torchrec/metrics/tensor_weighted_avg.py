@@ -1,3 +1,5 @@
+"""Weighted mean of the tensor that a task names."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

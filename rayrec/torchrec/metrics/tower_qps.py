@@ -1,3 +1,5 @@
+"""Examples per second of each task."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""Normalized entropy with all weights 1."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 

@@ -1,3 +1,5 @@
+"""Weighted sum of predictions."""
+
 from rayrec.torchrec.metrics.rec_metric import RecMetric
 
 
