@@ -9,11 +9,9 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from rayrec import not_offered
 from rayrec._compat import check_pair
 
 check_pair()
-not_offered.install()
 
 # Read once, by Arrow's allocator, when pyarrow is loaded: it keeps the pages of what is freed. A stream gives back a
 # window's memory, with windows mixed all of a block's, to ask for as much a moment later; with pages that went back to

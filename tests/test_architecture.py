@@ -204,7 +204,7 @@ def _num_arguments(cls: ast.ClassDef) -> int:
 # Working state, and what users fill in step by step; all other dataclasses are facts.
 MUTABLE = {
     "rayrec/modules/configs.py": {"BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig"},
-    "rayrec/modules/embedding_configs.py": {"EmbeddingTableConfig"},
+    "rayrec/torchrec/modules/embedding_configs.py": {"EmbeddingTableConfig"},
     "rayrec/optim/warmup.py": {"WarmupStage"},
     "rayrec/torchrec/datasets/utils.py": {"Batch"},
     "rayrec/torchrec/metrics/metrics_config.py": {

@@ -24,14 +24,14 @@ from rayrec.distributed import EmbeddingBagCollectionSharder
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from rayrec.distributed.planner.storage_reservations import FixedAbsoluteStorageReservation
 from rayrec.metrics import BinaryMetrics, NumberMetrics
-from rayrec.modules.mc_modules import (
+from rayrec.torchrec.distributed.train_pipeline import DataLoadingThread
+from rayrec.torchrec.metrics.metrics_config import BatchSizeStage
+from rayrec.torchrec.metrics.throughput import ThroughputMetric
+from rayrec.torchrec.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
-from rayrec.torchrec.distributed.train_pipeline import DataLoadingThread
-from rayrec.torchrec.metrics.metrics_config import BatchSizeStage
-from rayrec.torchrec.metrics.throughput import ThroughputMetric
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.session import session_alone
 from tests.train.small import Silent, make_job, raw_config, write_all

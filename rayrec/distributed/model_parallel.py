@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.collections.sharder import default_device
-from rayrec.distributed.comm import all_gather_uneven
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.data_parallel import (
     DataParallelWrapper,
@@ -26,7 +24,6 @@ from rayrec.distributed.data_parallel import (
 from rayrec.distributed.kernel import Kernel
 from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
-from rayrec.modules.mc_modules import ManagedCollisionModule
 from rayrec.optim import CombinedOptimizer, in_backward_optimizer_filter
 
 __all__ = [
@@ -56,7 +53,8 @@ class DistributedModelParallel(nn.Module):
     Names of parameters and state are those of the unsharded module.
 
     Args:
-        module: any module with collections anywhere inside it; it is changed in place.
+        module: any module with collections anywhere inside it; it is changed in place. A submodule with a method
+            `on_sharded(process_group)` gets a call when the collections are sharded.
         env: who takes part; the default process group, or this process alone.
         device: of this rank; its GPU or the CPU by default.
         plan: where tables lie; by default the planner decides for this world.
@@ -128,8 +126,9 @@ class DistributedModelParallel(nn.Module):
             parent, _, name = path.rpartition(".")
             setattr(module.get_submodule(parent), name, sharded)
         for each in module.modules():
-            if isinstance(each, ManagedCollisionModule):  # ranks that see the same ids decide alike
-                each.gather = partial(all_gather_uneven, group=self._env.whole.process_group)
+            on_sharded = getattr(each, "on_sharded", None)
+            if on_sharded is not None:
+                on_sharded(self._env.whole.process_group)
         return module
 
     @property

@@ -13,6 +13,14 @@ from torch import nn
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 
+class FeatureProcessor(nn.Module, ABC):
+    """Gives the ids of one feature their weights."""
+
+    @abstractmethod
+    def forward(self, features: JaggedTensor) -> JaggedTensor:
+        """The same ids, weighted."""
+
+
 class FeatureProcessorsCollection(nn.Module, ABC):
     """Gives the ids of all features their weights."""
 
@@ -83,47 +91,6 @@ class PositionWeightedProcessor(FeatureProcessorsCollection):
             places = torch.tensor(by_key, dtype=torch.int64).view(-1, 2).t().repeat_interleave(repeats, dim=1)
             self._places[key] = places.to(features.device())
         return self._places[key]
-
-
-class BaseFeatureProcessor(nn.Module, ABC):
-    """Features by name in and out."""
-
-    @abstractmethod
-    def forward(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """The same features, processed."""
-
-
-class BaseGroupedFeatureProcessor(nn.Module, ABC):
-    """All features in one tensor in and out."""
-
-    @abstractmethod
-    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The same features, processed."""
-
-
-class PositionWeightedModule(BaseFeatureProcessor):
-    """`PositionWeightedProcessor` for features by name: those that are named get weights, the others stay as they are.
-
-    Args:
-        max_feature_lengths, device: as there.
-    """
-
-    def __init__(self, max_feature_lengths: Mapping[str, int], device: torch.device | str | None = None) -> None:
-        super().__init__()
-        self.position_weights = nn.ParameterDict(
-            {name: nn.Parameter(torch.ones(length, device=device)) for name, length in max_feature_lengths.items()}
-        )
-
-    def reset_parameters(self) -> None:
-        """All weights 1."""
-        for weight in self.position_weights.values():
-            nn.init.ones_(weight)
-
-    def forward(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        return {
-            name: weighted_by_position(jt, self.position_weights[name]) if name in self.position_weights else jt
-            for name, jt in features.items()
-        }
 
 
 def weighted_by_position(jt: JaggedTensor, weight_L: torch.Tensor) -> JaggedTensor:

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from rayrec.modules.embedding import EmbeddingBagCollection, feature_names
-from rayrec.modules.feature_processor import FeatureProcessorsCollection
-from rayrec.modules.feature_processor_ import FeatureProcessor
+from rayrec.modules.feature_processor import FeatureProcessor, FeatureProcessorsCollection
 from rayrec.sparse import KeyedJaggedTensor
 
 

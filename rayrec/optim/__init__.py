@@ -11,7 +11,6 @@ from rayrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimiz
 from rayrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 from rayrec.optim.optimizers import in_backward_optimizer_filter
 from rayrec.optim.rowwise import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
-from rayrec.optim.semi_sync import SemisyncOptimizer
 from rayrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "PartialRowWiseAdam",
     "PartialRowWiseLAMB",
     "RowWiseAdagrad",
-    "SemisyncOptimizer",
     "WarmupOptimizer",
     "WarmupPolicy",
     "WarmupStage",

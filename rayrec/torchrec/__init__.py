@@ -1,1 +1,76 @@
-"""TorchRec's public names over rayrec's engine."""
+"""TorchRec's tree of public names over rayrec.
+
+Change `torchrec` in your imports to `rayrec.torchrec`, or leave them and start the program with
+`python -m rayrec.torchrec train.py`. `README.md` lists what differs.
+
+Names are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rayrec.torchrec import not_offered
+from rayrec.torchrec.alias import install
+
+not_offered.install()
+
+_HOMES = {
+    "JaggedTensor": "rayrec.sparse",
+    "KeyedJaggedTensor": "rayrec.sparse",
+    "KeyedTensor": "rayrec.sparse",
+    "DataType": "rayrec.modules",
+    "EmbeddingBagCollection": "rayrec.modules",
+    "EmbeddingBagCollectionInterface": "rayrec.modules",
+    "EmbeddingBagConfig": "rayrec.modules",
+    "EmbeddingCollection": "rayrec.modules",
+    "EmbeddingConfig": "rayrec.modules",
+    "PoolingType": "rayrec.modules",
+    "Multistreamable": "rayrec.streamable",
+    "Pipelineable": "rayrec.streamable",
+}
+_PACKAGES = frozenset(
+    ("datasets", "distributed", "inference", "metrics", "models", "modules", "optim", "quant", "sparse")
+)
+
+if TYPE_CHECKING:
+    from rayrec.modules import (
+        DataType,
+        EmbeddingBagCollection,
+        EmbeddingBagCollectionInterface,
+        EmbeddingBagConfig,
+        EmbeddingCollection,
+        EmbeddingConfig,
+        PoolingType,
+    )
+    from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+    from rayrec.streamable import Multistreamable, Pipelineable
+
+__all__ = [
+    "DataType",
+    "EmbeddingBagCollection",
+    "EmbeddingBagCollectionInterface",
+    "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingConfig",
+    "JaggedTensor",
+    "KeyedJaggedTensor",
+    "KeyedTensor",
+    "Multistreamable",
+    "Pipelineable",
+    "PoolingType",
+    "install",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_PACKAGES])

@@ -9,14 +9,14 @@ import torch
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.distributed import DistributedModelParallel, ShardingEnv
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
-from rayrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
-from rayrec.modules.mc_modules import (
+from rayrec.optim import apply_optimizer_in_backward
+from rayrec.torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from rayrec.torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+from rayrec.torchrec.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
-from rayrec.optim import apply_optimizer_in_backward
-from rayrec.torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from tests.ranks import PerRank, on_ranks
 
 CONFIG = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=7, feature_names=["f"])

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rayrec.optim import GradientClipping, GradientClippingOptimizer, KeyedOptimizerWrapper
-from rayrec.optim.semi_sync import SemisyncOptimizer
 from rayrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage, factor
+from rayrec.torchrec.optim.semi_sync import SemisyncOptimizer
 
 
 def defaults(call: Any) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from rayrec.optim import (
     KeyedOptimizer,
     KeyedOptimizerWrapper,
     OptimizerWrapper,
-    SemisyncOptimizer,
     WarmupOptimizer,
     WarmupPolicy,
     WarmupStage,
     in_backward_optimizer_filter,
 )
 from rayrec.optim.warmup import factor
+from rayrec.torchrec.optim.semi_sync import SemisyncOptimizer
 from tests.ranks import on_ranks
 
 

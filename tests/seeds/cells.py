@@ -14,7 +14,7 @@ BESIDE = Path(__file__).resolve().parents[3] / "shared" / "seeds"
 
 # the package, and a CPU for the GPU
 SWAPS = {
-    "torchrec": "rayrec",
+    "torchrec": "rayrec.torchrec",
     '"cuda"': '"cpu"',
     'backend="nccl"': 'backend="gloo"',
     '"nccl"\n': '"gloo"\n',  # as an argument; a comparison with it stays

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from rayrec.torchrec.distributed.planner.types import ParameterConstraints
 
-import rayrec
-from rayrec.distributed.plan.shards import ShardingType
-from rayrec.distributed.planner.types import ParameterConstraints
+import rayrec.torchrec
+from rayrec.torchrec.distributed.types import ShardingType
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
@@ -32,34 +32,34 @@ user_table    | [0, 0]        | [4096, 64]  | rank:0/cpu
 """  # noqa: W291
 
 
-def shop(device: str = "cpu") -> rayrec.EmbeddingBagCollection:
+def shop(device: str = "cpu") -> rayrec.torchrec.EmbeddingBagCollection:
     """Two tables, as in both introductions."""
-    return rayrec.EmbeddingBagCollection(
+    return rayrec.torchrec.EmbeddingBagCollection(
         device=device,
         tables=[
-            rayrec.EmbeddingBagConfig(
+            rayrec.torchrec.EmbeddingBagConfig(
                 name=f"{thing}_table",
                 embedding_dim=64,
                 num_embeddings=4096,
                 feature_names=[thing],
-                pooling=rayrec.PoolingType.SUM,
+                pooling=rayrec.torchrec.PoolingType.SUM,
             )
             for thing in ("product", "user")
         ],
     )
 
 
-def visits() -> rayrec.KeyedJaggedTensor:
-    return rayrec.KeyedJaggedTensor.from_jt_dict(
+def visits() -> rayrec.torchrec.KeyedJaggedTensor:
+    return rayrec.torchrec.KeyedJaggedTensor.from_jt_dict(
         {
-            "product": rayrec.JaggedTensor(values=torch.tensor([1, 2, 1, 5]), lengths=torch.tensor([3, 1])),
-            "user": rayrec.JaggedTensor(values=torch.tensor([2, 3, 4, 1]), lengths=torch.tensor([2, 2])),
+            "product": rayrec.torchrec.JaggedTensor(values=torch.tensor([1, 2, 1, 5]), lengths=torch.tensor([3, 1])),
+            "user": rayrec.torchrec.JaggedTensor(values=torch.tensor([2, 3, 4, 1]), lengths=torch.tensor([2, 2])),
         }
     )
 
 
 def test_jagged_tensors_read_and_print_as_shown() -> None:
-    one = rayrec.JaggedTensor(values=torch.tensor([5, 7, 1]), lengths=torch.tensor([1, 2]))
+    one = rayrec.torchrec.JaggedTensor(values=torch.tensor([5, 7, 1]), lengths=torch.tensor([1, 2]))
     assert one.offsets().tolist() == [0, 1, 3]
     assert [part.tolist() for part in one.to_dense()] == [[5], [7, 1]]
     assert str(one) == "JaggedTensor({\n    [[5], [7, 1]]\n})\n"
@@ -73,7 +73,7 @@ def test_jagged_tensors_read_and_print_as_shown() -> None:
 
 
 def test_a_batch_from_keys_values_and_lengths_prints_as_shown() -> None:
-    batch = rayrec.KeyedJaggedTensor(
+    batch = rayrec.torchrec.KeyedJaggedTensor(
         keys=["product", "user"],
         values=torch.tensor([101, 202, 303, 404, 505, 606]),
         lengths=torch.tensor([2, 0, 1, 1, 1, 1], dtype=torch.int64),
@@ -102,10 +102,10 @@ def introduction(pg: dist.ProcessGroup) -> dict[str, Any]:
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 
-    from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
-    from rayrec.distributed.comm.env import ShardingEnv
-    from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
-    from rayrec.optim.optimizers import in_backward_optimizer_filter
+    from rayrec.torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+    from rayrec.torchrec.distributed.types import ShardingEnv
+    from rayrec.torchrec.optim.optimizers import in_backward_optimizer_filter
 
     shows: dict[str, Any] = {}
     ebc, kjt = shop(), visits()
@@ -123,7 +123,7 @@ def introduction(pg: dist.ProcessGroup) -> dict[str, Any]:
     shows["shapes"] = {key: list(block.shape) for key, block in kt.to_dict().items()}
     shows["same"] = torch.allclose(kt.values(), ebc(kjt).values())
     shows["stages"] = [len(sharded._input_dists), len(sharded._lookups), len(sharded._output_dists)]
-    model = rayrec.distributed.DistributedModelParallel(ebc, device=CPU)
+    model = rayrec.torchrec.distributed.DistributedModelParallel(ebc, device=CPU)
     shows["model"] = torch.allclose(model(kjt).wait().values(), kt.values())
 
     params = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.02, "eps": 0.002}
@@ -168,7 +168,7 @@ def test_the_introduction_shows_what_it_should() -> None:
 
 
 def test_a_lazy_awaitable_of_ones_own_waits() -> None:
-    from rayrec.distributed.comm.awaitable import LazyAwaitable
+    from rayrec.torchrec.distributed.types import LazyAwaitable
 
     class Ones(LazyAwaitable[torch.Tensor]):
         def __init__(self, size: list[int]) -> None:
@@ -183,7 +183,7 @@ def test_a_lazy_awaitable_of_ones_own_waits() -> None:
 
 
 def older_introduction(pg: dist.ProcessGroup) -> tuple[str, str, str, list[int]]:
-    model = rayrec.distributed.DistributedModelParallel(shop(device="meta"), device=CPU)
+    model = rayrec.torchrec.distributed.DistributedModelParallel(shop(device="meta"), device=CPU)
     output = model(visits())
     return str(model), str(model.plan), str(output), list(output.wait().values().shape)
 
@@ -196,14 +196,14 @@ def test_the_older_introduction_shards_from_meta_with_a_plan_of_its_own() -> Non
     assert shape == [2, 128]
 
 
-def sized_tables() -> list[rayrec.EmbeddingBagConfig]:
+def sized_tables() -> list[rayrec.torchrec.EmbeddingBagConfig]:
     return [
-        rayrec.EmbeddingBagConfig(
+        rayrec.torchrec.EmbeddingBagConfig(
             name=f"{size}_table_{i}",
             embedding_dim=64,
             num_embeddings=rows,
             feature_names=[f"{size}_table_feature_{i}"],
-            pooling=rayrec.PoolingType.SUM,
+            pooling=rayrec.torchrec.PoolingType.SUM,
         )
         for size, rows in (("large", 4096), ("small", 1024))
         for i in range(2)
@@ -214,13 +214,12 @@ def one_rank(pg: dist.ProcessGroup, constraints: dict[str, ParameterConstraints]
     """What each process of the notebook does."""
     from typing import cast
 
-    from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
-    from rayrec.distributed.comm.env import ShardingEnv
-    from rayrec.distributed.model_parallel import DistributedModelParallel
-    from rayrec.distributed.plan.module_sharder import ModuleSharder
-    from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
+    from rayrec.torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from rayrec.torchrec.distributed.model_parallel import DistributedModelParallel
+    from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+    from rayrec.torchrec.distributed.types import ModuleSharder, ShardingEnv
 
-    module = rayrec.EmbeddingBagCollection(device="cpu", tables=sized_tables())
+    module = rayrec.torchrec.EmbeddingBagCollection(device="cpu", tables=sized_tables())
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=pg.size(), compute_device="cpu"), constraints=constraints
     )
@@ -234,7 +233,7 @@ def one_rank(pg: dist.ProcessGroup, constraints: dict[str, ParameterConstraints]
 
 @pytest.mark.parametrize("kind", [ShardingType.TABLE_WISE, ShardingType.ROW_WISE])
 def test_the_notebook_shards_four_tables_over_two_ranks(kind: ShardingType) -> None:
-    from rayrec.distributed.plan.shards import EmbeddingComputeKernel
+    from rayrec.torchrec.distributed.embedding_types import EmbeddingComputeKernel
 
     constraints = {
         table.name: ParameterConstraints(
@@ -257,7 +256,7 @@ def test_the_notebook_shards_four_tables_over_two_ranks(kind: ShardingType) -> N
 
 
 def test_older_names_of_kernels_mean_the_same() -> None:
-    from rayrec.distributed.plan.shards import EmbeddingComputeKernel as Kernel
+    from rayrec.torchrec.distributed.embedding_types import EmbeddingComputeKernel as Kernel
 
     assert Kernel.BATCHED_FUSED is Kernel.FUSED and Kernel("batched_fused") is Kernel.FUSED
     assert Kernel("batched_fused_uvm_caching") is Kernel.FUSED_UVM_CACHING
@@ -283,12 +282,13 @@ def test_older_names_of_kernels_mean_the_same() -> None:
     ],
 )
 def test_names_are_found_where_the_tutorials_library_has_them(path: str, names: list[str]) -> None:
-    module = importlib.import_module(f"rayrec.{path}")
+    module = importlib.import_module(f"rayrec.torchrec.{path}")
     assert all(hasattr(module, name) for name in names)
 
 
-def test_every_public_name_can_be_loaded() -> None:
-    for name in rayrec.__all__:
-        assert getattr(rayrec, name) is not None
+@pytest.mark.parametrize("package", [rayrec, rayrec.torchrec])
+def test_every_public_name_can_be_loaded(package: Any) -> None:
+    for name in package.__all__:
+        assert getattr(package, name) is not None
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
-        rayrec.nothing_of_the_kind  # noqa: B018
+        package.nothing_of_the_kind  # noqa: B018

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayrec.not_offered import without
+from rayrec.torchrec.not_offered import without
 
 INT_FEATURE_COUNT = 13
 CAT_FEATURE_COUNT = 26

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayrec.not_offered import without
+from rayrec.torchrec.not_offered import without
 
 DEFAULT_RATINGS_COLUMN_NAMES = ["userId", "movieId", "rating", "timestamp"]
 DEFAULT_RATINGS_COLUMNS = DEFAULT_RATINGS_COLUMN_NAMES

@@ -1,1 +1,60 @@
-"""TorchRec's public names over rayrec's engine."""
+"""`torchrec.distributed`: sharded training."""
+
+from rayrec.distributed import (
+    Awaitable,
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    EmbeddingComputeKernel,
+    ModuleSharder,
+    NoWait,
+    ParameterSharding,
+    ShardedEmbeddingBagCollection,
+    ShardedEmbeddingCollection,
+    ShardingEnv,
+    ShardingPlan,
+    ShardingPlanner,
+    ShardingType,
+    get_local_rank,
+    get_local_size,
+)
+from rayrec.torchrec.distributed.sharded_module import ShardedModule
+from rayrec.torchrec.distributed.train_pipeline import (
+    DataLoadingThread,
+    EvalPipelineSparseDist,
+    PrefetchTrainPipelineSparseDist,
+    TrainPipeline,
+    TrainPipelineBase,
+    TrainPipelineSparseDist,
+)
+from rayrec.torchrec.distributed.types import ShardedTensor
+from rayrec.torchrec.distributed.utils import get_unsharded_module_names, sharded_model_copy
+
+__all__ = [
+    "Awaitable",
+    "DataLoadingThread",
+    "DistributedModelParallel",
+    "EmbeddingBagCollectionSharder",
+    "EmbeddingCollectionSharder",
+    "EmbeddingComputeKernel",
+    "EvalPipelineSparseDist",
+    "ModuleSharder",
+    "NoWait",
+    "ParameterSharding",
+    "PrefetchTrainPipelineSparseDist",
+    "ShardedEmbeddingBagCollection",
+    "ShardedEmbeddingCollection",
+    "ShardedModule",
+    "ShardedTensor",
+    "ShardingEnv",
+    "ShardingPlan",
+    "ShardingPlanner",
+    "ShardingType",
+    "TrainPipeline",
+    "TrainPipelineBase",
+    "TrainPipelineSparseDist",
+    "get_local_rank",
+    "get_local_size",
+    "get_unsharded_module_names",
+    "sharded_model_copy",
+]

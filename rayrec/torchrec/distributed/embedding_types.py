@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from rayrec.distributed.collections.sharder import BaseEmbeddingSharder
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel
-from rayrec.modules.embedding_configs import EmbeddingTableConfig
 from rayrec.streamable import Multistreamable
 from rayrec.torchrec.distributed.sharded_module import ShardedEmbeddingModule
+from rayrec.torchrec.modules.embedding_configs import EmbeddingTableConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from rayrec.modules.embedding_configs import DataType, PoolingType
     from rayrec.sparse import KeyedJaggedTensor
+    from rayrec.torchrec.modules.embedding_configs import DataType, PoolingType
 
 
 __all__ = [

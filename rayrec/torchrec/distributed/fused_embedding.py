@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
-from rayrec.modules.fused_embedding_modules import FusedEmbeddingCollection
+from rayrec.torchrec.modules.fused_embedding_modules import FusedEmbeddingCollection
 
 
 class FusedEmbeddingCollectionSharder(EmbeddingCollectionSharder):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
-from rayrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from rayrec.torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 
 class FusedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):

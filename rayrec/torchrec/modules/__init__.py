@@ -1,1 +1,41 @@
-"""TorchRec's `modules`."""
+"""`torchrec.modules`: table configs, collections and layers on one process."""
+
+from rayrec.modules import (
+    MLP,
+    CrossNet,
+    DataType,
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionInterface,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingCollectionInterface,
+    EmbeddingConfig,
+    FeatureProcessedEmbeddingBagCollection,
+    KTRegroupAsDict,
+    LowRankCrossNet,
+    LowRankMixtureCrossNet,
+    Perceptron,
+    PoolingType,
+    SwishLayerNorm,
+    VectorCrossNet,
+)
+
+__all__ = [
+    "MLP",
+    "CrossNet",
+    "DataType",
+    "EmbeddingBagCollection",
+    "EmbeddingBagCollectionInterface",
+    "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingCollectionInterface",
+    "EmbeddingConfig",
+    "FeatureProcessedEmbeddingBagCollection",
+    "KTRegroupAsDict",
+    "LowRankCrossNet",
+    "LowRankMixtureCrossNet",
+    "Perceptron",
+    "PoolingType",
+    "SwishLayerNorm",
+    "VectorCrossNet",
+]

@@ -1,0 +1,105 @@
+"""Collections whose ids go through managed collisions first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from rayrec.modules.configs import BaseEmbeddingConfig
+from rayrec.modules.embedding import EmbeddingBagCollection, EmbeddingCollection
+from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.modules.mc_modules import ManagedCollisionCollection
+
+
+class BaseManagedCollisionEmbeddingCollection(nn.Module):
+    """A collection behind managed collisions. A row that gets another id keeps its vector, as in TorchRec.
+
+    Args:
+        embedding_module: the collection.
+        managed_collision_collection: of the same tables.
+        return_remapped_features: returns the rows too.
+        allow_in_place_embed_weight_update: kept for who reads it.
+
+    Raises:
+        ValueError: other tables.
+    """
+
+    def __init__(
+        self,
+        embedding_module: EmbeddingBagCollection | EmbeddingCollection,
+        managed_collision_collection: ManagedCollisionCollection,
+        return_remapped_features: bool = False,
+        allow_in_place_embed_weight_update: bool = False,
+    ) -> None:
+        super().__init__()
+        configs: Sequence[BaseEmbeddingConfig]
+        if isinstance(embedding_module, EmbeddingBagCollection):
+            configs = embedding_module.embedding_bag_configs()
+        else:
+            configs = embedding_module.embedding_configs()
+        if list(configs) != list(managed_collision_collection.embedding_configs()):
+            raise ValueError("the collection and its managed collisions have different tables")
+        self._managed_collision_collection = managed_collision_collection
+        self._return_remapped_features = return_remapped_features
+        self._allow_in_place_embed_weight_update = allow_in_place_embed_weight_update
+        self._embedding_module = embedding_module
+
+    def forward(
+        self, features: KeyedJaggedTensor, mutate_miss_lengths: bool = True
+    ) -> tuple[Any, KeyedJaggedTensor | None]:
+        """(what the collection returns, the rows if they are wanted)."""
+        rows = self._managed_collision_collection(features, mutate_miss_lengths)
+        out = self._embedding_module(rows)
+        self._managed_collision_collection.evict()
+        return out, rows if self._return_remapped_features else None
+
+    def lookup_remapped_lengths_mask(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """Which lists have ids."""
+        return self._managed_collision_collection(features).lengths().to(torch.bool)
+
+
+class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollection):
+    """An `EmbeddingCollection` behind managed collisions; arguments as of the base."""
+
+    def __init__(
+        self,
+        embedding_collection: EmbeddingCollection,
+        managed_collision_collection: ManagedCollisionCollection,
+        return_remapped_features: bool = False,
+        allow_in_place_embed_weight_update: bool = False,
+    ) -> None:
+        super().__init__(
+            embedding_collection,
+            managed_collision_collection,
+            return_remapped_features,
+            allow_in_place_embed_weight_update,
+        )
+
+    @property
+    def _embedding_collection(self) -> nn.Module:
+        return self._embedding_module
+
+
+class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollection):
+    """An `EmbeddingBagCollection` behind managed collisions; arguments as of the base."""
+
+    def __init__(
+        self,
+        embedding_bag_collection: EmbeddingBagCollection,
+        managed_collision_collection: ManagedCollisionCollection,
+        return_remapped_features: bool = False,
+        allow_in_place_embed_weight_update: bool = False,
+    ) -> None:
+        super().__init__(
+            embedding_bag_collection,
+            managed_collision_collection,
+            return_remapped_features,
+            allow_in_place_embed_weight_update,
+        )
+
+    @property
+    def _embedding_bag_collection(self) -> nn.Module:
+        return self._embedding_module

@@ -1,0 +1,5 @@
+"""`torchrec.modules.regroup`."""
+
+from rayrec.modules.regroup import KTRegroupAsDict
+
+__all__ = ["KTRegroupAsDict"]

@@ -1,0 +1,53 @@
+"""`torchrec.optim`: optimizers by parameter name, schedules, clipping."""
+
+from rayrec.optim import (
+    LAMB,
+    SGD,
+    Adagrad,
+    Adam,
+    CombinedOptimizer,
+    EmptyFusedOptimizer,
+    FusedOptimizer,
+    FusedOptimizerModule,
+    GradientClipping,
+    GradientClippingOptimizer,
+    KeyedOptimizer,
+    KeyedOptimizerWrapper,
+    LarsSGD,
+    OptimizerWrapper,
+    PartialRowWiseAdam,
+    PartialRowWiseLAMB,
+    RowWiseAdagrad,
+    WarmupOptimizer,
+    WarmupPolicy,
+    WarmupStage,
+    in_backward_optimizer_filter,
+)
+from rayrec.torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from rayrec.torchrec.optim.semi_sync import SemisyncOptimizer
+
+__all__ = [
+    "LAMB",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "CombinedOptimizer",
+    "EmptyFusedOptimizer",
+    "FusedOptimizer",
+    "FusedOptimizerModule",
+    "GradientClipping",
+    "GradientClippingOptimizer",
+    "KeyedOptimizer",
+    "KeyedOptimizerWrapper",
+    "LarsSGD",
+    "OptimizerWrapper",
+    "PartialRowWiseAdam",
+    "PartialRowWiseLAMB",
+    "RowWiseAdagrad",
+    "SemisyncOptimizer",
+    "WarmupOptimizer",
+    "WarmupPolicy",
+    "WarmupStage",
+    "apply_optimizer_in_backward",
+    "in_backward_optimizer_filter",
+]

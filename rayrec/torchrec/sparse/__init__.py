@@ -1,0 +1,5 @@
+"""`torchrec.sparse`."""
+
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"]

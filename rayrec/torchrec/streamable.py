@@ -1,0 +1,5 @@
+"""`torchrec.streamable`."""
+
+from rayrec.streamable import Multistreamable, Pipelineable
+
+__all__ = ["Multistreamable", "Pipelineable"]
