@@ -35,8 +35,8 @@ from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionS
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner import ParameterConstraints, PlanResult, Topology, explain, plan_tables, write_html
-from rayrec.distributed.planner.estimate import evaluate
-from rayrec.distributed.planner.formatting import columns, human_bytes
+from rayrec.distributed.planner.cost.estimate import evaluate
+from rayrec.distributed.planner.report.text import columns, human_bytes
 from rayrec.modules import EmbeddingBagConfig
 
 SIZES = ((100, 2, 8, 0.5), (1000, 16, 8, 5.0), (5000, 64, 8, 60.0))  # tables, hosts, ranks a host, seconds allowed

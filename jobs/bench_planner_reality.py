@@ -28,8 +28,8 @@ from rayrec.distributed.plan.cuts import CUTS
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
 from rayrec.distributed.planner import ParameterConstraints, PlanResult, Topology, plan_tables
-from rayrec.distributed.planner.estimate import evaluate
-from rayrec.distributed.planner.storage import reserve_bytes
+from rayrec.distributed.planner.cost.estimate import evaluate
+from rayrec.distributed.planner.cost.memory import reserve_bytes
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.sparse import KeyedJaggedTensor
 

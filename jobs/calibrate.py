@@ -47,9 +47,9 @@ from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionS
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner import ParameterConstraints, Topology, plan_tables
-from rayrec.distributed.planner.cost import COLLECTIVES, ID_COLLECTIVES, distinct
-from rayrec.distributed.planner.estimate import Estimate, evaluate
-from rayrec.distributed.planner.topology import CALIBRATION_VERSION
+from rayrec.distributed.planner.cost.estimate import Estimate, evaluate
+from rayrec.distributed.planner.cost.seconds import COLLECTIVES, ID_COLLECTIVES, distinct
+from rayrec.distributed.planner.machine.calibration import CALIBRATION_VERSION
 
 
 def alone_share(group: dist.ProcessGroup, device: torch.device) -> float:

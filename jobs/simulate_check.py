@@ -26,7 +26,7 @@ from rayrec.distributed import comm
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.planner import ParameterConstraints, Topology, plan_tables
-from rayrec.distributed.planner.calibration import Calibration
+from rayrec.distributed.planner.machine.calibration import Calibration
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -134,7 +134,7 @@ def check(group: dist.ProcessGroup, local: int, cpus: int) -> Checked:
 
 def _planned(world: int, local: int, speeds: dict[str, float]) -> Any:
     topology = Topology(world, "cpu", local_world_size=local)
-    topology = Calibration(path="measured here", kind="cpu", speeds=speeds).on(topology)
+    topology = topology.with_calibration(Calibration(path="measured here", kind="cpu", speeds=speeds))
     told = {f"t{n}": ParameterConstraints(pooling_factors=[bag]) for n, (_, _, bag) in enumerate(TABLES)}
     sharder = EmbeddingBagCollectionSharder(FUSED)
     configs = configs_of((rows, dim) for rows, dim, _ in TABLES)

@@ -139,6 +139,23 @@ def test_rooms_of_data_point_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_rooms_of_the_planner_point_one_way() -> None:
+    rooms = ["machine", "tables", "cost", "search", "report"]
+    home = ROOT / "rayrec" / "distributed" / "planner"
+    assert sorted(rooms) == sorted(path.parent.name for path in home.glob("*/__init__.py"))
+    wrong = []
+    for path in sources("rayrec/distributed/planner"):
+        inside = path.relative_to(home).parts
+        own = rooms.index(inside[0]) if len(inside) > 1 else len(rooms)
+        for name, line in uses(path):
+            if not name.startswith("rayrec.distributed.planner."):
+                continue
+            other = name.split(".")[3]
+            if (rooms.index(other) if other in rooms else len(rooms)) > own:
+                wrong.append(f"{relative(path)}:{line} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_every_package_has_a_level() -> None:
     packages = {path.parent.name for path in (ROOT / "rayrec").glob("*/__init__.py")}
     assert packages <= set(LEVELS), f"give {packages - set(LEVELS)} a place in LEVELS"
@@ -224,10 +241,10 @@ MUTABLE = {
     "rayrec/data/stream/batching.py": {"Skipped", "_Pool"},
     "rayrec/torchrec/distributed/fbgemm_qcomm_codec.py": {"QCommsConfig"},
     "rayrec/torchrec/distributed/embedding_types.py": {"ShardedEmbeddingTable"},
-    "rayrec/distributed/planner/parts.py": {"DeviceHardware", "Shard"},
+    "rayrec/torchrec/distributed/planner/parts.py": {"DeviceHardware", "Shard"},
     "rayrec/torchrec/distributed/train_pipeline/gradient_accumulation.py": {"GradientAccumulationConfig"},
     "rayrec/torchrec/distributed/train_pipeline/pipeline_stage.py": {"_Item"},
-    "rayrec/distributed/planner/packing.py": {"Packing"},
+    "rayrec/distributed/planner/search/pack.py": {"Packing"},
     "rayrec/distributed/vectors/transport.py": {"_Exchange"},
 }
 

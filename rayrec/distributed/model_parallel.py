@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
-from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.default_sharders import default_sharders
 from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.collections.sharder import default_device
 from rayrec.distributed.comm.env import ShardingEnv
@@ -37,11 +36,6 @@ __all__ = [
     "get_unwrapped_module",
     "materialize",
 ]
-
-
-def default_sharders() -> list[ModuleSharder[Any]]:
-    """A sharder for every kind of collection, with its default optimizer."""
-    return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
 
 
 get_default_sharders = default_sharders  # TorchRec's name

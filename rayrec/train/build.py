@@ -20,9 +20,10 @@ from rayrec.distributed.kernel import RULES
 from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import CacheParams, EmbeddingComputeKernel
-from rayrec.distributed.planner.calibration import Calibration
-from rayrec.distributed.planner.estimate import Estimate
-from rayrec.distributed.planner.types import Cost, ParameterConstraints
+from rayrec.distributed.planner import ParameterConstraints
+from rayrec.distributed.planner.cost.estimate import Estimate
+from rayrec.distributed.planner.cost.terms import Cost
+from rayrec.distributed.planner.machine.calibration import Calibration
 from rayrec.models import MODELS
 from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
 from rayrec.optim import GradientClipping, GradientClippingOptimizer, KeyedOptimizer, KeyedOptimizerWrapper

@@ -11,8 +11,8 @@ from rayrec.data.order.epoch import dealt
 from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from rayrec.distributed.planner.estimate import Estimate
-from rayrec.distributed.planner.replicas import Grouped, choose_groups, group_topology, grouped
+from rayrec.distributed.planner.cost.estimate import Estimate
+from rayrec.distributed.planner.sharding_groups import Grouped, choose_groups, group_topology, grouped
 from rayrec.distributed.replicas import GroupLayout
 from rayrec.train import build
 from rayrec.train.config import TrainConfig

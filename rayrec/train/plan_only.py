@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rayrec.distributed import ShardingPlan
 from rayrec.distributed.planner import PlanResult, Topology, diff, explain, write_html
-from rayrec.distributed.planner.replicas import Grouped
+from rayrec.distributed.planner.sharding_groups import Grouped
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
 from rayrec.train.config.file import text_of

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from rich.table import Table
 
 from rayrec.distributed.planner import NoPlanError, Topology
-from rayrec.distributed.planner.replicas import Grouped
-from rayrec.distributed.planner.types import Cost
+from rayrec.distributed.planner.cost.terms import Cost
+from rayrec.distributed.planner.sharding_groups import Grouped
 from rayrec.train import build
 from rayrec.train.config import TrainConfig
 from rayrec.train.driver.console import Display
@@ -81,7 +81,7 @@ def compare(
     for world in worlds:
         topology = Topology.from_world(world, gpu=gpu)
         if calibration is not None and calibration.kind == topology.compute_device:
-            topology = calibration.on(topology)
+            topology = topology.with_calibration(calibration)
         batch = config.trainer.batch_size if scaling == "strong" else round(per_worker * topology.world_size)
         shapes.append(_shape(config, world, topology, max(batch, topology.world_size)))
     return shapes

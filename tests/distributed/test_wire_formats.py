@@ -14,8 +14,8 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.kernel.number_formats import decode, encode, message_dtype
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner import Topology
-from rayrec.distributed.planner.cost import shard_cost
-from rayrec.distributed.planner.tables import find_tables, planner_tables
+from rayrec.distributed.planner.cost.seconds import shard_cost
+from rayrec.distributed.planner.tables.from_model import find_tables, planner_tables
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE

@@ -23,7 +23,7 @@ from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner import ParameterConstraints, PlanResult, Topology, plan_tables
-from rayrec.distributed.planner.exchange import bytes_into_hosts
+from rayrec.distributed.planner.report.host_traffic import bytes_into_hosts
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 

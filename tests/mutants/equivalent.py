@@ -12,7 +12,7 @@ KINDS = {
 }
 OF_ANY_LENGTH = (  # zips of what a caller or a file says: their check is tested
     "rayrec/checkpoint/index.py",
-    "rayrec/distributed/planner/tables.py",
+    "rayrec/distributed/planner/tables/from_model.py",
     "rayrec/distributed/plan/cuts.py",
     "rayrec/torchrec/distributed/sharding_plan.py",
 )
@@ -239,55 +239,55 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "torch sorts stably on the CPU either way",
     ),
     (
-        "rayrec/distributed/planner/bound.py",
+        "rayrec/distributed/planner/search/bound.py",
         "if high <= low:",
         "if high < low:",
         "where both are equal the bisection ends after one round with the same number",
     ),
     (
-        "rayrec/distributed/planner/build.py",
+        "rayrec/distributed/planner/search/build.py",
         "left_R = np.maximum(0.0, problem.room_R - packing.device_R)",
         "left_R = np.maximum( -1.0, problem.room_R - packing.device_R)",
         "a packing fits; what rounding takes below 0 is lost where the share is cut to hundredths",
     ),
     (
-        "rayrec/distributed/planner/options.py",
+        "rayrec/distributed/planner/search/options.py",
         "yield kernel, 1.0, 1.0",
         "yield kernel, 2.0, 1.0",
         "a kernel without a cache reads no share of one",
     ),
     (
-        "rayrec/distributed/planner/options.py",
+        "rayrec/distributed/planner/search/options.py",
         "@lru_cache(maxsize=16)",
         "@lru_cache(maxsize=15)",
         "how many answers are kept changes no result",
     ),
     (
-        "rayrec/distributed/planner/options.py",
+        "rayrec/distributed/planner/search/options.py",
         "@lru_cache(maxsize=16)",
         "@lru_cache(maxsize=17)",
         "how many answers are kept changes no result",
     ),
     (
-        "rayrec/distributed/planner/packing.py",
+        "rayrec/distributed/planner/search/pack.py",
         "score = score + memory_weight * device / np.maximum(problem.room_R, 1.0)",
         "score = score + memory_weight * device / np.maximum(problem.room_R, 2.0)",
         "a rank with room for less than two bytes is full, and its score infinite",
     ),
     (
-        "rayrec/distributed/planner/proposers.py",
+        "rayrec/torchrec/distributed/planner/proposers.py",
         "self._best, self._worse = math.inf, 0",
         "self._best, self._worse = math.inf, 1",
         "the first rating is below infinity, which sets the count to 0",
     ),
     (
-        "rayrec/distributed/planner/refusal.py",
+        "rayrec/distributed/planner/report/no_plan.py",
         "return min((option.piece_bytes for option in options), default=0.0)",
         "return min((option.piece_bytes for option in options), default= -1.0)",
         "of a table without options it is only compared with a rank's room, which is not negative",
     ),
     (
-        "rayrec/distributed/planner/topology.py",
+        "rayrec/distributed/planner/machine/topology.py",
         "@dataclass(frozen=True, init=False)",
         "@dataclass(frozen=True, init=True)",
         "a class that writes its own __init__ keeps it",

@@ -11,7 +11,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from rayrec.distributed.kernel import RULES, LocalTable, OptimizerSpec, make_pooling_kernel, rule_of
 from rayrec.distributed.kernel.choice import check_trainable
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
-from rayrec.distributed.planner.tables import state_bytes
+from rayrec.distributed.planner.tables.from_model import state_bytes
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.train.config import SparseOptimizerConfig
 

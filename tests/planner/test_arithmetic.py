@@ -18,26 +18,20 @@ from rayrec.distributed.plan.cuts import CUTS
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
 from rayrec.distributed.planner import NoPlanError, Topology, diff, plan_tables
-from rayrec.distributed.planner.bound import _pigeonhole, lower_bound, make_choices
-from rayrec.distributed.planner.calibration import Calibration
-from rayrec.distributed.planner.check import _check_memory, _overlap
-from rayrec.distributed.planner.choosing import _within, choose, mixtures
-from rayrec.distributed.planner.cost import shard_cost
-from rayrec.distributed.planner.estimate import evaluate
-from rayrec.distributed.planner.exchange import bytes_into_hosts, exchange_words
-from rayrec.distributed.planner.formatting import bar, columns, human_bytes, human_seconds
-from rayrec.distributed.planner.problem import make_problem
-from rayrec.distributed.planner.proposers import DynamicProgrammingProposer
-from rayrec.distributed.planner.replicas import group_topology, grouped
-from rayrec.distributed.planner.search import _care, best_solution
-from rayrec.distributed.planner.storage import reserves
-from rayrec.distributed.planner.storage_reservations import (
-    FixedAbsoluteStorageReservation,
-    FixedPercentageStorageReservation,
-)
-from rayrec.distributed.planner.topology import CALIBRATION_VERSION
-from rayrec.distributed.planner.types import PlannerError, Table
-from rayrec.distributed.planner.whatif import _least
+from rayrec.distributed.planner.cost.estimate import evaluate
+from rayrec.distributed.planner.cost.memory import reserves
+from rayrec.distributed.planner.cost.seconds import shard_cost
+from rayrec.distributed.planner.machine.calibration import CALIBRATION_VERSION, Calibration
+from rayrec.distributed.planner.report.check import _check_memory, _overlap
+from rayrec.distributed.planner.report.host_traffic import bytes_into_hosts, exchange_words
+from rayrec.distributed.planner.report.text import bar, columns, human_bytes, human_seconds
+from rayrec.distributed.planner.search.bound import _pigeonhole, lower_bound, make_choices
+from rayrec.distributed.planner.search.choose import _within, choose, mixtures
+from rayrec.distributed.planner.search.problem import make_problem
+from rayrec.distributed.planner.search.solve import _care, best_solution
+from rayrec.distributed.planner.search.what_if import _least
+from rayrec.distributed.planner.sharding_groups import group_topology, grouped
+from rayrec.distributed.planner.tables.table import Table
 from rayrec.distributed.replicas.layout import GroupLayout
 from tests.planner.problems import SHARDER, table
 
@@ -98,30 +92,6 @@ def test_many_ranks_are_told_by_the_first_and_the_last() -> None:
     assert "1 of 0 tables differ; 0.0% of all" in gone
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_a_share_of_memory_stays_free(share: float) -> None:
-    topology = Topology(2, "cpu", ddr_cap=1000)
-    reservation = FixedPercentageStorageReservation(share)
-    assert reservation.last_reserved_topology is None
-    reserved = reservation.reserve(topology)
-    assert [host.memory_bytes for host in reserved.hosts] == [1000 * (1 - share)]
-    assert reservation.last_reserved_topology is reserved
-
-
-def test_what_cannot_stay_free_is_refused() -> None:
-    for share in (-0.01, 1.01):
-        with pytest.raises(ValueError, match="must be from 0 to 1"):
-            FixedPercentageStorageReservation(share)
-    with pytest.raises(ValueError, match="must not be negative"):
-        FixedAbsoluteStorageReservation(-1)
-    topology = Topology(2, "cpu", ddr_cap=1000)
-    assert FixedAbsoluteStorageReservation(0).reserve(topology).hosts[0].memory_bytes == 1000
-    assert FixedAbsoluteStorageReservation(999).reserve(topology).hosts[0].memory_bytes == 1
-    with pytest.raises(PlannerError, match="1000 bytes are to stay free, but a rank has 1000"):
-        FixedAbsoluteStorageReservation(1000).reserve(topology)
-    assert FixedAbsoluteStorageReservation.from_gb(0.5)._bytes == 1 << 29
-
-
 def test_a_calibration_is_figures_or_refused(tmp_path: Path) -> None:
     good = {"version": CALIBRATION_VERSION, "compute_device": "cpu", "measured": {"memory_bw": 1e9}}
     path = tmp_path / "c.json"
@@ -132,7 +102,7 @@ def test_a_calibration_is_figures_or_refused(tmp_path: Path) -> None:
 
     found = read()
     assert (found.kind, found.speeds, found.path) == ("cpu", {"memory_bw": 1e9}, str(path))
-    assert found.on(Topology(2, "cpu")).device.memory_bw == 1e9
+    assert Topology(2, "cpu").with_calibration(found).device.memory_bw == 1e9
     for changes, message in [
         ({"version": 1}, f"calibration version 1; this rayrec reads {CALIBRATION_VERSION}"),
         ({"measured": {"speed": 1.0}}, r"unknown figures \['speed'\]"),
@@ -146,7 +116,7 @@ def test_a_calibration_is_figures_or_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             read(**changes)
     with pytest.raises(ValueError, match="measured on cpu, but the ranks have cuda"):
-        found.on(Topology(2, "cuda"))
+        Topology(2, "cuda").with_calibration(found)
 
 
 def facts(rows: int = 1000, dim: int = 16, ids: float = 64.0, world: int = 4, **changes: Any) -> Table:
@@ -321,11 +291,6 @@ def test_tables_off_the_device_are_looked_at_where_memory_costs_much() -> None:
     problem, short = solved(1 << 27)
     assert any(option.kernel != "fused" for option in short.packing.chosen)
     assert short.bound_s <= short.worst_s and problem.world_size == 2
-
-
-def test_a_knapsack_tells_a_hundred_amounts_apart() -> None:
-    assert DynamicProgrammingProposer()._bins == 100
-    assert [DynamicProgrammingProposer(bins)._bins for bins in (0, 1, 7)] == [1, 1, 7]
 
 
 def test_a_dense_replica_updates_what_all_ranks_touched() -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from rayrec.distributed.planner import Topology
-from rayrec.distributed.planner.cost import row_bandwidth, shard_cost, shared_seconds
-from rayrec.distributed.planner.options import options
-from rayrec.distributed.planner.presets import DEVICES
-from rayrec.distributed.planner.storage import shard_storage
-from rayrec.distributed.planner.types import Table
+from rayrec.distributed.planner.cost.memory import shard_storage
+from rayrec.distributed.planner.cost.seconds import row_bandwidth, shard_cost, shared_seconds
+from rayrec.distributed.planner.machine.devices import DEVICES
+from rayrec.distributed.planner.search.options import options
+from rayrec.distributed.planner.tables.table import Table
 
 # two hosts of two ranks; 1,000 rows of 8 numbers, 400 ids in 200 bags of all ranks together
 TOPOLOGY = Topology(4, "cpu", local_world_size=2)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rayrec.container import cpus, memory_bytes
-from rayrec.distributed.planner import Topology, topology
+from rayrec.distributed.planner import Topology
+from rayrec.distributed.planner.machine import topology
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 HERE = len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""What users get where they say nothing: every public default of the planner's classes, and that these work."""
+"""What users get by default: every public default of the planner, and that it works."""
 
 from __future__ import annotations
 
@@ -7,85 +7,32 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology, plan_tables
-from rayrec.distributed.planner.check import check_plan
-from rayrec.distributed.planner.enumerators import EmbeddingEnumerator
-from rayrec.distributed.planner.factory import HardwareConfig, KernelConfig, TopologyFactory, TrainerConfig
-from rayrec.distributed.planner.parts import Perf, Shard, ShardingOption, Storage
-from rayrec.distributed.planner.planners import EmbeddingPlannerBase, solve
-from rayrec.distributed.planner.presets import device
-from rayrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
-from rayrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
-from rayrec.distributed.planner.types import Cost, ParameterConstraints, ShardBytes
-from rayrec.torchrec.distributed.types import PipelineType
+from rayrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology, plan_tables
+from rayrec.distributed.planner.cost.terms import Cost, ShardBytes
+from rayrec.distributed.planner.machine.devices import device
+from rayrec.distributed.planner.planner import solve
+from rayrec.distributed.planner.report.check import check_plan
 from tests.planner.problems import SHARDER, table
 
 PLANNED = plan_tables([table("t")], Topology(1, "cpu"), sharder=SHARDER)
-OPTION = ("t", torch.empty(1), ("ebc", nn.Module()), [1.0], 8, "table_wise", "device", "fused", [Shard([1], [0])])
 
 
 @pytest.mark.parametrize(
     ("kind", "make", "defaults"),
     [
-        (
-            Topology,
-            lambda: Topology(2),
-            {
-                "compute_device": "cuda",
-                "bwd_compute_multiplier": 2,
-                "weighted_feature_bwd_compute_multiplier": 1,
-                "uneven_sharding_perf_multiplier": 1.0,
-                "created_by_factory": False,
-            },
-        ),
-        (EmbeddingShardingPlanner, EmbeddingShardingPlanner, {"debug": True}),
-        (EmbeddingPlannerBase, EmbeddingShardingPlanner, {"debug": True}),
+        (Topology, lambda: Topology(2), {"compute_device": "cuda"}),
+        (EmbeddingShardingPlanner, EmbeddingShardingPlanner, {}),
         (
             plan_tables,
             lambda: plan_tables([table("t")], Topology(1, "cpu"), sharder=SHARDER),
             {"batch_size": 512, "dense_bytes": 0, "weighted": False, "path": ""},
         ),
-        (solve, lambda: solve(PLANNED.tables, PLANNED.topology), {"dense": 0}),
+        (solve, lambda: solve(PLANNED.tables, PLANNED.topology), {"dense_bytes": 0}),
         (check_plan, lambda: check_plan(PLANNED.plan, PLANNED.tables, PLANNED.topology), {"dense_bytes": 0}),
-        (
-            EmbeddingEnumerator,
-            lambda: EmbeddingEnumerator(PLANNED.topology),
-            {"batch_size": 512, "use_exact_enumerate_order": False},
-        ),
-        (TrainerConfig, lambda: TopologyFactory.create_topology(TrainerConfig(1)), {"is_dry_run": False}),
-        (HardwareConfig, lambda: TopologyFactory.create_topology(TrainerConfig(1), HardwareConfig()), {}),
-        (
-            KernelConfig,
-            lambda: TopologyFactory.create_topology(TrainerConfig(1), None, KernelConfig()),
-            {
-                "compute_device": "cuda",
-                "bwd_compute_multiplier": 2,
-                "weighted_feature_bwd_compute_multiplier": 1,
-                "uneven_sharding_perf_multiplier": 1.0,
-                "use_hardware_based_bandwidth": False,
-            },
-        ),
-        (EmbeddingPerfEstimator, lambda: EmbeddingPerfEstimator(PLANNED.topology), {"is_inference": False}),
-        (
-            EmbeddingStorageEstimator,
-            lambda: EmbeddingStorageEstimator(PLANNED.topology),
-            {"pipeline_type": PipelineType.NONE, "run_embedding_at_peak_memory": False, "is_inference": False},
-        ),
-        (ParameterConstraints, ParameterConstraints, {"use_virtual_table": False}),
+        (ParameterConstraints, ParameterConstraints, {}),
         (Cost, lambda: Cost().total, dict.fromkeys(Cost._fields, 0.0)),
         (ShardBytes, lambda: ShardBytes().device, dict.fromkeys(ShardBytes._fields, 0.0)),
-        (Perf, lambda: Perf(1, 1, 1, 1).total, {"input_dist_comms": 0.0, "prefetch_compute": 0.0}),
-        (Storage, lambda: Storage(1, 1) + Storage(1, 1), {"ssd": 0}),
-        (Shard, lambda: hash(Shard([1], [0])), {}),
-        (ShardingOption, lambda: ShardingOption(*OPTION), {}),
-        (
-            HeuristicalStorageReservation,
-            lambda: HeuristicalStorageReservation(0.5),
-            {"parameter_multiplier": 6.0},
-        ),
     ],
 )
 def test_defaults_of(kind: Any, make: Callable[[], Any], defaults: dict[str, Any]) -> None:
@@ -100,29 +47,3 @@ def test_a_gpu_is_an_a100_if_nothing_is_said() -> None:
     assert Topology(2).device == device("a100_40") and Topology(2).local_world_size == 2
     assert [(h.memory_bytes, h.host_bytes) for h in Topology(2).hosts] == [(40 << 30, 192 << 30)]
     assert EmbeddingShardingPlanner()._batch_size == 512
-
-
-def memory_of(**trainer: Any) -> list[int]:
-    """Bytes on the device and beside it, of hardware with 10 and 20."""
-    made = TopologyFactory.create_topology(TrainerConfig(2, **trainer), HardwareConfig(10, 20))
-    storage = made.devices[1].storage
-    return [storage.hbm, storage.ddr]
-
-
-def test_a_trainers_memory_goes_before_the_hardwares_and_a_dry_runs_before_both() -> None:
-    dry = {"dry_run_hbm_bytes": 3, "dry_run_ddr_bytes": 4}
-    assert memory_of() == memory_of(**dry) == memory_of(is_dry_run=True) == [10, 20]
-    assert memory_of(hbm_cap_bytes=5) == [5, 20] and memory_of(ddr_cap_bytes=6) == [10, 6]
-    both = {"hbm_cap_bytes": 5, "ddr_cap_bytes": 6}
-    assert memory_of(**both, **dry) == memory_of(**both, is_dry_run=True) == [5, 6]
-    assert memory_of(**both, **dry, is_dry_run=True) == memory_of(**dry, is_dry_run=True) == [3, 4]
-    speeds = HardwareConfig(intra_host_bw=7.0, inter_host_bw=9.0, hbm_mem_bw=11.0)
-    for counted in (False, True):
-        made = TopologyFactory.create_topology(
-            TrainerConfig(2), speeds, KernelConfig(use_hardware_based_bandwidth=counted)
-        )
-        own = Topology(2)
-        assert made.hbm_mem_bw == 11.0
-        assert (made.intra_host_bw, made.inter_host_bw) == (
-            (7.0, 9.0) if counted else (own.intra_host_bw, own.inter_host_bw)
-        )

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rayrec.distributed.planner import Topology, plan_tables
-from rayrec.distributed.planner.estimate import Estimate, slowdown
-from rayrec.distributed.planner.storage import shard_storage
-from rayrec.distributed.planner.types import Cost, ParameterConstraints, ShardBytes
+from rayrec.distributed.planner import ParameterConstraints, Topology, plan_tables
+from rayrec.distributed.planner.cost.estimate import Estimate, slowdown
+from rayrec.distributed.planner.cost.memory import shard_storage
+from rayrec.distributed.planner.cost.terms import Cost, ShardBytes
 from tests.planner.problems import SHARDER, table
 
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from rayrec.distributed.planner import NoPlanError, ParameterConstraints, Topology, plan_tables
-from rayrec.distributed.planner.explain import explain
-from rayrec.distributed.planner.html import html_page
-from rayrec.distributed.planner.types import PlanResult
+from rayrec.distributed.planner import NoPlanError, ParameterConstraints, PlanResult, Topology, plan_tables
+from rayrec.distributed.planner.report.explain import explain
+from rayrec.distributed.planner.report.html import html_page
 from rayrec.modules import DataType, EmbeddingBagConfig
 from tests.planner.problems import KINDS, SHARDER, drawn, table
 

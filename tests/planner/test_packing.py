@@ -11,14 +11,14 @@ import pytest
 
 from rayrec.distributed.plan.shards import Span
 from rayrec.distributed.planner import Topology
-from rayrec.distributed.planner.bound import Choices
-from rayrec.distributed.planner.choosing import choose
-from rayrec.distributed.planner.options import Option, Scope, Unit
-from rayrec.distributed.planner.packing import Packing, Stuck, pack
-from rayrec.distributed.planner.problem import Problem
-from rayrec.distributed.planner.refine import refine
-from rayrec.distributed.planner.search import _lookup_ratio, _pack
-from rayrec.distributed.planner.types import Table
+from rayrec.distributed.planner.search.bound import Choices
+from rayrec.distributed.planner.search.choose import choose
+from rayrec.distributed.planner.search.options import Option, Scope, Unit
+from rayrec.distributed.planner.search.pack import Packing, Stuck, pack
+from rayrec.distributed.planner.search.problem import Problem
+from rayrec.distributed.planner.search.refine import refine
+from rayrec.distributed.planner.search.solve import _lookup_ratio, _pack
+from rayrec.distributed.planner.tables.table import Table
 from tests.planner.test_by_hand import TABLE
 
 Numbers = float | Sequence[float]

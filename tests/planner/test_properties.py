@@ -24,7 +24,7 @@ from rayrec.distributed.planner import (
     check_plan,
     plan_tables,
 )
-from rayrec.distributed.planner.estimate import evaluate
+from rayrec.distributed.planner.cost.estimate import evaluate
 from tests.planner.problems import SHARDER, collection, constraints, table, tables, topologies
 
 CAREFUL = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

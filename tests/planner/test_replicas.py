@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from rayrec.distributed.planner import NoPlanError, Topology
-from rayrec.distributed.planner.planners import plan_tables
-from rayrec.distributed.planner.replicas import choose_groups, group_topology, grouped
-from rayrec.distributed.planner.types import ParameterConstraints, PlanResult
+from rayrec.distributed.planner import NoPlanError, ParameterConstraints, PlanResult, Topology
+from rayrec.distributed.planner.planner import plan_tables
+from rayrec.distributed.planner.sharding_groups import choose_groups, group_topology, grouped
 from rayrec.distributed.replicas import GroupLayout
 from rayrec.modules import EmbeddingBagConfig
 

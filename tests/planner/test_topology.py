@@ -7,8 +7,8 @@ import json
 import pytest
 
 from rayrec.distributed.planner import Topology, plan_tables
-from rayrec.distributed.planner.presets import DEVICES, device, preset_of
-from rayrec.distributed.planner.topology import CALIBRATION_VERSION
+from rayrec.distributed.planner.machine.calibration import CALIBRATION_VERSION
+from rayrec.distributed.planner.machine.devices import DEVICES, device, preset_of
 from tests.planner.problems import SHARDER, table
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rayrec.data import DataSet
 from rayrec.data.mapping.id_mappings import Vocabulary
 from rayrec.data.mapping.vocabulary import vocabulary_checksum
-from rayrec.distributed.planner.replicas import Grouped
+from rayrec.distributed.planner.sharding_groups import Grouped
 from rayrec.distributed.replicas.layout import GroupLayout
 from rayrec.train import StorageError, TrainError
 from rayrec.train.config import TrainConfig

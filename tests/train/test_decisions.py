@@ -20,8 +20,8 @@ from rayrec.data import Cursor
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ParameterSharding, Shard, Span
-from rayrec.distributed.planner.estimate import Estimate
-from rayrec.distributed.planner.types import Cost
+from rayrec.distributed.planner.cost.estimate import Estimate
+from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import ResourceError, StorageError, TrainError, build

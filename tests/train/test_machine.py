@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed.planner.presets import DEVICES
-from rayrec.distributed.planner.topology import CALIBRATION_VERSION
+from rayrec.distributed.planner.machine.calibration import CALIBRATION_VERSION
+from rayrec.distributed.planner.machine.devices import DEVICES
 from rayrec.train import TrainError, build
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.plan_table import host_lines

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.distributed.planner.formatting import human_bytes
+from rayrec.distributed.planner.report.text import human_bytes
 from rayrec.models import DLRM, Batch
 from rayrec.train.errors import is_retryable
 from rayrec.train.worker.learner import make_learner

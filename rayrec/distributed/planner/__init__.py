@@ -1,12 +1,23 @@
-"""Deciding how to shard: tables, a topology and constraints in, a plan out. No process group and no GPU needed."""
+"""Decides how every embedding table is sharded. Needs no GPU and no process group.
 
-from rayrec.distributed.planner.check import check_plan
-from rayrec.distributed.planner.diff import diff
-from rayrec.distributed.planner.explain import explain
-from rayrec.distributed.planner.html import write_html
-from rayrec.distributed.planner.planners import EmbeddingShardingPlanner, plan_tables
-from rayrec.distributed.planner.topology import Topology
-from rayrec.distributed.planner.types import NoPlanError, ParameterConstraints, PlanResult
+Rooms, low to high; a room imports only from rooms before it:
+
+- `machine`: hosts, memory and speeds of the cluster
+- `tables`: sizes, traffic and constraints of every table
+- `cost`: seconds and bytes of a shard; the estimate of a plan
+- `search`: options → bound → choose → pack → refine → plan
+- `report`: check, explain, draw and compare plans
+- `planner.py`, `sharding_groups.py`: the planner, and the number of sharding groups of a 2D run
+"""
+
+from rayrec.distributed.planner.machine.topology import Topology
+from rayrec.distributed.planner.planner import EmbeddingShardingPlanner, plan_tables
+from rayrec.distributed.planner.report.check import check_plan
+from rayrec.distributed.planner.report.compare import diff
+from rayrec.distributed.planner.report.explain import explain
+from rayrec.distributed.planner.report.html import write_html
+from rayrec.distributed.planner.report.result import NoPlanError, PlanResult
+from rayrec.distributed.planner.tables.constraints import ParameterConstraints
 
 __all__ = [
     "EmbeddingShardingPlanner",

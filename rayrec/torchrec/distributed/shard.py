@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from rayrec.distributed.collections.default_sharders import default_sharders
 from rayrec.distributed.collections.sharder import default_device
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.model_parallel import default_env, default_sharders
+from rayrec.distributed.model_parallel import default_env
 from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ParameterSharding

@@ -9,7 +9,7 @@ from typing import Any
 
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ParameterSharding, Shard
-from rayrec.distributed.planner.formatting import human_bytes, human_seconds
+from rayrec.distributed.planner.report.text import human_bytes, human_seconds
 
 MOST_TABLES = 60  # in picture and table; the smaller ones are only counted
 MOST_RANKS = 64  # in the picture

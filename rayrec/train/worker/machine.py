@@ -14,10 +14,10 @@ import torch
 from rayrec.container import cpus, memory_bytes
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner import Topology
-from rayrec.distributed.planner.calibration import Calibration
-from rayrec.distributed.planner.exchange import exchange_words
-from rayrec.distributed.planner.presets import preset_of
-from rayrec.distributed.planner.replicas import group_topology
+from rayrec.distributed.planner.machine.calibration import Calibration
+from rayrec.distributed.planner.machine.devices import preset_of
+from rayrec.distributed.planner.report.host_traffic import exchange_words
+from rayrec.distributed.planner.sharding_groups import group_topology
 from rayrec.distributed.replicas import GroupLayout
 
 
@@ -82,7 +82,7 @@ def topology_of(machines: Sequence[Machine], calibration: Calibration | None = N
     else:
         vram = [min(machines[rank].gpu_bytes for rank in ranks) for ranks in hosts]
         topology = Topology(len(machines), "cuda", hosts=sizes, gpu=preset_of(gpu), hbm_cap=vram, ddr_cap=ram)
-    return topology if calibration is None else calibration.on(topology)
+    return topology if calibration is None else topology.with_calibration(calibration)
 
 
 def planned_for(

@@ -9,7 +9,7 @@ import torch
 
 from rayrec.checkpoint.memory import available_bytes
 from rayrec.container import memory_bytes
-from rayrec.distributed.planner.formatting import human_bytes
+from rayrec.distributed.planner.report.text import human_bytes
 from rayrec.train.errors import TrainError
 from rayrec.train.worker.learner import Learner
 

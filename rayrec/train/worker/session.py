@@ -17,7 +17,7 @@ from rayrec.data.source.periods import Periods
 from rayrec.data.stream.shared_manifest import SharedManifest
 from rayrec.distributed.comm import Group
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.planner.calibration import Calibration
+from rayrec.distributed.planner.machine.calibration import Calibration
 from rayrec.train.build import Factory
 from rayrec.train.config import TrainConfig
 from rayrec.train.init_from import WarmStart

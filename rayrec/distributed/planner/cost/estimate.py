@@ -1,0 +1,188 @@
+"""What any plan costs: seconds and bytes of every rank, whoever made the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import ParameterSharding
+from rayrec.distributed.planner.cost.memory import shard_storage
+from rayrec.distributed.planner.cost.seconds import (
+    executor_of,
+    latency_seconds,
+    own_seconds,
+    shard_cost,
+    shared_seconds,
+)
+from rayrec.distributed.planner.cost.terms import Cost, ShardBytes
+from rayrec.distributed.planner.machine.topology import Topology
+from rayrec.distributed.planner.tables.table import Table
+
+Floats = NDArray[np.float64]
+INPUT = [Cost._fields.index(name) for name in ("input_intra", "input_inter")]
+OUTPUT = [Cost._fields.index(name) for name in ("output_intra", "output_inter")]
+GRADIENT = [Cost._fields.index(name) for name in ("gradient_intra", "gradient_inter")]
+LOOKUP = [Cost._fields.index("lookup")]
+UPDATE = [Cost._fields.index(name) for name in ("backward", "host")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Predicted load of every rank.
+
+    Args:
+        cost_RT: seconds a step, ranks x terms of `Cost`.
+        storage_RT: bytes, ranks x terms of `ShardBytes`.
+        collectives_s: seconds that every rank's collectives take besides their bytes.
+        routing_s: seconds every rank works on its own batch, wherever shards are: the step's own, starting collectives,
+            routing ids, adding partial sums.
+        reserve_R: bytes every rank keeps back.
+    """
+
+    cost_RT: Floats
+    storage_RT: Floats
+    collectives_s: float
+    routing_s: float
+    reserve_R: Floats
+
+    @property
+    def fixed_s(self) -> float:
+        """Seconds that are the same for every rank."""
+        return self.collectives_s + self.routing_s
+
+    @property
+    def seconds_R(self) -> Floats:
+        return np.asarray(self.cost_RT.sum(axis=1) + self.fixed_s)
+
+    @property
+    def lookup_R(self) -> Floats:
+        return np.asarray(self.cost_RT[:, Cost._fields.index("lookup")])
+
+    @property
+    def tables_R(self) -> Floats:
+        """Bytes that shards and their buffers take on the device."""
+        return np.asarray(self.storage_RT[:, :-1].sum(axis=1))
+
+    @property
+    def device_bytes_R(self) -> Floats:
+        return self.tables_R + self.reserve_R
+
+    @property
+    def host_bytes_R(self) -> Floats:
+        return np.asarray(self.storage_RT[:, -1])
+
+    @property
+    def worst_s(self) -> float:
+        return float(self.seconds_R.max())
+
+    @property
+    def worst_rank(self) -> int:
+        return int(self.seconds_R.argmax())
+
+    @property
+    def lookup_ratio(self) -> float:
+        """Worst over mean lookup load; 1 is perfect balance."""
+        mean = float(self.lookup_R.mean())
+        return float(self.lookup_R.max()) / mean if mean > 0 else 1.0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the embedding part of a step when ranks wait for each other at every exchange."""
+        return self.step_on(len(self.cost_RT))
+
+    def step_on(self, processors: int, alone: float = 1.0) -> float:
+        """`step_s` where ranks share a host of `processors`, perhaps fewer than they are.
+
+        Exchanges are measured with all ranks at once, so that their figures hold as they are. Between them ranks work,
+        first all at once and towards the end only the busiest, and those that work slow each other (`slowdown`).
+
+        Args:
+            processors: of all ranks together.
+            alone: `Device.alone`.
+        """
+        exchanges = sum(float(self.cost_RT[:, terms].sum(axis=1).max()) for terms in (INPUT, OUTPUT, GRADIENT))
+        works = [self.cost_RT[:, LOOKUP].sum(axis=1), self.cost_RT[:, UPDATE].sum(axis=1) + self.routing_s]
+        return self.collectives_s + exchanges + sum(_together(work, processors, alone) for work in works)
+
+
+def _together(work_R: Floats, processors: int, alone: float) -> float:
+    """Seconds until all ranks have done their work: from the k-th busiest rank's end to the one's before, k work."""
+    falling = np.append(np.sort(work_R)[::-1], 0.0)
+    slow = [slowdown(count, len(work_R), processors, alone) for count in range(1, len(work_R) + 1)]
+    return float(((falling[:-1] - falling[1:]) * slow).sum())
+
+
+def slowdown(count: int, ranks: int, processors: int, alone: float) -> float:
+    """How long work takes while `count` of `ranks` are at it, in units of that when each has a processor and all run.
+
+    Of those that run, each further one adds the same to the share `alone` that one by itself would take (they share
+    caches and memory); ranks beyond the processors wait for one.
+    """
+    most = min(ranks, processors)
+    crowd = alone + (1.0 - alone) * (min(count, most) - 1) / (most - 1) if most > 1 else 1.0
+    return crowd * max(1.0, count / processors)
+
+
+def evaluate(
+    plan: ShardingPlan,
+    tables: Sequence[Table],
+    topology: Topology,
+    reserve_R: Floats | None = None,
+) -> Estimate:
+    """Predict the load that `plan` puts on every rank of `topology`.
+
+    Raises:
+        ValueError: the plan names a table or a rank that is not there.
+    """
+    known = {table.key: table for table in tables}
+    local_R = np.zeros(topology.world_size, dtype=np.int64)
+    for host in topology.hosts:
+        local_R[host.ranks.start : host.ranks.stop] = host.num_ranks
+    cost_RT = np.zeros((topology.world_size, len(Cost._fields)))
+    storage_RT = np.zeros((topology.world_size, len(ShardBytes._fields)))
+    executors, shared = set(), 0.0
+    for path, module in plan.plan.items():
+        for name, sharding in module.items():
+            if (path, name) not in known:
+                raise ValueError(f"plan names table {name!r} of module {path!r}, which the model does not have")
+            executors.add(executor_of(sharding.sharding_type))
+            cols, rows = (len(set(cuts)) for cuts in zip(*((s.cols, s.rows) for s in sharding.shards), strict=True))
+            shared += shared_seconds(known[path, name], sharding.sharding_type, cols, rows, topology)
+            _add(known[path, name], sharding, topology, local_R, cost_RT, storage_RT)
+    return Estimate(
+        cost_RT=cost_RT,
+        storage_RT=storage_RT,
+        collectives_s=latency_seconds(frozenset(executors), topology),
+        routing_s=shared + own_seconds(frozenset(executors), topology),
+        reserve_R=np.zeros(topology.world_size) if reserve_R is None else reserve_R,
+    )
+
+
+def _add(
+    table: Table,
+    sharding: ParameterSharding,
+    topology: Topology,
+    local_R: NDArray[np.int64],
+    cost_RT: Floats,
+    storage_RT: Floats,
+) -> None:
+    """Add a table's shards to their ranks; equal shapes on equal hosts are computed once."""
+    ranks_of: dict[tuple[int, int, int], list[int]] = {}
+    for shard in sharding.shards:
+        if not 0 <= shard.rank < topology.world_size:
+            raise ValueError(
+                f"table {table.label!r}: the plan puts a shard on rank {shard.rank}, "
+                f"but the topology has ranks 0 .. {topology.world_size - 1}"
+            )
+        key = (shard.rows.stop - shard.rows.start, shard.cols.stop - shard.cols.start, int(local_R[shard.rank]))
+        ranks_of.setdefault(key, []).append(shard.rank)
+    kind, kernel, factor = sharding.sharding_type, sharding.compute_kernel, sharding.load_factor
+    for (rows, cols, local), ranks in ranks_of.items():
+        cost = shard_cost(table, kind, kernel, (rows, cols), local, topology, factor)
+        held = shard_storage(table, kind, kernel, (rows, cols), topology, factor)
+        np.add.at(cost_RT, ranks, np.array(cost))
+        np.add.at(storage_RT, ranks, np.array(held))

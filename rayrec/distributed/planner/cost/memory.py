@@ -1,0 +1,109 @@
+"""Bytes that one shard takes on its rank, and bytes a rank keeps back for all else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.distributed.comm.wire import ID_BYTES, LENGTH_BYTES, VECTOR_ELEMENT_BYTES, WEIGHT_BYTES
+from rayrec.distributed.plan.shards import DEFAULT_LOAD_FACTOR, ShardingType
+from rayrec.distributed.planner.cost.seconds import DENSE_MOMENTS, distinct
+from rayrec.distributed.planner.cost.terms import ShardBytes
+from rayrec.distributed.planner.machine.topology import Topology
+from rayrec.distributed.planner.tables.table import Table
+from rayrec.modules.init import BLOCK_ELEMENTS
+
+# What a step holds at its peak, in copies, as the executors of `distributed.sharding` allocate it. On CPUs it stays
+# with the process: large buffers are kept for the next step (`buffers.py`), small ones by malloc.
+ID_COPIES = 6  # where ids are looked up: the message, joined, in the order of lookups; three as backward sorts rows
+OWN_ID_COPIES = 4  # where they come from: the batch, cut by rows, in the order of ranks, the message
+BAG_BYTES = 16  # of a bag where it is looked up: its length as it came and in order, and its offset
+VECTOR_COPIES = 2  # where vectors are looked up: those sent, and their gradients coming back
+OWN_VECTOR_COPIES = 4  # where they are wanted: what arrived, the result, its gradient, the message back
+PARTIAL_COPIES = 2  # what arrived and the message back hold each row block's part
+INDEX_BYTES = 1.5  # three places (8 bytes each) for every 16 numbers of a result, which put columns in order
+# rows that replicas exchange: arrived, joined, added up, averaged; weights: old, scaled gradient, step, new
+GATHER_COPIES = 8
+FILL_BYTES = 4 * BLOCK_ELEMENTS  # first weights of rectangles that are not whole rows are made in blocks
+RESERVE_SHARE = 0.1  # of a rank's memory: allocator fragments, library contexts, communication buffers
+
+
+def shard_storage(
+    table: Table,
+    sharding_type: str,
+    kernel: str,
+    shape: tuple[int, int],
+    topology: Topology,
+    cache_load_factor: float = DEFAULT_LOAD_FACTOR,
+) -> ShardBytes:
+    """The bytes of a shard of `shape` (rows, columns).
+
+    - weights: rows * columns * element size; optimizer: the state of those rows, two moments under the dense kernel
+    - gradients: the dense kernel only, as large as the weights
+    - ids: `ID_COPIES` of the ids that arrive (8 bytes [+ 4 weighted]), and `BAG_BYTES` for each bag
+    - vectors: `VECTOR_COPIES` of what leaves; row blocks add their parts for the rank's own examples,
+      vectors / ranks * (blocks - 1), `PARTIAL_COPIES` of them with their places
+    - replicas: ids are the rank's own; the rows that all ranks touched with their gradients, `GATHER_COPIES` times
+    - UVM: weights and state lie in host memory; the cached kernel keeps `cache_load_factor` of them on the device
+    """
+    rows, cols = shape
+    if rows == 0 or cols == 0:
+        return ShardBytes()
+    share = 1 / topology.world_size if sharding_type == ShardingType.DATA_PARALLEL.value else rows / table.rows
+    bags = table.bags * (share if sharding_type == ShardingType.DATA_PARALLEL.value else 1.0)
+    ids = table.ids * share
+    vectors = (bags if table.pooled else ids) * cols * VECTOR_ELEMENT_BYTES
+    weights = float(rows * cols * table.element_bytes)
+    optimizer = float(rows * (table.state_row_bytes + cols * table.state_element_bytes))
+    if kernel == "dense":
+        optimizer = DENSE_MOMENTS * weights
+    arriving = ids * (ID_BYTES + WEIGHT_BYTES * table.weighted) * ID_COPIES + bags * BAG_BYTES
+    leaving = vectors * VECTOR_COPIES
+    if sharding_type == ShardingType.DATA_PARALLEL.value and topology.world_size > 1:
+        touched = distinct(ids, rows) * topology.world_size
+        arriving += GATHER_COPIES * touched * (cols * VECTOR_ELEMENT_BYTES + ID_BYTES)
+    elif table.pooled:
+        blocks = min(table.rows / rows, topology.world_size)
+        parts = table.bags / topology.world_size * cols * (blocks - 1)
+        leaving += parts * (PARTIAL_COPIES * VECTOR_ELEMENT_BYTES + INDEX_BYTES)
+    off = topology.compute_device == "cuda" and kernel in ("fused_uvm", "fused_uvm_caching")
+    cached = (weights + optimizer) * min(1.0, cache_load_factor) if off and kernel == "fused_uvm_caching" else 0.0
+    return ShardBytes(
+        weights=0.0 if off else weights,
+        optimizer=0.0 if off else optimizer,
+        gradients=weights if kernel == "dense" else 0.0,
+        ids=arriving,
+        vectors=leaving,
+        cache=cached,
+        host=weights + optimizer if off else 0.0,
+    )
+
+
+def reserve_bytes(tables: Sequence[Table], dense_bytes: int, memory_bytes: int, world_size: int) -> float:
+    """What a rank keeps back: the dense part, its own batch, and a share for all else.
+
+    The batch: `OWN_ID_COPIES` of its ids with lengths, `OWN_VECTOR_COPIES` of every table's vectors with their places;
+    and a block of first weights.
+
+    Args:
+        tables: all tables.
+        dense_bytes: parameters, gradients, optimizer state and buckets of the rest of the model.
+        memory_bytes: the rank's memory.
+        world_size: ranks that share the step's ids.
+    """
+    number_bytes = OWN_VECTOR_COPIES * VECTOR_ELEMENT_BYTES + INDEX_BYTES
+    batch = sum(
+        OWN_ID_COPIES * (t.ids * (ID_BYTES + WEIGHT_BYTES * t.weighted) + t.bags * LENGTH_BYTES)
+        + (t.bags if t.pooled else t.ids) * t.dim * number_bytes
+        for t in tables
+    )
+    return dense_bytes + batch / world_size + FILL_BYTES + RESERVE_SHARE * memory_bytes
+
+
+def reserves(tables: Sequence[Table], topology: Topology, dense_bytes: int) -> NDArray[np.float64]:
+    """`reserve_bytes` of every rank of `topology`."""
+    memory = [host.memory_bytes for host in topology.hosts for _ in host.ranks]
+    held = {each: reserve_bytes(tables, dense_bytes, each, topology.world_size) for each in set(memory)}
+    return np.array([held[each] for each in memory])

@@ -1,0 +1,1 @@
+"""The cluster to plan for: hosts, memory, device speeds and their calibration."""

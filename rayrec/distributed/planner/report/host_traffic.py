@@ -1,0 +1,57 @@
+"""Which way a plan's pooled vectors take between hosts, and what a step moves there: said, not decided, here."""
+
+from __future__ import annotations
+
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import ShardingType
+from rayrec.distributed.planner.cost.estimate import Estimate
+from rayrec.distributed.planner.cost.terms import Cost
+from rayrec.distributed.planner.machine.topology import Topology
+
+BETWEEN_HOSTS = ("input_inter", "output_inter", "gradient_inter")
+
+
+def bytes_into_hosts(estimate: Estimate, topology: Topology) -> list[float]:
+    """Bytes of ids, vectors and gradients that the embedding part of a step is predicted to bring from other hosts.
+
+    Of each host, all its ranks together. The planner's seconds are bytes over the link's bandwidth, so they tell both.
+    """
+    terms = [Cost._fields.index(name) for name in BETWEEN_HOSTS]
+    by_rank = estimate.cost_RT[:, terms].sum(axis=1) * topology.device.inter_host_bw
+    return [float(by_rank[host.first_rank : host.first_rank + host.num_ranks].sum()) for host in topology.hosts]
+
+
+def exchange_words(plan: ShardingPlan, topology: Topology) -> str:
+    """One line: how the plan's vectors cross hosts, and why so."""
+    hosts = topology.hosts
+    if len(hosts) == 1:
+        return "one exchange among all ranks: they share a host"
+    if all(host.num_ranks == 1 for host in hosts):
+        return "one exchange among all ranks: each host has one"
+    sizes = {host.num_ranks for host in hosts}
+    if len(sizes) > 1:
+        counts = ", ".join(str(host.num_ranks) for host in hosts)
+        return (
+            f"one exchange among all ranks: hosts have unequal numbers of them ({counts}), so none adds up partial sums"
+        )
+    cut = _cut_within_hosts(plan, topology)
+    if not cut:
+        return (
+            "one exchange among all ranks: no host holds several row blocks of a table, whose partial sums it could add"
+        )
+    shown = ", ".join(cut[:3]) + (f" and {len(cut) - 3} more" if len(cut) > 3 else "")
+    return f"partial sums are added inside each host before they cross to another, where that saves enough: {shown}"
+
+
+def _cut_within_hosts(plan: ShardingPlan, topology: Topology) -> list[str]:
+    """Tables of which some host holds several row blocks of the same columns."""
+    host_of = [number for number, host in enumerate(topology.hosts) for _ in host.ranks]
+    found = []
+    for sharded in plan.plan.values():
+        for name, sharding in sharded.items():
+            if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+                continue
+            held = [(host_of[shard.rank], shard.cols.start) for shard in sharding.shards if shard.rows.size]
+            if len(set(held)) < len(held):
+                found.append(name)
+    return found

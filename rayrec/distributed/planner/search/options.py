@@ -1,0 +1,290 @@
+"""Every way one table may be sharded, with what each way costs: sharding type x cut x kernel, before any placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import lru_cache
+from itertools import pairwise
+
+from rayrec.distributed.plan.cuts import COLUMN_UNIT, even_widths
+from rayrec.distributed.plan.shards import DEFAULT_LOAD_FACTOR, ShardingType, Span
+from rayrec.distributed.planner.cost.memory import shard_storage
+from rayrec.distributed.planner.cost.seconds import executor_of, shard_cost, shared_seconds
+from rayrec.distributed.planner.machine.topology import Topology
+from rayrec.distributed.planner.tables.table import Table
+
+CACHE_LOAD_FACTORS = (0.02, 0.1, DEFAULT_LOAD_FACTOR, 0.5)
+HOST_CUTS = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
+COLUMN_CUTS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
+
+
+class Scope(Enum):
+    """What a unit is placed on: one rank of the planner's choice, one host of its choice, or all its table's ranks."""
+
+    RANK = "rank"
+    HOST = "host"
+    WORLD = "world"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A part of a table that is placed as one.
+
+    Args:
+        cols: its columns.
+        seconds: cost on each of its ranks (the dearest one), for each host size of the topology.
+        lookup: the lookup term of that.
+        work: cost summed over its ranks, on the host size where that is least.
+        device_bytes, host_bytes: on each of its ranks (the fullest one), at the smallest host.
+        total_device_bytes, total_host_bytes: summed over its ranks.
+    """
+
+    scope: Scope
+    cols: Span
+    seconds: tuple[float, ...]
+    lookup: tuple[float, ...]
+    work: float
+    device_bytes: tuple[float, ...]
+    host_bytes: tuple[float, ...]
+    total_device_bytes: float
+    total_host_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to shard table number `table`; a plan takes one option of each table and places its units.
+
+    `shared_s` are seconds that it costs every rank, wherever its units are; `least_shared_s` if they come to lie on the
+    smallest hosts, whose fewer row blocks leave fewer partial sums. `best_units` are its units with the largest cache
+    that they could grow into. Nothing in between costs less, which the lower bound needs.
+    """
+
+    table: int
+    sharding_type: str
+    kernel: str
+    cache_load_factor: float
+    units: tuple[Unit, ...]
+    best_units: tuple[Unit, ...]
+    shared_s: float
+    least_shared_s: float
+
+    @property
+    def executor(self) -> str:
+        return executor_of(self.sharding_type)
+
+    @property
+    def work(self) -> float:
+        return sum(unit.work for unit in self.units)
+
+    @property
+    def least_work(self) -> float:
+        return sum(unit.work for unit in self.best_units)
+
+    @property
+    def least_piece_s(self) -> float:
+        return max(min(unit.seconds) for unit in self.best_units)
+
+    @property
+    def piece_s(self) -> float:
+        """The dearest cost that this option puts on one rank, wherever it is placed."""
+        return max(min(unit.seconds) for unit in self.units)
+
+    @property
+    def piece_lookup_s(self) -> float:
+        """The dearest lookup that this option puts on one rank."""
+        return max(min(unit.lookup) for unit in self.units)
+
+    @property
+    def piece_bytes(self) -> float:
+        return max(min(unit.device_bytes) for unit in self.units)
+
+    @property
+    def device_bytes(self) -> float:
+        return sum(unit.total_device_bytes for unit in self.units)
+
+
+@lru_cache(maxsize=16)
+def host_sizes(topology: Topology) -> tuple[int, ...]:
+    """The different numbers of ranks that hosts have, ascending; the order of every per-host-size tuple."""
+    return tuple(sorted({host.num_ranks for host in topology.hosts}))
+
+
+def options(number: int, table: Table, topology: Topology, off_device: bool) -> list[Option]:
+    """All options of table `number`.
+
+    Args:
+        off_device: whether kernels that keep the table in host memory are wanted too.
+    """
+    found = []
+    for kind, kernels in table.kernels.items():
+        for kernel, factor, ceiling in _kernels(table, kernels, off_device):
+            cuts = list(_cuts(table, kind, kernel, factor, topology))
+            at_best = cuts if ceiling == factor else list(_cuts(table, kind, kernel, ceiling, topology))
+            for units, best in zip(cuts, at_best, strict=True):
+                row_cuts = _row_cuts(table, kind, topology)
+                shared = [shared_seconds(table, kind, len(units), count, topology) for count in row_cuts]
+                option = Option(
+                    table=number,
+                    sharding_type=kind,
+                    kernel=kernel,
+                    cache_load_factor=factor,
+                    units=units,
+                    best_units=best,
+                    shared_s=max(shared),
+                    least_shared_s=min(shared),
+                )
+                found.append(option)
+    return found
+
+
+def _row_cuts(table: Table, kind: str, topology: Topology) -> tuple[int, int]:
+    """Into how many row blocks a table is cut, at least and at most; inside a host, as many as that has ranks."""
+    if kind == ShardingType.ROW_WISE.value:
+        return (min(len(table.ranks), table.rows),) * 2
+    hosts = [topology.hosts[number].num_ranks for number in usable_hosts(table, topology)]
+    if kind not in HOST_CUTS or not hosts:
+        return 1, 1
+    return min(*hosts, table.rows), min(max(hosts), table.rows)
+
+
+def _kernels(table: Table, kernels: tuple[str, ...], off_device: bool) -> Iterator[tuple[str, float, float]]:
+    """(kernel, cache load factor, factor that the cache may yet grow to without becoming another option)."""
+    on_device = [kernel for kernel in kernels if not kernel.startswith("fused_uvm")]
+    for kernel in kernels if off_device or not on_device else on_device:
+        if kernel != "fused_uvm_caching":
+            yield kernel, 1.0, 1.0
+        elif table.cache_load_factor:
+            yield kernel, table.cache_load_factor, table.cache_load_factor
+        else:
+            for factor, ceiling in pairwise((*CACHE_LOAD_FACTORS, 1.0)):
+                yield kernel, factor, ceiling
+
+
+def _cuts(table: Table, kind: str, kernel: str, factor: float, topology: Topology) -> Iterator[tuple[Unit, ...]]:
+    everything = Span(0, table.dim)
+    hosts = usable_hosts(table, topology)
+    match ShardingType(kind):
+        case ShardingType.TABLE_WISE:
+            yield (_rank_unit(table, kind, kernel, factor, everything, topology),)
+        case ShardingType.COLUMN_WISE:
+            for parts in _column_counts(table, len(table.ranks)):
+                yield _columns(table, kind, kernel, factor, parts, topology)
+        case ShardingType.TABLE_COLUMN_WISE:
+            most = max((topology.hosts[h].num_ranks for h in hosts), default=0)
+            for parts in _column_counts(table, most) if most else ():
+                yield _columns(table, kind, kernel, factor, parts, topology)
+        case ShardingType.ROW_WISE:
+            yield (_world_unit(table, kind, kernel, factor, topology, block_counts(table.rows, len(table.ranks))),)
+        case ShardingType.DATA_PARALLEL:
+            copies = {table.rows: topology.world_size}
+            yield (_world_unit(table, kind, kernel, factor, topology, copies),)
+        case ShardingType.TABLE_ROW_WISE:
+            if hosts:
+                yield (_host_unit(table, kind, kernel, factor, everything, topology),)
+        case ShardingType.GRID_SHARD:
+            for parts in _column_counts(table, len(hosts)) if hosts else ():
+                spans = even_widths(table.dim, parts)
+                made = {
+                    width: _host_unit(table, kind, kernel, factor, Span(0, width), topology)
+                    for width in {span.size for span in spans}
+                }
+                yield tuple(replace(made[span.size], cols=span) for span in spans)
+
+
+def usable_hosts(table: Table, topology: Topology) -> list[int]:
+    """Numbers of the hosts whose ranks may all hold a part of the table."""
+    if len(table.ranks) == topology.world_size:
+        return list(range(len(topology.hosts)))
+    allowed = set(table.ranks)
+    return [i for i, host in enumerate(topology.hosts) if allowed.issuperset(host.ranks)]
+
+
+def _column_counts(table: Table, most: int) -> list[int]:
+    """Into how many columns a table may be cut; one where no real cut is possible."""
+    widest = min(most, table.dim // max(table.min_partition, COLUMN_UNIT))
+    return [parts for parts in COLUMN_CUTS if parts <= widest] or [1]
+
+
+def _columns(table: Table, kind: str, kernel: str, factor: float, parts: int, topology: Topology) -> tuple[Unit, ...]:
+    spans = even_widths(table.dim, parts)
+    made = {
+        width: _rank_unit(table, kind, kernel, factor, Span(0, width), topology)
+        for width in {span.size for span in spans}
+    }
+    return tuple(replace(made[span.size], cols=span) for span in spans)
+
+
+def _rank_unit(table: Table, kind: str, kernel: str, factor: float, cols: Span, topology: Topology) -> Unit:
+    shape = (table.rows, cols.size)
+    costs = [shard_cost(table, kind, kernel, shape, size, topology, factor) for size in host_sizes(topology)]
+    held = shard_storage(table, kind, kernel, shape, topology, factor)
+    return Unit(
+        scope=Scope.RANK,
+        cols=cols,
+        seconds=tuple(cost.total for cost in costs),
+        lookup=tuple(cost.lookup for cost in costs),
+        work=min(cost.total for cost in costs),
+        device_bytes=(held.device,) * len(costs),
+        host_bytes=(held.host,) * len(costs),
+        total_device_bytes=held.device,
+        total_host_bytes=held.host,
+    )
+
+
+def _host_unit(table: Table, kind: str, kernel: str, factor: float, cols: Span, topology: Topology) -> Unit:
+    """Cut by rows over the ranks of one host; figures are of its first rank, which has a full block."""
+    costs, works, held, totals, beside = [], [], [], [], []
+    for size in host_sizes(topology):
+        counts = block_counts(table.rows, size)
+        each = {n: shard_cost(table, kind, kernel, (n, cols.size), size, topology, factor) for n in counts}
+        bytes_of = {n: shard_storage(table, kind, kernel, (n, cols.size), topology, factor) for n in counts}
+        costs.append(each[max(counts)])
+        held.append(bytes_of[max(counts)])
+        works.append(sum(each[n].total * count for n, count in counts.items()))
+        totals.append(sum(bytes_of[n].device * count for n, count in counts.items()))
+        beside.append(sum(bytes_of[n].host * count for n, count in counts.items()))
+    return Unit(
+        scope=Scope.HOST,
+        cols=cols,
+        seconds=tuple(cost.total for cost in costs),
+        lookup=tuple(cost.lookup for cost in costs),
+        work=min(works),
+        device_bytes=tuple(storage.device for storage in held),
+        host_bytes=tuple(storage.host for storage in held),
+        total_device_bytes=min(totals),
+        total_host_bytes=min(beside),
+    )
+
+
+def _world_unit(
+    table: Table, kind: str, kernel: str, factor: float, topology: Topology, counts: dict[int, int]
+) -> Unit:
+    """On all ranks of the table: `counts` shards of each number of rows; figures are of a rank with the most rows."""
+    costs = {
+        n: [shard_cost(table, kind, kernel, (n, table.dim), size, topology, factor) for size in host_sizes(topology)]
+        for n in counts
+    }
+    held = {n: shard_storage(table, kind, kernel, (n, table.dim), topology, factor) for n in counts}
+    first = max(counts)
+    return Unit(
+        scope=Scope.WORLD,
+        cols=Span(0, table.dim),
+        seconds=tuple(cost.total for cost in costs[first]),
+        lookup=tuple(cost.lookup for cost in costs[first]),
+        work=sum(min(cost.total for cost in costs[n]) * count for n, count in counts.items()),
+        device_bytes=(held[first].device,) * len(costs[first]),
+        host_bytes=(held[first].host,) * len(costs[first]),
+        total_device_bytes=sum(held[n].device * count for n, count in counts.items()),
+        total_host_bytes=sum(held[n].host * count for n, count in counts.items()),
+    )
+
+
+def block_counts(rows: int, parts: int) -> dict[int, int]:
+    """How many blocks of which size `cuts.blocks(rows, parts)` makes, without making them."""
+    step = -(-rows // parts)
+    counts = {step: rows // step}
+    if rows % step:
+        counts[rows % step] = 1
+    return counts

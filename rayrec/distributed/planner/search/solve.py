@@ -1,0 +1,216 @@
+"""Choosing an option for every table and a place for every unit, for the lowest worst rank under memory.
+
+The search walks a fixed grid of limits (how large a piece may be in seconds and in bytes, which executors may be used,
+what a byte of memory is worth), packs each choice, and refines the best. No clock and no random number is read: the
+same problem gives the same answer everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from rayrec.distributed.planner.cost.seconds import COLLECTIVES, fixed_seconds
+from rayrec.distributed.planner.machine.topology import Topology
+from rayrec.distributed.planner.search.bound import Choices, lower_bound, make_choices
+from rayrec.distributed.planner.search.choose import choose, mixtures
+from rayrec.distributed.planner.search.options import Option
+from rayrec.distributed.planner.search.pack import Packing, Stuck, pack
+from rayrec.distributed.planner.search.problem import Bools, Floats, Ints, Problem, make_problem
+from rayrec.distributed.planner.search.refine import refine
+from rayrec.distributed.planner.tables.table import Table
+
+MANY_TABLES = 200  # up to here the search takes more care
+WORST_LOOKUP = 1.08  # worst over mean lookup load that is not left as it is
+LOOKUP_PRICES = (1.008, 1.02)  # what the worst rank may come to for it, of the lower bound
+TARGET_LOOKUP = 1.05  # worst over mean lookup load
+PIECE_LIMITS = (1.0, 0.5, 0.25, 0.12)  # of the lower bound, for one piece
+BYTE_LIMITS = (1.0, 0.5, 0.25, 0.1)  # of a rank's room, for one piece
+MEMORY_COSTS = 1.05  # a worst rank this far above what endless memory gives: look for kernels off the device too
+REFINED = 6  # packings of a choice of executors that are worth refining
+
+
+@dataclass(frozen=True, kw_only=True)
+class Care:
+    """How near the lower bound is near enough.
+
+    Args:
+        target: of the bound; the search for a lower worst rank stops here.
+        enough: of the bound; below it, balance of the lookups counts for more than the worst rank.
+    """
+
+    target: float
+    enough: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """A packing, its worst rank with the executors' fixed cost, and the bound on any plan's.
+
+    `free_bound_s` is the bound if memory were endless; equal to `bound_s` where memory costs nothing.
+    """
+
+    packing: Packing
+    worst_s: float
+    bound_s: float
+    free_bound_s: float
+
+
+def best_solution(tables: Sequence[Table], topology: Topology, reserve_R: Floats) -> tuple[Problem, Solution | Stuck]:
+    """The best packing of `tables`, with kernels that keep tables in host memory where device memory is short.
+
+    A table costs no less off the device, so a solution that device memory does not hold back is final.
+    """
+    problem = make_problem(tables, topology, reserve_R, off_device=False)
+    answer = search(problem)
+    spare = any(kernel.startswith("fused_uvm") for t in tables for kernels in t.kernels.values() for kernel in kernels)
+    if not spare:
+        return problem, answer
+    if isinstance(answer, Solution) and answer.worst_s <= answer.free_bound_s * MEMORY_COSTS:
+        return problem, replace(answer, bound_s=answer.free_bound_s)  # valid for tables off the device too
+    wider = make_problem(tables, topology, reserve_R, off_device=True)
+    other = search(wider)
+    if not isinstance(answer, Solution) or not isinstance(other, Solution):
+        return (problem, answer) if isinstance(answer, Solution) else (wider, other)
+    kept = (problem, answer) if answer.worst_s <= other.worst_s else (wider, other)
+    return kept[0], replace(kept[1], bound_s=min(answer.bound_s, other.bound_s))
+
+
+def feasible(tables: Sequence[Table], topology: Topology, reserve_R: Floats) -> bool:
+    """Whether the search would find a plan; sums of bytes are tried first, and nothing is refined."""
+    for off_device in (False, True):
+        problem = make_problem(tables, topology, reserve_R, off_device)
+        if not all(problem.options):
+            return False
+        choices = make_choices(problem)
+        if choices.least(choices.bytes_O).sum() > problem.room_R.sum():
+            continue
+        if choices.least(choices.piece_bytes_O).max() > problem.room_R.max():
+            continue
+        flat = [option for each in problem.options for option in each]
+        usable_O = np.ones(len(flat), dtype=np.bool_)
+        for byte_limit in BYTE_LIMITS:
+            for picked in choose(problem, choices, usable_O, 1.0, 1.0, byte_limit, False):
+                if isinstance(_pack(problem, [flat[i] for i in picked], 0.0, 1.0), Packing):
+                    return True
+    return False
+
+
+def search(problem: Problem) -> Solution | Stuck:
+    """The best packing found, or the table that could not be placed."""
+    for number, each in enumerate(problem.options):
+        if not each:
+            return Stuck(table=number)
+    choices = make_choices(problem)
+    floors, free_floor = [], float("inf")
+    for executors in _executor_sets(choices):
+        usable_O = np.isin(choices.executor_O, sorted(executors))
+        fixed = fixed_seconds(executors, problem.topology) + choices.shared_s
+        bound = lower_bound(problem, choices, usable_O, float(problem.room_R.sum()))
+        free = lower_bound(problem, choices, usable_O, float("inf"))
+        if np.isfinite(bound):
+            floors.append((bound + fixed, fixed, usable_O))
+            free_floor = min(free_floor, free + fixed)
+    floors.sort(key=lambda floor: floor[0])
+    best: tuple[float, Packing] | None = None
+    stuck: Stuck | None = None
+    for floor, fixed, usable_O in floors:
+        if best is not None and floor >= best[0]:
+            break
+        answer = _solve(problem, choices, usable_O, floor - fixed)
+        if isinstance(answer, Stuck):
+            stuck = stuck or answer
+        elif best is None or answer.worst_s + fixed < best[0]:
+            best = (answer.worst_s + fixed, answer)
+    if best is None:
+        return stuck or Stuck(table=0)
+    return Solution(packing=best[1], worst_s=best[0], bound_s=floors[0][0], free_bound_s=free_floor)
+
+
+def _executor_sets(choices: Choices) -> Iterator[frozenset[str]]:
+    """Every set of executors that leaves each table an option, small ones first."""
+    there = [name for name in COLLECTIVES if name in choices.executor_O]
+    for count in range(1, len(there) + 1):
+        for names in combinations(there, count):
+            usable = np.isin(choices.executor_O, names)
+            if np.maximum.reduceat(usable, choices.first_T).all():
+                yield frozenset(names)
+
+
+def _solve(problem: Problem, choices: Choices, usable_O: Bools, bound_s: float) -> Packing | Stuck:
+    flat = [option for each in problem.options for option in each]
+    seen: set[bytes] = set()
+    stuck: Stuck | None = None
+
+    def packings(picks: Iterable[Ints]) -> list[Packing]:
+        nonlocal stuck
+        done = []
+        for picked in picks:
+            if picked.tobytes() in seen:
+                continue
+            seen.add(picked.tobytes())
+            answer = _pack(problem, [flat[i] for i in picked], float(choices.extra_O[picked].sum()), bound_s)
+            if isinstance(answer, Packing):
+                done.append(answer)
+            else:
+                stuck = stuck or answer
+        return done
+
+    def picks(byte_limit: float, with_lookups: bool) -> list[Ints]:
+        return [
+            picked
+            for limit in PIECE_LIMITS
+            for picked in choose(problem, choices, usable_O, bound_s, limit, byte_limit, with_lookups)
+        ]
+
+    enough_s = bound_s * _care(problem).enough
+    for byte_limit in BYTE_LIMITS:
+        first = picks(byte_limit, False)
+        packed = packings(first)
+        if packed:
+            best = _refine_best(problem, packed, bound_s)
+            if best.worst_s > enough_s:
+                best = _refine_best(problem, [best, *packings(mixtures(choices, first, problem.world_size))], bound_s)
+            if _lookup_ratio(best) > WORST_LOOKUP:
+                best = _refine_best(problem, [best, *packings(picks(byte_limit, True))], bound_s)
+            return best
+    return stuck or Stuck(table=0)
+
+
+def _care(problem: Problem) -> Care:
+    few = len(problem.tables) <= MANY_TABLES
+    return Care(target=1.0005, enough=1.002) if few else Care(target=1.005, enough=1.02)
+
+
+def _refine_best(problem: Problem, packed: list[Packing], bound_s: float) -> Packing:
+    """Refine the packings, most promising first, until one is near the bound and well balanced."""
+    packed.sort(key=lambda packing: packing.worst_s)
+    care, limit = _care(problem), 200 + 10 * problem.world_size
+    best, best_rating = packed[0], (float("inf"), float("inf"))
+    for packing in packed[:REFINED]:
+        refine(problem, packing, bound_s * care.target, bound_s * care.enough, TARGET_LOOKUP, limit)
+        rating = (max(packing.worst_s, bound_s * care.enough), _lookup_ratio(packing))
+        if rating < best_rating:
+            best, best_rating = packing, rating
+        if best_rating[0] <= bound_s * care.enough and best_rating[1] <= TARGET_LOOKUP:
+            break
+    for enough in LOOKUP_PRICES:
+        if _lookup_ratio(best) > WORST_LOOKUP:
+            refine(problem, best, 0.0, bound_s * enough, TARGET_LOOKUP, limit)
+    return best
+
+
+def _lookup_ratio(packing: Packing) -> float:
+    mean = float(packing.lookup_R.mean())
+    return float(packing.lookup_R.max()) / mean if mean > 0 else 1.0
+
+
+def _pack(problem: Problem, chosen: list[Option], extra_s: float, bound_s: float) -> Packing | Stuck:
+    for weight in (0.0, 1.0, 10.0):
+        answer = pack(problem, chosen, extra_s, memory_weight=weight * bound_s)
+        if isinstance(answer, Packing):
+            break
+    return answer

@@ -1,0 +1,111 @@
+"""The sharding options of rayrec's planner as TorchRec's `ShardingOption`s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from rayrec.distributed.plan.module_sharder import ModuleSharder
+from rayrec.distributed.plan.shards import CacheParams, ShardingType
+from rayrec.distributed.planner.search.options import Option, Unit, host_sizes, options
+from rayrec.distributed.planner.tables.from_model import find_tables, planner_tables
+from rayrec.distributed.planner.tables.table import Table
+from rayrec.torchrec.distributed.planner.bases import Enumerator, ShardEstimator
+from rayrec.torchrec.distributed.planner.constraints import ParameterConstraints
+from rayrec.torchrec.distributed.planner.parts import PARTITION_BY, Perf, Proposal, Shard, ShardingOption, Storage
+from rayrec.torchrec.distributed.planner.topology import Topology
+
+__all__ = ["EmbeddingEnumerator", "Enumerator"]
+
+OVER_ROWS = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
+
+
+class EmbeddingEnumerator(Enumerator):
+    """Lists every option of rayrec's planner with its costs.
+
+    Args:
+        topology: the cluster.
+        batch_size: examples per rank and step.
+        constraints: by table name.
+        estimator: replaces costs.
+        use_exact_enumerate_order: accepted, not used.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        batch_size: int = 512,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        estimator: ShardEstimator | list[ShardEstimator] | None = None,
+        use_exact_enumerate_order: bool | None = False,
+    ) -> None:
+        self.topology, self.batch_size, self.constraints = topology, batch_size, dict(constraints or {})
+        self._estimators = estimator if isinstance(estimator, list) else [estimator] if estimator else []
+        self.last_stored_search_space: Proposal | None = None
+
+    def enumerate(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> Proposal:
+        """Return all options of all tables, in the model's order.
+
+        Raises:
+            ValueError: an invalid constraint.
+        """
+        found = find_tables(module, sharders, self.topology.compute_device)
+        tables = planner_tables(found, self.topology, self.constraints, self.batch_size)
+        space = []
+        for number, (table, each) in enumerate(zip(tables, found, strict=True)):
+            collection = module.get_submodule(each.path)
+            names = {id(weight): name for name, weight in collection.named_parameters()}
+            weight = next(w for w in collection.parameters() if f"{table.name}.weight" in names[id(w)])
+            for option in options(number, table, self.topology, off_device=True):
+                space.append(self._option(option, table, collection, weight))
+        self.populate_estimates(space)
+        self.last_stored_search_space = space
+        return space
+
+    def populate_estimates(self, sharding_options: Proposal) -> None:
+        for estimator in self._estimators:
+            estimator.estimate(sharding_options, {})
+
+    def _option(self, option: Option, table: Table, collection: nn.Module, weight: Any) -> ShardingOption:
+        given = self.constraints.get(table.name)
+        factors = list(given.pooling_factors) if given is not None and given.pooling_factors else [1.0]
+        cached = option.kernel == "fused_uvm_caching"
+        return ShardingOption(
+            name=table.name,
+            tensor=weight,
+            module=(table.path, collection),
+            input_lengths=factors,
+            batch_size=self.batch_size,
+            sharding_type=option.sharding_type,
+            partition_by=PARTITION_BY[ShardingType(option.sharding_type)].value,
+            compute_kernel=option.kernel,
+            shards=[shard for unit in option.units for shard in self._shards(option, unit, table)],
+            cache_params=CacheParams(load_factor=option.cache_load_factor) if cached else None,
+            is_pooled=table.pooled,
+        )
+
+    def _shards(self, option: Option, unit: Unit, table: Table) -> Iterator[Shard]:
+        """Yield a unit's rectangles, in rank order."""
+        kind, topology = ShardingType(option.sharding_type), self.topology
+        size = len(host_sizes(topology)) - 1  # the largest hosts
+        milliseconds, lookup = unit.seconds[size] * 1000, unit.lookup[size] * 1000
+        count = topology.local_world_size if kind in OVER_ROWS[1:] else topology.world_size
+        step = -(-table.rows // count)
+        edges = [min(place * step, table.rows) for place in range(count + 1)]
+        if kind is ShardingType.DATA_PARALLEL:
+            spans = [(0, table.rows)] * count
+        else:
+            spans = list(pairwise(edges)) if kind in OVER_ROWS else [(0, table.rows)]
+        for first, last in spans:
+            share = (last - first) / max(spans[0][1] - spans[0][0], 1)
+            device, host = (int(held[size] * share) for held in (unit.device_bytes, unit.host_bytes))
+            on_cpu = topology.compute_device == "cpu"
+            yield Shard(
+                size=[last - first, unit.cols.size],
+                offset=[first, unit.cols.start],
+                storage=Storage(0, device + host) if on_cpu else Storage(device, host),
+                perf=Perf(lookup * share, 0.0, (milliseconds - lookup) * share, 0.0),
+            )

@@ -1,0 +1,53 @@
+"""Estimators by TorchRec's names. `EmbeddingEnumerator` already sets the costs; these leave them unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rayrec.torchrec.distributed.planner.bases import ShardEstimator
+from rayrec.torchrec.distributed.planner.constraints import ParameterConstraints
+from rayrec.torchrec.distributed.planner.parts import Proposal
+from rayrec.torchrec.distributed.planner.topology import Topology
+from rayrec.torchrec.distributed.types import PipelineType
+
+__all__ = ["EmbeddingPerfEstimator", "EmbeddingStorageEstimator", "ShardEstimator"]
+
+
+class EmbeddingPerfEstimator(ShardEstimator):
+    """The planner's milliseconds.
+
+    Args:
+        topology, constraints: stored.
+        is_inference: accepted, not used.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        is_inference: bool = False,
+    ) -> None:
+        self.topology, self.constraints = topology, constraints
+
+    def estimate(self, sharding_options: Proposal, sharder_data_map: Mapping[str, Any] | None = None) -> None:
+        """Do nothing: the enumerator has set the costs."""
+
+
+class EmbeddingStorageEstimator(EmbeddingPerfEstimator):
+    """The planner's bytes.
+
+    Args:
+        topology, constraints, is_inference: as for `EmbeddingPerfEstimator`.
+        pipeline_type, run_embedding_at_peak_memory: accepted, not used.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        pipeline_type: PipelineType = PipelineType.NONE,
+        run_embedding_at_peak_memory: bool = False,
+        is_inference: bool = False,
+    ) -> None:
+        super().__init__(topology, constraints, is_inference)

@@ -1,0 +1,104 @@
+"""Memory that a plan leaves free. The planner itself counts the model's dense part and the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rayrec.torchrec.distributed.planner.bases import StorageReservation
+from rayrec.torchrec.distributed.planner.parts import PlannerError, PlannerErrorType
+from rayrec.torchrec.distributed.planner.topology import Topology
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = [
+    "FixedAbsoluteStorageReservation",
+    "FixedPercentageStorageReservation",
+    "HeuristicalStorageReservation",
+    "InferenceStorageReservation",
+    "StorageReservation",
+]
+
+
+class FixedPercentageStorageReservation(StorageReservation):
+    """Reserves a share of every rank's device memory.
+
+    Args:
+        percentage: the share, from 0 to 1.
+
+    Raises:
+        ValueError: a share out of range.
+    """
+
+    def __init__(self, percentage: float) -> None:
+        if not 0 <= percentage <= 1:
+            raise ValueError(f"percentage={percentage} must be from 0 to 1")
+        self._percentage = percentage
+
+    def reserve(
+        self,
+        topology: Topology,
+        batch_size: int = 0,
+        module: nn.Module | None = None,
+        sharders: Sequence[Any] = (),
+        constraints: Mapping[str, Any] | None = None,
+    ) -> Topology:
+        self._last = topology.with_share(1 - self._percentage)
+        return self._last
+
+
+class FixedAbsoluteStorageReservation(StorageReservation):
+    """Reserves a number of bytes of every rank's device memory.
+
+    Raises:
+        ValueError: a negative number.
+    """
+
+    def __init__(self, hbm_reserved_bytes: int) -> None:
+        if hbm_reserved_bytes < 0:
+            raise ValueError(f"hbm_reserved_bytes={hbm_reserved_bytes} must not be negative")
+        self._bytes = hbm_reserved_bytes
+
+    @classmethod
+    def from_gb(cls, hbm_reserved_gb: float) -> FixedAbsoluteStorageReservation:
+        """Reserve a number of GiB."""
+        return cls(int(hbm_reserved_gb * (1 << 30)))
+
+    def reserve(
+        self,
+        topology: Topology,
+        batch_size: int = 0,
+        module: nn.Module | None = None,
+        sharders: Sequence[Any] = (),
+        constraints: Mapping[str, Any] | None = None,
+    ) -> Topology:
+        smallest = min(host.memory_bytes for host in topology.hosts)
+        if self._bytes >= smallest:
+            raise PlannerError(
+                f"hbm_reserved_bytes={self._bytes} must be below the {smallest} bytes of a rank",
+                PlannerErrorType.INSUFFICIENT_STORAGE,
+            )
+        self._last = topology.less(self._bytes)
+        return self._last
+
+
+class HeuristicalStorageReservation(FixedPercentageStorageReservation):
+    """Reserves a share; the planner counts dense parameters and ids, which TorchRec estimates here.
+
+    Args:
+        percentage: the share, from 0 to 1.
+        parameter_multiplier, dense_tensor_estimate: accepted, not used.
+    """
+
+    def __init__(
+        self, percentage: float, parameter_multiplier: float = 6.0, dense_tensor_estimate: int | None = None
+    ) -> None:
+        super().__init__(percentage)
+
+
+class InferenceStorageReservation(HeuristicalStorageReservation):
+    """`HeuristicalStorageReservation` by the name used for inference."""
+
+    def __init__(self, percentage: float, **unused: Any) -> None:
+        super().__init__(percentage)

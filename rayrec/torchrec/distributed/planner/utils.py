@@ -1,0 +1,34 @@
+"""Helper functions by TorchRec's names."""
+
+from __future__ import annotations
+
+from rayrec.torchrec.distributed.planner.parts import Proposal
+
+__all__ = ["bytes_to_gb", "bytes_to_mb", "gb_to_bytes", "reset_shard_rank", "sharder_name"]
+
+
+def bytes_to_gb(num_bytes: int) -> float:
+    """Convert bytes to GiB."""
+    return num_bytes / (1 << 30)
+
+
+def bytes_to_mb(num_bytes: float) -> float:
+    """Convert bytes to MiB."""
+    return num_bytes / (1 << 20)
+
+
+def gb_to_bytes(gb: float) -> int:
+    """Convert GiB to bytes."""
+    return int(gb * (1 << 30))
+
+
+def sharder_name(t: type) -> str:
+    """Return a type's module and name."""
+    return f"{t.__module__}.{t.__name__}"
+
+
+def reset_shard_rank(proposal: Proposal) -> None:
+    """Remove the ranks of all shards."""
+    for option in proposal:
+        for shard in option.shards:
+            shard.rank = None
