@@ -21,9 +21,9 @@ import torch
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.distributed import EmbeddingBagCollectionSharder
+from rayrec.metrics import BinaryMetrics, NumberMetrics
 from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from rayrec.torchrec.distributed.planner.storage_reservations import FixedAbsoluteStorageReservation
-from rayrec.metrics import BinaryMetrics, NumberMetrics
 from rayrec.torchrec.distributed.train_pipeline import DataLoadingThread
 from rayrec.torchrec.metrics.metrics_config import BatchSizeStage
 from rayrec.torchrec.metrics.throughput import ThroughputMetric

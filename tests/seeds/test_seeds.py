@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rayrec.torchrec.distributed.planner.types import ParameterConstraints
 
 import rayrec.torchrec
+from rayrec.torchrec.distributed.planner.types import ParameterConstraints
 from rayrec.torchrec.distributed.types import ShardingType
 from tests.ranks import on_ranks
 

@@ -4,13 +4,13 @@ import copy
 
 import torch
 import torch.distributed as dist
-from rayrec.torchrec.distributed.planner.types import ParameterConstraints
 
 from rayrec.torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.torchrec.datasets.utils import Batch
 from rayrec.torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
 from rayrec.torchrec.distributed.model_parallel import get_default_sharders
 from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from rayrec.torchrec.distributed.planner.types import ParameterConstraints
 from rayrec.torchrec.models.dlrm import DLRM, DLRMTrain
 from rayrec.torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from rayrec.torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper

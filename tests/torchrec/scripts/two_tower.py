@@ -4,13 +4,13 @@ import copy
 
 import torch
 import torch.distributed as dist
-from rayrec.torchrec.distributed.planner.types import ParameterConstraints
 from torch import nn
 
 from rayrec.torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from rayrec.torchrec.distributed import DistributedModelParallel
 from rayrec.torchrec.distributed.model_parallel import get_default_sharders
 from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from rayrec.torchrec.distributed.planner.types import ParameterConstraints
 from rayrec.torchrec.modules.mlp import MLP
 from rayrec.torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from rayrec.torchrec.optim.keyed import KeyedOptimizerWrapper

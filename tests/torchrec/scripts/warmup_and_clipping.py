@@ -4,13 +4,13 @@ import copy
 
 import torch
 import torch.distributed as dist
-from rayrec.torchrec.distributed.planner.types import ParameterConstraints
 from torch import nn
 
 from rayrec.torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.torchrec.distributed import DistributedModelParallel
 from rayrec.torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from rayrec.torchrec.distributed.planner.types import ParameterConstraints
 from rayrec.torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from rayrec.torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from rayrec.torchrec.optim.optimizers import in_backward_optimizer_filter
