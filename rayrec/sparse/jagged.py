@@ -1,4 +1,4 @@
-"""Lists in one flat tensor; of one sparse feature, a list of values for every example."""
+"""Lists in one flat tensor: `Jagged` stores them, `JaggedTensor` holds one sparse feature of B examples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayrec.streamable import Pipelineable
 
 
 def check_counts(kind: str, **counts: torch.Tensor | None) -> None:
-    """Raises ValueError for lengths or offsets that do not count: of a float type, or bool."""
+    """Raises ValueError for lengths or offsets of a float or bool type."""
     for name, tensor in counts.items():
         if tensor is not None and (tensor.is_floating_point() or tensor.dtype is torch.bool):
             raise ValueError(f"{kind}: {name} are {tensor.dtype}; an integer type is needed, such as torch.int64")
@@ -24,7 +24,7 @@ def check_counts(kind: str, **counts: torch.Tensor | None) -> None:
 class Jagged(Pipelineable):
     """Lists, one after the other in one flat tensor, of one feature or of several.
 
-    Either of lengths and offsets is computed from the other when first asked for.
+    Lengths are computed from offsets, and offsets from lengths, on first use.
     """
 
     _values: torch.Tensor
@@ -44,7 +44,7 @@ class Jagged(Pipelineable):
         return self._weights
 
     def lengths(self) -> torch.Tensor:
-        """int, one a list."""
+        """Integers, one per list."""
         if self._lengths is None:
             assert self._offsets is not None
             self._lengths = self._offsets[1:] - self._offsets[:-1]
@@ -54,7 +54,7 @@ class Jagged(Pipelineable):
         return self._lengths
 
     def offsets(self) -> torch.Tensor:
-        """int, where each list starts, and the end."""
+        """Integers: where each list starts, and the end of the last."""
         if self._offsets is None:
             assert self._lengths is not None
             self._offsets = ops.complete_cumsum(self._lengths.view(-1))
@@ -75,14 +75,14 @@ class Jagged(Pipelineable):
                 tensor.record_stream(stream)
 
     def size_in_bytes(self) -> int:
-        """Of all tensors that are there."""
+        """Bytes of all its tensors."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())
 
     def copy_(self, other: Self, non_blocking: bool = False) -> Self:
         """Fills this one's tensors from `other`'s, which have the same sizes; returns itself.
 
         Raises:
-            ValueError: a part that only one of the two has.
+            ValueError: only one of the two has weights.
         """
         for name in ("_values", "_weights", "_lengths", "_offsets"):
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -100,7 +100,7 @@ class JaggedTensor(Jagged):
 
     Args:
         values: all lists, one after the other.
-        weights: one number a value, or None.
+        weights: one number per value, or None.
         lengths: how many values each example has.
         offsets: where each example starts, and the end.
 
@@ -155,7 +155,7 @@ class JaggedTensor(Jagged):
 
     @classmethod
     def from_dense(cls, values: Sequence[torch.Tensor], weights: Sequence[torch.Tensor] | None = None) -> JaggedTensor:
-        """From one tensor an example.
+        """From one tensor per example.
 
         Raises:
             ValueError: no examples, so that dtype and device are unknown.
@@ -174,11 +174,11 @@ class JaggedTensor(Jagged):
         return cls(values[mask], weights[mask] if weights is not None else None, lengths)
 
     def to_dense(self) -> list[torch.Tensor]:
-        """One view an example."""
+        """One view per example."""
         return [self._values[start:stop] for start, stop in pairwise(self.offsets().tolist())]
 
     def to_dense_weights(self) -> list[torch.Tensor] | None:
-        """One view of the weights an example; None without weights."""
+        """One view of the weights per example; None without weights."""
         if self._weights is None:
             return None
         return [self._weights[start:stop] for start, stop in pairwise(self.offsets().tolist())]
@@ -208,7 +208,7 @@ class JaggedTensor(Jagged):
         return JaggedTensor(fn(self._values), weights, lengths, offsets)
 
     def __str__(self) -> str:
-        return "JaggedTensor({\n    " + jagged_text(self, indent="    ") + "\n})\n"
+        return "JaggedTensor({\n    " + jagged_text(self.to_dense(), self.to_dense_weights(), indent="    ") + "\n})\n"
 
 
 def _pad(

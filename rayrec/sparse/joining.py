@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from rayrec.sparse.jagged import JaggedTensor
-    from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from rayrec.sparse.jagged import JaggedTensor
+from rayrec.sparse.keyed_jagged import KeyedJagged
 
 
 def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> dict[str, Any]:
@@ -25,7 +24,7 @@ def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> dict[str, Any]:
     }
 
 
-def concat(kjt_list: Sequence[KeyedJaggedTensor]) -> dict[str, Any]:
+def concat(kjt_list: Sequence[KeyedJagged]) -> dict[str, Any]:
     """All keys of all tensors, in order."""
     if not kjt_list:
         raise ValueError("concat: there is nothing to join; use KeyedJaggedTensor.empty() for no features")
@@ -44,7 +43,7 @@ def concat(kjt_list: Sequence[KeyedJaggedTensor]) -> dict[str, Any]:
     }
 
 
-def no_keys(kjt: KeyedJaggedTensor) -> dict[str, Any]:
+def no_keys(kjt: KeyedJagged) -> dict[str, Any]:
     """No keys and no data of the types and the stride of `kjt`."""
     weights = kjt.weights_or_none()
     return {
@@ -61,7 +60,7 @@ def cat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _cat_weights(weights: Sequence[tuple[str, torch.Tensor | None]]) -> torch.Tensor | None:
-    """The weights of parts that are named for an error."""
+    """All weights joined; the names are for an error."""
     present = [w for _, w in weights if w is not None]
     if not present:
         return None
@@ -71,7 +70,7 @@ def _cat_weights(weights: Sequence[tuple[str, torch.Tensor | None]]) -> torch.Te
     return cat(present)
 
 
-def _join_inverse(kjt_list: Sequence[KeyedJaggedTensor]) -> tuple[list[str], list[torch.Tensor]] | None:
+def _join_inverse(kjt_list: Sequence[KeyedJagged]) -> tuple[list[str], list[torch.Tensor]] | None:
     parts = [part for kjt in kjt_list if (part := kjt.inverse_indices_or_none()) is not None]
     if len(parts) < len(kjt_list):
         return None

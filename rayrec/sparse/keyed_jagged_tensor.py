@@ -1,26 +1,23 @@
 """The sparse features of a batch, all keys in one flat tensor, key-major: the input of every embedding collection.
 
-What joins, cuts and reorders such tensors is written in `joining` and `reshaping`, what exchanges them in `messages`.
+`keyed_jagged` stores and reads it, `joining` and `reshaping` make new ones of it, `messages` exchanges it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from rayrec.sparse import joining, messages, reshaping
-from rayrec.sparse.jagged import Jagged, JaggedTensor, check_counts
+from rayrec.sparse.jagged import JaggedTensor
+from rayrec.sparse.keyed_jagged import HostCopy, InverseIndices, KeyedJagged, Strides
 from rayrec.sparse.text import keyed_text
 
-InverseIndices = tuple[list[str], torch.Tensor]
-Strides = Sequence[Sequence[int]] | torch.Tensor | None
 
-
-class KeyedJaggedTensor(Jagged):
+class KeyedJaggedTensor(KeyedJagged):
     """F sparse features of B examples: the lists of key 0 for every example, then those of key 1, and so on.
 
     Immutable by convention: methods return new tensors that share memory with this one.
@@ -28,82 +25,20 @@ class KeyedJaggedTensor(Jagged):
     Args:
         keys: names of the features. A name may come twice (`permute` makes such tensors); the last one is found by it.
         values: ids of all lists `[N]`.
-        weights: one number an id `[N]`, or None.
+        weights: one number per id `[N]`, or None.
         lengths: `[F * B]`, key after key.
         offsets: `[F * B + 1]`; either of lengths and offsets is enough.
         stride: B; computed where it is not given.
-        stride_per_key_per_rank: for a batch size that varies by key, one list of batch sizes a key (their sum is the
+        stride_per_key_per_rank: for a batch size that varies by key, one list of batch sizes per key (their sum is the
             key's batch size), as a list or as an int tensor `[F, R]`.
-        stride_per_key, length_per_key, lengths_offset_per_key, offset_per_key, index_per_key, jt_dict: what the methods
-            of these names return, where it is known already.
+        stride_per_key, length_per_key, lengths_offset_per_key, offset_per_key, index_per_key, jt_dict: what the
+            methods of these names return, if already known.
         inverse_indices: with varying batch sizes, (keys, `[F, B]`): the row of a key's own batch that stands for each
             of the B examples.
 
     Raises:
         ValueError: no lengths and no offsets, ones that are not integers, or sizes that do not fit together.
     """
-
-    def __init__(
-        self,
-        keys: Sequence[str],
-        values: torch.Tensor,
-        weights: torch.Tensor | None = None,
-        lengths: torch.Tensor | None = None,
-        offsets: torch.Tensor | None = None,
-        stride: int | None = None,
-        stride_per_key_per_rank: Strides = None,
-        stride_per_key: list[int] | None = None,
-        length_per_key: list[int] | None = None,
-        lengths_offset_per_key: list[int] | None = None,
-        offset_per_key: list[int] | None = None,
-        index_per_key: dict[str, int] | None = None,
-        jt_dict: dict[str, JaggedTensor] | None = None,
-        inverse_indices: InverseIndices | None = None,
-    ) -> None:
-        self._keys = list(keys)
-        self._values = values
-        self._weights = weights
-        self._lengths = lengths
-        self._offsets = offsets
-        self._inverse_indices = inverse_indices
-        self._strides = _as_lists(stride_per_key_per_rank)
-        self._stride_per_key = [sum(s) for s in self._strides] if self._strides is not None else None
-        self._stride = self._checked_stride(stride)
-        self._host: KeyedJaggedTensor | None = None  # what this was copied from
-        self._length_per_key = length_per_key
-        self._offset_per_key = offset_per_key
-        self._key_index = index_per_key
-        self._jagged_by_key = jt_dict
-
-    def _checked_stride(self, stride: int | None) -> int:
-        if self._lengths is None and self._offsets is None:
-            raise ValueError("KeyedJaggedTensor needs lengths or offsets")
-        check_counts("KeyedJaggedTensor", lengths=self._lengths, offsets=self._offsets)
-        if self._weights is not None and self._weights.shape[0] != self._values.shape[0]:
-            raise ValueError(f"{self._weights.shape[0]} weights for {self._values.shape[0]} values")
-        keys = self._keys
-        given = max(0, self._offsets.numel() - 1) if self._lengths is None else self._lengths.numel()  # type: ignore[union-attr]
-        if self._stride_per_key is not None:
-            if len(self._stride_per_key) != len(keys):
-                raise ValueError(
-                    f"stride_per_key_per_rank has {len(self._stride_per_key)} entries for {len(keys)} keys"
-                )
-            wanted = sum(self._stride_per_key)
-            if self._inverse_indices is not None:
-                without = [key for key in keys if key not in self._inverse_indices[0]]
-                if without:
-                    raise ValueError(f"inverse_indices lack key {without[0]!r}; they have {self._inverse_indices[0]}")
-                stride = self._inverse_indices[1].shape[-1]
-            elif stride is None:
-                stride = max(self._stride_per_key, default=0)
-        else:
-            if stride is None:
-                stride = given // len(keys) if keys else 0
-            wanted = stride * len(keys)
-        if given != wanted and keys:
-            batch = f"{len(keys)} keys × {stride} examples" if self._stride_per_key is None else "the strides given"
-            raise ValueError(f"{given} lengths do not fit {batch}: {wanted} are needed")
-        return stride
 
     # -- factories
 
@@ -168,7 +103,7 @@ class KeyedJaggedTensor(Jagged):
         weights_dtype: torch.dtype | None = None,
         lengths_dtype: torch.dtype = torch.int32,
     ) -> KeyedJaggedTensor:
-        """No keys and no examples; values and weights of torch's default type unless said otherwise."""
+        """No keys and no examples; values and weights of torch's default type unless given."""
         return cls(
             keys=[],
             values=torch.empty(0, dtype=values_dtype, device=device),
@@ -186,113 +121,9 @@ class KeyedJaggedTensor(Jagged):
         return kjt._map(lambda t: torch.empty_like(t, device=device))
 
     def without_examples(self) -> KeyedJaggedTensor:
-        """The keys, types and device of this one, and no examples: what a rank without data brings to a step."""
+        """The keys, types and device of this one, and no examples: the input of a rank without data."""
         weights = None if self._weights is None else self._weights.new_empty(0)
         return KeyedJaggedTensor(self._keys, self._values.new_empty(0), weights, self.lengths().new_empty(0), stride=0)
-
-    # -- reading
-
-    def keys(self) -> list[str]:
-        return self._keys
-
-    def stride(self) -> int:
-        """B, the number of examples."""
-        return self._stride
-
-    def stride_per_key(self) -> list[int]:
-        """Each key's batch size; B for all unless it varies by key."""
-        return self._stride_per_key if self._stride_per_key is not None else [self._stride] * len(self._keys)
-
-    def stride_per_key_per_rank(self) -> list[list[int]]:
-        return self._strides if self._strides is not None else [[self._stride] for _ in self._keys]
-
-    def variable_stride_per_key(self) -> bool:
-        """Whether the batch size varies by key."""
-        return self._strides is not None
-
-    def inverse_indices(self) -> InverseIndices:
-        if self._inverse_indices is None:
-            raise ValueError("this KeyedJaggedTensor has no inverse indices")
-        return self._inverse_indices
-
-    def inverse_indices_or_none(self) -> InverseIndices | None:
-        return self._inverse_indices
-
-    def length_per_key(self) -> list[int]:
-        """How many values each key has (on a GPU the first call synchronises)."""
-        if self._length_per_key is None and self._host is not None:
-            self._length_per_key = self._host.length_per_key()
-        if self._length_per_key is None:
-            if self._strides is None:
-                counts = (
-                    self.lengths().reshape(len(self._keys), self._stride).sum(1) if self._keys else self.lengths()[:0]
-                )
-                self._length_per_key = counts.tolist()
-            else:
-                ends = torch.tensor([0, *accumulate(self.stride_per_key())], device=self.device())
-                at = self.offsets()[ends]
-                self._length_per_key = (at[1:] - at[:-1]).tolist()
-        return self._length_per_key
-
-    def length_per_key_or_none(self) -> list[int] | None:
-        return self._length_per_key
-
-    def offset_per_key(self) -> list[int]:
-        """Where each key's values start, and the end: F + 1 numbers."""
-        if self._offset_per_key is None:
-            self._offset_per_key = [0, *accumulate(self.length_per_key())]
-        return self._offset_per_key
-
-    def offset_per_key_or_none(self) -> list[int] | None:
-        return self._offset_per_key
-
-    def index_per_key(self) -> dict[str, int]:
-        """Place of each key."""
-        if self._key_index is None:
-            self._key_index = {key: place for place, key in enumerate(self._keys)}
-        return self._key_index
-
-    def lengths_offset_per_key(self) -> list[int]:
-        """Where each key's lengths start, and the end: F + 1 numbers."""
-        return [0, *accumulate(self.stride_per_key())]
-
-    def sync(self) -> KeyedJaggedTensor:
-        """Computes what later needs the host (lengths and offsets per key); returns itself."""
-        self.offset_per_key()
-        return self
-
-    def unsync(self) -> KeyedJaggedTensor:
-        """Forgets what `sync` computed; returns itself."""
-        self._length_per_key = self._offset_per_key = None
-        return self
-
-    def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
-        """Each key's lists, as views; without `compute_offsets` their offsets are computed when first asked for."""
-        if self._jagged_by_key is None:
-            if compute_offsets:
-                self.offsets()
-            self._jagged_by_key = {key: self.feature(place) for place, key in enumerate(self._keys)}
-        return self._jagged_by_key
-
-    def feature(self, place: int) -> JaggedTensor:
-        """The lists of the key at a place, as views."""
-        start, stop = self.offset_per_key()[place : place + 2]
-        strides = self.stride_per_key()
-        first = sum(strides[:place]) if self._strides is not None else place * self._stride
-        last = first + strides[place]
-        offsets = None if self._offsets is None else self._offsets[first : last + 1] - self._offsets[first]
-        return JaggedTensor(
-            values=self._values[start:stop],
-            weights=None if self._weights is None else self._weights[start:stop],
-            lengths=self.lengths().view(-1)[first:last],
-            offsets=offsets,
-        )
-
-    def __getitem__(self, key: str) -> JaggedTensor:
-        place = self.index_per_key().get(key)
-        if place is None:
-            raise KeyError(f"no feature {key!r}; there are {self._keys}")
-        return self.feature(place)
 
     # -- reshaping
 
@@ -342,20 +173,29 @@ class KeyedJaggedTensor(Jagged):
     def to(
         self, device: torch.device | str, non_blocking: bool = False, dtype: torch.dtype | None = None
     ) -> KeyedJaggedTensor:
-        """On another device; `dtype` changes that of the weights."""
+        """On another device; `dtype` changes that of the weights.
+
+        A copy on a GPU remembers this tensor, so that sharded collections need not copy the ids back: do not overwrite
+        this tensor's memory (a reused pinned buffer) while a step uses the copy. An in-place change by torch of either
+        is noticed afterwards; one by NumPy or another process is not.
+        """
         moved = self._map(lambda t: t.to(device, non_blocking=non_blocking))
         if dtype is not None and moved._weights is not None:
             moved._weights = moved._weights.to(dtype)
-        elif self.device().type == "cpu":
-            moved._host = self
+        else:
+            moved._remember(self)
         return moved
 
+    def _remember(self, source: KeyedJaggedTensor) -> None:
+        on_device = source.device().type == "cpu" != self.device().type
+        self._host = HostCopy.of(source, self) if on_device else None
+
     def on_host(self) -> KeyedJaggedTensor:
-        """The same on the CPU: what this was copied from, as long as it has the same weights, or else a copy, for which
-        the host waits."""
+        """The same on the CPU: what this was copied from, if both are unchanged, or else a copy, which synchronises."""
         if self.device().type == "cpu":
             return self
-        return self.to("cpu") if self._host is None else self._host
+        host = self.host_copy()
+        return host if isinstance(host, KeyedJaggedTensor) else self.to("cpu")
 
     def pin_memory(self) -> KeyedJaggedTensor:
         return self._map(lambda t: t.pin_memory())
@@ -389,6 +229,7 @@ class KeyedJaggedTensor(Jagged):
         super().copy_(other, non_blocking)
         self._length_per_key, self._offset_per_key = other._length_per_key, other._offset_per_key
         self._jagged_by_key = None
+        self._remember(other)
         return self
 
     def clear_storage(self) -> None:
@@ -403,7 +244,7 @@ class KeyedJaggedTensor(Jagged):
         return list(messages.parts(self))
 
     def dist_tensors(self) -> list[torch.Tensor]:
-        """What an exchange between ranks carries."""
+        """The tensors that an exchange between ranks sends."""
         return list(messages.parts(self).values())
 
     def dist_splits(self, key_splits: Sequence[int]) -> list[list[int]]:
@@ -420,7 +261,7 @@ class KeyedJaggedTensor(Jagged):
         stride_per_rank: Sequence[int] | None,
         stagger: int = 1,
     ) -> KeyedJaggedTensor:
-        """From what arrived of every rank's `dist_tensors`, rank after rank.
+        """From every rank's `dist_tensors`, rank after rank.
 
         Args:
             keys: of this rank.
@@ -431,20 +272,14 @@ class KeyedJaggedTensor(Jagged):
             stride_per_rank: each rank's batch size, unless it varies by key.
             stagger: ranks come in strides of this many.
         """
-        arrived = messages.Arrived(tuple(keys), tuple(tensors), num_workers, recat, stagger)
+        received = messages.Received(tuple(keys), tuple(tensors), num_workers, recat, stagger)
         made = (
-            messages.joined_varying(arrived) if variable_stride_per_key else messages.joined(arrived, stride_per_rank)
+            messages.joined_varying(received) if variable_stride_per_key else messages.joined(received, stride_per_rank)
         )
         return KeyedJaggedTensor(**made).sync()
 
     def __str__(self) -> str:
-        return keyed_text(self)
-
-
-def _as_lists(strides: Strides) -> list[list[int]] | None:
-    if strides is None:
-        return None
-    return strides.tolist() if isinstance(strides, torch.Tensor) else [list(s) for s in strides]
+        return keyed_text([(key, (jt := self[key]).to_dense(), jt.to_dense_weights()) for key in self.keys()])
 
 
 def _flatten(kjt: KeyedJaggedTensor) -> tuple[list[Any], Any]:

@@ -1,6 +1,6 @@
-"""What an exchange of KeyedJaggedTensors between ranks carries, and the tensor that arrives.
+"""What an exchange of KeyedJaggedTensors between ranks sends, and the tensor made from what is received.
 
-For code of users' own; rayrec's collections exchange ids in a form of their own (`distributed/sharding`).
+For users who write an exchange themselves; rayrec's collections exchange ids in another layout (`distributed/ids`).
 """
 
 from __future__ import annotations
@@ -8,17 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from rayrec.sparse import ops
-
-if TYPE_CHECKING:
-    from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged import KeyedJagged
 
 
-def parts(kjt: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
+def parts(kjt: KeyedJagged) -> dict[str, torch.Tensor]:
     """The tensors to send, by name; with varying batch sizes these too."""
     out = {"lengths": kjt.lengths(), "values": kjt.values()}
     weights = kjt.weights_or_none()
@@ -29,7 +27,7 @@ def parts(kjt: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
     return out
 
 
-def splits(kjt: KeyedJaggedTensor, key_splits: Sequence[int]) -> list[list[int]]:
+def splits(kjt: KeyedJagged, key_splits: Sequence[int]) -> list[list[int]]:
     """For consecutive groups of keys, how much of each part belongs to each group."""
     edges = [0, *accumulate(key_splits)]
     rows, ids = kjt.lengths_offset_per_key(), kjt.offset_per_key()
@@ -40,7 +38,7 @@ def splits(kjt: KeyedJaggedTensor, key_splits: Sequence[int]) -> list[list[int]]
 
 
 @dataclass(frozen=True)
-class Arrived:
+class Received:
     """The parts of all ranks, rank after rank; `recat` is the order that puts them key after key."""
 
     keys: tuple[str, ...]
@@ -50,36 +48,36 @@ class Arrived:
     stagger: int
 
 
-def joined(arrived: Arrived, stride_per_rank: Sequence[int] | None) -> dict[str, Any]:
+def joined(received: Received, stride_per_rank: Sequence[int] | None) -> dict[str, Any]:
     """One batch of all ranks' examples. `recat` orders blocks of a rank's key, or single lists where ranks' batch
     sizes differ."""
-    lengths, values, *rest = arrived.tensors
+    lengths, values, *rest = received.tensors
     weights = rest[0] if rest else None
     sizes = list(stride_per_rank or [])
-    if arrived.recat is not None and arrived.recat.numel():
-        blocks = len(arrived.keys) * arrived.num_ranks
+    if received.recat is not None and received.recat.numel():
+        blocks = len(received.keys) * received.num_ranks
         width = lengths.numel() // blocks if len(set(sizes)) <= 1 else 1
-        lengths, values, weights = ops.permute_segments(arrived.recat, lengths.view(-1, width), values, weights)
-    stride = sum(sizes) if sizes else lengths.numel() // max(1, len(arrived.keys))
-    return {"keys": arrived.keys, "values": values, "weights": weights, "lengths": lengths.view(-1), "stride": stride}
+        lengths, values, weights = ops.permute_segments(received.recat, lengths.view(-1, width), values, weights)
+    stride = sum(sizes) if sizes else lengths.numel() // max(1, len(received.keys))
+    return {"keys": received.keys, "values": values, "weights": weights, "lengths": lengths.view(-1), "stride": stride}
 
 
-def joined_varying(arrived: Arrived) -> dict[str, Any]:
+def joined_varying(received: Received) -> dict[str, Any]:
     """One batch of all ranks' examples, of batch sizes that vary by key and rank."""
-    lengths, values, *rest = arrived.tensors
+    lengths, values, *rest = received.tensors
     weights, strides = (rest[0] if len(rest) > 1 else None), rest[-1]
-    by_rank = strides.view(arrived.num_ranks, len(arrived.keys))
-    if arrived.recat is not None and arrived.recat.numel():
+    by_rank = strides.view(received.num_ranks, len(received.keys))
+    if received.recat is not None and received.recat.numel():
         bounds = ops.complete_cumsum(lengths)[ops.complete_cumsum(strides)]
         counts = (bounds[1:] - bounds[:-1]).to(lengths.dtype)
-        values = ops.permute_chunks(arrived.recat, counts, values)
-        weights = None if weights is None else ops.permute_chunks(arrived.recat, counts, weights)
-        lengths = ops.permute_chunks(arrived.recat, strides.to(lengths.dtype), lengths)
-    if arrived.stagger > 1:
-        local = arrived.num_ranks // arrived.stagger
-        by_rank = by_rank.view(arrived.stagger, local, -1).transpose(0, 1).reshape(by_rank.shape)
+        values = ops.permute_chunks(received.recat, counts, values)
+        weights = None if weights is None else ops.permute_chunks(received.recat, counts, weights)
+        lengths = ops.permute_chunks(received.recat, strides.to(lengths.dtype), lengths)
+    if received.stagger > 1:
+        local = received.num_ranks // received.stagger
+        by_rank = by_rank.view(received.stagger, local, -1).transpose(0, 1).reshape(by_rank.shape)
     return {
-        "keys": arrived.keys,
+        "keys": received.keys,
         "values": values,
         "weights": weights,
         "lengths": lengths,

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from rayrec.sparse import ops
 from rayrec.sparse.joining import cat
-
-if TYPE_CHECKING:
-    from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged import KeyedJagged
 
 
-def split(kjt: KeyedJaggedTensor, segments: Sequence[int]) -> list[dict[str, Any] | None]:
+def split(kjt: KeyedJagged, segments: Sequence[int]) -> list[dict[str, Any] | None]:
     """Consecutive groups of keys; None for a group of all keys."""
     num = len(kjt.keys())
     if sum(segments) != num:
@@ -24,7 +22,7 @@ def split(kjt: KeyedJaggedTensor, segments: Sequence[int]) -> list[dict[str, Any
     return [None if num and (a, b) == (0, num) else _slice(kjt, a, b) for a, b in pairwise(edges)]
 
 
-def _slice(kjt: KeyedJaggedTensor, first: int, last: int) -> dict[str, Any]:
+def _slice(kjt: KeyedJagged, first: int, last: int) -> dict[str, Any]:
     start, stop = kjt.offset_per_key()[first], kjt.offset_per_key()[last]
     rows = kjt.lengths_offset_per_key()
     weights = kjt.weights_or_none()
@@ -39,9 +37,7 @@ def _slice(kjt: KeyedJaggedTensor, first: int, last: int) -> dict[str, Any]:
     }
 
 
-def permute(
-    kjt: KeyedJaggedTensor, indices: Sequence[int], indices_tensor: torch.Tensor | None = None
-) -> dict[str, Any]:
+def permute(kjt: KeyedJagged, indices: Sequence[int], indices_tensor: torch.Tensor | None = None) -> dict[str, Any]:
     """The keys at `indices`, in that order; repeats keep their name."""
     keys = [kjt.keys()[i] for i in indices]
     if kjt.variable_stride_per_key():
@@ -60,7 +56,7 @@ def permute(
     return {"keys": keys, "values": values, "weights": weights, "lengths": lengths.view(-1), "stride": kjt.stride()}
 
 
-def _permute_varying(kjt: KeyedJaggedTensor, indices: Sequence[int], keys: list[str]) -> dict[str, Any]:
+def _permute_varying(kjt: KeyedJagged, indices: Sequence[int], keys: list[str]) -> dict[str, Any]:
     parts = [kjt.feature(i) for i in indices]
     weights = kjt.weights_or_none()
     strides = kjt.stride_per_key_per_rank()
@@ -75,7 +71,7 @@ def _permute_varying(kjt: KeyedJaggedTensor, indices: Sequence[int], keys: list[
     }
 
 
-def _inverse_of(kjt: KeyedJaggedTensor, places: Sequence[int]) -> tuple[list[str], torch.Tensor] | None:
+def _inverse_of(kjt: KeyedJagged, places: Sequence[int]) -> tuple[list[str], torch.Tensor] | None:
     """The inverse indices of the keys at `places`."""
     inverse = kjt.inverse_indices_or_none()
     if inverse is None:
@@ -85,7 +81,7 @@ def _inverse_of(kjt: KeyedJaggedTensor, places: Sequence[int]) -> tuple[list[str
     return names, indices_FB[[keys.index(name) for name in names]]
 
 
-def expand(kjt: KeyedJaggedTensor) -> dict[str, Any]:
+def expand(kjt: KeyedJagged) -> dict[str, Any]:
     """The lists of all B examples of a tensor whose batch size varies, repeated as its inverse indices say."""
     inverse = kjt.inverse_indices_or_none()
     if inverse is None:

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from rayrec.sparse.jagged import JaggedTensor
-    from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+import torch
+
+Lists = Sequence[torch.Tensor]
 
 
-def jagged_text(jt: JaggedTensor, indent: str) -> str:
-    """The lists of one feature as text; with weights, as an object of values and weights without its braces."""
-    values = str([v.tolist() for v in jt.to_dense()])
-    weights = jt.to_dense_weights()
+def jagged_text(values: Lists, weights: Lists | None, indent: str) -> str:
+    """The lists of one feature as text; with weights, as the inner part of a dict of values and weights."""
+    text = str([v.tolist() for v in values])
     if weights is None:
-        return values
-    return f'"values": {values},\n{indent}"weights": {[w.tolist() for w in weights]}'
+        return text
+    return f'"values": {text},\n{indent}"weights": {[w.tolist() for w in weights]}'
 
 
-def keyed_text(kjt: KeyedJaggedTensor) -> str:
-    """The lists of every feature."""
-    if not kjt.keys():
+def keyed_text(features: Sequence[tuple[str, Lists, Lists | None]]) -> str:
+    """The lists of every feature, given as (key, values, weights)."""
+    if not features:
         return "KeyedJaggedTensor()\n"
-    return "KeyedJaggedTensor({\n" + ",\n".join(_feature_text(key, kjt[key]) for key in kjt.keys()) + "\n})\n"
+    return "KeyedJaggedTensor({\n" + ",\n".join(_feature_text(*feature) for feature in features) + "\n})\n"
 
 
-def _feature_text(key: str, jt: JaggedTensor) -> str:
-    text = jagged_text(jt, indent=" " * 8)
-    return f'    "{key}": {text}' if jt.weights_or_none() is None else f'    "{key}": {{\n        {text}\n    }}'
+def _feature_text(key: str, values: Lists, weights: Lists | None) -> str:
+    text = jagged_text(values, weights, indent=" " * 8)
+    return f'    "{key}": {text}' if weights is None else f'    "{key}": {{\n        {text}\n    }}'

@@ -20,6 +20,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.cuts import CUTS
 from rayrec.distributed.plan.shards import CacheParams, ParameterSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import draw_kjt, make_dense_optimizer, make_optimizer, targets, train_plain
 from tests.ranks import on_ranks
 
@@ -91,3 +92,23 @@ def test_a_gpu_equals_one_plain_process(nccl: dist.ProcessGroup, kind: ShardingT
 @pytest.mark.parametrize("kind", list(ShardingType), ids=lambda kind: kind.value)
 def test_a_cpu_alone_equals_one_plain_process(kind: ShardingType, kernel: str) -> None:
     on_ranks(1, check, kind, kernel, "cpu")
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_ids_copied_into_a_tensor_on_a_gpu_are_those_looked_up(nccl: dist.ProcessGroup) -> None:
+    table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
+    plan = {"t": ParameterSharding("table_wise", "fused", shards=CUTS[ShardingType.TABLE_WISE]("t", 10, 4, [0]))}
+    ebc = EmbeddingBagCollection([table], seed=1)
+    weight = ebc.embedding_bags["t"].weight.detach().clone()
+    device = torch.device("cuda:0")
+    sharded = EmbeddingBagCollectionSharder(ADAGRAD).shard(ebc, plan, ShardingEnv.from_process_group(nccl), device)
+
+    def ids(*values: int) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(["f"], torch.tensor(values), lengths=torch.ones(3, dtype=torch.int64))
+
+    static = ids(1, 2, 3).to(device)
+    static.copy_(ids(4, 5, 6))
+    torch.testing.assert_close(sharded(static).wait().values().detach().cpu(), weight[[4, 5, 6]])
+    static.values().add_(1)
+    torch.testing.assert_close(sharded(static).wait().values().detach().cpu(), weight[[5, 6, 7]])

@@ -308,3 +308,32 @@ def test_validate_finds_any_id_outside(drawn: Drawn, data: Any) -> None:
                     validate(drawn.kjt, dict.fromkeys(drawn.keys, 100))
             place += len(part)
     assert place == len([v for lists in drawn.lists.values() for v in flat(lists)])
+
+
+def _ids(*values: int, device: str = "cpu") -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["a"], torch.tensor(values), lengths=torch.tensor([len(values)])).to(device)
+
+
+def test_a_copy_on_a_device_keeps_its_source_while_both_are_unchanged() -> None:
+    """`meta` stands in for a GPU: its tensors have versions, and nothing can be copied back from them."""
+    source = _ids(1, 2, 3)
+    moved = source.to("meta")
+    assert moved.on_host() is source and moved.length_per_key() == [3]
+    assert source.to("cpu").host_copy() is None
+    moved.values().zero_()
+    assert moved.host_copy() is None
+    moved = source.to("meta")
+    source.values().copy_(torch.tensor([4, 5, 6]))  # a loader fills its buffer again
+    assert moved.host_copy() is None
+    weighted = source.with_weights(torch.ones(3))
+    assert weighted.to("meta", dtype=torch.float16).host_copy() is None
+    with torch.inference_mode():  # tensors without versions
+        assert _ids(1, 2, device="meta").on_host().values().tolist() == [1, 2]
+
+
+def test_copying_into_a_tensor_on_a_device_replaces_its_source() -> None:
+    static = _ids(1, 2, 3, device="meta")
+    first, second = _ids(4, 5, 6), _ids(7, 8, 9)
+    assert static.copy_(first).on_host() is first
+    assert static.copy_(second).on_host() is second
+    assert static.copy_(_ids(1, 1, 1, device="meta")).host_copy() is None
