@@ -1,11 +1,11 @@
-"""What is left of a model when its tables are sharded, in DistributedDataParallel; modules without their wrappers."""
+"""DistributedDataParallel around a model whose tables are sharded."""
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -15,37 +15,40 @@ from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.comm import mean_of_gradients
 from rayrec.distributed.comm.env import ShardingEnv
 
-if TYPE_CHECKING:
-    from rayrec.distributed.model_parallel import DistributedModelParallel
-
-# buffers are not trained here; sending them every step would be one more collective. torch 2.13 renames the setting
+# buffers are not trained; broadcasting them would be one more collective per step. torch 2.13 renamed the setting
 _SETTINGS = inspect.signature(DistributedDataParallel.__init__).parameters
 _NO_BUFFER_SYNC: dict[str, Any] = {
     ("forward_sync_buffers" if "forward_sync_buffers" in _SETTINGS else "broadcast_buffers"): False
 }
 
 
+class ShardedModel(Protocol):
+    """The part of DistributedModelParallel that a wrapper reads and sets."""
+
+    _dmp_wrapped_module: nn.Module
+
+
 class DataParallelWrapper(ABC):
-    """Puts what is left of a sharded model in a data-parallel wrapper."""
+    """Wraps a model whose collections are sharded, so that gradients of its other parameters are averaged."""
 
     @abstractmethod
-    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        """Sets `dmp._dmp_wrapped_module`; leaves it where there is nothing to exchange."""
+    def wrap(self, dmp: ShardedModel, env: ShardingEnv, device: torch.device) -> None:
+        """Replaces `dmp._dmp_wrapped_module` by its wrapper, unless there is nothing to exchange."""
 
 
 class DefaultDataParallelWrapper(DataParallelWrapper):
-    """DistributedDataParallel around all parameters that are not tables'.
+    """DistributedDataParallel, for all parameters but the tables.
 
     Args:
-        bucket_cap_mb: gradients are exchanged in messages of about this size, in MiB.
-        static_graph: the same parameters take part in every step.
-        find_unused_parameters: looks in every step which ones do.
-        allreduce_comm_precision: "fp16" or "bf16" sends gradients in this format; "bf16" by NCCL only.
-        params_to_ignore: names of parameters that are not exchanged.
+        bucket_cap_mb: size of a gradient bucket in MiB.
+        static_graph: the same parameters are used in every step.
+        find_unused_parameters: finds in every step those that are not used.
+        allreduce_comm_precision: "fp16" or "bf16" sends gradients in this format; "bf16" needs NCCL.
+        params_to_ignore: names of parameters whose gradients are not averaged.
         ddp_kwargs: further arguments of DistributedDataParallel.
 
     Raises:
-        ValueError: another precision; when it wraps a model on CPUs, "bf16".
+        ValueError: another precision; "bf16" on CPUs, when the model is wrapped.
     """
 
     def __init__(
@@ -68,8 +71,8 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
             **(ddp_kwargs or {}),
         }
 
-    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        inner = dmp.data_parallel
+    def wrap(self, dmp: ShardedModel, env: ShardingEnv, device: torch.device) -> None:
+        inner = dmp._dmp_wrapped_module
         if isinstance(inner, DistributedDataParallel) or env.world_size == 1:
             return
         ignored = [*table_parameters(inner), *self._ignored]
@@ -96,32 +99,10 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
 
 
 def table_parameters(module: nn.Module) -> list[str]:
-    """Names of the tables' parameters, whose gradients meet by the tables' own exchange."""
+    """Names of the tables' parameters, whose gradients the tables exchange themselves."""
     return [
         f"{path}.{name}" if path else name
         for path, sub in module.named_modules()
         if isinstance(sub, ShardedTable)
         for name, _ in sub.named_parameters()
     ]
-
-
-def get_module(module: nn.Module) -> nn.Module:
-    """What DistributedModelParallel holds; a data-parallel wrapper around it stays."""
-    from rayrec.distributed.model_parallel import DistributedModelParallel
-
-    while isinstance(module, DistributedModelParallel):
-        module = module.data_parallel
-    return module
-
-
-def get_unwrapped_module(module: nn.Module) -> nn.Module:
-    """The module inside DistributedModelParallel, DistributedDataParallel and FullyShardedDataParallel."""
-    while True:
-        inner = get_module(module)
-        if isinstance(inner, DistributedDataParallel):
-            inner = inner.module
-        elif type(inner).__name__ == "FullyShardedDataParallel":
-            inner = inner._fsdp_wrapped_module  # type: ignore[assignment]
-        if inner is module:
-            return module
-        module = inner

@@ -14,15 +14,11 @@ from rayrec.distributed.collections.default_sharders import default_sharders
 from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.collections.sharder import default_device
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.data_parallel import (
-    DataParallelWrapper,
-    DefaultDataParallelWrapper,
-    get_module,
-    get_unwrapped_module,
-)
+from rayrec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
 from rayrec.distributed.kernel import Kernel
-from rayrec.distributed.plan.module_sharder import ModuleSharder
+from rayrec.distributed.plan.module_sharder import ModuleSharder, modules_to_shard
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from rayrec.optim import CombinedOptimizer, in_backward_optimizer_filter
 
 __all__ = [
@@ -97,8 +93,6 @@ class DistributedModelParallel(nn.Module):
             self._wrapper.wrap(self, self._env.whole, self.device)
 
     def _default_plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
-        from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
-
         topology = Topology(world_size=self._env.world_size, compute_device=self.device.type)
         planner = EmbeddingShardingPlanner(topology=topology)
         if self._env.process_group is None:
@@ -106,19 +100,16 @@ class DistributedModelParallel(nn.Module):
         return planner.collective_plan(module, sharders, self._env.process_group)
 
     def _shard(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> nn.Module:
-        by_type = {sharder.module_type: sharder for sharder in sharders}
-        found = {path: m for path, m in module.named_modules() if type(m) in by_type}
-        unlike = set(found) ^ set(self._plan.plan)
+        found = modules_to_shard(module, sharders)
+        unlike = {path for path, _, _ in found} ^ set(self._plan.plan)
         if unlike:
             raise ValueError(f"plan and model differ in module {min(unlike)!r}; plan again for this model")
-        for path, collection in found.items():
-            sharder = by_type[type(collection)]
+        for path, collection, sharder in found:
             sharded = sharder.shard(collection, self._plan.plan[path], self._env, self.device)
             self._sharded[path] = sharded
-            if path == "":
+            if not path:
                 return sharded
-            parent, _, name = path.rpartition(".")
-            setattr(module.get_submodule(parent), name, sharded)
+            replace_module(module, collection, sharded)
         for each in module.modules():
             on_sharded = getattr(each, "on_sharded", None)
             if on_sharded is not None:
@@ -201,6 +192,14 @@ class DistributedModelParallel(nn.Module):
         return self.module.load_state_dict(*args, **kwargs)
 
 
+def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Puts `new` in every place of `model` that holds `old`."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is old:
+                setattr(parent, name, new)
+
+
 def default_env() -> ShardingEnv:
     """The default process group, or this process alone."""
     if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not None:
@@ -227,3 +226,23 @@ def materialize(module: nn.Module, device: torch.device) -> None:
         sub.to_empty(device=device, recurse=False)
         reset()
     module.to(device)
+
+
+def get_module(module: nn.Module) -> nn.Module:
+    """The module inside DistributedModelParallel, with its data-parallel wrapper."""
+    while isinstance(module, DistributedModelParallel):
+        module = module.data_parallel
+    return module
+
+
+def get_unwrapped_module(module: nn.Module) -> nn.Module:
+    """The module inside DistributedModelParallel, DistributedDataParallel and FullyShardedDataParallel."""
+    while True:
+        inner = get_module(module)
+        if isinstance(inner, DistributedDataParallel):
+            inner = inner.module
+        elif type(inner).__name__ == "FullyShardedDataParallel":
+            inner = inner._fsdp_wrapped_module  # type: ignore[assignment]
+        if inner is module:
+            return module
+        module = inner

@@ -21,15 +21,10 @@ from rayrec.distributed.collections.sharder import CollectionSharder
 from rayrec.distributed.collections.variable_batch import Examples, same_size
 from rayrec.distributed.comm.awaitable import Awaitable, Deferred, LazyAwaitable, NoWait
 from rayrec.distributed.comm.wire import FP16, Codec
-from rayrec.distributed.data_parallel import (
-    DataParallelWrapper,
-    DefaultDataParallelWrapper,
-    get_module,
-    get_unwrapped_module,
-    table_parameters,
-)
+from rayrec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper, table_parameters
 from rayrec.distributed.ids.check import IdCheck
 from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed.model_parallel import get_module, get_unwrapped_module
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, PoolingType

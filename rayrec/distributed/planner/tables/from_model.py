@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import torch
 
 from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.kernel import rule_of
-from rayrec.distributed.plan.module_sharder import ModuleSharder
+from rayrec.distributed.plan.module_sharder import ModuleSharder, modules_to_shard
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
 from rayrec.distributed.planner.machine.topology import Topology
 from rayrec.distributed.planner.tables.constraints import ParameterConstraints
@@ -46,7 +46,7 @@ def find_tables(module: nn.Module, sharders: Sequence[ModuleSharder[Any]], compu
         ValueError: no such module.
     """
     found = []
-    for path, child, sharder in _sharded_modules(module, sharders):
+    for path, child, sharder in modules_to_shard(module, sharders):
         facts, weights = _facts(child, sharder, compute_device), sharder.shardable_parameters(child)
         for config in _configs(child):
             state = state_bytes(table_optimizer(sharder, weights.get(config.name)))
@@ -59,7 +59,7 @@ def find_tables(module: nn.Module, sharders: Sequence[ModuleSharder[Any]], compu
 
 def dense_bytes(module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> int:
     """Bytes of the parameters that stay whole on every rank, with gradients, optimizer state and buckets."""
-    sharded = {id(p) for _, child, _ in _sharded_modules(module, sharders) for p in child.parameters()}
+    sharded = {id(p) for _, child, _ in modules_to_shard(module, sharders) for p in child.parameters()}
     whole = {id(p): p for p in module.parameters() if id(p) not in sharded}
     return DENSE_COPIES * sum(p.numel() * p.element_size() for p in whole.values())
 
@@ -96,20 +96,6 @@ def runnable_kernels(sharder: ModuleSharder[Any], compute_device: str) -> dict[s
         )
         for kind in sharder.sharding_types(compute_device)
     }
-
-
-def _sharded_modules(
-    module: nn.Module, sharders: Sequence[ModuleSharder[Any]]
-) -> Iterator[tuple[str, nn.Module, ModuleSharder[Any]]]:
-    taken: list[str] = []
-    for path, child in module.named_modules():
-        if any(path.startswith(f"{outer}.") or outer == "" for outer in taken):
-            continue  # inside a module that is sharded as a whole
-        for sharder in sharders:
-            if isinstance(child, sharder.module_type):
-                taken.append(path)
-                yield path, child, sharder
-                break
 
 
 def _configs(module: nn.Module) -> Sequence[BaseEmbeddingConfig]:
