@@ -1,9 +1,9 @@
-"""DistributedModelParallel: tables sharded, the rest in DDP."""
+"""DistributedModelParallel: tables are sharded, other parameters are data-parallel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -38,24 +38,28 @@ get_default_sharders = default_sharders  # TorchRec's name
 
 
 class DistributedModelParallel(nn.Module):
-    """Shards every embedding collection inside a module, and wraps what is left in DistributedDataParallel.
+    """Shards every embedding collection inside a module, and wraps the module in DistributedDataParallel.
 
-    Names of parameters and state are those of the unsharded module.
+    Names of parameters and state are those of the unsharded module. A change of the number format, such as
+    `model.to(torch.bfloat16)`, applies to the other parameters only: tables keep the format of their config. A change
+    of the device raises: set `device` instead.
 
     Args:
-        module: any module with collections anywhere inside it; it is changed in place. A submodule with a method
-            `on_sharded(process_group)` gets a call when the collections are sharded.
-        env: who takes part; the default process group, or this process alone.
+        module: any module with collections anywhere inside it; it is changed in place. A collection used in several
+            places is sharded once, and used in all of them. When collections are sharded, every submodule with a method
+            `on_sharded(process_group)` gets a call.
+        env: process group and hosts; the default process group, or this process alone.
         device: of this rank; its GPU or the CPU by default.
-        plan: where tables lie; by default the planner decides for this world.
+        plan: shards of every table; by default the planner decides for this world.
         sharders: one for each kind of collection.
-        init_data_parallel: wraps the rest now; else `init_data_parallel()` does.
-        init_parameters: allocates and fills what is on meta, and moves the rest to the device.
-        data_parallel_wrapper: of the rest; DistributedDataParallel by default.
+        init_data_parallel: wraps the module now; else `init_data_parallel()` does.
+        init_parameters: allocates and fills parameters on meta, and moves the others to the device.
+        data_parallel_wrapper: DistributedDataParallel by default.
         model_tracker_configs: must be None.
 
     Raises:
-        ValueError: a plan for another model or a larger world; trackers, which there are not.
+        ValueError: a plan for another model or a larger world; a subclass of a collection that overrides `forward`
+            without a sharder for it; trackers, which are not offered.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class DistributedModelParallel(nn.Module):
     ) -> None:
         super().__init__()
         if model_tracker_configs is not None:
-            raise ValueError("model_tracker_configs: there are no trackers; a checkpoint holds every row")
+            raise ValueError("model_tracker_configs: trackers are not offered; a checkpoint holds every row")
         self._env = env or default_env()
         self.device = device or default_device()
         chosen = list(sharders) if sharders is not None else default_sharders()
@@ -80,15 +84,18 @@ class DistributedModelParallel(nn.Module):
         check_world(self._plan, self._env.world_size)
         self._sharded: dict[str, Any] = {}
         inner = self._shard(module, chosen)
+        self._fused_optimizer = CombinedOptimizer(
+            [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]
+        )
         if init_parameters:
             materialize(inner, self.device)
-        self._dmp_wrapped_module = inner  # by TorchRec's name, since users' own wrappers set it
+        self._dmp_wrapped_module = inner  # TorchRec's name: users' wrappers set it
         self._wrapper = data_parallel_wrapper or DefaultDataParallelWrapper(static_graph=False)
         if init_data_parallel:
             self.init_data_parallel()
 
     def init_data_parallel(self) -> None:
-        """Puts what is left beside the tables in its data-parallel wrapper, if it is not in one."""
+        """Wraps the module for data-parallel training, unless it is wrapped already."""
         if not isinstance(self._dmp_wrapped_module, DistributedDataParallel):
             self._wrapper.wrap(self, self._env.whole, self.device)
 
@@ -124,7 +131,7 @@ class DistributedModelParallel(nn.Module):
 
     @property
     def data_parallel(self) -> nn.Module:
-        """The sharded model in its data-parallel wrapper; without one where there is nothing to exchange."""
+        """The sharded model in its data-parallel wrapper; without it if there is nothing to exchange."""
         return self._dmp_wrapped_module
 
     @property
@@ -137,8 +144,8 @@ class DistributedModelParallel(nn.Module):
 
     @property
     def fused_optimizer(self) -> CombinedOptimizer:
-        """The optimizers inside backward, of all collections."""
-        return CombinedOptimizer([(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()])
+        """The optimizers inside backward, of all collections; always the same object."""
+        return self._fused_optimizer
 
     def sharded_modules(self) -> dict[str, Any]:
         """The sharded collections by path."""
@@ -154,13 +161,18 @@ class DistributedModelParallel(nn.Module):
         return [kernel for sharded in self._sharded.values() for kernel in sharded.kernels()]
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
-        """What is left to a dense optimizer, by name; this rank's shards of tables with a dense kernel are among it."""
+        """Parameters for a dense optimizer, by name, with this rank's shards of tables that have a dense kernel."""
         return {n: p for n, p in in_backward_optimizer_filter(self.named_parameters()) if p.requires_grad}
 
     def other_parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained beside the tables, by name."""
+        """Trained parameters of no table, by name."""
         tables = tuple(f"{name}." if name else "" for name in self.tables())
         return {name: p for name, p in self.named_parameters() if p.requires_grad and not name.startswith(tables)}
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        for table in self.tables().values():
+            table._apply(fn)  # raises for another device, before anything has moved
+        return super()._apply(fn, recurse)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._dmp_wrapped_module(*args, **kwargs)
@@ -173,7 +185,7 @@ class DistributedModelParallel(nn.Module):
         return self.named_parameters(prefix, recurse)
 
     def sparse_grad_parameter_names(self, destination: list[str] | None = None, prefix: str = "") -> list[str]:
-        """Names of the unsharded embeddings with sparse gradients; appended to `destination` where it is given."""
+        """Names of unsharded embeddings with sparse gradients; appended to `destination` if given."""
         names = [] if destination is None else destination
         for path, module in self.module.named_modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
@@ -188,7 +200,7 @@ class DistributedModelParallel(nn.Module):
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Takes what `state_dict` gave, or the unsharded module's whole tensors."""
+        """Loads a result of `state_dict`, or the unsharded module's whole tensors."""
         return self.module.load_state_dict(*args, **kwargs)
 
 
@@ -208,17 +220,17 @@ def default_env() -> ShardingEnv:
 
 
 def check_world(plan: ShardingPlan, world_size: int) -> None:
-    """Raises ValueError where the plan names a rank that is not there."""
+    """Raises ValueError if the plan has more ranks than the world."""
     needed = plan.min_world_size
     if needed > world_size:
         raise ValueError(f"the plan is for {needed} ranks or more, but there are {world_size}; plan again")
 
 
 def materialize(module: nn.Module, device: torch.device) -> None:
-    """Moves the dense part to the device, allocating what is still on meta."""
+    """Moves a module to the device; allocates and fills what is on meta. Sharded tables stay where they are."""
     for path, sub in module.named_modules():
-        own = [*sub.parameters(recurse=False), *sub.buffers(recurse=False)]
-        if not any(tensor.is_meta for tensor in own):
+        tensors = [*sub.parameters(recurse=False), *sub.buffers(recurse=False)]
+        if not any(tensor.is_meta for tensor in tensors):
             continue
         reset = getattr(sub, "reset_parameters", None)
         if reset is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -94,6 +94,20 @@ class ShardedTable(nn.Module):
             for item in self.local:
                 rows, cols = item.shard.rows, item.shard.cols
                 init.fill(item.weight, self.config, self.seed, (rows.start, rows.stop), (cols.start, cols.stop))
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Changes nothing: kernels train this memory, so neither `half()` nor `to()` may replace it.
+
+        Raises:
+            ValueError: `fn` moves tensors to another device.
+        """
+        probe = torch.empty(0, device=self._place.device)
+        if fn(probe).device != probe.device:
+            raise ValueError(
+                f"table {self.config.name!r} is sharded on {probe.device} and cannot move to another device; "
+                "give device to DistributedModelParallel (or to the sharder) instead"
+            )
+        return self
 
     def extra_repr(self) -> str:
         here = ", ".join(f"rows {s.shard.rows} cols {s.shard.cols}" for s in self.local) or "nothing here"
