@@ -21,21 +21,6 @@ from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from rayrec.optim import CombinedOptimizer, in_backward_optimizer_filter
 
-__all__ = [
-    "DataParallelWrapper",
-    "DefaultDataParallelWrapper",
-    "DistributedModelParallel",
-    "default_env",
-    "default_sharders",
-    "get_default_sharders",
-    "get_module",
-    "get_unwrapped_module",
-    "materialize",
-]
-
-
-get_default_sharders = default_sharders  # TorchRec's name
-
 
 class DistributedModelParallel(nn.Module):
     """Shards every embedding collection inside a module, and wraps the module in DistributedDataParallel.
@@ -238,23 +223,3 @@ def materialize(module: nn.Module, device: torch.device) -> None:
         sub.to_empty(device=device, recurse=False)
         reset()
     module.to(device)
-
-
-def get_module(module: nn.Module) -> nn.Module:
-    """The module inside DistributedModelParallel, with its data-parallel wrapper."""
-    while isinstance(module, DistributedModelParallel):
-        module = module.data_parallel
-    return module
-
-
-def get_unwrapped_module(module: nn.Module) -> nn.Module:
-    """The module inside DistributedModelParallel, DistributedDataParallel and FullyShardedDataParallel."""
-    while True:
-        inner = get_module(module)
-        if isinstance(inner, DistributedDataParallel):
-            inner = inner.module
-        elif type(inner).__name__ == "FullyShardedDataParallel":
-            inner = inner._fsdp_wrapped_module  # type: ignore[assignment]
-        if inner is module:
-            return module
-        module = inner

@@ -24,7 +24,6 @@ from rayrec.distributed.comm.wire import FP16, Codec
 from rayrec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper, table_parameters
 from rayrec.distributed.ids.check import IdCheck
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.model_parallel import get_module, get_unwrapped_module
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, PoolingType
@@ -32,6 +31,7 @@ from rayrec.optim import apply_optimizer_in_backward
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.distributed import utils as helpers
 from rayrec.torchrec.distributed.embedding_types import GroupedEmbeddingConfig, KJTList, ShardedEmbeddingTable
+from rayrec.torchrec.distributed.model_parallel import get_module, get_unwrapped_module
 from rayrec.torchrec.distributed.types import (
     DeviceToHostTensorAwaitable,
     GetItemLazyAwaitable,

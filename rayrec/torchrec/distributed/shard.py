@@ -11,8 +11,8 @@ from torch import nn
 from rayrec.distributed.collections.default_sharders import default_sharders
 from rayrec.distributed.collections.sharder import default_device
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.model_parallel import default_env
-from rayrec.distributed.plan.module_sharder import ModuleSharder
+from rayrec.distributed.model_parallel import default_env, materialize, replace_module
+from rayrec.distributed.plan.module_sharder import ModuleSharder, modules_to_shard
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ParameterSharding
 from rayrec.torchrec.distributed.sharding_plan import (
@@ -80,16 +80,11 @@ def shard_modules(
         planner = EmbeddingShardingPlanner(topology=Topology(env.world_size, device.type))
         group = env.process_group
         plan = planner.plan(module, chosen) if group is None else planner.collective_plan(module, chosen, group)
-    by_type = {sharder.module_type: sharder for sharder in chosen}
-    if type(module) in by_type:
-        return by_type[type(module)].shard(module, plan.plan[""], env, device)
-    for path, tables in plan.plan.items():
-        collection = module.get_submodule(path)
-        parent, _, name = path.rpartition(".")
-        twin = by_type[type(collection)].shard(collection, tables, env, device)
-        setattr(module.get_submodule(parent), name, twin)
+    for path, collection, sharder in modules_to_shard(module, chosen):
+        twin = sharder.shard(collection, plan.plan[path], env, device)
+        if not path:
+            return twin
+        replace_module(module, collection, twin)
     if init_params:
-        from rayrec.distributed.model_parallel import materialize
-
         materialize(module, device)
     return module
