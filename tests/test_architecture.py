@@ -181,6 +181,11 @@ def test_torchrec_is_not_used() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_nothing_outside_rayrec_torchrec_imports_it() -> None:
+    wrong = outside(("rayrec/torchrec/",), r"rayrec\.torchrec(\..*)?", "rayrec", "data")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_library_does_not_import_jobs_or_tests() -> None:
     wrong = outside((), r"(jobs|tests)\..*", "rayrec")
     assert not wrong, "\n".join(wrong)

@@ -1,4 +1,4 @@
-"""The table of names: `python -m tests.torchrec.names` writes `rayrec/COMPATIBILITY_NAMES.md` from the cases."""
+"""The table of names: `python -m tests.torchrec.names` writes `rayrec/torchrec/NAMES.md` from the cases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.torchrec.case import HERE, SECTIONS, cases, lines
 
-PAGE = Path(__file__).resolve().parents[2] / "rayrec" / "COMPATIBILITY_NAMES.md"
+PAGE = Path(__file__).resolve().parents[2] / "rayrec" / "torchrec" / "NAMES.md"
 CHAPTERS = {
     "0": "Import paths",
     "1": "sparse",
@@ -25,7 +25,7 @@ HEAD = """# TorchRec's names in rayrec
 What was compared by calls on both, a line for each name or group of names that stand together. "same": every call gave
 the same. A sentence says what is meant to differ, what is stricter, or that it is not offered and what to use. Written
 by `python -m tests.torchrec.names` from the calls that `python -m tests.torchrec.report` lists.
-[Why, and how to move](COMPATIBILITY.md).
+[Why, and how to move](README.md).
 """
 
 

@@ -2,7 +2,7 @@
 
 `python -m tests.torchrec.report` reads what TorchRec answered from `recorded/`, and asks rayrec. `record.py` and
 `losses.py` make the recordings. A line counts where it has calls and none of them differs
-without a reason; `COMPATIBILITY.md` has the reasons.
+without a reason; `rayrec/torchrec/README.md` has the reasons.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""COMPATIBILITY.md: its steps run, every difference that is meant stands in it, and what is not offered says so."""
+"""rayrec/torchrec/README.md: its steps run, every difference that is meant stands in it, and what is not offered says so."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.torchrec.case import SECTIONS, cases
 from tests.torchrec.names import PAGE, page
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "rayrec" / "COMPATIBILITY.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "rayrec" / "torchrec" / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_ten_steps_run() -> None:
