@@ -91,8 +91,8 @@ def bandwidth(device: torch.device, options: argparse.Namespace) -> list[Row]:
     target = torch.empty_like(source)
     copied = 2 * source.nbytes / seconds(lambda: target.copy_(source), device, options.steps)
     shape = Tables(options.tables, options.rows, options.dim, device=device)
-    tables, given = bags("rayrec", shape), make_batch(0, options)
-    kjt = batches("rayrec", shape)(given).to(device).sparse_features
+    tables, given = bags("rayrec.torchrec", shape), make_batch(0, options)
+    kjt = batches("rayrec.torchrec", shape)(given).to(device).sparse_features
     ids = tables.input_dist(kjt).wait()
     read = kjt.values().numel() * options.dim * 4
     with torch.no_grad():
@@ -106,7 +106,7 @@ def steps(kind: str, device: torch.device, options: argparse.Namespace) -> list[
     world = dist.get_world_size()
     tables = Tables(options.tables, options.rows, options.dim, kind, device)
     alone = device.type == "cpu" or torch.cuda.device_count() >= world
-    packages = ["rayrec", *([options.against] if options.against and alone else [])]
+    packages = ["rayrec.torchrec", *([options.against] if options.against and alone else [])]
     ours, *peers = [sides(package, tables, options) for package in packages]
     what, rows = f"{kind}, {world} ranks × {options.batch}", []
     for name, step in ours.items():

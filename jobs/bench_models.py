@@ -1,4 +1,4 @@
-"""Sharded bags and a whole DLRM by a package's name, "rayrec" or "torchrec": both run the same lines."""
+"""Sharded bags and a whole DLRM by a package's name, "rayrec.torchrec" or "torchrec": both run the same lines."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def batches(package: str, tables: Tables) -> Callable[[Given], Any]:
 
 
 def _planned(package: str, tables: Tables) -> tuple[Any, Any, Any]:
-    """A collection on no device, its plan, and who shards it."""
+    """A collection on no device, its plan, and its sharder."""
     top = importlib.import_module(package)
     plans = importlib.import_module(f"{package}.distributed.sharding_plan")
     sharders = importlib.import_module(f"{package}.distributed.embeddingbag")

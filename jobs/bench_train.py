@@ -75,7 +75,7 @@ def drawn(case: Case, seed: int) -> list[Given]:
 
 
 def stepper(package: str, case: Case) -> Step:
-    """A training step of a DLRM by `package`, "rayrec" or "torchrec": table-wise, the tables dealt out in turn."""
+    """A training step of a DLRM by `package`, "rayrec.torchrec" or "torchrec": table-wise, the tables dealt out in turn."""
     tables = Tables(TABLES, case.rows, DIM)
     return dlrm_step(package, *dlrm(package, tables, DENSE, BOTTOM, TOP), tables)
 
@@ -97,7 +97,7 @@ def timed(step: Step, batches: Iterator[Given], count: int) -> tuple[float, floa
 def compare(case: Case, rank: int, peer: str | None, rounds: int) -> dict[str, Any]:
     """Both sides in turns, from memory."""
     batches = drawn(case, rank)
-    sides = [stepper(package, case) for package in ("rayrec", peer) if package]
+    sides = [stepper(package, case) for package in ("rayrec.torchrec", peer) if package]
     first = max(timed(side, cycle(batches), 20)[0] for side in sides)  # by then layouts are chosen
     count = max(3, min(50, int(500 / first)))
     times = [[timed(side, cycle(batches), count)[0] for side in sides] for _ in range(rounds)]
@@ -119,7 +119,7 @@ def write_rows(folder: Path, case: Case, rows: int) -> None:
 
 def from_parquet(folder: Path, case: Case, rank: int, rounds: int) -> dict[str, Any]:
     """Rounds from memory and from Parquet in turns, with one model."""
-    step, memory = stepper("rayrec", case), cycle(drawn(case, rank))
+    step, memory = stepper("rayrec.torchrec", case), cycle(drawn(case, rank))
     manifest = Manifest.read(str(folder), SCHEMA)
     count = 20
 

@@ -75,5 +75,5 @@ def test_a_dlrm_takes_few_operators_however_many_ranks_there_are() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     for answer in map(json.loads, done.stdout.splitlines()):
-        seen, limit = answer["rayrec"], most[answer["plan"], answer["world"]]
+        seen, limit = answer["rayrec.torchrec"], most[answer["plan"], answer["world"]]
         assert seen["operators"] <= limit and seen["syncs"] == 0, answer

@@ -53,7 +53,7 @@ class Contender:
     """A package with its model, and what its steps took.
 
     Args:
-        package: "rayrec" or "torchrec".
+        package: "rayrec.torchrec" or "torchrec".
         width: of a table.
     """
 
@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--alone", action="store_true", help="rayrec only")
     options = parser.parse_args()
-    packages = ["rayrec"] if options.alone else ["rayrec", "torchrec"]
+    packages = ["rayrec.torchrec"] if options.alone else ["rayrec.torchrec", "torchrec"]
     os.environ["LOCAL_WORLD_SIZE"] = "1"
     install(packages)
     for answer in compare(json.loads(options.cases), packages, options.steps):

@@ -41,7 +41,7 @@ def install(packages: Sequence[str]) -> None:
     pretend_gpu()
     fbgemm = stub_tbe()
     stub_ddp_collective()
-    modules = [*map(importlib.import_module, packages), fbgemm]
+    modules = [*(importlib.import_module(package.split(".")[0]) for package in packages), fbgemm]
     BOOK.roots = [os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in modules]
     watch_threads()
     torch.autograd.set_multithreading_enabled(False)

@@ -1,4 +1,4 @@
-"""`python -m rayrec.torchrec` and `install()`: `import torchrec` means rayrec.torchrec, in a script and its libraries."""
+"""`python -m rayrec.torchrec` and `install()`: scripts and libraries that import torchrec run on rayrec."""
 
 from __future__ import annotations
 

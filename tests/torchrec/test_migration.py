@@ -1,4 +1,4 @@
-"""rayrec/torchrec/README.md: its steps run, every difference that is meant stands in it, and what is not offered says so."""
+"""The guide in rayrec/torchrec: its steps run, it lists every difference that is meant and what is not offered."""
 
 from __future__ import annotations
 
