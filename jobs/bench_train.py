@@ -75,7 +75,7 @@ def drawn(case: Case, seed: int) -> list[Given]:
 
 
 def stepper(package: str, case: Case) -> Step:
-    """A training step of a DLRM by `package`, "rayrec.torchrec" or "torchrec": table-wise, the tables dealt out in turn."""
+    """A DLRM training step by `package`, "rayrec.torchrec" or "torchrec": table-wise, tables assigned in turn."""
     tables = Tables(TABLES, case.rows, DIM)
     return dlrm_step(package, *dlrm(package, tables, DENSE, BOTTOM, TOP), tables)
 
