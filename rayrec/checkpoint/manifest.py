@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 MANIFEST = "manifest.json"
@@ -20,7 +20,8 @@ class Manifest:
         step: training steps behind it; `attempt`: of the run that wrote it, from 1.
         time: when it was begun, seconds since 1970.
         world_size: ranks that wrote it.
-        iteration: updates that table optimizers have counted.
+        iteration: the largest of `updates`; of every table in a checkpoint that has no `updates`.
+        updates: how often each table was updated inside backward, by its name in the model.
         plan: `ShardingPlan.to_dict()` of the writers; a reader needs no such plan.
         mapping: what maps an id to a row, by feature; None where the writer did not say.
         extra: what the caller saved with it.
@@ -35,6 +36,7 @@ class Manifest:
     plan: dict[str, Any]
     mapping: dict[str, Any] | None
     extra: dict[str, Any]
+    updates: dict[str, int] = field(default_factory=dict)
     index_size: int = 0
     index_sha256: str = ""
 

@@ -25,7 +25,7 @@ from rayrec.checkpoint.rectangles import Rectangles
 from rayrec.checkpoint.saving import Save, plan_save
 from rayrec.checkpoint.scores import Best, best_of, note_scores
 from rayrec.distributed import DistributedModelParallel, comm
-from rayrec.distributed.kernel import updating
+from rayrec.distributed.kernel import UpdatingKernel, updating
 
 TENSOR = "tensor"
 
@@ -179,17 +179,20 @@ class CheckpointStore:
         further = {f"{TENSOR}/{name}": tensor for name, tensor in (saving.tensors or {}).items()} if rank == 0 else {}
         for key, tensor in {**random_states(rank, model.device), **further}.items():
             state[key] = Rectangles.whole(tensor)
-        iteration = max((kernel.iteration for kernel in updating(model.kernels())), default=0)
-        facts = comm.all_gather_object((iteration, error), group)
+        facts = comm.all_gather_object((_update_counts(model), error), group)
         for _, error in facts:
             if error is not None:
                 raise error
+        updates: dict[str, int] = {}
+        for counts, _ in facts:
+            updates |= {name: max(count, updates.get(name, 0)) for name, count in counts.items()}
         manifest = Manifest(
             step=step,
             attempt=attempt.number,
             time=time.time(),
             world_size=len(facts),
-            iteration=max(count for count, _ in facts),
+            iteration=max(updates.values(), default=0),
+            updates=updates,
             plan=model.plan.to_dict(),
             mapping=None if saving.mapping is None else {name: dict(of) for name, of in saving.mapping.items()},
             extra=dict(saving.extra or {}),
@@ -305,8 +308,7 @@ class CheckpointStore:
                 loading.finish()
 
         on_every_rank(read, group)
-        for kernel in updating(model.kernels()):
-            kernel.iteration = checkpoint.manifest.iteration
+        _set_update_counts(model, checkpoint.manifest)
         set_random_states(random, model.device)
         return further
 
@@ -392,6 +394,30 @@ def no_whole(path: str, damaged: Sequence[object]) -> NoWholeCheckpointError:
     return NoWholeCheckpointError(
         f"{path} has no whole checkpoint: {told}; restore one from a copy, or start over with --fresh"
     )
+
+
+def _trained_tables(model: DistributedModelParallel) -> list[tuple[UpdatingKernel, list[str]]]:
+    """This rank's kernels that update inside backward, each with the names of its tables in the model."""
+    names = {id(table): name for name, table in model.tables().items()}
+    return [
+        (kernel, [names[id(collection.tables()[table.config.name])] for table in kernel.tables])
+        for collection in model.sharded_modules().values()
+        for kernel in updating(collection.kernels())
+    ]
+
+
+def _update_counts(model: DistributedModelParallel) -> dict[str, int]:
+    """The updates of each table of which this rank has a part."""
+    counts: dict[str, int] = {}
+    for kernel, tables in _trained_tables(model):
+        counts |= {name: max(kernel.iteration, counts.get(name, 0)) for name in tables}
+    return counts
+
+
+def _set_update_counts(model: DistributedModelParallel, manifest: Manifest) -> None:
+    """A kernel takes the largest count of its tables."""
+    for kernel, tables in _trained_tables(model):
+        kernel.iteration = max(manifest.updates.get(name, manifest.iteration) for name in tables)
 
 
 def _is_first(group: comm.Group) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import threading
 import time
 from contextlib import contextmanager
@@ -13,12 +15,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from rayrec.checkpoint import Best, CheckpointStore, FencedError, NoWholeCheckpointError, Saving
 from rayrec.checkpoint import writer as writer_module
 from rayrec.checkpoint.folder import LocalFolder
-from rayrec.distributed.kernel import EmbOptimType
-from tests.checkpoint.test_store import build, train
+from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
+from rayrec.distributed.kernel import EmbOptimType, updating
+from rayrec.distributed.plan.shards import ShardingType
+from rayrec.modules import EmbeddingBagCollection
+from rayrec.sparse import KeyedJaggedTensor
+from tests.checkpoint.test_store import build, tables, train
+from tests.device import DEVICE
+from tests.distributed.oracle import cut, draw_kjt
 from tests.ranks import on_ranks
 
 ADAGRAD = EmbOptimType.EXACT_ADAGRAD
@@ -284,3 +293,67 @@ def counted_iterations(group: dist.ProcessGroup, root: str) -> tuple[int, list[i
 
 def test_the_iteration_is_that_of_the_ranks_that_have_tables(tmp_path: Path) -> None:
     assert on_ranks(2, counted_iterations, str(tmp_path)) == [(3, []), (3, [3])]
+
+
+class TwoCollections(nn.Module):
+    """One of which is looked up twice a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.once, self.twice = (EmbeddingBagCollection([config], seed=n) for n, config in enumerate(tables()))
+
+    def forward(self, kjt: KeyedJaggedTensor) -> torch.Tensor:
+        out = [collection(kjt).wait().values() for collection in (self.once, self.twice, self.twice)]
+        return sum(bags.square().mean() for bags in out)  # type: ignore[return-value]
+
+
+def two_collections() -> DistributedModelParallel:
+    once, twice = tables()
+    return DistributedModelParallel(
+        TwoCollections(),
+        env=ShardingEnv.from_local(1, 0),
+        device=DEVICE,
+        plan=ShardingPlan(
+            {
+                "once": {once.name: cut(once, ShardingType.TABLE_WISE, [0])},
+                "twice": {twice.name: cut(twice, ShardingType.TABLE_WISE, [0])},
+            }
+        ),
+        sharders=[EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.ADAM, "learning_rate": 0.1})],
+    )
+
+
+def weights_after(model: DistributedModelParallel, steps: range) -> list[torch.Tensor]:
+    for step in steps:
+        model(draw_kjt(torch.Generator().manual_seed(step), tables(), 8, 3)).backward()
+    return [item.weight.clone() for table in model.tables().values() for item in table.local]
+
+
+def test_each_table_goes_on_with_its_own_number_of_updates(tmp_path: Path) -> None:
+    model = two_collections()
+    weights_after(model, range(3))
+    store = CheckpointStore(tmp_path)
+    checkpoint = store.save(3, model)
+    assert checkpoint.manifest.updates == {"once.embedding_bags.a": 3, "twice.embedding_bags.b": 6}
+    uninterrupted = weights_after(model, range(3, 6))
+    resumed = two_collections()
+    store.load(checkpoint, resumed)
+    torch.testing.assert_close(weights_after(resumed, range(3, 6)), uninterrupted, atol=0, rtol=0)
+
+
+def test_a_checkpoint_with_one_number_of_updates_gives_it_to_every_table(tmp_path: Path) -> None:
+    """As checkpoints were written until rayrec counted updates for each table."""
+    model = two_collections()
+    weights_after(model, range(2))
+    store = CheckpointStore(tmp_path)
+    checkpoint = store.save(2, model)
+    path = Path(checkpoint.path) / "manifest.json"
+    raw = json.loads(path.read_bytes())
+    del raw["updates"], raw["checksum"]
+    text = json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
+    path.write_bytes(json.dumps({**raw, "checksum": hashlib.sha256(text).hexdigest()}).encode())
+    other = two_collections()
+    found = store.latest()
+    assert found is not None and found.manifest.iteration == 4
+    store.load(found, other)
+    assert [kernel.iteration for kernel in updating(other.kernels())] == [4, 4]

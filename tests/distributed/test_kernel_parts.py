@@ -9,7 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.kernel import RULES, LocalTable, Lookups, OptimizerSpec, RowGroups, make_vector_kernel, rule_of
+from rayrec.distributed.kernel import (
+    RULES,
+    LocalTable,
+    Lookups,
+    OptimizerSpec,
+    RowGroups,
+    make_pooling_kernel,
+    make_vector_kernel,
+    rule_of,
+)
 from rayrec.distributed.kernel.dense import DenseKernel
 from rayrec.distributed.kernel.optimizer_rules import DecayMode, make_state
 from rayrec.distributed.kernel.optimizer_spec import twin
@@ -165,6 +174,18 @@ def test_every_id_has_its_own_vector(optimizer: OptimizerSpec | None, ids: list[
     ]
     assert touched == [set(each) for each in ids] and kernel.iteration == 1
     assert isinstance(kernel, RowKernel) == (optimizer is not None and optimizer.rule.kind is RULES["adam"].kind)
+
+
+@pytest.mark.parametrize("optimizer", [OptimizerSpec(), OptimizerSpec(optimizer=RULES["adam"].kind), None])
+def test_a_lookup_in_inference_mode_does_not_break_training_after_it(optimizer: OptimizerSpec | None) -> None:
+    kernels: list[Any] = [make(tables(optimizer), [0, 1], CPU) for make in (make_pooling_kernel, make_vector_kernel)]
+    for kernel, lookup in zip(kernels, (kernels[0].pooled, kernels[1].vectors), strict=True):
+        batch = Lookups(torch.tensor([2, 1]), torch.tensor([0, 1, 2]), None)
+        with torch.inference_mode():
+            lookup(Lookups(torch.tensor([1, 0]), torch.tensor([0, 1, 2]), None))
+        out = lookup(batch)
+        out.sum().backward()
+        assert out.requires_grad and all(weight.grad is not None or weight.any() for weight in kernel.weights())
 
 
 def test_rows_that_were_looked_up_for_training_are_noted_once() -> None:

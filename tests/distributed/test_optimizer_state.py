@@ -106,3 +106,60 @@ def test_the_learning_rate_of_an_update_is_that_at_its_lookup(kind: ShardingType
         return sharded.tables()["t"].local[0].weight.clone()
 
     assert torch.equal(trained(True), trained(False))
+
+
+def train_two_steps(model: DistributedModelParallel, generator: torch.Generator) -> None:
+    for _ in range(2):
+        model(draw_kjt(generator, TABLES, 16, 3)).wait().values().square().mean().backward()
+
+
+def resume_by_dcp(group: dist.ProcessGroup, folder: str) -> Any:
+    """Two steps, a checkpoint of torch's, and two more steps in the same model and in one that loaded it."""
+    model = make(group, EmbOptimType.ADAM, 1)
+    generator = torch.Generator().manual_seed(group.rank())
+    train_two_steps(model, generator)
+    dcp.save({"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict()}, checkpoint_id=folder)
+    other = make(group, EmbOptimType.ADAM, 2)
+    state = {"model": other.state_dict(), "optimizer": other.fused_optimizer.state_dict()}
+    dcp.load(state, checkpoint_id=folder)
+    other.load_state_dict(state["model"])
+    other.fused_optimizer.load_state_dict(state["optimizer"])
+    steps = {
+        key: int(value) for of in state["optimizer"]["state"].values() for key, value in of.items() if "step" in key
+    }
+    draws = generator.get_state()
+    weights = []
+    for each in (model, other):
+        train_two_steps(each, generator.set_state(draws))
+        weights.append([item.weight.clone() for table in each.tables().values() for item in table.local])
+    return weights, steps
+
+
+def test_adam_goes_on_after_torchs_own_checkpoint_as_if_uninterrupted() -> None:
+    """Its bias correction depends on the number of updates, which is part of the state dict."""
+    with tempfile.TemporaryDirectory() as folder:
+        for weights, steps in on_ranks(2, resume_by_dcp, folder):
+            torch.testing.assert_close(weights[1], weights[0], atol=0, rtol=0)
+            assert steps and set(steps.values()) == {2}
+
+
+def test_only_optimizers_that_correct_their_bias_have_a_step_and_one_without_it_loads() -> None:
+    """As in TorchRec's state dicts."""
+
+    def optimizer_of(kind: EmbOptimType) -> Any:
+        plan = {"t": cut(TABLE, ShardingType.TABLE_WISE, [0])}
+        sharder = EmbeddingBagCollectionSharder({"optimizer": kind})
+        sharded = sharder.shard(EmbeddingBagCollection([TABLE]), plan, ShardingEnv.from_local(1, 0), DEVICE)
+        (kernel,) = sharded.kernels()
+        return sharded.fused_optimizer, kernel
+
+    TABLE = EmbeddingBagConfig(name="t", num_embeddings=6, embedding_dim=8, feature_names=["f"])
+    rowwise, _ = optimizer_of(EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+    assert list(rowwise.state_dict()["state"]["embedding_bags.t.weight"]) == ["t.momentum1"]
+    adam, kernel = optimizer_of(EmbOptimType.ADAM)
+    state = adam.state_dict()
+    assert state["state"]["embedding_bags.t.weight"]["t.step"].item() == 0
+    kernel.iteration = 5
+    del state["state"]["embedding_bags.t.weight"]["t.step"]
+    adam.load_state_dict(state)
+    assert kernel.iteration == 5

@@ -14,12 +14,16 @@ from rayrec.optim import CombinedOptimizer
 from rayrec.optim.fused import FusedOptimizer
 
 
+STEP = "step"  # torch's name for the number of updates in an optimizer's state
+
+
 class EmbeddingFusedOptimizer(FusedOptimizer):
     """The optimizers of a collection's kernels, one parameter group each. Rows are updated in backward; `step` and
     `zero_grad` hand the learning rates on.
 
     The state dict is sharded as the tables are: `{"prefix.table.weight": {"table.momentum1": ShardedTensor}}`, with an
-    entry for each table of which this rank has a part. torch.distributed.checkpoint saves and loads it as it is.
+    entry for each table of which this rank has a part. torch.distributed.checkpoint saves and loads it as it is. Tables
+    of an optimizer that corrects its bias (Adam, LAMB) also have `"table.step"`, the number of updates so far.
 
     Args:
         kernels: that update inside backward.
@@ -41,6 +45,11 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
                 params[f"{prefix}.{name}.weight" + (f"_{len(held) - 1}" if held[1:] else "")] = shard.parameter
                 of_kernel.append(shard.parameter)
             groups.append({"params": of_kernel, "lr": kernel.learning_rate})
+        self._steps = [  # (kernel, its tables' parameters and the keys of their counts)
+            (kernel, {f"{prefix}.{name}.weight": f"{name}.{STEP}" for name in _names(kernel)})
+            for kernel in kernels
+            if kernel.tables[0].update.rule.corrects_bias
+        ]
         self._tables = {f"{prefix}.{name}.weight": tables[name] for name in shards}
         state = {
             shard.parameter: {f"{name}.{key}": value for key, value in shard.state.items()}
@@ -62,6 +71,9 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             name: {f"{table.config.name}.{key}": value for key, value in table.optimizer_state().items()}
             for name, table in self._tables.items()
         }
+        for kernel, keys in self._steps:
+            for name, key in keys.items():
+                named[name][key] = torch.tensor(kernel.iteration)
         return {name: state for name, state in named.items() if state}
 
     def named_groups(self) -> list[dict[str, Any]]:
@@ -72,6 +84,13 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
 
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
         """The state is there from the start."""
+
+    def _load_named_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        super()._load_named_state(state)
+        for kernel, keys in self._steps:
+            steps = [int(state[name][key]) for name, key in keys.items() if key in state.get(name, {})]
+            if steps:  # TorchRec's state has none
+                kernel.iteration = max(steps)
 
     def _load_state(self, name: str, values: Mapping[str, Any]) -> None:
         table = self._tables[name]
@@ -89,6 +108,10 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         for kernel, group in zip(self._kernels, self.param_groups, strict=True):
             if group["lr"] != kernel.learning_rate:
                 kernel.learning_rate = float(group["lr"])
+
+
+def _names(kernel: Kernel) -> list[str]:
+    return [table.config.name for table in kernel.tables]
 
 
 def fused_optimizer_of(kernels: Sequence[Kernel], tables: Mapping[str, ShardedTable], prefix: str) -> CombinedOptimizer:

@@ -83,6 +83,9 @@ class FusedKernel:
             RuntimeError: behind a device cache, a lookup between another one's forward and backward: it may evict rows
                 whose places in the cache that backward writes to.
         """
+        if torch.is_inference_mode_enabled():  # fbgemm's operators refuse it on a CPU
+            with torch.inference_mode(False), torch.no_grad():
+                return self.pooled(lookups)
         if self._behind_cache and self._updates.pending:
             names = [table.config.name for table in self.tables]
             raise RuntimeError(

@@ -136,6 +136,11 @@ class Rule:
     torch: Mapping[type[torch.optim.Optimizer], DecayMode] = field(default_factory=dict)
 
     @property
+    def corrects_bias(self) -> bool:
+        """Whether the formula reads the number of updates so far, as Adam's and LAMB's do."""
+        return "beta1" in self.reads
+
+    @property
     def state_bytes(self) -> tuple[int, int]:
         """Bytes of state for each row, and for each element."""
         per_row = sum(self.rowwise.values())

@@ -38,7 +38,8 @@ class FusedVectorKernel:
 
     def _offsets(self, num_ids: int) -> torch.Tensor:
         if self._counting.numel() <= num_ids:
-            self._counting = torch.arange(2 * num_ids + 1, device=self._counting.device)
+            with torch.inference_mode(False):  # it is kept, and an inference tensor cannot be saved for backward
+                self._counting = torch.arange(2 * num_ids + 1, device=self._counting.device)
         return self._counting[: num_ids + 1]
 
     def write_back(self) -> None:
