@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from threading import Event, Thread
 from typing import Any
 
@@ -14,7 +15,7 @@ from rayrec.distributed.collections.fused_optimizer import ScaledGradients
 from rayrec.distributed.comm.wire import FP16, Codec
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.shards import ShardingType
-from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE
 from tests.distributed.oracle import cut
@@ -108,3 +109,22 @@ def test_the_search_for_a_scaler_breaks_no_tuple_that_a_thread_is_making() -> No
     over.set()
     thread.join()
     assert errors == []
+
+
+@pytest.mark.parametrize("kernel", ["fused", "dense"])
+@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
+@pytest.mark.parametrize("rounding", [False, True])
+@pytest.mark.parametrize("kind", [ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL])
+def test_a_table_of_16_bits_that_loses_small_updates_is_named_in_a_warning(
+    caplog: pytest.LogCaptureFixture, kernel: str, data_type: DataType, rounding: bool, kind: ShardingType
+) -> None:
+    table = EmbeddingBagConfig(name="t16", num_embeddings=4, embedding_dim=4, feature_names=["f"], data_type=data_type)
+    plan = {"t16": cut(table, kind, [0], kernel)}
+    sharder = EmbeddingBagCollectionSharder({"stochastic_rounding": rounding})
+    with caplog.at_level(logging.WARNING):
+        sharder.shard(EmbeddingBagCollection([table]), plan, ShardingEnv.from_local(1, 0), torch.device("cpu"))
+    lost = kernel == "fused" and data_type is not DataType.FP32 and not rounding
+    assert len(caplog.messages) == lost
+    if lost:
+        assert f"tables ['t16'] hold {data_type.value} weights" in caplog.text
+        assert "stochastic_rounding: true" in caplog.text

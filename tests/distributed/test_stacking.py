@@ -202,22 +202,6 @@ def test_a_batch_without_backward_is_neither_timed_nor_counted() -> None:
     assert set(work.taken) == {0, 1}
 
 
-def test_a_second_lookup_behind_a_device_cache_waits_for_the_backward_of_the_first() -> None:
-    kernel = FusedKernel([local_table(0, EmbOptimType.EXACT_SGD, 8)], [0], torch.device("cpu"))
-    batch = lookups(torch.tensor([1]), torch.tensor([1]), torch.ones(1), weighted=False)
-    kernel._behind_cache = True  # as on a GPU with kernel fused_uvm_caching
-    out = kernel.pooled(batch)
-    with pytest.raises(RuntimeError, match=r"tables \['t0'\]: a second lookup before the backward of the first"):
-        kernel.pooled(batch)
-    out.sum().backward()
-    kept = kernel.pooled(batch)
-    del kept  # its backward will never come
-    with torch.no_grad():
-        kernel.pooled(batch)
-        kernel.pooled(batch)
-    assert kernel.iteration == 1
-
-
 def test_weights_are_written_back_and_the_cache_emptied_before_anyone_sees_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,7 +13,6 @@ from rayrec.distributed.kernel import Kernel, UpdatingKernel, updating
 from rayrec.optim import CombinedOptimizer
 from rayrec.optim.fused import FusedOptimizer
 
-
 STEP = "step"  # torch's name for the number of updates in an optimizer's state
 
 

@@ -21,7 +21,7 @@ from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.pooling import MeanScale
 from rayrec.distributed.ids.receiver import RoutedIds
 from rayrec.distributed.ids.routes import make_routes
-from rayrec.distributed.kernel import PoolingKernel, make_pooling_kernel, pooling_group
+from rayrec.distributed.kernel import CacheGuard, PoolingKernel, make_pooling_kernel, pooling_group
 from rayrec.distributed.plan.shards import Span
 from rayrec.distributed.vectors.columns import ColumnMap, across_hosts, columns_of, inside_host, union
 from rayrec.distributed.vectors.pooled_exchange import VectorExchange
@@ -52,6 +52,7 @@ class TiersExecutor:
             for number, held in route.tables.items()
         }
         self.kernels = list(self._kernels.values())
+        self._cache = CacheGuard(setup.plan, device)
         self.blocks = [list(routes.outputs)] if routes.outputs else []
         columns = columns_of(routes)
         self._hosts = None if hosts is None else _HostTier(columns, setup, hosts)
@@ -70,11 +71,14 @@ class TiersExecutor:
 
     def lookup(self, ids: RoutedIds, own: torch.Tensor | None) -> torch.Tensor:
         """Sums of this rank's lookups for the global batch, `[global B, own width]`, source after source."""
+        self._cache.check()
         parts = [self._kernels[number].pooled(lookups) for number, lookups in ids.lookups.items()]
         if not parts:  # this rank holds no table, but takes part in every exchange
             nothing = torch.zeros(sum(ids.batch_sizes), 0, device=self._device, requires_grad=torch.is_grad_enabled())
-            return nothing if ids.weights is None else nothing + ids.weights.sum() * 0
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            parts = [nothing if ids.weights is None else nothing + ids.weights.sum() * 0]
+        vectors = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        self._cache.watch(vectors)
+        return vectors
 
     def output_dist(
         self, vectors: torch.Tensor, ids: RoutedIds, own: torch.Tensor | None

@@ -17,7 +17,7 @@ from rayrec.distributed.executors.setup import Config, Prepared, Setup
 from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.receiver import RoutedIds
 from rayrec.distributed.ids.routes import make_routes
-from rayrec.distributed.kernel import VectorKernel, make_vector_kernel, vector_group
+from rayrec.distributed.kernel import CacheGuard, VectorKernel, make_vector_kernel, vector_group
 from rayrec.distributed.vectors.sequence_exchange import SequenceExchange
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -48,6 +48,7 @@ class SequencesExecutor(Generic[Config]):
             for number, held in route.tables.items()
         }
         self.kernels = list(self._kernels.values())
+        self._cache = CacheGuard(setup.plan, device)
         self.blocks = [list(routes.outputs)] if routes.outputs else []
 
     def __repr__(self) -> str:
@@ -60,9 +61,12 @@ class SequencesExecutor(Generic[Config]):
 
     def lookup(self, ids: RoutedIds, own: OwnIds | None) -> list[torch.Tensor]:
         """For each kernel of this rank the vectors `[ids, width]` of all ranks' ids, rank after rank."""
+        self._cache.check()
         parts = [self._kernels[number].vectors(lookups) for number, lookups in ids.lookups.items()]
         # a rank that holds no table takes part in every exchange
-        return parts or [torch.zeros(0, device=self._device, requires_grad=torch.is_grad_enabled())]
+        parts = parts or [torch.zeros(0, device=self._device, requires_grad=torch.is_grad_enabled())]
+        self._cache.watch(parts[0])
+        return parts
 
     def output_dist(
         self, vectors: list[torch.Tensor], ids: RoutedIds, own: OwnIds | None

@@ -25,9 +25,11 @@ from rayrec.distributed.kernel.tables import (
     UpdatingKernel,
     VectorKernel,
 )
+from rayrec.distributed.kernel.update_count import CacheGuard
 
 __all__ = [
     "RULES",
+    "CacheGuard",
     "EmbOptimType",
     "FusedKernel",
     "Kernel",

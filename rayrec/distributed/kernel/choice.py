@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Sequence
 from typing import TypeGuard
 
@@ -17,6 +18,8 @@ from rayrec.distributed.kernel.tables import Kernel, LocalTable, PoolingKernel, 
 from rayrec.distributed.kernel.vectors import FusedVectorKernel
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel
 from rayrec.modules import BaseEmbeddingConfig
+
+_logger = logging.getLogger(__name__)
 
 
 def pooling_group(table: LocalTable, device: torch.device) -> Hashable:
@@ -45,10 +48,11 @@ def make_pooling_kernel(
     tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
 ) -> PoolingKernel:
     """The kernel of the tables of one `pooling_group`."""
+    _warn_of_rounding(tables)
     if _fbgemm_trains(tables[0].optimizer, tables[0].config, tables[0].cols.size, device):
         kernel: PoolingKernel = FusedKernel(tables, table_of_lookup, device)
     else:
-        kernel = make_matrix_kernel(tables, table_of_lookup, device)
+        kernel = _matrix_kernel(tables, table_of_lookup, device)
     return RecordingKernel(kernel, table_of_lookup, device) if records(tables[0]) else kernel
 
 
@@ -56,10 +60,11 @@ def make_vector_kernel(
     tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
 ) -> VectorKernel:
     """The kernel of the tables of one `vector_group`."""
+    _warn_of_rounding(tables)
     if _fbgemm_trains(tables[0].optimizer, tables[0].config, tables[0].cols.size, device):
         kernel: VectorKernel = FusedVectorKernel(tables, table_of_lookup, device)
     else:
-        kernel = make_matrix_kernel(tables, table_of_lookup, device)
+        kernel = _matrix_kernel(tables, table_of_lookup, device)
     return RecordingKernel(kernel, table_of_lookup, device) if records(tables[0]) else kernel
 
 
@@ -67,8 +72,28 @@ def make_matrix_kernel(
     tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
 ) -> RowKernel | DenseKernel:
     """The kernel of tables of one width, dtype and optimizer that fbgemm does not train."""
+    _warn_of_rounding(tables)
+    return _matrix_kernel(tables, table_of_lookup, device)
+
+
+def _matrix_kernel(
+    tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
+) -> RowKernel | DenseKernel:
     kind = DenseKernel if tables[0].optimizer is None else RowKernel
     return kind(tables, table_of_lookup, device)
+
+
+def _warn_of_rounding(tables: Sequence[LocalTable]) -> None:
+    """Logs a warning where updates smaller than the distance between two 16-bit numbers are lost."""
+    first = tables[0]
+    if first.optimizer and not first.optimizer.stochastic_rounding and first.config.data_type.dtype.itemsize == 2:
+        names = list(dict.fromkeys(table.config.name for table in tables))
+        _logger.warning(
+            "tables %s hold %s weights and are rounded to the nearest number after each update, so small updates are "
+            "lost; set `stochastic_rounding: true` in the optimizer's settings (`fused_params`) to keep them",
+            names,
+            first.config.data_type.value,
+        )
 
 
 def updating(kernels: Sequence[Kernel]) -> list[UpdatingKernel]:

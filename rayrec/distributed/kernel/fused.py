@@ -16,7 +16,6 @@ from rayrec.distributed.kernel.stacking import Stack, parts_of, stacks_of
 from rayrec.distributed.kernel.tables import LocalTable, Lookups
 from rayrec.distributed.kernel.tbe import TBE, cuda_tbe, host_tbe, set_count
 from rayrec.distributed.kernel.update_count import UpdateCount
-from rayrec.distributed.plan.shards import EmbeddingComputeKernel
 
 Result = tuple[torch.Tensor, torch.autograd.graph.Node | None]  # bags, and the last node that trains in backward
 
@@ -62,9 +61,6 @@ class FusedKernel:
         self._ways = self._make_ways(several_lookups=len(table_of_lookup) > len(tables))
         self._choice = LayoutChoice(len(self._ways))
         self._updates = UpdateCount()
-        self._behind_cache = device.type == "cuda" and any(
-            table.kernel is EmbeddingComputeKernel.FUSED_UVM_CACHING for table in self.tables
-        )
 
     def _make_ways(self, several_lookups: bool) -> list[Callable[[Lookups], Result]]:
         if not self._stacks:
@@ -77,21 +73,9 @@ class FusedKernel:
         return f"FusedKernel({[table.config.name for table in self.tables]}, {self.tables[0].optimizer})"
 
     def pooled(self, lookups: Lookups) -> torch.Tensor:
-        """As `PoolingKernel`'s.
-
-        Raises:
-            RuntimeError: behind a device cache, a lookup between another one's forward and backward: it may evict rows
-                whose places in the cache that backward writes to.
-        """
         if torch.is_inference_mode_enabled():  # fbgemm's operators refuse it on a CPU
             with torch.inference_mode(False), torch.no_grad():
                 return self.pooled(lookups)
-        if self._behind_cache and self._updates.pending:
-            names = [table.config.name for table in self.tables]
-            raise RuntimeError(
-                f"tables {names}: a second lookup before the backward of the first, with kernel 'fused_uvm_caching'; "
-                "run the backward first, drop the first result, or take kernel 'fused_uvm'"
-            )
         out = self._choice.run(lookups.ids.numel(), [partial(way, lookups) for way in self._ways])
         self._updates.expect(out)
         return out
