@@ -1,4 +1,4 @@
-"""Prediction on Ray Data: actors that load the model once and do one part after the other."""
+"""Prediction on Ray Data: actors that load the model once and score parts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 from rayrec.data import DataError
 from rayrec.data.source.slices import FileSlice
 from rayrec.inference.model import Model
-from rayrec.inference.predict import Task, predict_part
+from rayrec.inference.predict_part import Task, predict_part
 from rayrec.inference.scorer import Scorer
 
 
 class _Worker:
-    """Scores parts; a row of its input is a part's number, of its output what was done, or the error."""
+    """Scores parts: from a row with a part's number to a row with what `predict_part` returns, or with its error."""
 
     def __init__(self, task: Task, parts: Sequence[tuple[FileSlice, ...]]) -> None:
         torch.set_num_threads(1)
@@ -29,18 +29,18 @@ class _Worker:
     def __call__(self, row: dict[str, Any]) -> dict[str, str]:
         number = int(row["part"])
         try:
-            return {"told": json.dumps(predict_part(self._task, self._scorer, number, self._parts[number]))}
+            return {"result": json.dumps(predict_part(self._task, self._scorer, number, self._parts[number]))}
         except DataError as error:
-            return {"told": json.dumps({"error": error.to_dict()})}
+            return {"result": json.dumps({"error": error.to_dict()})}
 
 
 def predict_on_ray(
     task: Task, parts: Sequence[tuple[FileSlice, ...]], left: Sequence[int], workers: int
 ) -> Iterator[dict[str, Any]]:
-    """As `predict_part` of every part that is left, on so many actors; a lost one's parts are done by others.
+    """Runs `predict_part` for the parts in `left` on up to `workers` actors; the parts of a lost actor are repeated.
 
     Raises:
-        DataError: the first that an actor met.
+        DataError: the first that an actor raises.
     """
     if not ray.is_initialized():
         ray.init(logging_level=logging.ERROR, log_to_driver=False)
@@ -50,14 +50,14 @@ def predict_on_ray(
     context.actor_task_retry_on_errors = True
     with ray.data.DataContext.current(context):
         dataset = ray.data.from_items([{"part": number} for number in left], override_num_blocks=len(left))
-        told = dataset.map(
+        results = dataset.map(
             _Worker,  # type: ignore[arg-type]
             fn_constructor_args=[task, parts],
             num_cpus=1,
             concurrency=min(workers, len(left)),
         )
-        for row in told.iter_rows():
-            found = json.loads(row["told"])
+        for row in results.iter_rows():
+            found = json.loads(row["result"])
             if "error" in found:
                 raise DataError(**found["error"])
             yield found

@@ -1,7 +1,7 @@
-"""`predict`: Parquet to Parquet with predictions beside the columns, every row once, however often it is interrupted.
+"""`predict`: scores Parquet files into Parquet files with the columns and a prediction, every row once.
 
-The rows are cut into parts once, by the footers; a part's file appears whole or not at all, under a name that says
-which part it is. What is there already is not done again.
+The footers of the files divide the rows into parts. A part's file is written atomically, under a name with the part's
+number; a job that was interrupted skips the parts whose file exists.
 """
 
 from __future__ import annotations
@@ -11,45 +11,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
 from rayrec.data import DataError, Manifest
-from rayrec.data.source.slices import Columns, FileSlice, Origin, read_slices, slices_of
+from rayrec.data.source.slices import Columns, FileSlice, slices_of
 from rayrec.data.storage.opening import open_parquet
-from rayrec.data.storage.retries import Patience
 from rayrec.inference.model import Model
+from rayrec.inference.predict_part import Policy, Task, predict_part, prediction_columns
 from rayrec.inference.predictions import Output
 from rayrec.inference.scorer import Scorer, features_only
 
 PLAN, DONE = "_predict.json", "_done.json"
 ROWS_PER_FILE = 1 << 18
-Policy = Literal["error", "skip"]
 Say = Callable[[str], object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What every worker needs to know.
-
-    Args:
-        model: folder of the export.
-        out: path or URI of the predictions' folder.
-        columns: of the input that are kept, with their types; those that are scored are read besides.
-        bad_rows: "error" ends the job with the first, "skip" gives them null as prediction and counts them.
-    """
-
-    model: Path
-    out: str
-    columns: Columns
-    bad_rows: Policy
-    retries: int = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What a call did: parts and rows that it scored (those done before are left out), and bad rows by reason."""
+    """Parts and rows that a call scored, without those of earlier calls, and bad rows by reason."""
 
     parts: int
     rows: int
@@ -105,9 +86,9 @@ def predict(
         left = [number for number in range(len(parts)) if number not in there]
         if len(left) < len(parts):
             say(f"{len(parts) - len(left)} of {len(parts)} parts are there already")
-        for told in _work(task, parts, left, workers, scorer):
-            skipped.update(told["skipped"])
-            rows, done = rows + told["rows"], done + 1
+        for done_part in _work(task, parts, left, workers, scorer):
+            skipped.update(done_part["skipped"])
+            rows, done = rows + done_part["rows"], done + 1
             if sum(skipped.values()) > bad_rows_limit:
                 raise DataError(
                     f"more than {bad_rows_limit} rows cannot be used: {dict(skipped.most_common(5))}",
@@ -116,11 +97,6 @@ def predict(
         seconds = time.perf_counter() - begin
         place.write(DONE, {"rows": manifest.rows, "parts": len(parts), "model": scorer.model.version})
     return Predicted(done, rows, seconds, dict(skipped))
-
-
-def prediction_columns(labels: Sequence[str]) -> dict[str, str]:
-    """Label → the column of its predictions."""
-    return {label: "prediction" if len(labels) == 1 else f"prediction_{label}" for label in labels}
 
 
 def _kept(manifest: Manifest, wanted: Sequence[str] | None, labels: Sequence[str]) -> Columns:
@@ -145,48 +121,13 @@ def _kept(manifest: Manifest, wanted: Sequence[str] | None, labels: Sequence[str
 def _work(
     task: Task, parts: Sequence[tuple[FileSlice, ...]], left: Sequence[int], workers: int, scorer: Scorer
 ) -> Iterator[dict[str, Any]]:
-    """Does the parts that are left, and tells of each: its rows, and the bad ones among them."""
+    """Scores the parts that are left; yields the number of rows of each, and its bad rows by reason."""
     if workers == 0 or not left:
         yield from (predict_part(task, scorer, number, parts[number]) for number in left)
         return
     from rayrec.inference.on_ray import predict_on_ray  # Ray Data takes a second to import
 
     yield from predict_on_ray(task, parts, left, workers)
-
-
-def predict_part(task: Task, scorer: Scorer, number: int, slices: tuple[FileSlice, ...]) -> dict[str, Any]:
-    """Reads, scores and writes one part.
-
-    Raises:
-        DataError: it cannot be read, or, with the policy "error", the first bad row.
-    """
-    kept = [name for name, _ in task.columns]
-    scored = features_only(scorer.schema).columns
-    kinds = dict(task.columns)
-    read = task.columns + tuple((name, _type_of(slices, name)) for name in scored if name not in kinds)
-    table, missing = read_slices(slices, read, Patience(task.retries))
-    if missing:
-        raise missing[0].error
-    scores = scorer.score(table.select(scored))
-    origin = Origin(slices, None)
-    if scores.errors and task.bad_rows == "error":
-        row = min(scores.errors)
-        file, row_group, file_row = origin.locate(row)
-        place = {"file": file, "row_group": row_group, "row": file_row}
-        raise DataError(**{**scores.errors[row].to_dict(), **place})
-    result = table.select(kept)
-    for label, column in prediction_columns(scorer.model.labels).items():
-        result = result.append_column(column, pa.array(scores.probabilities[label], from_pandas=True))
-    Output(task.out).write_part(number, result)
-    return {"rows": table.num_rows, "skipped": dict(Counter(error.problem for error in scores.errors.values()))}
-
-
-def _type_of(slices: Sequence[FileSlice], name: str) -> pa.DataType:
-    partition = dict(slices[0].file.partition)
-    if name in partition:
-        return pa.string() if isinstance(partition[name], str) else pa.int64()
-    with open_parquet(slices[0].uri, slices[0].file.version) as parquet:
-        return parquet.schema_arrow.field(name).type
 
 
 def _same_as_before(out: Output, version: str, manifest: Manifest, task: Task, parts: int) -> None:

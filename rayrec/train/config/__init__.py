@@ -1,4 +1,4 @@
-"""What a run is told: the typed config, its checks, its file and its generated reference."""
+"""The config of a training run: its sections, checks, file and generated reference."""
 
 from rayrec.train.config.optimizers import (
     DenseOptimizerConfig,
@@ -7,7 +7,7 @@ from rayrec.train.config.optimizers import (
     SparseOptimizerConfig,
 )
 from rayrec.train.config.section import Section
-from rayrec.train.config.spec import (
+from rayrec.train.config.sections import (
     KERNELS,
     SHARDING_TYPES,
     ConstraintConfig,
@@ -16,8 +16,8 @@ from rayrec.train.config.spec import (
     ShardingConfig,
     StorageConfig,
     TableConfig,
-    TrainConfig,
 )
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.config.trainer import LOWER_IS_BETTER, EarlyStoppingConfig, GuardsConfig, TrainerConfig
 
 __all__ = [

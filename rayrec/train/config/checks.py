@@ -1,45 +1,23 @@
-"""Checks that need more than one section of the config: tables against schema, model, constraints, batch size."""
+"""Checks that compare sections of the config: tables against schema, model, constraints, batch size.
+
+Each check raises PydanticCustomError for the first disagreement; its context holds the path of the field.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from rayrec.data import DataSet
+from rayrec.data import DataSet, Schema
 from rayrec.data.storage.locations import secret_in
 from rayrec.models import MODELS
-
-if TYPE_CHECKING:
-    from rayrec.train.config import TrainConfig
-
-
-def check_config(config: TrainConfig) -> None:
-    """Find what no section can see alone.
-
-    Raises:
-        PydanticCustomError: the first disagreement; its context holds the path of the field.
-    """
-    _check_secrets(config.to_dict(), "")
-    _check_tables(config)
-    _check_constraints(config)
-    _check_model_args(config)
-    _check_dlrm(config)
-    _check_trainer(config)
-    _check_labels(config)
-    _check_replicas(config)
-    if config.data.shuffle == "none" and not isinstance(config.data.train, DataSet):
-        raise _refuse("data.shuffle", "`none` keeps the order of one data set; a mix of several has none")
-    if config.data.negative_rate < 1 and not isinstance(config.data.train, DataSet):
-        raise _refuse("data.negative_rate", "works with one data set; set it to 1 for a mix of several")
-    if config.data.negative_rate < 1 and len(config.data_schema.tasks) > 1:
-        raise _refuse(
-            "data.negative_rate",
-            "works with one label: of several, a row may be a negative for one and a positive for another; set it to 1",
-        )
+from rayrec.train.config.model_args import args_of, wrong_args
+from rayrec.train.config.sections import DataConfig, ModelConfig, ShardingConfig, StorageConfig, TableConfig
+from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, TrainerConfig
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -49,16 +27,17 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def _refuse(path: str, message: str) -> PydanticCustomError:
-    # The braces of a message template would be filled in: hand the text over as a value.
+    # Pydantic fills in the braces of a template, so the message is a value of it.
     return PydanticCustomError("config", "{message}", {"message": message, "path": path})
 
 
-def _check_tables(config: TrainConfig) -> None:
-    repeated = [name for name, times in Counter(t.name for t in config.tables).items() if times > 1]
+def check_tables(tables: Sequence[TableConfig], schema: Schema) -> None:
+    """Names are unique, and every sparse feature is read by a table."""
+    repeated = [name for name, times in Counter(t.name for t in tables).items() if times > 1]
     if repeated:
         raise _refuse("tables", f"table name {repeated[0]!r} is used twice; names are unique")
-    known = [feature.name for feature in config.data_schema.sparse]
-    for table in config.tables:
+    known = [feature.name for feature in schema.sparse]
+    for table in tables:
         for feature in table.features:
             if feature not in known:
                 hint = suggestion(feature, known)
@@ -69,7 +48,7 @@ def _check_tables(config: TrainConfig) -> None:
             raise _refuse(
                 f"tables.{table.name}.features", f"table {table.name!r}: feature {twice[0]!r} is listed twice"
             )
-    read = {feature for table in config.tables for feature in table.features}
+    read = {feature for table in tables for feature in table.features}
     for name in known:
         if name not in read:
             raise _refuse(
@@ -78,9 +57,10 @@ def _check_tables(config: TrainConfig) -> None:
             )
 
 
-def _check_constraints(config: TrainConfig) -> None:
-    names = [table.name for table in config.tables]
-    for name in config.sharding.constraints:
+def check_constraints(sharding: ShardingConfig, tables: Sequence[TableConfig]) -> None:
+    """Constraints name tables that there are."""
+    names = [table.name for table in tables]
+    for name in sharding.constraints:
         if name not in names:
             raise _refuse(
                 f"sharding.constraints.{name}",
@@ -88,14 +68,13 @@ def _check_constraints(config: TrainConfig) -> None:
             )
 
 
-def _check_model_args(config: TrainConfig) -> None:
-    from rayrec.train.config.model_args import args_of, wrong_args
-
-    name = config.model.name
+def check_model_args(model: ModelConfig) -> None:
+    """A built-in model takes the arguments."""
+    name = model.name
     if name not in MODELS:
         return
     known = list(args_of(name).model_fields)
-    for place, kind, text in wrong_args(name, config.model.args):
+    for place, kind, text in wrong_args(name, model.args):
         if kind == "extra_forbidden":
             raise _refuse(
                 f"model.args.{place}",
@@ -106,60 +85,59 @@ def _check_model_args(config: TrainConfig) -> None:
         raise _refuse(f"model.args.{place}", f"model {name}: {text[0].lower()}{text[1:]}")
 
 
-def _check_dlrm(config: TrainConfig) -> None:
-    if config.model.name != "dlrm":
+def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema) -> None:
+    """DLRM's widths fit its tables and labels."""
+    if model.name != "dlrm":
         return
-    dims = sorted({table.dim for table in config.tables})
+    dims = sorted({table.dim for table in tables})
     if len(dims) > 1:
         raise _refuse("tables", f"model dlrm needs one dim for all tables, but they have {dims}")
-    arch = config.model.args.get("dense_arch")
+    arch = model.args.get("dense_arch")
     if isinstance(arch, list) and arch and arch[-1] != dims[0]:
         raise _refuse(
             "model.args.dense_arch",
             f"{arch} must end with the dim of the tables, {dims[0]}: the dense features become one more vector of it",
         )
-    over = config.model.args.get("over_arch")
-    wanted = len(config.data_schema.tasks)
+    over = model.args.get("over_arch")
+    wanted = len(schema.tasks)
     if isinstance(over, list) and over and over[-1] != wanted:
         why = "the model gives one logit a row" if wanted == 1 else "the model gives one logit a row for each label"
         raise _refuse("model.args.over_arch", f"{over} must end with {wanted}: {why}")
 
 
-def _check_labels(config: TrainConfig) -> None:
-    """What is asked for of the first label's figures must be among them."""
-    kinds, trainer = config.data_schema.label_kinds, config.trainer
-    from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS
-
-    early = trainer.early_stopping
+def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig, data: DataConfig) -> None:
+    """The first label has the metrics that early stopping and the best checkpoint use."""
+    kinds, early = schema.label_kinds, trainer.early_stopping
     for field, metric in (
         ("trainer.early_stopping.metric", None if early is None else early.metric),
-        ("storage.keep_best", config.storage.keep_best),
+        ("storage.keep_best", storage.keep_best),
     ):
         if metric is not None and kinds[0] == "number" and metric not in OF_NUMBERS:
             known = ", ".join(sorted(OF_NUMBERS))
             raise _refuse(field, f"{metric} is no figure of a label that is a number (those are {known})")
         if metric in ONLY_OF_NUMBERS and kinds[0] != "number":
             raise _refuse(field, f"{metric} is a figure of labels of `kind: number` only")
-    if "number" in kinds and config.data.negative_rate < 1:
+    if "number" in kinds and data.negative_rate < 1:
         raise _refuse(
             "data.negative_rate", "negatives are rows whose binary label is 0; the schema has numbers to predict"
         )
 
 
-def _check_secrets(value: Any, field: str) -> None:
-    """No text of a config holds credentials: all of it is written into the run folder."""
+def check_secrets(value: Any, field: str = "") -> None:
+    """No text of a config holds credentials, since all of it is written into the run folder."""
     if isinstance(value, str) and (problem := secret_in(value)) is not None:
         raise _refuse(field, problem)
     if isinstance(value, Mapping):
         for name, one in value.items():
-            _check_secrets(one, f"{field}.{name}" if field else str(name))
+            check_secrets(one, f"{field}.{name}" if field else str(name))
     elif isinstance(value, list | tuple):
         for one in value:
-            _check_secrets(one, field)
+            check_secrets(one, field)
 
 
-def _check_replicas(config: TrainConfig) -> None:
-    replicas, trainer = config.sharding.replicas, config.trainer
+def check_replicas(sharding: ShardingConfig, trainer: TrainerConfig) -> None:
+    """Groups of replicas have equally many workers."""
+    replicas = sharding.replicas
     if replicas == "auto" or trainer.elastic or max(1, trainer.most_workers) % replicas == 0:
         return
     fit = ", ".join(str(n) for n in range(1, max(1, trainer.most_workers) + 1) if trainer.most_workers % n == 0)
@@ -170,8 +148,8 @@ def _check_replicas(config: TrainConfig) -> None:
     )
 
 
-def _check_trainer(config: TrainConfig) -> None:
-    trainer = config.trainer
+def check_trainer(trainer: TrainerConfig) -> None:
+    """Workers, batch size and device fit together."""
     if trainer.elastic and not 1 <= trainer.least_workers <= trainer.most_workers:
         raise _refuse("trainer.num_workers", f"{trainer.num_workers} must be [least, most] with 1 ≤ least ≤ most")
     if trainer.batch_size < trainer.most_workers:
@@ -182,3 +160,16 @@ def _check_trainer(config: TrainConfig) -> None:
         )
     if trainer.num_workers == 0 and trainer.use_gpu is True:
         raise _refuse("trainer.use_gpu", "num_workers: 0 trains in this process, on CPU; use num_workers: 1 for a GPU")
+
+
+def check_data(data: DataConfig, schema: Schema) -> None:
+    """Order and sampling of the rows work with this data."""
+    if data.shuffle == "none" and not isinstance(data.train, DataSet):
+        raise _refuse("data.shuffle", "`none` keeps the order of one data set; a mix of several has none")
+    if data.negative_rate < 1 and not isinstance(data.train, DataSet):
+        raise _refuse("data.negative_rate", "works with one data set; set it to 1 for a mix of several")
+    if data.negative_rate < 1 and len(schema.tasks) > 1:
+        raise _refuse(
+            "data.negative_rate",
+            "works with one label: of several, a row may be a negative for one and a positive for another; set it to 1",
+        )

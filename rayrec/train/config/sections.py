@@ -1,8 +1,4 @@
-"""What a training run is: one frozen, typed, documented description.
-
-Reading it from a file and overriding fields lives in `file.py`; checks that span sections in `checks.py`;
-the sections of the optimizers and of the trainer in files of their own.
-"""
+"""The sections of a config, but for those of the optimizers and of the trainer, which have files of their own."""
 
 from __future__ import annotations
 
@@ -10,12 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rayrec.data import DataSet, ReadOptions, Schema, Shuffle, TrainingData
+from rayrec.data import DataSet, ReadOptions, Shuffle, TrainingData
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
-from rayrec.train.config.checks import check_config
-from rayrec.train.config.optimizers import OptimizersConfig
 from rayrec.train.config.section import Section
-from rayrec.train.config.trainer import Metric, TrainerConfig
+from rayrec.train.config.trainer import Metric
 
 SHARDING_TYPES = [kind.value for kind in ShardingType]
 KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
@@ -199,44 +193,6 @@ class StorageConfig(Section):
         description="checkpoints are copied to host memory, where there is room, and written while training goes on "
         "(where on CPUs, with a fortieth of one for each rank); `false`: training waits until they are written",
     )
-
-
-class TrainConfig(Section):
-    """Everything that makes a run; the same as the YAML file.
-
-    Raises:
-        pydantic.ValidationError: a field is missing, unknown or wrong (a `ValueError`); `config.file.load_config`
-            turns it into a `ConfigError` that reads well.
-    """
-
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][\w.\-]*$", description="name of the run, and of its folder below `storage.path`"
-    )
-    data: DataConfig = Field(description="where the examples are")
-    data_schema: Schema = Field(alias="schema", description="what the columns mean")
-    tables: list[TableConfig] = Field(min_length=1, description="embedding tables")
-    model: ModelConfig = Field(description="the model")
-    optimizers: OptimizersConfig = Field(default=OptimizersConfig(), description="how parameters change")
-    sharding: ShardingConfig = Field(default=ShardingConfig(), description="how tables are spread over the workers")
-    trainer: TrainerConfig = Field(default=TrainerConfig(), description="how the run goes")
-    init_from: InitFromConfig | None = Field(
-        default=None, description="weights to begin with; a path alone is short for `{path: …}`"
-    )
-    storage: StorageConfig = Field(default=StorageConfig(), description="where the run is kept")
-
-    @field_validator("init_from", mode="before")
-    @classmethod
-    def _path_alone(cls, given: Any) -> Any:
-        return {"path": given} if isinstance(given, str) else given
-
-    @model_validator(mode="after")
-    def _sections_agree(self) -> TrainConfig:
-        check_config(self)
-        return self
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, as they stand in the YAML file; `TrainConfig(**config.to_dict())` is the same config."""
-        return self.model_dump(mode="json", by_alias=True)
 
 
 def _only(given: list[str] | None, allowed: list[str], what: str) -> list[str] | None:

@@ -1,0 +1,71 @@
+"""`TrainConfig`: the frozen, typed, documented description of a training run.
+
+The sections live in `sections.py`, `optimizers.py` and `trainer.py`, checks that compare sections in `checks.py`,
+reading a file and overriding fields in `file.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from rayrec.data import Schema
+from rayrec.train.config import checks
+from rayrec.train.config.optimizers import OptimizersConfig
+from rayrec.train.config.section import Section
+from rayrec.train.config.sections import (
+    DataConfig,
+    InitFromConfig,
+    ModelConfig,
+    ShardingConfig,
+    StorageConfig,
+    TableConfig,
+)
+from rayrec.train.config.trainer import TrainerConfig
+
+
+class TrainConfig(Section):
+    """Everything that makes a run; the same as the YAML file.
+
+    Raises:
+        pydantic.ValidationError: a field is missing, unknown or wrong (a `ValueError`); `config.file.load_config`
+            turns it into a `ConfigError` that reads well.
+    """
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][\w.\-]*$", description="name of the run, and of its folder below `storage.path`"
+    )
+    data: DataConfig = Field(description="where the examples are")
+    data_schema: Schema = Field(alias="schema", description="what the columns mean")
+    tables: list[TableConfig] = Field(min_length=1, description="embedding tables")
+    model: ModelConfig = Field(description="the model")
+    optimizers: OptimizersConfig = Field(default=OptimizersConfig(), description="how parameters change")
+    sharding: ShardingConfig = Field(default=ShardingConfig(), description="how tables are spread over the workers")
+    trainer: TrainerConfig = Field(default=TrainerConfig(), description="how the run goes")
+    init_from: InitFromConfig | None = Field(
+        default=None, description="weights to begin with; a path alone is short for `{path: …}`"
+    )
+    storage: StorageConfig = Field(default=StorageConfig(), description="where the run is kept")
+
+    @field_validator("init_from", mode="before")
+    @classmethod
+    def _path_alone(cls, given: Any) -> Any:
+        return {"path": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> TrainConfig:
+        checks.check_secrets(self.to_dict())
+        checks.check_tables(self.tables, self.data_schema)
+        checks.check_constraints(self.sharding, self.tables)
+        checks.check_model_args(self.model)
+        checks.check_dlrm(self.model, self.tables, self.data_schema)
+        checks.check_trainer(self.trainer)
+        checks.check_labels(self.data_schema, self.trainer, self.storage, self.data)
+        checks.check_replicas(self.sharding, self.trainer)
+        checks.check_data(self.data, self.data_schema)
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as they stand in the YAML file; `TrainConfig(**config.to_dict())` is the same config."""
+        return self.model_dump(mode="json", by_alias=True)
