@@ -7,6 +7,7 @@ ids of all ranks, so that they decide alike.
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -203,7 +204,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._segments = self._buffers["_output_segments_tensor"]
         self._iteration: int | None = None  # on the host, when the state's is known
         self._decided = 0
-        self._room: int | None = None  # ids that the history may hold
+        self._room = 0  # ids that the history may hold
         self._history: list[tuple[int, torch.Tensor]] = []  # (iteration, ids)
         self._evicted: torch.Tensor | None = None
 
@@ -224,7 +225,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         seen = [each.values() for each in features.values()]
         if self.gather is not None:
             seen = [self.gather(ids) for ids in seen]
-        if self._room is None:
+        if not self._room:  # the first batch that has ids
             self._room = int(sum(len(ids) for ids in seen) * self._interval * HISTORY_MARGIN)
         for ids in seen:
             taken = ids[: self._room - sum(len(kept) for _, kept in self._history)]
@@ -266,11 +267,24 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         )
         steps = torch.cat([torch.full_like(ids, step) for step, ids in self._history])
         last = torch.zeros_like(ids).scatter_reduce_(0, inverse, steps, reduce="amax", include_self=False)
-        if self._policy.threshold_filtering_func is not None:
-            mask, _ = self._policy.threshold_filtering_func(counts)
+        if counts.numel() and self._policy.threshold_filtering_func is not None:
+            mask = self._passing(counts)
             ids, counts, last = ids[mask], counts[mask], last[mask]
         order = torch.argsort(counts, descending=True, stable=True)
         return ids[order], {COUNTS: counts[order], LAST_SEEN: last[order]}
+
+    def _passing(self, counts: torch.Tensor) -> torch.Tensor:
+        """The policy's filter of counts: a mask or places. What it draws from torch's generators is the same on all
+        ranks, since they must give an id the same row; the generators' states are restored."""
+        assert self._policy.threshold_filtering_func is not None
+        seed = zlib.crc32(f"{self._name}:{self._iteration}".encode())
+        on_gpu = counts.is_cuda
+        with torch.random.fork_rng(devices=[counts.device] if on_gpu else []):
+            torch.default_generator.manual_seed(seed)
+            if on_gpu:
+                with torch.cuda.device(counts.device):
+                    torch.cuda.manual_seed(seed)
+            return self._policy.threshold_filtering_func(counts)[0]
 
     def _places(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Which ids have a row, and their places in the sorted table."""

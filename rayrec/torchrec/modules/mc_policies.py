@@ -96,7 +96,7 @@ def dynamic_threshold_filter(
     id_counts: torch.Tensor, threshold_skew_multiplier: float = 10.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids that came more often than the mean times `threshold_skew_multiplier`; and that threshold."""
-    threshold = threshold_skew_multiplier / id_counts.numel() * id_counts.sum()
+    threshold = threshold_skew_multiplier / max(1, id_counts.numel()) * id_counts.sum()
     return id_counts > threshold, threshold
 
 
@@ -109,6 +109,6 @@ def average_threshold_filter(id_counts: torch.Tensor) -> tuple[torch.Tensor, tor
 def probabilistic_threshold_filter(
     id_counts: torch.Tensor, per_id_probability: float = 0.01
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every time that an id came it has this chance to pass; and the numbers that were drawn."""
+    """Ids pass with this probability for each time that they came; and the numbers that were drawn."""
     drawn = torch.rand(id_counts.size(), device=id_counts.device)
     return 1 - (1 - per_id_probability) ** id_counts.float() > drawn, drawn

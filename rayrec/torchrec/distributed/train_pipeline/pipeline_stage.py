@@ -1,11 +1,12 @@
-"""Batches that go through stages of a user's own before the model, each stage on a stream of its own."""
+"""Batches pass through a user's stages before the model, each stage on its own stream."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -19,11 +20,11 @@ class PipelineStage:
     """A stage.
 
     Args:
-        name: of the stage.
-        runnable: what a batch becomes.
-        stream: where it runs; on a CPU any object.
-        fill_callback: called after each batch of the pipeline's filling.
-        data_exhausted_callback: called instead of the stage when there are no more batches.
+        name: name of the stage.
+        runnable: takes a batch, returns the batch for the next stage.
+        stream: the stage's CUDA stream; any object on a CPU.
+        fill_callback: called after each batch while the pipeline is filled.
+        data_exhausted_callback: called instead of `runnable` when there are no more batches.
     """
 
     name: str
@@ -35,20 +36,36 @@ class PipelineStage:
 
 @dataclass
 class _Item:
-    """A batch after some stages, and when its last one is done on the device; None at the end of the data."""
+    """A batch in the pipeline.
+
+    Args:
+        batch: as the last stage returned it; None at the end of the data.
+        done: CUDA event of the end of the last stage.
+        begun: (InputDist, pending input) of the ids that stages have sent ahead.
+    """
 
     batch: Any
     done: Any = None
+    begun: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def drop(self) -> None:
+        """Forgets the ids that were sent ahead and that no collection has taken."""
+        for input_dist, pending in self.begun:
+            input_dist.drop(pending)
+        self.begun.clear()
+
+
+_ITEM: ContextVar[_Item | None] = ContextVar("rayrec staged batch", default=None)  # the item whose stage runs
 
 
 class StagedTrainPipeline(TrainPipeline[Any]):
-    """Hands out batches that went through all stages; as many batches as stages are on their way.
+    """Returns batches that passed through all stages. There are as many batches in the pipeline as stages.
 
     Args:
-        pipeline_stages: in order.
-        debug_mode: taken and not needed.
-        compute_stream: of the model; the current one by default.
-        on_flush_end: called when a flush has ended.
+        pipeline_stages: the stages in order.
+        debug_mode: accepted for compatibility, ignored.
+        compute_stream: the model's stream; the current one by default.
+        on_flush_end: called at the end of a flush.
     """
 
     def __init__(
@@ -60,7 +77,8 @@ class StagedTrainPipeline(TrainPipeline[Any]):
     ) -> None:
         super().__init__()
         self._stages, self._compute_stream, self.on_flush_end = pipeline_stages, compute_stream, on_flush_end
-        self._items: deque[_Item] = deque()  # the first one has been through all stages, the last through one
+        self._items: deque[_Item] = deque()  # the first passed through all stages, the last through one
+        self._handed_out: _Item | None = None
         self._flushing = False
         self._source: Iterator[Any] | None = None
         self._exhausted = False
@@ -70,32 +88,35 @@ class StagedTrainPipeline(TrainPipeline[Any]):
         return len(self._stages)
 
     def set_flush(self, flush: bool) -> None:
-        """Takes no more batches until those on their way are handed out."""
+        """Takes no more batches until those in the pipeline have been returned."""
         self._flushing = flush
 
     def flush_end(self) -> None:
         """Ends a flush; the next `progress` fills the pipeline again."""
         self._flushing = False
-        self._items.clear()
+        self._clear()
         if self.on_flush_end is not None:
             self.on_flush_end()
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
-        """The next batch after all stages; None when there is none."""
+        """The next batch after all stages; None at the end of the data. Ids of the batch before that were sent ahead
+        and not looked up are dropped."""
+        if self._handed_out is not None:
+            self._handed_out.drop()
         if not self._items:
             for number in range(self.num_stages):
                 item = self._take(dataloader_iter)
                 for stage in self._stages[: self.num_stages - number]:
                     self._run(stage, item, filling=True)
                 self._items.append(item)
-        out = self._items.popleft()
+        out = self._handed_out = self._items.popleft()
         self._items.append(self._take(dataloader_iter))
         for place, stage in enumerate(self._stages):
             self._run(stage, self._items[self.num_stages - 1 - place])
         if out.done is not None:
             stream = self._compute_stream or torch.cuda.current_stream()
             stream.wait_event(out.done)
-            out.batch.record_stream(stream)
+            record_stream(out.batch, stream)
         if out.batch is None and self._flushing:
             self.flush_end()
             return self.progress(dataloader_iter)
@@ -119,24 +140,61 @@ class StagedTrainPipeline(TrainPipeline[Any]):
             with context:
                 if item.done is not None:
                     stage.stream.wait_event(item.done)
-                    item.batch.record_stream(stage.stream)
-                item.batch = stage.runnable(item.batch)
+                    record_stream(item.batch, stage.stream)
+                running = _ITEM.set(item)
+                try:
+                    item.batch = stage.runnable(item.batch)
+                finally:
+                    _ITEM.reset(running)
                 item.done = stage.stream.record_event() if on_gpu else None
         if filling and stage.fill_callback is not None:
             stage.fill_callback()
 
     def reset(self) -> None:
-        self._items.clear()
+        """Forgets the iterator and the batches in the pipeline."""
+        self._clear()
         self._source, self._exhausted = None, False
+
+    def _clear(self) -> None:
+        for item in (*self._items, *([self._handed_out] if self._handed_out else [])):
+            item.drop()
+        self._items.clear()
+        self._handed_out = None
+
+
+def record_stream(batch: Any, stream: torch.cuda.Stream) -> None:
+    """Keeps the memory of a batch's GPU tensors from reuse until the work queued on `stream` is done.
+
+    Calls the batch's own `record_stream`; for a batch without one, that of its items (mapping, list, tuple), fields
+    (dataclass) or attributes.
+    """
+    if isinstance(batch, torch.Tensor):
+        if batch.is_cuda:
+            batch.record_stream(stream)
+    elif hasattr(batch, "record_stream"):
+        batch.record_stream(stream)
+    else:
+        for item in _parts(batch):
+            record_stream(item, stream)
+
+
+def _parts(batch: Any) -> Iterable[Any]:
+    if isinstance(batch, Mapping):
+        return batch.values()
+    if isinstance(batch, list | tuple):
+        return batch
+    if is_dataclass(batch):
+        return [getattr(batch, each.name) for each in fields(batch)]
+    return getattr(batch, "__dict__", {}).values()
 
 
 class SparseDataDistUtil:
     """The last stage of a `StagedTrainPipeline`: sends a batch's ids ahead.
 
     Args:
-        model: DistributedModelParallel, or a module that holds one.
-        data_dist_stream, apply_jit, prefetch_stream, pipeline_postproc, embedding_lookup_stream: taken and not needed:
-            ids go on the stage's own stream.
+        model: DistributedModelParallel, or a module that contains one.
+        data_dist_stream, apply_jit, prefetch_stream, pipeline_postproc, embedding_lookup_stream: accepted for
+            compatibility, ignored; ids are sent on the stage's own stream.
     """
 
     def __init__(
@@ -154,8 +212,12 @@ class SparseDataDistUtil:
 
     def start_sparse_data_dist(self, batch: Any) -> Any:
         """Sends the ids; returns the batch."""
+        item = _ITEM.get()
         for collection in self._collections.values():
-            collection.ids_ahead.begin(sparse_features(batch)).send()
+            pending = collection.ids_ahead.begin(sparse_features(batch))
+            pending.send()
+            if item is not None:
+                item.begun.append((collection.ids_ahead, pending))
         return batch
 
     def wait_sparse_data_dist(self) -> None:
@@ -169,5 +231,7 @@ class SparseDataDistUtil:
         """As `prefetch`."""
 
     def detach(self) -> nn.Module:
-        """The model, off which nothing was taken."""
+        """The model, unchanged; ids that were sent ahead are dropped."""
+        for collection in self._collections.values():
+            collection.ids_ahead.clear()
         return self._model

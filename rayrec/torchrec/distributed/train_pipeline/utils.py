@@ -1,4 +1,4 @@
-"""A thread that has the next batch on the device before it is asked for."""
+"""A thread that copies the next batch to the device ahead of time."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from typing import Any
 
 import torch
 
-from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import PipelineStage, SparseDataDistUtil
+from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import (
+    PipelineStage,
+    SparseDataDistUtil,
+    record_stream,
+)
 
 __all__ = ["DataLoadingThread", "PipelineStage", "SparseDataDistUtil"]
 
-_LOOK_S = 0.1  # how often a thread that waits looks whether it was stopped
+_LOOK_S = 0.1  # time between two checks whether the thread was stopped
 _END = object()
 
 
 class DataLoadingThread(Thread):
-    """Takes batches from an iterator and moves them to a device, one ahead.
+    """Takes batches from an iterator and copies them to a device, one ahead.
 
     Args:
-        device: where they go.
-        dataloader_iter: where they come from.
-        to_device_non_blocking: copies do not hold the thread up; their memory must be pinned.
-        memcpy_stream_priority: of the stream of copies to a GPU.
-        memcpy_stream: that stream; by default one of its own.
+        device: the device.
+        dataloader_iter: the batches.
+        to_device_non_blocking: copies do not block the thread; the batches' memory must be pinned.
+        memcpy_stream_priority: priority of the stream for copies to a GPU.
+        memcpy_stream: that stream; by default a new one.
     """
 
     def __init__(
@@ -44,19 +48,21 @@ class DataLoadingThread(Thread):
             self._stream = torch.cuda.Stream(device, priority=memcpy_stream_priority)
         self._batches: Queue[Any] = Queue(maxsize=1)
         self._stopped = Event()
+        self._error: Exception | None = None
 
     def run(self) -> None:
         while not self._stopped.is_set():
             try:
                 with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
                     batch = next(self._source).to(self._device, non_blocking=self._non_blocking)
+                    copied = None if self._stream is None else self._stream.record_event()
             except StopIteration:
                 self._put(_END)
                 return
             except Exception as error:
                 self._put(error)
                 return
-            self._put(batch)
+            self._put((batch, copied))
 
     def _put(self, item: Any) -> None:
         while not self._stopped.is_set():
@@ -66,21 +72,29 @@ class DataLoadingThread(Thread):
                 continue
 
     def stop(self) -> None:
-        """Ends the thread after the batch that it has in hand."""
+        """Stops the thread after its current batch."""
         self._stopped.set()
 
     def get_next_batch(self, none_throws: bool = False) -> Any:
-        """The next batch; None when there are no more, or the thread was stopped.
+        """The next batch, ready on the current stream; None at the end of the data or after `stop`.
 
         Raises:
-            StopIteration: there are no more, where `none_throws` says so.
-            Exception: what the iterator raised.
+            StopIteration: instead of None, with `none_throws`.
+            Exception: the iterator's error, from then on at every call.
         """
+        if self._error is not None:
+            raise self._error
         item = self._take()
         if isinstance(item, Exception):
+            self._error = item
             raise item
         if item is not _END:
-            return item
+            batch, copied = item
+            if copied is not None:
+                stream = torch.cuda.current_stream(self._device)
+                stream.wait_event(copied)
+                record_stream(batch, stream)
+            return batch
         self._stopped.set()
         if none_throws:
             raise StopIteration
