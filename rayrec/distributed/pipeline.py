@@ -1,9 +1,10 @@
-"""The next batches are on their way before this one is trained on."""
+"""Copies the next batches and exchanges their ids while the model trains on this one."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -24,7 +25,7 @@ def sparse_features(batch: Any) -> KeyedJaggedTensor:
     """A batch's `sparse` or `sparse_features`, its first field that is a KeyedJaggedTensor, or the batch itself.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the batch has no KeyedJaggedTensor.
     """
     for name in ("sparse", "sparse_features"):
         if hasattr(batch, name):
@@ -32,13 +33,13 @@ def sparse_features(batch: Any) -> KeyedJaggedTensor:
     fields = batch if isinstance(batch, tuple | list) else getattr(batch, "__dict__", {}).values()
     found = next((field for field in (batch, *fields) if isinstance(field, KeyedJaggedTensor)), None)
     if found is None:
-        raise ValueError(f"{type(batch).__name__} has no KeyedJaggedTensor; say which by TrainPipeline(features=…)")
+        raise ValueError(f"{type(batch).__name__} has no KeyedJaggedTensor; give TrainPipeline(features=…)")
     return found
 
 
 @dataclass(frozen=True)
 class _Started(Generic[T]):
-    """A batch on the model's device, when `copied` has happened, and its collections' ids on their way."""
+    """A batch on the model's device (after the event `copied`), and what its collections have begun with its ids."""
 
     batch: T
     copied: torch.cuda.Event | None
@@ -46,7 +47,7 @@ class _Started(Generic[T]):
 
 
 class _Feed(Generic[T]):
-    """The batches of an iterator that may be changed for another one, the last `held` of them kept back for it."""
+    """The batches of an iterator, which may be replaced; the last `held` batches wait for the next iterator."""
 
     def __init__(self, held: int = 0) -> None:
         self.source: Iterator[T] = iter(())
@@ -62,8 +63,36 @@ class _Feed(Generic[T]):
         return self._waiting.popleft()
 
 
+class _StartedAhead(Generic[S, T]):
+    """What `start` makes of each item; `start_next` starts one early. An error is raised in the place of its item."""
+
+    def __init__(self, items: Iterable[S], start: Callable[[S], T]) -> None:
+        self._items, self._start = iter(items), start
+        self._started: deque[T | Exception] = deque()
+
+    def start_next(self) -> None:
+        """Starts the next item, if there is one."""
+        try:
+            self._started += [self._start(item) for item in islice(self._items, 1)]
+        except Exception as error:  # raised when this item is due
+            self._started.append(error)
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        if not self._started:
+            self.start_next()
+        if not self._started:
+            raise StopIteration
+        first = self._started.popleft()
+        if isinstance(first, Exception):
+            raise first
+        return first
+
+
 class TrainPipeline(Generic[T]):
-    """Trains, or hands out batches, while the next ones are on their way.
+    """Trains on batches, or yields them, with the next ones under way.
 
         pipeline = TrainPipeline(model, optimizer, device)
         while True:
@@ -73,23 +102,22 @@ class TrainPipeline(Generic[T]):
             loss, _ = model(batch)
             ...
 
-    Every step computes what it computes without it, since ids do not depend on weights. On a GPU, while batch i
-    computes, the ids of batch i+1 are exchanged on a stream of their own, and batch i+2 is copied and routed on the
-    host; copies overlap if their memory is pinned. On a CPU the ids of batch i+1 are on their way.
+    Results are those of a plain loop, since ids do not depend on weights. On a GPU, while batch i computes, the ids of
+    batch i+1 are exchanged on a stream of their own, and batch i+2 is copied on another and routed on the host; copies
+    overlap if their memory is pinned. On a CPU the ids of batch i+1 are under way.
 
-    A collection knows its input by being the same object: a model that calls one with anything but the batch's own
-    features (which the first step shows) sends these ids when it calls, as without a pipeline. All ranks need equally
-    many batches.
+    A collection recognizes its input by identity. One that is called with another object than the batch's features in
+    the first step sends its ids when it is called, as without a pipeline. All ranks need equally many batches.
 
     Args:
-        model: with a DistributedModelParallel in it, or without; for `progress` it returns losses and an output.
-        optimizer: of what is not trained inside backward; for `progress`.
-        device: the model's, by default.
-        features: what a batch's collections are called with.
-        move: the batch on the model's device; by default `batch.to(device, non_blocking=True)`.
-        forward: called with the batch in place of the model.
-        send_ahead: sends the next batch's ids ahead; else its copy alone is ahead.
-        held_back: so many batches at an iterator's end wait for another iterator.
+        model: may contain a DistributedModelParallel; for `progress` it returns losses and an output.
+        optimizer: of the parameters that are not updated inside backward; for `progress`.
+        device: the model's by default.
+        features: returns the object that the model calls its collections with.
+        move: returns the batch on the model's device; by default `batch.to(device, non_blocking=True)`.
+        forward: called with the batch instead of the model.
+        send_ahead: exchanges the next batch's ids ahead; else only the batch is copied ahead.
+        held_back: number of batches at the end of an iterator that wait for another iterator.
     """
 
     def __init__(
@@ -113,19 +141,20 @@ class TrainPipeline(Generic[T]):
         self._collections = parallel.sharded_modules() if parallel is not None and send_ahead else {}
         self._features = features
         self._move: Callable[[Any], T] = move or (lambda batch: batch.to(device, non_blocking=True))
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._taking = set(self._collections)  # those that take what was begun for them
+        self._device = device
+        self._copies, self._ids = (torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(2))
+        self._begun_for = set(self._collections)  # without those that took nothing in their first step
+        self._have_taken: set[str] = set()
         self._feed: _Feed[T] = _Feed(held_back)
         self._ready: Iterator[T] | None = None
 
     def progress(self, batches: Iterator[T]) -> Any:
-        """Trains on the next batch, or looks it up if the model is in evaluation; returns the model's output.
+        """Trains on the next batch, or only runs forward if the model is in evaluation; returns the model's output.
 
-        Of another iterator than the last time, batches are taken when the next one is due; those that were taken of
-        the last one before are trained on first.
+        After a change of the iterator, batches already taken from the last one come first.
 
         Raises:
-            StopIteration: there is none left.
+            StopIteration: no batch is left.
         """
         batch = self._next(batches)
         training = self._model.training
@@ -145,56 +174,72 @@ class TrainPipeline(Generic[T]):
         try:
             return next(self._ready)
         except BaseException:
-            self._ready = None  # the iterator is through, or failed; another one may follow
+            self._ready = None  # the iterator has ended or failed; another one may follow
             raise
 
     def reset(self) -> None:
-        """Forgets the iterator, and what was taken from it ahead."""
+        """Forgets the iterator, and the batches taken from it ahead."""
         self._feed, self._ready = _Feed(self._feed._held), None
 
     def sync_embeddings(self, *_: Any) -> None:
-        """Ranks are in step at every step."""
+        """Does nothing: all ranks synchronize in every step."""
 
     def ahead(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches. An error on the way to the next one, or in it, is raised in its turn, after this one."""
-        started = map(self._start, batches) if self._stream is None else _one_ahead(batches, self._start)
+        """Yields the batches. An error in preparing a batch is raised when it is due, after the batches before it."""
+        started = _StartedAhead(batches, self._start)
+
+        def send(item: _Started[T]) -> _Started[T]:
+            self._send(item)
+            if self._copies is not None:
+                started.start_next()  # after the ids are sent, which are needed first
+            return item
+
         try:
-            for item in _one_ahead(started, self._send):
+            for item in _one_ahead(started, send):
                 if item.copied is not None:
-                    torch.cuda.current_stream().wait_event(item.copied)
+                    torch.cuda.current_stream(self._device).wait_event(item.copied)
                 yield item.batch
-                taken = self._collections
-                self._taking -= {path for path, each in item.ids.items() if taken[path].ids_ahead.drop(each)}
+                self._drop_untaken(item)
         finally:
             for collection in self._collections.values():
                 collection.ids_ahead.clear()
 
+    def _drop_untaken(self, item: _Started[T]) -> None:
+        untaken = {path for path, ids in item.ids.items() if self._collections[path].ids_ahead.drop(ids)}
+        self._have_taken |= item.ids.keys() - untaken
+        self._begun_for -= untaken - self._have_taken
+
     def _start(self, batch: T) -> _Started[T]:
-        if self._stream is None:
-            moved, copied = self._move(batch), None
-        else:
-            # memory that earlier copies gave back may still be read by what the model has under way
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-            with torch.cuda.stream(self._stream):
-                moved, copied = self._move(batch), self._stream.record_event()
-        ids = {
-            path: collection.ids_ahead.begin(self._features(moved))
-            for path, collection in self._collections.items()
-            if path in self._taking
-        }
+        with self._on(self._copies):
+            moved = self._move(batch)
+            copied = None if self._copies is None else self._copies.record_event()
+            ids = {
+                path: collection.ids_ahead.begin(self._features(moved))
+                for path, collection in self._collections.items()
+                if path in self._begun_for
+            }
         return _Started(moved, copied, ids)
 
-    def _send(self, item: _Started[T]) -> _Started[T]:
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-            with torch.cuda.stream(self._stream):
+    def _send(self, item: _Started[T]) -> None:
+        if self._ids is not None:
+            with self._on(self._ids):
                 for ids in item.ids.values():
                     ids.send()
-        return item
+
+    @contextmanager
+    def _on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
+        """Inside, `stream` is current. It waits for the model's stream, which may still read memory that `stream` gave
+        to it earlier and gets back."""
+        if stream is None:
+            yield
+            return
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            yield
 
 
 def _one_ahead(items: Iterable[S], begin: Callable[[S], T]) -> Iterator[T]:
-    """What `begin` makes of each item, handed out when it has been called for the next one too."""
+    """What `begin` makes of each item, yielded after `begin` was called for the next item too."""
     source = iter(items)
     held: list[T] = []
     while True:

@@ -1,4 +1,4 @@
-"""With the pipeline a loop computes the very numbers that it computes without; only what waits for what is other."""
+"""With the pipeline a loop computes the same numbers as without."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
 from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.comm import count_collectives
-from rayrec.distributed.pipeline import TrainPipeline
+from rayrec.distributed.pipeline import TrainPipeline, _Started
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
@@ -219,6 +219,67 @@ def score_then_train(group: dist.ProcessGroup) -> list[torch.Tensor]:
 def test_what_was_begun_without_gradients_is_begun_again_with_them() -> None:
     for got, want in zip(on_ranks(WORLD, score_then_train), on_ranks(WORLD, go_on_plainly), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def evaluate_or_skip(group: dist.ProcessGroup, second: str, ahead: bool) -> tuple[list[torch.Tensor], int]:
+    """Logits and collectives of steps of which the second one does not train."""
+    model, out = shard(group, dlrm()), []
+    ids_ahead = model.sharded_modules()["embedding_bags"].ids_ahead
+    batches, waiting = drawn(group.rank()), []
+    with count_collectives() as counted:
+        for number, batch in enumerate(TrainPipeline(model).ahead(batches) if ahead else batches):
+            if number == 1 and second == "skip":
+                continue
+            if number == 1:
+                with torch.no_grad():
+                    out.append(model(batch)[1])
+            else:
+                out.append(step(model, None, batch))
+            waiting.append(len(ids_ahead._ahead))
+    assert not ids_ahead._ahead
+    if ahead:
+        assert waiting == [1] * (len(waiting) - 1) + [0]  # the next batch, and no other
+    return out, sum(counted.values())
+
+
+@pytest.mark.parametrize("second", ["skip"])
+def test_a_batch_evaluated_or_skipped_leaves_sending_ahead_on(second: str) -> None:
+    plain = on_ranks(WORLD, evaluate_or_skip, second, False)
+    for (out, count), (expected, least) in zip(on_ranks(WORLD, evaluate_or_skip, second, True), plain, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(out, expected, strict=True))
+        assert count == least + (second == "skip")  # the ids of the batch that was skipped
+
+
+class Recording(TrainPipeline[int]):
+    """Writes down what it does, as with a GPU."""
+
+    def __init__(self, bad: int = -1) -> None:
+        super().__init__()
+        self.done: list[str] = []
+        self._copies, self._bad = object(), bad  # type: ignore[assignment]
+
+    def _start(self, batch: int) -> _Started[int]:
+        self.done.append(f"start {batch}")
+        if batch == self._bad:
+            raise ValueError(f"batch {batch} is bad")
+        return _Started(batch, None, {})
+
+    def _send(self, item: _Started[int]) -> None:
+        self.done.append(f"send {item.batch}")
+
+    def run(self, batches: int) -> str:
+        for batch in self.ahead(range(batches)):
+            self.done.append(f"train {batch}")
+        return ", ".join(self.done)
+
+
+def test_on_a_gpu_ids_are_sent_before_the_batch_after_them_is_copied() -> None:
+    assert Recording().run(3) == "start 0, send 0, start 1, send 1, start 2, train 0, send 2, train 1, train 2"
+    assert Recording().run(1) == "start 0, send 0, train 0" and Recording().run(0) == ""
+    failing = Recording(bad=2)
+    with pytest.raises(ValueError, match="batch 2 is bad"):
+        failing.run(4)
+    assert failing.done[-2:] == ["train 0", "train 1"] and "start 3" not in failing.done
 
 
 def alone(device: torch.device, ahead: bool) -> tuple[list[int], list[torch.Tensor]]:
