@@ -43,7 +43,7 @@ class _Started(Generic[T]):
 
     batch: T
     copied: torch.cuda.Event | None
-    ids: dict[str, PendingInput[Any]]
+    ids: dict[str, PendingInput]
 
 
 class _Feed(Generic[T]):

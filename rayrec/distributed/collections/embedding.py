@@ -11,15 +11,14 @@ from torch import nn
 
 from rayrec.distributed.collections.sharded_collection import ShardedCollection
 from rayrec.distributed.collections.sharder import CollectionSharder
-from rayrec.distributed.collections.stages import Stages, StepIds, StepVectors
-from rayrec.distributed.comm.awaitable import Awaitable, Deferred, LazyAwaitable
+from rayrec.distributed.comm import trace
+from rayrec.distributed.comm.awaitable import Deferred, LazyAwaitable
 from rayrec.distributed.comm.buffers import BufferPool
 from rayrec.distributed.executors.replicated import ReplicatedExecutor
 from rayrec.distributed.executors.sequences import SequencesExecutor
-from rayrec.distributed.executors.setup import Looked, Own, Setup
-from rayrec.distributed.ids.exchange import HostIds
-from rayrec.distributed.ids.input_dist import InputDist, PendingInput
-from rayrec.distributed.ids.receiver import RoutedIds
+from rayrec.distributed.executors.setup import BatchVectors, Setup, ShardedExecutor
+from rayrec.distributed.ids.batch import Kept, RankIds
+from rayrec.distributed.ids.input_dist import PendingInput, RoutedFeatures
 from rayrec.distributed.ids.routes import make_outputs
 from rayrec.distributed.ids.upload import OnHost
 from rayrec.modules import EmbeddingCollection, EmbeddingConfig
@@ -29,7 +28,7 @@ from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 @dataclass(frozen=True)
 class Features:
-    """What the output takes over from the input: lengths of all examples, key after key, and ids if it holds them."""
+    """What the output takes from the input: lengths of all examples, key after key, and ids if it holds them."""
 
     kjt: OnHost[KeyedJaggedTensor]
     lengths: torch.Tensor
@@ -45,28 +44,35 @@ class _Output:
     block: int
 
 
-class ShardedEmbeddingCollection(ShardedCollection[Own, Looked]):
-    """The twin of an `EmbeddingCollection` whose tables lie on many ranks: same input, same output, waited for.
+class ShardedEmbeddingCollection(ShardedCollection):
+    """The twin of an `EmbeddingCollection` with tables on many ranks: same input, same output, awaited.
 
     A step is three stages, which `forward` runs in turn: `input_dist`, `lookup`, `output_dist`. Embedding gradients are
     averaged over ranks and applied inside backward, or left on the parameters of tables with a dense kernel.
 
     Args:
         setup: the tables and their plan.
-        stages: the executors that serve them.
+        sharded: the executor of the tables that are cut.
+        replicated: of the others; None if there are none.
         need_indices: the output's weights hold the ids.
     """
 
     shown_as = "embeddings"
     embeddings: nn.ModuleDict
 
-    def __init__(self, setup: Setup[EmbeddingConfig], stages: Stages[Own, Looked], need_indices: bool = False) -> None:
-        super().__init__(setup, stages)
+    def __init__(
+        self,
+        setup: Setup[EmbeddingConfig],
+        sharded: ShardedExecutor,
+        replicated: ReplicatedExecutor[EmbeddingConfig] | None,
+        need_indices: bool = False,
+    ) -> None:
+        super().__init__(setup, sharded, replicated)
         self._configs, self._need_indices = tuple(setup.configs), need_indices
-        self.ids_ahead = InputDist(setup.place.device, self._route, self._send)
         names = [name for of_table in output_names(self._configs) for name in of_table]
-        self._parts = [[output.feature for output in part] for part in stages.blocks]
-        held = [(output.table, output.feature) for part in stages.blocks for output in part]
+        blocks = self.blocks
+        self._parts = [[output.feature for output in part] for part in blocks]
+        held = [(output.table, output.feature) for part in blocks for output in part]
         block = {output: number for number, output in enumerate(held)}
         self._outputs = [
             _Output(name, output.feature, block[output.table, output.feature])
@@ -76,7 +82,11 @@ class ShardedEmbeddingCollection(ShardedCollection[Own, Looked]):
 
     # -- a step
 
-    def input_dist(self, features: KeyedJaggedTensor) -> PendingInput[StepIds[RoutedIds, Own, Features]]:
+    def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """For each feature the vectors of this rank's ids, `values [N, D]` with the feature's lengths, awaited."""
+        return self.output_dist(self.lookup(self.ids_ahead.take(features).wait()))
+
+    def input_dist(self, features: KeyedJaggedTensor) -> PendingInput:
         """Sends ids to the ranks that hold their rows.
 
         Raises (from `wait`, on every rank):
@@ -84,34 +94,33 @@ class ShardedEmbeddingCollection(ShardedCollection[Own, Looked]):
         """
         return self.ids_ahead.start(features)
 
-    def _route(self, features: KeyedJaggedTensor) -> StepIds[HostIds, Own, Features]:
+    def _prepare(self, features: KeyedJaggedTensor) -> RoutedFeatures:
         one = _as_one_example(features)
-        problem = self._check.problem(one)
-        if problem is not None:
-            one = self._check.nothing(one)
+        self._check.check(one)
         values = features.values() if self._need_indices else None
-        return self._stages.route(one, problem, Features(OnHost(features), features.lengths(), values))
+        of_batch = Features(OnHost(features), features.lengths(), values)
+        sharded = self._sharded.prepare(one)
+        if self._replicated is None:
+            return sharded.kjt, (), Kept(sharded.kept, None, of_batch)
+        replicated = self._replicated.prepare(one)
+        return sharded.kjt, replicated.counts, Kept(sharded.kept, replicated.kept, of_batch)
 
-    def _send(self, ids: StepIds[HostIds, Own, Features]) -> Awaitable[StepIds[RoutedIds, Own, Features]]:
-        return self._stages.send(ids)
-
-    def lookup(self, ids: StepIds[RoutedIds, Own, Features]) -> StepVectors[Own, Looked, Features]:
+    def lookup(self, ids: RankIds) -> BatchVectors:
         """Looks up this rank's rows for all ranks, and replicated tables for itself."""
-        return self._stages.lookup(ids)
+        with trace.span(trace.LOOKUP):
+            replicated = None if self._replicated is None else self._replicated.lookup(ids)
+            return BatchVectors(ids, self._sharded.lookup(ids), replicated)
 
-    def output_dist(self, vectors: StepVectors[Own, Looked, Features]) -> LazyAwaitable[dict[str, JaggedTensor]]:
+    def output_dist(self, vectors: BatchVectors) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """Sends every id's vector back to its rank."""
-        found, features = self._stages.output_dist(vectors), vectors.ids.batch
+        ids, finish = vectors.ids, self._sharded.output_dist(vectors.sharded, vectors.ids)
 
-        def finish() -> dict[str, JaggedTensor]:
-            return self._by_feature(features, [self._scaled.watch(part) for part in found.wait()])
+        def by_feature() -> dict[str, JaggedTensor]:
+            with trace.span(trace.VECTORS):
+                found = finish() + (vectors.replicated or [])
+            return self._by_feature(ids.kept.collection, found)
 
-        return EmbeddingCollectionAwaitable(finish)
-
-    def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """For each feature the vectors of this rank's ids, `values [N, D]` with the feature's lengths, waited for."""
-        self._scaled.check_autocast()
-        return self.output_dist(self.lookup(self.ids_ahead.take(features).wait()))
+        return EmbeddingCollectionAwaitable(by_feature)
 
     def _by_feature(self, features: Features, parts: Sequence[torch.Tensor]) -> dict[str, JaggedTensor]:
         kjt = features.kjt.item
@@ -140,7 +149,7 @@ class ShardedEmbeddingCollection(ShardedCollection[Own, Looked]):
 
 
 class EmbeddingCollectionAwaitable(Deferred[dict[str, JaggedTensor]]):
-    """Vectors on their way; waits by itself where it is used as a dict."""
+    """Vectors under way; waits where it is used as a dict."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.wait())
@@ -153,8 +162,8 @@ class EmbeddingCollectionAwaitable(Deferred[dict[str, JaggedTensor]]):
 
 
 class _Cut(torch.autograd.Function):
-    """Parts, each cut into blocks of rows. Backward, gradients of all parts go on at once, so that every rank meets the
-    others in the same order, whatever its loss reads first and whether it reads every part."""
+    """Parts, each cut into blocks of rows. Backward, gradients of all parts go on at once, so that ranks exchange in
+    the same order, whatever a loss reads first and whether it reads every part."""
 
     @staticmethod
     def forward(
@@ -198,5 +207,5 @@ class EmbeddingCollectionSharder(CollectionSharder[EmbeddingCollection, ShardedE
     def _twin(self, module: EmbeddingCollection, setup: Setup[EmbeddingConfig]) -> ShardedEmbeddingCollection:
         cut, whole = setup.only(replicated=False), setup.only(replicated=True)
         replicated = ReplicatedExecutor(whole) if whole.tables else None
-        sequences = SequencesExecutor(cut)
-        return ShardedEmbeddingCollection(setup, Stages(sequences, replicated), module.need_indices())
+        sequences = SequencesExecutor(cut, 0 if replicated is None else len(replicated.groups))
+        return ShardedEmbeddingCollection(setup, sequences, replicated, module.need_indices())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -117,50 +116,3 @@ def fused_optimizer_of(kernels: Sequence[Kernel], tables: Mapping[str, ShardedTa
     """The optimizer of those of a collection's kernels that update inside backward."""
     trained = updating(kernels)
     return CombinedOptimizer([EmbeddingFusedOptimizer(trained, tables, prefix)] if trained else [])
-
-
-class ScaledGradients:
-    """Refuses gradients times a factor, which the optimizer inside backward would take for a part of them.
-
-    Args:
-        updates: some table is updated inside backward.
-    """
-
-    def __init__(self, updates: bool) -> None:
-        self._updates, self._unseen = updates, updates
-
-    def check_autocast(self) -> None:
-        """Raises ValueError before a lookup under an autocast whose gradients must be scaled."""
-        for device in ("cuda", "cpu") if self._updates and torch.is_grad_enabled() else ():
-            if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.float16:
-                raise ValueError(f"float16 autocast needs a GradScaler, whose factor {_TAKEN}")
-
-    def watch(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The same; their first backward raises ValueError where a GradScaler of this process has scaled something."""
-        if self._unseen and vectors.requires_grad:
-            vectors.register_hook(self._first)
-        return vectors
-
-    def _first(self, grad: torch.Tensor) -> None:
-        if self._unseen and any(getattr(scaler, "_scale", None) is not None for scaler in _instances()):
-            raise ValueError(f"a GradScaler has scaled a loss of this process; its factor {_TAKEN}")
-        self._unseen = False
-
-
-def _instances(kind: type = torch.amp.GradScaler) -> list[Any]:
-    """All scalers of this process: the instances of a class and of its subclasses, which refer to it.
-
-    A list of all objects (`gc.get_objects`) would hold tuples that other threads are still
-    making, and break them: a thread that reads data would end with a SystemError.
-    """
-    found: list[Any] = [item for item in gc.get_referrers(kind) if type(item) is kind]
-    subclasses: list[type] = type.__subclasses__(kind)
-    for subclass in subclasses:
-        found += _instances(subclass)
-    return found
-
-
-_TAKEN = (
-    "is taken for a part of the gradient by the tables' optimizer inside backward; use bfloat16, which needs none, or "
-    "kernel 'dense', which leaves gradients to your optimizer"
-)

@@ -14,6 +14,7 @@ from rayrec.distributed.comm.collectives import (
     call_on_rank,
     count_bytes,
     count_collectives,
+    exchange_messages,
     exchange_on_hosts,
 )
 from rayrec.distributed.comm.groups import host_group, intra_and_cross_node_pg, leave, subgroup, world_rank
@@ -40,6 +41,7 @@ __all__ = [
     "call_on_rank",
     "count_bytes",
     "count_collectives",
+    "exchange_messages",
     "exchange_on_hosts",
     "get_group_rank",
     "get_local_rank",

@@ -119,6 +119,41 @@ def _bytes(tensor: torch.Tensor, splits: Sequence[int] | None, group: dist.Proce
     return [row * rows for rows in splits]
 
 
+def exchange_messages(words: torch.Tensor, sizes: Sequence[int], group: Group) -> Callable[[], list[torch.Tensor]]:
+    """Sends `sizes[r]` leading elements of the flat CPU tensor `words` to each rank r; receivers need not know sizes.
+
+    Returns at once with a function that waits for every rank's message. Between hosts, sizes cost an exchange before.
+    """
+    assert group is not None
+    _count("all_to_all")
+    own = group.rank()
+    _count_bytes("all_to_all", (len(words) - sizes[own]) * words.element_size())
+    if (link := link_of(group, words)) is not None:
+        end = link.exchange(words, [size * words.element_size() for size in sizes])
+    else:
+        come = exchange_sizes(sizes, group)
+        arrived = words.new_empty(sum(come))
+        work = dist.all_to_all_single(arrived, words, come, list(sizes), group=group, async_op=True)
+
+        def end() -> list[torch.Tensor]:
+            work.wait()
+            return list(arrived.split(come))
+
+    def wait() -> list[torch.Tensor]:
+        with span(EXCHANGE):
+            return end()
+
+    return wait
+
+
+def exchange_sizes(sizes: Sequence[int], group: dist.ProcessGroup) -> list[int]:
+    """What each rank sends to this one, where `sizes[r]` is sent to each rank r."""
+    sent = torch.tensor(list(sizes), dtype=torch.int64)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return received.tolist()
+
+
 def exchange_on_hosts(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     """Row r of `inputs [W, N]` to each rank r; returns the rows that came, when they are there.
 

@@ -77,12 +77,14 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """An exchange that is under way: where its bytes go, and how many of each rank, starting where."""
+    """An exchange that is under way: where its bytes go, and how many of each rank, starting where; or, if sizes are
+    not known before, the messages to be filled."""
 
     output: torch.Tensor  # kept alive
     address: int
     firsts: Sequence[int]
     sizes: Sequence[int]
+    messages: list[torch.Tensor] | None = None
 
 
 class HostLink:
@@ -128,6 +130,25 @@ class HostLink:
         return self._begin(
             ((source, size),), [0] * world, [size] * world, Awaited(output, output.data_ptr(), firsts, come)
         )
+
+    def exchange(self, words: torch.Tensor, leave: Sequence[int]) -> Callable[[], list[torch.Tensor]]:
+        """Sends `leave[r]` bytes of flat `words` to each rank r; the function that it returns waits for every rank's
+        message, of any size, in `words`' type."""
+        offsets = [0, *accumulate(leave)]
+        _check(words, words, offsets.pop() == words.nbytes)
+        rank, own, source, item = self.rank, leave[self.rank], words.data_ptr(), words.element_size()
+        first, end = offsets[rank], offsets[rank] + own
+        messages: list[torch.Tensor] = [words.new_empty(0)] * len(leave)
+        messages[rank] = words[first // item : end // item]
+        pieces = ((source, first), (source + end, words.nbytes - end))
+        places = [offset if other < rank else offset - own for other, offset in enumerate(offsets)]
+        wait = self._begin(pieces, places, leave, Awaited(words, 0, (), (), messages))
+
+        def finish() -> list[torch.Tensor]:
+            wait()
+            return messages
+
+        return finish
 
     def _begin(
         self,
@@ -186,7 +207,7 @@ class HostLink:
             self._ended += 1
 
     def _read(self, peer: Peer, awaited: Awaited) -> None:
-        expected = awaited.sizes[peer.rank]
+        messages = awaited.messages
         try:
             got = peer.socket.recv_into(self._packet)
         except TimeoutError:
@@ -201,13 +222,18 @@ class HostLink:
             _, (fd,), *_ = socket.recv_fds(peer.socket, 1, 1)
             peer.slots[slot] = Memory(fd, new)
             os.close(fd)
+        expected = size if messages is not None else awaited.sizes[peer.rank]
         if (number, size) != (peer.read, expected):
             raise UnlikeExchanges(
                 f"rank {peer.rank} sends {size} bytes in its exchange {number}, rank {self.rank} expects {expected} in "
                 f"its exchange {peer.read}: what a model or a callback does must not depend on the rank"
             )
         memory = peer.slots[slot]
-        ctypes.memmove(awaited.address + awaited.firsts[peer.rank], memory.address + offset, size)
+        if messages is not None:
+            messages[peer.rank] = awaited.output.new_empty(size // awaited.output.element_size())
+            ctypes.memmove(messages[peer.rank].data_ptr(), memory.address + offset, size)
+        else:
+            ctypes.memmove(awaited.address + awaited.firsts[peer.rank], memory.address + offset, size)
         if memory.num_bytes > KEPT_BYTES:
             del peer.slots[slot]
         peer.read += 1

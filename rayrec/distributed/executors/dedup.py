@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from rayrec.distributed.executors.setup import Config, Setup
-from rayrec.distributed.ids.features import FeatureOrder
-from rayrec.distributed.ids.message import Ids
-from rayrec.distributed.ids.pooling import MeanScale
+from rayrec.distributed.ids.batch import Ids
 from rayrec.distributed.ids.routes import Routes
+from rayrec.distributed.ids.sender import FeatureOrder, MeanScale
 from rayrec.distributed.ids.upload import OnHost
 from rayrec.distributed.kernel import RowGroups
 from rayrec.modules import EmbeddingBagConfig
@@ -25,7 +24,7 @@ from rayrec.sparse import KeyedJaggedTensor, ops
 
 
 @dataclass(frozen=True)
-class OwnWidth:
+class KeptWidth:
     """The ids of a batch that the outputs of one width read, output after output.
 
     Args:
@@ -42,10 +41,10 @@ class OwnWidth:
 
 
 @dataclass(frozen=True)
-class OwnIds:
+class KeptIds:
     """A batch's own ids by width; distinct ids, and ids, of each output; and a factor for each bag, or None."""
 
-    widths: tuple[OwnWidth, ...]
+    widths: tuple[KeptWidth, ...]
     counts_O: OnHost[torch.Tensor]
     ids_O: OnHost[torch.Tensor]
     factors_BO: torch.Tensor | None
@@ -86,7 +85,7 @@ class Distinct:
             read = [features[number] for number in outputs]
             self._widths.append(_Width(dim, outputs, torch.tensor(read), read == list(range(len(self._keys)))))
 
-    def take_out(self, kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, OwnIds]:
+    def take_out(self, kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, KeptIds]:
         """The distinct ids of each feature, ascending, as one example; and how to get back. Every id is inside its
         table."""
         given = self._features.of(kjt)
@@ -96,7 +95,7 @@ class Distinct:
         counts_F = torch.searchsorted(distinct, self._edges).diff()
         ids = distinct - firsts.repeat_interleave(counts_F, output_size=distinct.numel())
         places = Ids(given.lengths, _inverse(groups), given.weights)
-        own = OwnIds(
+        own = KeptIds(
             tuple(self._own(width, places, groups, counts_F) for width in self._widths),
             OnHost(counts_F[self._features_O]),
             OnHost(lengths_F[self._features_O]),
@@ -104,7 +103,7 @@ class Distinct:
         )
         return KeyedJaggedTensor(self._keys, ids, lengths=counts_F, stride=1), own
 
-    def _own(self, width: _Width, places: Ids, groups: RowGroups, counts_F: torch.Tensor) -> OwnWidth:
+    def _own(self, width: _Width, places: Ids, groups: RowGroups, counts_F: torch.Tensor) -> KeptWidth:
         if not width.natural:
             order, features = width.features.to(torch.int32), width.features
             lengths, moved, weights = ops.permute_segments(order, places.lengths, places.values, places.weights)
@@ -115,9 +114,9 @@ class Distinct:
         offsets = None
         if self._scale is not None:
             offsets = ops.complete_cumsum(places.lengths.reshape(-1).to(torch.int64))
-        return OwnWidth(places.values, offsets, places.weights, groups)
+        return KeptWidth(places.values, offsets, places.weights, groups)
 
-    def finish(self, rows: torch.Tensor, own: OwnIds) -> torch.Tensor:
+    def finish(self, rows: torch.Tensor, own: KeptIds) -> torch.Tensor:
         """Bags `[B, total width]`, outputs side by side; or vectors `[N, dim]`, outputs one below the other.
 
         Args:
@@ -146,7 +145,7 @@ class Distinct:
             return torch.cat([blocks[number].reshape(-1, rows.shape[1]) for number in sorted(blocks)])
         return torch.cat([blocks[number] for number in sorted(blocks)], dim=1)
 
-    def _by_width(self, rows: torch.Tensor, own: OwnIds) -> list[torch.Tensor]:
+    def _by_width(self, rows: torch.Tensor, own: KeptIds) -> list[torch.Tensor]:
         """For each width its outputs' vectors `[N, D]`."""
         if len(self._widths) == 1:
             return [rows]

@@ -1,9 +1,9 @@
-"""The executor of pooled tables, cut in any way: sums come back to the rank that wants them.
+"""The executor of pooled tables, cut in any way: sums come back to the rank that sent the ids.
 
 One tier: vectors go straight there, and row partials are added up on arrival. Two tiers: what the ranks of a host hold
 of a vector is added up there first, and leaves the host once. Every rank then gets the host's sums for those examples
-that belong to it or to a rank of its place on another host; after that, ranks of one place meet across hosts. Backward
-takes the same way in reverse. Two rules say when one tier is taken after all: `worthwhile_hosts` for a plan, FEW_BYTES
+that belong to it or to a rank of its place on another host; after that, ranks of one place exchange across hosts.
+Backward takes the same way in reverse. Two rules choose one tier after all: `worthwhile_hosts` for a plan, FEW_BYTES
 for a step.
 """
 
@@ -14,17 +14,16 @@ from collections.abc import Callable
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.comm.awaitable import Deferred, LazyAwaitable
 from rayrec.distributed.comm.place import Hosts, find_hosts
 from rayrec.distributed.executors.setup import Prepared, Setup
+from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
-from rayrec.distributed.ids.pooling import MeanScale
-from rayrec.distributed.ids.receiver import RoutedIds
 from rayrec.distributed.ids.routes import make_routes
+from rayrec.distributed.ids.sender import MeanScale
 from rayrec.distributed.kernel import CacheGuard, PoolingKernel, make_pooling_kernel, pooling_group
 from rayrec.distributed.plan.shards import Span
 from rayrec.distributed.vectors.columns import ColumnMap, across_hosts, columns_of, inside_host, union
-from rayrec.distributed.vectors.pooled_exchange import VectorExchange
+from rayrec.distributed.vectors.pooled_exchange import PooledExchange
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -32,15 +31,16 @@ WORTHWHILE = 0.75  # of one tier's columns between hosts
 FEW_BYTES = 1 << 18  # saved by a rank in one direction; below, another exchange costs more (jobs/bench_hosts.py)
 
 
-class TiersExecutor:
+class PooledExecutor:
     """Pooled lookups of sharded tables.
 
     Args:
         setup: what is served.
-        hosts: who shares a host, where two tiers are worthwhile; else None.
+        hosts: ranks that share a host, if two tiers are worthwhile; else None.
+        num_counts: of a batch's header, for other executors.
     """
 
-    def __init__(self, setup: Setup[EmbeddingBagConfig], hosts: Hosts | None = None) -> None:
+    def __init__(self, setup: Setup[EmbeddingBagConfig], hosts: Hosts | None = None, num_counts: int = 0) -> None:
         place = setup.place
         self._device = device = place.device
         routes = make_routes(
@@ -56,20 +56,20 @@ class TiersExecutor:
         self.blocks = [list(routes.outputs)] if routes.outputs else []
         columns = columns_of(routes)
         self._hosts = None if hosts is None else _HostTier(columns, setup, hosts)
-        self._direct = VectorExchange(columns, place.group, place.rank, setup.codec, device)
+        self._direct = PooledExchange(columns, place.group, place.rank, setup.codec, device)
         sources = range(place.world_size) if self._hosts is None else self._hosts.sources
-        self.ids = IdExchange(routes, place, setup.weighted, sources)
+        self.exchange = IdExchange(routes, place, setup.weighted, sources, num_counts)
         self._scale = MeanScale(setup.configs, routes.outputs)
 
     def __repr__(self) -> str:
-        over = f"{len(self.ids.routes.ranks)} ranks" if self._hosts is None else str(self._hosts)
-        return f"TiersExecutor({len(self.ids.routes.outputs)} outputs over {over})"
+        over = f"{len(self.exchange.routes.ranks)} ranks" if self._hosts is None else str(self._hosts)
+        return f"PooledExecutor({len(self.exchange.routes.outputs)} outputs over {over})"
 
-    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared[torch.Tensor | None]:
-        """What stays here is the factors that make means of this rank's own sums."""
+    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared:
+        """Keeps the factors that make means of this rank's own sums."""
         return Prepared(kjt, self._scale.of(kjt))
 
-    def lookup(self, ids: RoutedIds, own: torch.Tensor | None) -> torch.Tensor:
+    def lookup(self, ids: RankIds) -> torch.Tensor:
         """Sums of this rank's lookups for the global batch, `[global B, own width]`, source after source."""
         self._cache.check()
         parts = [self._kernels[number].pooled(lookups) for number, lookups in ids.lookups.items()]
@@ -80,23 +80,21 @@ class TiersExecutor:
         self._cache.watch(vectors)
         return vectors
 
-    def output_dist(
-        self, vectors: torch.Tensor, ids: RoutedIds, own: torch.Tensor | None
-    ) -> LazyAwaitable[list[torch.Tensor]]:
-        """Waits for `[B, total width]`, means where tables ask for them.
+    def output_dist(self, vectors: torch.Tensor, ids: RankIds) -> Callable[[], list[torch.Tensor]]:
+        """Waits for `[B, total width]`, means if tables ask for them.
 
         With two tiers it returns when the exchange inside the host is done; the slower one is then under way. A small
         batch, as all ranks together see it, takes one tier.
         """
         if not self.blocks:
-            return Deferred(list)
-        batch_sizes = ids.batch_sizes
+            return list
+        batch_sizes, factors_BE = ids.batch_sizes, ids.kept.sharded
         if self._hosts is not None and sum(batch_sizes) * self._hosts.saved_bytes >= FEW_BYTES:
-            bags = self._hosts.start(vectors, batch_sizes, own)
+            bags = self._hosts.start(vectors, batch_sizes, factors_BE)
         else:
             by_rank = vectors if self._hosts is None else self._hosts.by_rank(vectors, batch_sizes)
-            bags = self._direct.start(by_rank, batch_sizes, own)
-        return Deferred(lambda: [bags.wait()])
+            bags = self._direct.start(by_rank, batch_sizes, factors_BE)
+        return lambda: [bags()]
 
 
 class _HostTier:
@@ -112,8 +110,8 @@ class _HostTier:
         self._peers, neighbours = hosts.peers[own], hosts.ranks[host]
         inside = comm.subgroup(place.group, neighbours, place.device)
         across = comm.subgroup(place.group, self._peers, place.device)
-        self._inside = VectorExchange(inside_host(columns, neighbours), inside, own, codec, place.device)
-        self._across = VectorExchange(across_hosts(columns, hosts.ranks), across, host, codec, place.device)
+        self._inside = PooledExchange(inside_host(columns, neighbours), inside, own, codec, place.device)
+        self._across = PooledExchange(across_hosts(columns, hosts.ranks), across, host, codec, place.device)
         self.saved_bytes = 4 * (sum(columns.widths) - sum(self._across.widths)) / place.world_size  # an example
 
     def __str__(self) -> str:
@@ -121,10 +119,10 @@ class _HostTier:
 
     def start(
         self, pooled: torch.Tensor, batch_sizes: list[int], factors_BE: torch.Tensor | None
-    ) -> LazyAwaitable[torch.Tensor]:
+    ) -> Callable[[], torch.Tensor]:
         of_places = [sum(batch_sizes[rank] for rank in peers) for peers in self._hosts.peers]
         of_peers = [batch_sizes[rank] for rank in self._peers]
-        sums = self._inside.start(pooled, of_places, None).wait()
+        sums = self._inside.start(pooled, of_places, None)()
         return self._across.start(sums, of_peers, factors_BE)
 
     def by_rank(self, pooled: torch.Tensor, batch_sizes: list[int]) -> torch.Tensor:

@@ -6,16 +6,16 @@ rank. Where each distinct id is sent once, `distinct` makes each id's vector, or
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic
 
 import torch
 
-from rayrec.distributed.comm.awaitable import Deferred, LazyAwaitable
-from rayrec.distributed.executors.dedup import Distinct, OwnIds
+from rayrec.distributed.executors.dedup import Distinct
 from rayrec.distributed.executors.setup import Config, Prepared, Setup
+from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
-from rayrec.distributed.ids.receiver import RoutedIds
 from rayrec.distributed.ids.routes import make_routes
 from rayrec.distributed.kernel import CacheGuard, VectorKernel, make_vector_kernel, vector_group
 from rayrec.distributed.vectors.sequence_exchange import SequenceExchange
@@ -27,17 +27,18 @@ class SequencesExecutor(Generic[Config]):
 
     Args:
         setup: what is served. Bags need dedup; then weights and their gradients stay on their rank.
+        num_counts: of a batch's header, for other executors.
     """
 
-    def __init__(self, setup: Setup[Config]) -> None:
+    def __init__(self, setup: Setup[Config], num_counts: int = 0) -> None:
         setup, place = _by_rank(setup), setup.place
         self._device = device = place.device
         routes = make_routes(
             setup.configs, setup.plan, setup.optimizers, place.world_size, lambda table: vector_group(table, device)
         )
-        self.ids = IdExchange(routes, place, weighted=False, sources=None)
-        assert self.ids.finder is not None
-        self._vectors = SequenceExchange(routes, self.ids.finder, place, setup.codec)
+        self.exchange = IdExchange(routes, place, weighted=False, sources=None, num_counts=num_counts)
+        assert self.exchange.finder is not None
+        self._vectors = SequenceExchange(routes, self.exchange.finder, place, setup.codec)
         self._distinct = Distinct(setup, routes) if setup.dedup and setup.tables else None
         route = routes.ranks[place.rank]
         # ids come rank by rank, and so do the vectors: nothing is put in another order before they leave
@@ -52,14 +53,14 @@ class SequencesExecutor(Generic[Config]):
         self.blocks = [list(routes.outputs)] if routes.outputs else []
 
     def __repr__(self) -> str:
-        dedup, routes = ", each distinct id once" if self._distinct else "", self.ids.routes
+        dedup, routes = ", each distinct id once" if self._distinct else "", self.exchange.routes
         return f"SequencesExecutor({len(routes.outputs)} outputs over {len(routes.ranks)} ranks{dedup})"
 
-    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared[OwnIds | None]:
-        """What stays here is how distinct ids' vectors become the result; without dedup `kjt` is one example."""
+    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared:
+        """Keeps how distinct ids' vectors become the result; without dedup `kjt` is one example."""
         return Prepared(kjt, None) if self._distinct is None else Prepared(*self._distinct.take_out(kjt))
 
-    def lookup(self, ids: RoutedIds, own: OwnIds | None) -> list[torch.Tensor]:
+    def lookup(self, ids: RankIds) -> list[torch.Tensor]:
         """For each kernel of this rank the vectors `[ids, width]` of all ranks' ids, rank after rank."""
         self._cache.check()
         parts = [self._kernels[number].vectors(lookups) for number, lookups in ids.lookups.items()]
@@ -68,16 +69,14 @@ class SequencesExecutor(Generic[Config]):
         self._cache.watch(parts[0])
         return parts
 
-    def output_dist(
-        self, vectors: list[torch.Tensor], ids: RoutedIds, own: OwnIds | None
-    ) -> LazyAwaitable[list[torch.Tensor]]:
+    def output_dist(self, vectors: list[torch.Tensor], ids: RankIds) -> Callable[[], list[torch.Tensor]]:
         """Waits for `[N, dim]`, output after output (see `sequence_places`), or for bags `[B, total width]`."""
         if not self.blocks:
-            return Deferred(list)
+            return list
         rows, distinct = self._vectors.start(vectors, ids), self._distinct
-        if distinct is None or own is None:
-            return Deferred(lambda: [rows.wait()])
-        return Deferred(lambda: [distinct.finish(rows.wait(), own)])
+        if distinct is None:
+            return lambda: [rows()]
+        return lambda: [distinct.finish(rows(), ids.kept.sharded)]
 
 
 def _by_rank(setup: Setup[Config]) -> Setup[Config]:

@@ -1,19 +1,17 @@
-"""What every executor is made of and offers. There are three: `tiers`, `sequences` (a vector an id, which may be pooled
-on the rank that asked) and `replicated`."""
+"""What executors are made of, and their interface. There are three: `pooled`, `sequences` and `replicated`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from rayrec.distributed.comm.awaitable import LazyAwaitable
 from rayrec.distributed.comm.place import Place
 from rayrec.distributed.comm.wire import Codec
+from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
-from rayrec.distributed.ids.receiver import RoutedIds
 from rayrec.distributed.ids.routes import Output
 from rayrec.distributed.kernel import Kernel, OptimizerSpec
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
@@ -22,8 +20,6 @@ from rayrec.modules import BaseEmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 Config = TypeVar("Config", bound=BaseEmbeddingConfig)
-Own = TypeVar("Own")
-Looked = TypeVar("Looked")
 
 
 @dataclass(frozen=True)
@@ -71,26 +67,31 @@ class Setup(Generic[Config]):
 
 
 @dataclass(frozen=True)
-class Prepared(Generic[Own]):
+class Prepared:
     """A batch as an executor takes it, on the host.
 
     Args:
         kjt: whose ids are sent.
-        own: what stays on this rank; its tensors go to the device.
-        counts: numbers that every rank must be told before it looks up; always equally many.
+        kept: what stays on this rank; its tensors are moved to the device.
+        counts: numbers that every rank must know before its lookup; always equally many.
     """
 
     kjt: KeyedJaggedTensor
-    own: Own
+    kept: Any
     counts: tuple[int, ...] = ()
 
 
-class Executor(Protocol[Own, Looked]):
-    """Lookups of some tables at a constant number of collectives a step, whatever mix the plan holds."""
+@dataclass(frozen=True)
+class BatchVectors:
+    """A batch after `lookup`: each executor's vectors; of the replicated one None if there is none."""
 
-    @property
-    def ids(self) -> IdExchange | None:
-        """`input_dist`: the way of ids to the ranks that look them up; None where each rank does so for itself."""
+    ids: RankIds
+    sharded: Any
+    replicated: list[torch.Tensor] | None
+
+
+class Executor(Protocol):
+    """Lookups of some tables at a constant number of collectives a step, whatever mix the plan holds."""
 
     @property
     def kernels(self) -> Sequence[Kernel]:
@@ -100,15 +101,24 @@ class Executor(Protocol[Own, Looked]):
     def blocks(self) -> list[list[Output]]:
         """For each tensor of the result the outputs that it holds: side by side, or one below the other."""
 
-    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared[Own]:
+    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared:
         """Host work, before ids are sent.
 
         Args:
             kjt: every feature of the tables, among others; on the host.
         """
 
-    def lookup(self, ids: RoutedIds, own: Own) -> Looked:
+    def lookup(self, ids: RankIds) -> Any:
         """Vectors of this rank's tables for all ranks."""
 
-    def output_dist(self, vectors: Looked, ids: RoutedIds, own: Own) -> LazyAwaitable[list[torch.Tensor]]:
-        """Begins to send each rank its vectors; waits for those of this rank's own batch, see `blocks`."""
+
+class ShardedExecutor(Executor, Protocol):
+    """An executor of tables that are cut, whose ids are sent to the ranks that hold their rows."""
+
+    @property
+    def exchange(self) -> IdExchange:
+        """`input_dist`."""
+
+    def output_dist(self, vectors: Any, ids: RankIds) -> Callable[[], list[torch.Tensor]]:
+        """Begins to send each rank its vectors. The function that it returns waits for those of this rank's own batch,
+        see `blocks`."""

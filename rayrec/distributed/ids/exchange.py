@@ -1,54 +1,48 @@
-"""The first half of a step: every id to the ranks that hold its row.
+"""input_dist: every id to the ranks that hold its row, and there into the order of that rank's lookups.
 
-A small header (how much follows) goes to every rank; lengths, ids and weights travel with it or behind it, see
-`id_transport` and `gpu_transport`. A rank that finds a bad id says so in the header, so that all ranks stop with an
-error instead of waiting for each other.
+On CPUs a header and its part travel in one message. For GPUs headers are exchanged on the hosts, a batch ahead, so that
+sizes are known before parts travel between devices. A rank that cannot go on with its batch says so in its header;
+every rank then raises, instead of waiting for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.comm.awaitable import Awaitable, Deferred
+from rayrec.distributed.comm.awaitable import Awaitable
 from rayrec.distributed.comm.place import Place
-from rayrec.distributed.ids.cpu_transport import IdTransport
-from rayrec.distributed.ids.features import FeatureOrder
-from rayrec.distributed.ids.gpu_transport import GpuTransport, Parcel
-from rayrec.distributed.ids.message import BAD, GROUPS, VALUES, Headers, Ids
-from rayrec.distributed.ids.receiver import Asked, Receiver, RoutedIds
+from rayrec.distributed.comm.trace import IDS, span
+from rayrec.distributed.ids.batch import (
+    BATCH,
+    FAILED,
+    GROUPS,
+    NUMBER,
+    VALUES,
+    WORD_BYTES,
+    DeviceMessage,
+    Headers,
+    HostIds,
+    Ids,
+    Kept,
+    OutgoingIds,
+    RankIds,
+)
 from rayrec.distributed.ids.routes import Routes
-from rayrec.distributed.ids.sender import Notice, Outgoing, Sender
+from rayrec.distributed.ids.sender import IdSender, part_sizes
+from rayrec.distributed.ids.sequence_places import PlaceFinder
 from rayrec.distributed.ids.upload import OnHost
-from rayrec.distributed.ids.weights import with_way_back
-from rayrec.distributed.vectors.sequence_places import PlaceFinder
-from rayrec.sparse import KeyedJaggedTensor
-
-
-@dataclass(frozen=True)
-class HostIds:
-    """A batch routed on the host, ready to be sent.
-
-    Args:
-        outgoing: in the order in which ranks receive it.
-        problem: why some rank cannot go on, where this is known already.
-        parcel: what leaves for GPUs; None between CPUs.
-        chunks: sizes that the receiver needs on a GPU (see `Receiver.chunks`).
-        units: where vectors that come back belong (see `PlaceFinder`), for a GPU.
-    """
-
-    outgoing: OnHost[Outgoing]
-    problem: ValueError | None = None
-    parcel: Parcel | None = None
-    chunks: torch.Tensor | None = None
-    units: torch.Tensor | None = None
+from rayrec.distributed.ids.weight_gradients import with_gradients
+from rayrec.distributed.kernel import Lookups
+from rayrec.sparse import KeyedJaggedTensor, ops
 
 
 class IdExchange:
-    """Sends a batch's ids along fixed routes.
+    """Sends a batch's ids along fixed routes. All ranks call `pack`, `announce` and `send` in the same order.
 
     Args:
         routes: of the collection.
@@ -56,87 +50,242 @@ class IdExchange:
         weighted: ids carry weights.
         sources: the order of ranks within a lookup; None for vectors id by id: lookups come rank by rank, and where
             each id's vector belongs is found.
+        num_counts: how many counts a header has.
     """
 
-    def __init__(self, routes: Routes, place: Place, weighted: bool, sources: Sequence[int] | None) -> None:
-        self.routes, self._place, self._first_count = routes, place, GROUPS + routes.num_groups
+    def __init__(
+        self, routes: Routes, place: Place, weighted: bool, sources: Sequence[int] | None, num_counts: int = 0
+    ) -> None:
+        self.routes, self._place, self._weighted = routes, place, weighted
+        self._alone, self.num_counts = place.world_size == 1, num_counts
         self.finder = PlaceFinder(routes) if sources is None else None
-        self._sender = Sender(routes, traced=sources is None)
+        self._sender = IdSender(routes, weighted, traced=sources is None)
         in_turn = range(place.world_size) if sources is None else sources
-        self._receiver = Receiver(routes, place.rank, place.device, in_turn, rank_by_rank=sources is None)
-        self._features = FeatureOrder(routes.features, weighted)
-        streams = [len(route.streams) for route in routes.ranks]
-        self._gpu: GpuTransport | None = None
-        if place.device.type == "cpu":
-            self._transport = IdTransport(place.group, place.rank, streams, weighted)
-        else:
-            host_group = comm.host_group(place.group, place.device)
-            self._gpu = GpuTransport(place.group, host_group, place.rank, streams, weighted)
+        self._receiver = IdReceiver(routes, place.rank, place.device, in_turn, rank_by_rank=sources is None)
+        self._streams = [len(routes.ranks[place.rank].streams)] * place.world_size
+        self._on_cpu = place.device.type == "cpu"
+        self._host_group = None if self._on_cpu else comm.host_group(place.group, place.device)
+        self._sends = any(route.streams for route in routes.ranks)  # else there are only replicated tables
+        self._packed = 0  # batches so far
 
-    def route(self, kjt: KeyedJaggedTensor, notice: Notice) -> HostIds:
-        """Puts a batch in the order in which it is sent; for GPUs, ranks also tell each other sizes.
+    def pack(self, kjt: KeyedJaggedTensor, counts: Sequence[int]) -> OutgoingIds:
+        """A batch in the order in which it is sent.
 
         Args:
             kjt: every feature of the routes, among others; on the host.
-            notice: what every rank is told.
+            counts: of this batch, `num_counts` numbers for every rank.
         """
-        outgoing = self._sender.pack(self._features.of(kjt), notice)
-        if self._gpu is None:
-            return HostIds(OnHost(outgoing))
-        received = self._gpu.exchange_headers(outgoing.header)
-        problem = _problem(outgoing, received)
-        if problem is not None:
-            return HostIds(OnHost(outgoing), problem)
-        parcel = self._gpu.pack(outgoing.ids, outgoing.header.tolist(), received)
-        return HostIds(OnHost(outgoing), None, parcel, self._receiver.chunks(received), self._units(outgoing))
+        outgoing = self._sender.pack(kjt, counts, self._packed + 1)
+        self._packed += 1
+        return outgoing
 
-    def send(self, ids: HostIds) -> Awaitable[RoutedIds]:
-        """Begins to send; what comes back waits for this rank's own lookups.
+    def pack_nothing(self, error: Exception) -> OutgoingIds:
+        """In place of a batch that cannot be sent: waiting for it raises on every rank."""
+        self._packed += 1
+        return self._sender.pack_nothing(error, self.num_counts, self._packed)
 
-        Raises (from `wait`):
-            ValueError: some rank has a problem.
+    def announce(self, outgoing: OutgoingIds, kept: Kept) -> HostIds:
+        """The batch, ready to be sent; for GPUs, sizes are exchanged on the hosts."""
+        if self._on_cpu:
+            return HostIds(OnHost(outgoing), kept)
+        received: Headers = comm.exchange_on_hosts(outgoing.header, self._host_group).tolist()
+        batch = HostIds(OnHost(outgoing), kept, OnHost(received))
+        if any(header[FAILED] for header in received):
+            return batch
+        parts, sent = self._sender.words(outgoing)
+        come = part_sizes(received, self._streams, self._weighted)
+        pieces = [size for of_part in come for size in of_part]
+        words = torch.cat([piece for part in parts for piece in part])
+        message = DeviceMessage(words, sent, [sum(of_part) for of_part in come], pieces)
+        units = None if self.finder is None else self.finder.find(outgoing)
+        return replace(batch, message=message, chunks=self._receiver.chunks(received), units=units)
+
+    def send(self, batch: HostIds) -> SentIds:
+        """Begins to send; waits for this rank's own lookups.
+
+        Raises (from `wait`, on every rank):
+            Exception: some rank could not route its batch, or is at another one.
         """
-        outgoing, parcel = ids.outgoing.item, ids.parcel
-        if parcel is not None:
-            assert self._gpu is not None
-            arriving = self._gpu.start(parcel)
-            return Deferred(lambda: self._routed(ids, parcel.received.item, arriving.wait))
-        alone = self._place.world_size == 1
-        delivery = None if alone or ids.problem else self._transport.start(outgoing.header, outgoing.ids)
-        units = self._units(outgoing)  # while ids travel
+        if self._alone:
+            return SentIds(self, batch)
+        if self._on_cpu:
+            outgoing = batch.outgoing.item
+            parts, sizes = self._sender.words(outgoing)
+            header_words = outgoing.header.shape[1] * (outgoing.header.element_size() // WORD_BYTES)
+            headers = outgoing.header.view(torch.int32).unbind()
+            words = torch.cat([piece for header, part in zip(headers, parts, strict=True) for piece in (header, *part)])
+            return SentIds(
+                self, batch, comm.exchange_messages(words, [size + header_words for size in sizes], self._place.group)
+            )
+        message = batch.message
+        if message is None or not self._sends:
+            return SentIds(self, batch)
+        arrived = message.words.new_empty(sum(message.received))
+        wait = comm.all_to_all(arrived, message.words, message.received, message.sent, self._place.group)
+        return SentIds(self, batch, wait, arrived)
 
-        def finish() -> RoutedIds:
-            received = outgoing.header.tolist() if delivery is None else delivery.headers()
-            problem = ids.problem or _problem(outgoing, received)
-            if problem is not None:
-                raise problem
-            arrive = (lambda: outgoing.ids) if delivery is None else delivery.ids
-            known = replace(ids, chunks=self._receiver.chunks(received), units=units)
-            return self._routed(known, received, arrive)
-
-        return Deferred(finish)
-
-    def _units(self, outgoing: Outgoing) -> torch.Tensor | None:
-        return None if self.finder is None else self.finder.find(outgoing)
-
-    def _routed(self, batch: HostIds, received: Headers, arrive: Callable[[], Ids]) -> RoutedIds:
-        ids, asked, back = arrive(), batch.outgoing.item.header.tolist(), None
-        weights = batch.outgoing.item.ids.weights
+    def finish(self, batch: HostIds, wait: Callable[[], Any] | None, arrived: torch.Tensor | None) -> RankIds:
+        """What `SentIds` waits for."""
+        outgoing = batch.outgoing.item
+        sent: Headers = outgoing.header.tolist()
+        parts = None if wait is None else wait()
+        received, chunks, units = sent, batch.chunks, batch.units
+        if batch.received is not None:
+            received = batch.received.item
+        elif parts is not None:
+            width = outgoing.header.shape[1] * (outgoing.header.element_size() // WORD_BYTES)
+            rows = torch.cat([part[:width] for part in parts]).view(torch.int64)
+            received = rows.view(len(parts), -1).tolist()
+            parts = [part[width:] for part in parts]
+        self._check(outgoing, received)
+        if self._on_cpu:
+            chunks = self._receiver.chunks(received)
+            units = None if self.finder is None else self.finder.find(outgoing)
+        if arrived is not None and batch.message is not None:
+            ids = _ids_from(arrived.split(batch.message.pieces), self._weighted)
+        elif parts is None:
+            ids = outgoing.ids
+        else:
+            sizes = part_sizes(received, self._streams, self._weighted)
+            ids = _ids_from([p for part, of in zip(parts, sizes, strict=True) for p in part.split(of)], self._weighted)
+        weights = outgoing.ids.weights
+        trained = None
         if weights is not None and weights.requires_grad and torch.is_grad_enabled():
-            if self._place.world_size == 1:
-                ids = replace(ids, weights=weights.to(ids.values.device))
+            to_ranks, from_ranks = ([header[VALUES] for header in headers] for headers in (sent, received))
+            trained = with_gradients(weights, ids, to_ranks, from_ranks, self._place.group)
+            ids = replace(ids, weights=trained)
+        return RankIds(
+            lookups=self._receiver.order(ids, received, chunks),
+            received=received,
+            sent=sent,
+            batch_sizes=[header[BATCH] for header in received],
+            counts=[header[len(header) - self.num_counts :] for header in received],
+            kept=batch.kept,
+            weights=None if self._alone else trained,
+            units=units,
+        )
+
+    def _check(self, outgoing: OutgoingIds, received: Headers) -> None:
+        """Raises if some rank failed, or is at another batch."""
+        failed = [rank for rank, header in enumerate(received) if header[FAILED]]
+        if outgoing.error is not None:
+            raise outgoing.error
+        if failed:
+            raise ValueError(f"rank {failed[0]} cannot go on with its batch; see its error")
+        own = received[self._place.rank][NUMBER]
+        other = next((rank for rank, header in enumerate(received) if header[NUMBER] != own), None)
+        if other is not None:
+            raise ValueError(
+                f"rank {other} is at batch {received[other][NUMBER]} of a collection, rank {self._place.rank} is at "
+                f"batch {own}: every rank must call a collection equally often"
+            )
+
+
+class SentIds(Awaitable[RankIds]):
+    """Ids under way.
+
+    Args:
+        arrived: where a device receives them; its memory is used by the stream that waits.
+    """
+
+    def __init__(
+        self,
+        exchange: IdExchange,
+        batch: HostIds,
+        wait: Callable[[], Any] | None = None,
+        arrived: torch.Tensor | None = None,
+    ) -> None:
+        self._exchange, self._batch, self._wait, self.arrived = exchange, batch, wait, arrived
+
+    def _wait_impl(self) -> RankIds:
+        with span(IDS):
+            return self._exchange.finish(self._batch, self._wait, self.arrived)
+
+
+def _ids_from(pieces: Sequence[torch.Tensor], weighted: bool) -> Ids:
+    """The ids of all parts, part after part: each part is its ids, its lengths and, if `weighted`, its weights."""
+    columns = [pieces[number :: 2 + weighted] for number in range(2 + weighted)]
+    words = [sum(piece.numel() for piece in column) for column in columns]
+    values, lengths, *weights = torch.cat([piece for column in columns for piece in column]).split(words)
+    return Ids(lengths, values.view(torch.int64), weights[0].view(torch.float32) if weighted else None)
+
+
+class IdReceiver:
+    """Puts received ids in the order of this rank's lookups.
+
+    Args:
+        routes: of the collection.
+        rank: of this process.
+        device: where ids lie.
+        sources: the order in which ranks come after one another.
+        rank_by_rank: within a kernel group a rank's lookups come one after the other; else a lookup's ranks.
+    """
+
+    def __init__(
+        self, routes: Routes, rank: int, device: torch.device, sources: Sequence[int], rank_by_rank: bool
+    ) -> None:
+        route = routes.ranks[rank]
+        self._streams = len(route.streams)
+        lookups = {group: route.lookups_of(group) for group in route.tables}
+        self._groups = [(group, len(held)) for group, held in lookups.items()]
+        order = []
+        for held in lookups.values():
+            if rank_by_rank:
+                order += [source * self._streams + lookup.stream for source in sources for lookup in held]
             else:
-                assert ids.weights is not None
-                sent, come = ([header[VALUES] for header in headers] for headers in (asked, received))
-                back = with_way_back(weights, ids.weights, sent, come, self._place.group)
-                ids = replace(ids, weights=back)
-        lookups = self._receiver.order(ids, received, batch.chunks)
-        told = [header[self._first_count :] for header in received]
-        return RoutedIds(lookups, received, told, back, Asked(asked, batch.units))
+                order += [source * self._streams + lookup.stream for lookup in held for source in sources]
+        self._order = torch.tensor(order, dtype=torch.int32, device=device)
+        self._num_rows = len(routes.ranks) * self._streams
+        self._in_order = order == list(range(self._num_rows))
 
+    def chunks(self, received: Headers) -> torch.Tensor | None:
+        """Examples of each stream of each rank, on the host; None if all ranks have equally many."""
+        batch_sizes = [header[BATCH] for header in received]
+        if len(set(batch_sizes)) == 1:
+            return None
+        return torch.tensor(batch_sizes, dtype=torch.int32).repeat_interleave(self._streams)
 
-def _problem(outgoing: Outgoing, received: Headers) -> ValueError | None:
-    bad = [header[BAD] for header in received]
-    if not any(bad):
-        return None
-    return outgoing.problem or ValueError(f"rank {bad.index(1)} was given an id outside its table; see its error")
+    def order(self, ids: Ids, received: Headers, chunks: torch.Tensor | None) -> dict[int, Lookups]:
+        """This rank's lookups, by kernel group.
+
+        Args:
+            ids: of every rank, lists rank after rank and stream after stream.
+            received: every rank's header.
+            chunks: of these headers, on the device.
+        """
+        if not self._groups:
+            return {}
+        batch = sum(header[BATCH] for header in received)
+        counts = {group: sum(header[GROUPS + group] for header in received) for group, _ in self._groups}
+        lengths, values, weights = self._permuted(ids, chunks, sum(counts.values()))
+        offsets = ops.complete_cumsum(lengths.to(values.dtype))
+        if len(self._groups) == 1:
+            return {self._groups[0][0]: Lookups(values, offsets, weights)}
+        out, bag, value = {}, 0, 0
+        for group, num_lookups in self._groups:
+            next_bag, next_value = bag + num_lookups * batch, value + counts[group]
+            part = None if weights is None else weights[value:next_value]
+            out[group] = Lookups(values[value:next_value], offsets[bag : next_bag + 1] - offsets[bag], part)
+            bag, value = next_bag, next_value
+        return out
+
+    def _permuted(
+        self, ids: Ids, chunks: torch.Tensor | None, num_values: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        lengths, values, weights = ids.lengths.reshape(-1), ids.values, ids.weights
+        if chunks is None:
+            if self._in_order:
+                return lengths, values, weights
+            lengths_RB = lengths.view(self._num_rows, lengths.numel() // self._num_rows)
+            lengths, values, weights = ops.permute_segments(self._order, lengths_RB, values, weights, num_values)
+            return lengths.view(-1), values, weights
+        # ranks brought batches of different size: rows are chunks of unequal length
+        ends = chunks.cumsum(0)
+        starts = ops.complete_cumsum(lengths)
+        totals = (starts[ends] - starts[ends - chunks]).to(torch.int32)
+        num_lengths = sum(num for _, num in self._groups) * (lengths.numel() // self._streams)
+        return (
+            ops.permute_chunks(self._order, chunks, lengths, num_values=num_lengths),
+            ops.permute_chunks(self._order, totals, values, num_values=num_values),
+            None if weights is None else ops.permute_chunks(self._order, totals, weights, num_values=num_values),
+        )

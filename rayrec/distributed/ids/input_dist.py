@@ -1,65 +1,165 @@
-"""A batch's way from the features to what this rank looks up: routed on the host, then sent, maybe ahead of its step.
+"""The edge of a collection: features are checked, routed on the host and sent, maybe ahead of their step.
 
-On a CPU both happen where `start` is called. For a GPU a thread of the host routes, which includes that ranks tell each
-other sizes; `send` then copies what was prepared to the device and starts the exchange of ids there. Nothing on this
-way reads a number from the device, unless the features were made there.
+On a CPU all of it happens where a batch is started. For a GPU a host thread routes, which includes the exchange of
+sizes; `send` then copies what was prepared to the device and starts the exchange of ids there. Nothing here reads a
+number from the device, unless the features were made there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import Generic, TypeVar
 
 import torch
 
 from rayrec.distributed.comm.awaitable import Awaitable
-from rayrec.distributed.ids.upload import Staged
+from rayrec.distributed.comm.trace import ROUTE, span
+from rayrec.distributed.ids.batch import HostIds, Kept, RankIds
+from rayrec.distributed.ids.exchange import IdExchange, SentIds
+from rayrec.distributed.ids.upload import Upload
+from rayrec.modules import BaseEmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 
-Host = TypeVar("Host")
-Routed = TypeVar("Routed")
+
+class IdCheck:
+    """Checks features, weights and ids of a batch against the tables that read them.
+
+    Args:
+        tables: of the collection.
+        weighted: ids must carry weights.
+    """
+
+    def __init__(self, tables: Sequence[BaseEmbeddingConfig], weighted: bool) -> None:
+        self._weighted = weighted
+        self._table_of: dict[str, BaseEmbeddingConfig] = {}  # the smallest that reads the feature
+        for table in tables:
+            for feature in table.feature_names:
+                held = self._table_of.get(feature)
+                if held is None or table.num_embeddings < held.num_embeddings:
+                    self._table_of[feature] = table
+        self._limits: dict[tuple[str, ...], torch.Tensor] = {}
+        sizes = {table.num_embeddings for table in self._table_of.values()}
+        self._rows_of_all = sizes.pop() if len(sizes) == 1 else None
+
+    def check(self, kjt: KeyedJaggedTensor) -> None:
+        """Raises ValueError for a batch that cannot be looked up, with feature, id and table."""
+        keys, values = tuple(kjt.keys()), kjt.values()
+        if keys not in self._limits:
+            missing = [feature for feature in self._table_of if feature not in kjt.index_per_key()]
+            if missing:
+                raise ValueError(f"the input has no feature {missing[0]!r}, which a table reads; it has {kjt.keys()}")
+            most = torch.iinfo(torch.int64).max
+            rows = [self._table_of[key].num_embeddings if key in self._table_of else most for key in keys]
+            self._limits[keys] = torch.tensor(rows, dtype=torch.int64, device=values.device)
+        if self._weighted and kjt.weights_or_none() is None:
+            raise ValueError("the collection is weighted, but the input has no weights")
+        if values.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"ids are {values.dtype}; int64 or int32 is needed")
+        counts = kjt.lengths().view(len(keys), kjt.stride()).sum(1)
+        if int(counts.sum()) != values.numel():
+            raise ValueError(f"the input's lengths add up to {int(counts.sum())}, but it has {values.numel()} ids")
+        if values.numel() == 0:
+            return
+        if self._rows_of_all is not None:
+            least, greatest = values.aminmax()
+            if int(least) >= 0 and int(greatest) < self._rows_of_all:
+                return
+        most_N = self._limits[keys].repeat_interleave(counts, output_size=values.numel())
+        outside = (values >= most_N) | (values < 0)
+        if len(self._table_of) < len(keys):  # a feature that no table reads may have any ids
+            outside &= most_N < torch.iinfo(torch.int64).max
+        if bool(outside.any()):
+            self._raise_for(kjt)
+
+    def _raise_for(self, kjt: KeyedJaggedTensor) -> None:
+        for place, feature in enumerate(kjt.keys()):
+            table = self._table_of.get(feature)
+            if table is None:
+                continue
+            start, stop = kjt.offset_per_key()[place : place + 2]
+            ids = kjt.values()[start:stop]
+            bad = ids[(ids < 0) | (ids >= table.num_embeddings)]
+            if bad.numel():
+                raise ValueError(
+                    f"feature {feature!r}: id {int(bad[0])} is outside the rows [0, {table.num_embeddings}) of table "
+                    f"{table.name!r}; map ids to rows (for example by hash) or give the table more rows"
+                )
 
 
-class InputDist(Generic[Host, Routed]):
-    """Starts batches on their way, and keeps those that were begun before `forward` asks for them. Features are known
-    by being the same object. All ranks start, send, wait, take and drop in the same order.
+RoutedFeatures = tuple[KeyedJaggedTensor, tuple[int, ...], Kept]
+"""The features that are sent, counts for every rank, and what stays on this one."""
+
+
+class InputDist:
+    """Starts batches, and keeps those that were begun before `forward` asks for them. Features are recognized by
+    identity: the same object. All ranks start, send, wait, take and drop in the same order.
 
     Args:
         device: where tables lie.
-        route: what is to be sent, from features on the host; on a GPU it runs in a thread, batch after batch.
-        send: sends what `route` gave, whose tensors are on the device then.
+        prepare: checks features on the host, and prepares them; on a GPU it runs in a thread, batch after batch.
+        exchange: sends what `prepare` returned.
+        updates: backward updates tables, so that gradients must not be scaled.
     """
 
     def __init__(
         self,
         device: torch.device,
-        route: Callable[[KeyedJaggedTensor], Host],
-        send: Callable[[Host], Awaitable[Routed]],
+        prepare: Callable[[KeyedJaggedTensor], RoutedFeatures],
+        exchange: IdExchange,
+        updates: bool,
     ) -> None:
-        self.device, self.route, self.send = device, route, send
-        self._ahead: list[PendingInput[Routed]] = []
+        self.device, self._prepare, self.exchange, self._updates = device, prepare, exchange, updates
+        self._ahead: list[PendingInput] = []
 
-    def start(self, features: KeyedJaggedTensor) -> PendingInput[Routed]:
+    def route(self, features: KeyedJaggedTensor) -> HostIds:
+        """Host work. After an error on this rank, waiting for the batch raises on every rank."""
+        with span(ROUTE):
+            kept = Kept()
+            try:
+                kjt, counts, kept = self._prepare(features)
+                outgoing = self.exchange.pack(kjt, counts)
+            except Exception as error:  # any error must reach the ranks that wait for this one
+                outgoing = self.exchange.pack_nothing(error)
+            return self.exchange.announce(outgoing, kept)
+
+    def start(self, features: KeyedJaggedTensor) -> PendingInput:
         """Begins a batch."""
         return PendingInput(self, features)
 
-    def begin(self, features: KeyedJaggedTensor) -> PendingInput[Routed]:
-        """Begins a batch that `take` will be asked for."""
-        self._ahead.append(self.start(features))
+    def begin(self, features: KeyedJaggedTensor) -> PendingInput:
+        """Begins a batch that `take` will ask for."""
+        self._ahead.append(PendingInput(self, features))
         return self._ahead[-1]
 
-    def take(self, features: KeyedJaggedTensor) -> PendingInput[Routed]:
-        """What was begun for these features, each time once and the oldest first, or else begun now."""
-        for pending in self._ahead:
-            if pending.features is features and pending.trained == torch.is_grad_enabled():
-                self._ahead.remove(pending)
-                return pending
-        return self.start(features)
+    def take(self, features: KeyedJaggedTensor) -> PendingInput:
+        """What was begun for these features, each once and the oldest first, or else begun now.
 
-    def drop(self, pending: PendingInput[Routed]) -> bool:
-        """Forgets what was begun; whether nobody had taken it."""
+        What was begun without gradients cannot train: it is dropped, and begun again.
+
+        Raises:
+            ValueError: gradients would be scaled.
+        """
+        if self._updates and torch.is_grad_enabled() and torch.is_autocast_enabled(self.device.type):
+            self._refuse_float16()
+        for pending in self._ahead:
+            if pending.features is features:
+                self._ahead.remove(pending)
+                if pending.trainable or not torch.is_grad_enabled():
+                    return pending
+                break
+        return PendingInput(self, features)
+
+    def _refuse_float16(self) -> None:
+        if torch.get_autocast_dtype(self.device.type) is torch.float16:
+            raise ValueError(
+                "float16 autocast needs a GradScaler, and the tables' optimizer inside backward would take its factor "
+                "for a part of the gradient; use bfloat16, which needs none, or kernel 'dense', which leaves gradients "
+                "to your optimizer"
+            )
+
+    def drop(self, pending: PendingInput) -> bool:
+        """Forgets what was begun; returns whether it had not been taken."""
         if pending not in self._ahead:
             return False
         self._ahead.remove(pending)
@@ -70,46 +170,54 @@ class InputDist(Generic[Host, Routed]):
         self._ahead = []
 
 
-class PendingInput(Awaitable[Routed]):
-    """A batch on its way. Gradients are enabled for it, or not, as they were when it was started."""
+class PendingInput(Awaitable[RankIds]):
+    """A batch under way. `trainable`: it was started with gradients enabled."""
 
-    def __init__(self, way: InputDist[Host, Routed], features: KeyedJaggedTensor) -> None:
-        self.features, self.trained = features, torch.is_grad_enabled()
-        self._device, self._send = way.device, way.send
-        self._sent: Awaitable[Routed] | None = None
-        self._event: torch.cuda.Event | None = None
+    def __init__(self, way: InputDist, features: KeyedJaggedTensor) -> None:
+        self.features, self.trainable = features, torch.is_grad_enabled()
+        self._device, self._exchange = way.device, way.exchange
+        self._sent: SentIds | None = None
         self._error: Exception | None = None
         if self._device.type == "cpu":
-            self._sent = way.send(way.route(features))
+            self._sent = way.exchange.send(way.route(features))
             return
-        on_host = features.on_host()
+        self._upload: Upload[HostIds] | None = None
+        self._event: torch.cuda.Event | None = None
+        on_host, route = features.on_host(), way.route
 
-        def route() -> Staged[Host]:
-            with torch.set_grad_enabled(self.trained):
-                return Staged(way.route(on_host))
+        def prepare() -> Upload[HostIds]:
+            with torch.set_grad_enabled(self.trainable):
+                return Upload(route(on_host))
 
-        self._routed: Future[Staged[Host]] = _router().submit(route)
+        self._routed: Future[Upload[HostIds]] = _router().submit(prepare)
 
     def send(self) -> None:
         """Sends what is routed, once, on the current stream; an error is kept for `wait`."""
         if self._sent is not None or self._error is not None:
             return
         try:
-            with torch.set_grad_enabled(self.trained):
-                self._sent = self._send(self._routed.result().to(self._device))
+            self._upload = self._routed.result()
+            self._sent = self._exchange.send(self._upload.to(self._device))
             self._event = torch.cuda.current_stream(self._device).record_event()
         except Exception as error:
             self._error = error
 
-    def _wait_impl(self) -> Routed:
+    def _wait_impl(self) -> RankIds:
+        if self._device.type != "cpu":
+            self._wait_on_device()
+        assert self._sent is not None
+        return self._sent.wait()
+
+    def _wait_on_device(self) -> None:
         self.send()
         if self._error is not None:
             raise self._error
-        assert self._sent is not None
-        if self._event is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._event)
-        with torch.set_grad_enabled(self.trained):
-            return self._sent.wait()
+        assert self._upload is not None and self._sent is not None and self._event is not None
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(self._event)
+        for memory in (self._upload.on_device, self._sent.arrived):
+            if memory is not None:  # taken from the pool of the stream that sent, read by this one until backward
+                memory.record_stream(stream)
 
 
 @cache

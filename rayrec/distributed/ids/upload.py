@@ -8,11 +8,15 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from rayrec.distributed.ids.message import as_words
-
 T = TypeVar("T")
 ALIGNMENT = 16  # bytes
-_FILLING = torch.zeros(ALIGNMENT, dtype=torch.uint8)
+_FILL = torch.zeros(ALIGNMENT, dtype=torch.uint8)
+
+
+def as_words(tensor: torch.Tensor, word: torch.dtype) -> torch.Tensor:
+    """The tensor's memory, flat."""
+    # As strided: an expanded tensor of one element is contiguous, and `view` still checks its stride of 0.
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(word)
 
 
 @dataclass(frozen=True)
@@ -22,9 +26,9 @@ class OnHost(Generic[T]):
     item: T
 
 
-class Staged(Generic[T]):
-    """Something on the host, ready for a GPU: its tensors, looked for in dataclasses, tuples, lists and mappings, lie
-    in one pinned buffer, but for those that need gradients.
+class Upload(Generic[T]):
+    """Something on the host, ready for a GPU: its tensors, found in dataclasses, tuples, lists and mappings, lie in one
+    pinned buffer, except those that need gradients.
 
     Args:
         item: what is to be moved.
@@ -34,15 +38,17 @@ class Staged(Generic[T]):
         self._item, self._tensors = item, list[torch.Tensor]()
         _mapped(item, lambda tensor: self._tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
         plain = [as_words(tensor, torch.uint8) for tensor in self._tensors if not tensor.requires_grad]
-        parts = [part for flat in plain for part in (flat, _FILLING[: -len(flat) % ALIGNMENT])]
+        parts = [part for flat in plain for part in (flat, _FILL[: -len(flat) % ALIGNMENT])]
         self._sizes = [len(part) for part in parts]
         self._pinned = torch.empty(sum(self._sizes), dtype=torch.uint8, pin_memory=True)
+        self.on_device: torch.Tensor | None = None  # the one buffer there
         if parts:
             torch.cat(parts, out=self._pinned)
 
     def to(self, device: torch.device) -> T:
-        """The same with its tensors there. The copy runs on the current stream, and nobody waits for it."""
-        arrived = iter(self._pinned.to(device, non_blocking=True).split(self._sizes)[::2])
+        """The same with its tensors on `device`. The copy runs on the current stream; nothing waits for it."""
+        self.on_device = self._pinned.to(device, non_blocking=True)
+        arrived = iter(self.on_device.split(self._sizes)[::2])
         moved = (
             tensor.to(device) if tensor.requires_grad else next(arrived).view(tensor.dtype).view(tensor.shape)
             for tensor in self._tensors

@@ -15,8 +15,7 @@ import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.comm.place import Place
-from rayrec.distributed.executors.replicated import meet
+from rayrec.distributed.executors.replicated import exchange_rows
 from rayrec.distributed.kernel import OptimizerSpec, RowGroups
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.replicas.env import ShardingEnv2D
@@ -46,10 +45,9 @@ class Replicas:
             grads: `[n, D]`.
         """
         assert self.group is not None
-        size, device = self.group.size(), rows.device
-        told = comm.all_gather(torch.tensor([len(rows)], device=device), self.group).tolist()
-        place = Place(self.group.rank(), self.group, device, (str(device),) * size)
-        ((all_rows, all_grads),) = meet([rows], [grads.float()], told, place)
+        size = self.group.size()
+        counts = comm.all_gather(torch.tensor([len(rows)], device=rows.device), self.group).tolist()
+        ((all_rows, all_grads),) = exchange_rows([rows], [grads.float()], counts, self.group)
         groups = RowGroups.of(all_rows)
         return groups.distinct, groups.sum(all_grads).div_(size)
 

@@ -1,29 +1,29 @@
-"""The second half of a step: pooled vectors back to the examples' ranks, and their gradients the same way in reverse.
+"""output_dist of pooled vectors: back to the examples' ranks, and their gradients the same way in reverse.
 
-One collective forward and one backward. Row partials of one bag are added up where they arrive; where that is much more
-than what becomes of it, it comes in pieces of some examples each: no rank holds the partials of all ranks at once. GPUs
-that then all have every column gather the gradients, which are the same for all, instead of exchanging copies.
+One collective forward and one backward. Row partials of a bag are added up where they arrive; where that is much more
+than the result, they arrive in pieces of some examples each: no rank holds the partials of all ranks at once. GPUs
+that all have every column then gather the gradients, which are the same for all, instead of exchanging copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from rayrec.distributed import comm
-from rayrec.distributed.comm.awaitable import LazyAwaitable
 from rayrec.distributed.comm.buffers import BufferPool
 from rayrec.distributed.comm.wire import Codec
-from rayrec.distributed.vectors.column_order import ColumnOrder
-from rayrec.distributed.vectors.columns import ColumnMap
+from rayrec.distributed.vectors.columns import ColumnMap, Run
 from rayrec.distributed.vectors.transport import VectorTransport
 
 LEAST_PIECE_BYTES = 1 << 24  # what arrives at once; below, memory matters less than another collective
 
 
-class VectorExchange:
+class PooledExchange:
     """Sends each rank its examples' pooled vectors, and puts what arrives in the order of the outputs.
 
     Args:
@@ -39,88 +39,177 @@ class VectorExchange:
         buffers = BufferPool(device)
         self.order = ColumnOrder(columns, buffers, device)
         self._transport = VectorTransport(group, codec, buffers)
-        self.gathers = self.order.alike and device.type == "cuda"  # a gather of CPUs overlaps with nothing
+        self._gathers = self.order.alike and device.type == "cuda"  # a gather of CPUs overlaps with nothing
 
     def start(
         self, pooled: torch.Tensor, batch_sizes: list[int], factors_BE: torch.Tensor | None
-    ) -> LazyAwaitable[torch.Tensor]:
-        """Begins to send `pooled [global B, own width]`; waits for `[own B, total width]`.
+    ) -> Callable[[], torch.Tensor]:
+        """Begins to send `pooled [global B, own width]`; the function returned waits for `[own B, total width]`.
 
         Args:
             pooled: sums of this rank's lookups over the global batch, rank after rank.
             batch_sizes: examples of each rank.
             factors_BE: a factor for each of this rank's own examples and outputs, or None.
         """
-        num_pieces = self._num_pieces(max(batch_sizes))
-        cuts = {size: [size * piece // num_pieces for piece in range(num_pieces + 1)] for size in set(batch_sizes)}
-        edges = [cuts[size] for size in batch_sizes]  # the same lists where ranks have equally many: quick to compare
-        return self._transport.start([pooled], _PooledMessage(self, edges, factors_BE))
-
-    def _num_pieces(self, batch: int) -> int:
-        """One where at most twice the result arrives, else so many that each is at most as large as the result."""
-        if sum(self.widths) <= 2 * self._width:
-            return 1
-        least = max(4 * batch * self._width, LEAST_PIECE_BYTES)
-        return max(1, -(-4 * batch * sum(self.widths) // least))
+        widths, largest = sum(self.widths), max(batch_sizes)
+        num_pieces = 1  # where at most twice the result arrives; else each piece is at most as large as the result
+        if widths > 2 * self._width:
+            num_pieces = max(1, -(-4 * largest * widths // max(4 * largest * self._width, LEAST_PIECE_BYTES)))
+        edges = [[size * piece // num_pieces for piece in range(num_pieces + 1)] for size in batch_sizes]
+        alike = min(batch_sizes) == largest
+        gathered = self._gathers and num_pieces > 1 and alike
+        return self._transport.start([pooled], _PooledMessage(self, edges, alike, gathered, factors_BE))
 
 
-@dataclass(frozen=True)
 class _PooledMessage:
-    exchange: VectorExchange
-    edges: list[list[int]]  # of each rank's batch, cut in pieces
-    factors_BE: torch.Tensor | None
+    """See `VectorMessage`.
 
-    @property
-    def num_pieces(self) -> int:
-        return len(self.edges[0]) - 1
+    Args:
+        edges: of each rank's batch, cut in pieces.
+        alike: ranks have equally many examples.
+    """
 
-    @property
-    def gathered(self) -> bool:
-        return self.exchange.gathers and self.num_pieces > 1 and all(edges == self.edges[0] for edges in self.edges)
-
-    def _own(self, piece: int) -> slice:
-        return slice(*self.edges[self.exchange.rank][piece : piece + 2])
-
-    def leave(self, piece: int) -> list[int]:
-        width = self.exchange.widths[self.exchange.rank]
-        return [(edges[piece + 1] - edges[piece]) * width for edges in self.edges]
-
-    def come(self, piece: int) -> list[int]:
-        own = self._own(piece)
-        examples = own.stop - own.start
-        return [examples * width for width in self.exchange.widths]
+    def __init__(
+        self,
+        exchange: PooledExchange,
+        edges: list[list[int]],
+        alike: bool,
+        gathered: bool,
+        factors_BE: torch.Tensor | None,
+    ) -> None:
+        self._exchange, self._edges, self._alike, self.gathered = exchange, edges, alike, gathered
+        self._factors_BE = factors_BE
+        rank, widths, pieces = exchange.rank, exchange.widths, range(len(edges[0]) - 1)
+        self._own = [slice(*edges[rank][piece : piece + 2]) for piece in pieces]
+        self.sent = [[(of_rank[p + 1] - of_rank[p]) * widths[rank] for of_rank in edges] for p in pieces]
+        self.received = [[(own.stop - own.start) * width for width in widths] for own in self._own]
 
     def pack(self, parts: Sequence[torch.Tensor], piece: int) -> torch.Tensor:
-        if self.num_pieces == 1:
+        if len(self.sent) == 1:
             return parts[0].float().reshape(-1)
         rows = self._rows(parts[0], piece)
         return (rows[0].reshape(-1) if len(rows) == 1 else torch.cat(rows).view(-1)).float()
 
     def _rows(self, of_all: torch.Tensor, piece: int) -> list[torch.Tensor]:
-        """A piece's rows of `[global B, width]`, as views: all at once where ranks have equally many, else by rank."""
-        first = self.edges[0]
-        if all(edges == first for edges in self.edges):
-            return [of_all.view(len(self.edges), first[-1], of_all.shape[1])[:, first[piece] : first[piece + 1]]]
-        by_rank = of_all.split([edges[-1] for edges in self.edges])
-        return [rows[edges[piece] : edges[piece + 1]] for rows, edges in zip(by_rank, self.edges, strict=True)]
+        """A piece's rows of `[global B, width]`, as views: all at once if ranks have equally many, else by rank."""
+        first = self._edges[0]
+        if self._alike:
+            return [of_all.view(len(self._edges), first[-1], of_all.shape[1])[:, first[piece] : first[piece + 1]]]
+        by_rank = of_all.split([edges[-1] for edges in self._edges])
+        return [rows[edges[piece] : edges[piece + 1]] for rows, edges in zip(by_rank, self._edges, strict=True)]
 
     def unpack(self, arrived: torch.Tensor, piece: int) -> torch.Tensor:
-        own = self._own(piece)
-        factors_BE = None if self.factors_BE is None else self.factors_BE[own]
-        return self.exchange.order.assemble(arrived, own.stop - own.start, factors_BE)
+        own = self._own[piece]
+        factors_BE = None if self._factors_BE is None else self._factors_BE[own]
+        return self._exchange.order.assemble(arrived, own.stop - own.start, factors_BE)
 
     def pack_gradients(self, grad: torch.Tensor, piece: int) -> torch.Tensor:
-        order, own = self.exchange.order, slice(None) if self.gathered else self._own(piece)
-        rows = order.scaled(grad[own], None if self.factors_BE is None else self.factors_BE[own])
+        order, own = self._exchange.order, slice(None) if self.gathered else self._own[piece]
+        rows = grad[own]
+        if self._factors_BE is not None:
+            rows = order.scaled(rows, self._factors_BE[own])
         return rows.reshape(-1) if self.gathered else order.take_apart(rows)
 
     def unpack_gradients(
         self, arrived: torch.Tensor, piece: int, shapes: Sequence[torch.Size], grads: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
-        if self.num_pieces == 1 or self.gathered:
+        if len(self.sent) == 1 or self.gathered:
             return [arrived.view(shapes[0])]
         grads = grads or [arrived.new_empty(shapes[0])]
         targets = self._rows(grads[0], piece)
         for target, given in zip(targets, arrived.split([rows.numel() for rows in targets]), strict=True):
             target.copy_(given.view(target.shape))
         return grads
+
+
+@dataclass(frozen=True)
+class _Indices:
+    """Where units lie, for one batch size."""
+
+    sources: torch.Tensor  # of the arrived rows, in the order of the result
+    starts: torch.Tensor  # where each result row's sources begin
+    targets: torch.Tensor  # of the result's rows, in the order in which they arrived
+
+
+class ColumnOrder:
+    """Puts what senders have where it belongs in the result.
+
+    Args:
+        columns: which of the result's columns each sender has.
+        buffers: memory for results.
+        device: where vectors lie.
+    """
+
+    def __init__(self, columns: ColumnMap, buffers: BufferPool, device: torch.device) -> None:
+        self._buffers = buffers
+        runs = [(sender, run) for sender, each in enumerate(columns.runs) for run in each]
+        edges = [edge for _, run in runs for edge in (run.src_col, run.dst_col, run.width)]
+        self._unit = math.gcd(*edges, *columns.blocks) or 1
+        self._units = columns.width // self._unit
+        self._rank_units = [width // self._unit for width in columns.widths]
+        first = [sum(self._rank_units[:sender]) for sender in range(len(columns.runs))]
+        rows = sorted(
+            (run.dst_col // self._unit + n, first[sender], self._rank_units[sender], run.src_col // self._unit + n)
+            for sender, run in runs
+            for n in range(run.width // self._unit)
+        )
+        self._partials = len(rows) > self._units
+        self.alike = all(each == (Run(0, 0, columns.width),) for each in columns.runs)  # every sender has all columns
+        on_host = torch.tensor(rows, dtype=torch.int64).view(-1, 4)
+        self._rows = on_host.to(device)
+        self._counts = torch.bincount(on_host[:, 0], minlength=self._units).to(device)  # sources of each unit
+        arrival = sorted((first_unit + src, dst) for dst, first_unit, _, src in rows)
+        self._dst_of_arrived = torch.tensor([dst for _, dst in arrival], dtype=torch.int64, device=device)
+        self._output_of_unit = torch.tensor(
+            [number for number, width in enumerate(columns.blocks) for _ in range(width // self._unit)],
+            dtype=torch.int64,
+            device=device,
+        )
+        self._in_order = len(columns.runs) == 1 and [dst for _, dst in arrival] == list(range(self._units))
+        self._cache: dict[int, _Indices] = {}
+
+    def assemble(self, arrived: torch.Tensor, batch: int, factors_BE: torch.Tensor | None) -> torch.Tensor:
+        """`[B, total width]` from what every sender sent, one after the other.
+
+        Args:
+            arrived: flat, float32.
+            factors_BE: a factor for each example and output, or None.
+        """
+        indices = self._indices(batch)
+        if self._partials and batch:
+            out = F.embedding_bag(indices.sources, arrived.view(-1, self._unit), indices.starts, mode="sum")
+        else:
+            out = self._picked(arrived, indices.sources)
+        rows = out.view(batch, self._units * self._unit)
+        return rows if factors_BE is None else self.scaled(rows, factors_BE)
+
+    def take_apart(self, grad: torch.Tensor) -> torch.Tensor:
+        """The way back, flat: for every sender the gradient of each of its columns, which lie in one piece here."""
+        return self._picked(grad, self._indices(grad.shape[0]).targets).view(-1)
+
+    def scaled(self, rows: torch.Tensor, factors_BE: torch.Tensor) -> torch.Tensor:
+        """Rows of the result times the factors of their outputs."""
+        factors, out = factors_BE.index_select(1, self._output_of_unit), self._buffers.empty(rows.numel(), rows.dtype)
+        units = (*factors.shape, self._unit)
+        return torch.mul(rows.view(units), factors[:, :, None], out=out.view(units)).view(rows.shape)
+
+    def _picked(self, numbers: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Rows of units in the order of `indices`; the very numbers where they are in order."""
+        return numbers if self._in_order else self._buffers.picked(numbers, indices, self._unit)
+
+    def _indices(self, batch: int) -> _Indices:
+        """Computed once for each batch size; the last of an epoch is the only other one."""
+        if batch not in self._cache:
+            if len(self._cache) > 8:
+                self._cache.clear()
+            self._cache[batch] = self._make_indices(batch)
+        return self._cache[batch]
+
+    def _make_indices(self, batch: int) -> _Indices:
+        dst, first, rank_units, src = self._rows.unbind(1)
+        examples = torch.arange(batch, device=dst.device)
+        sources = (batch * first + src)[None, :] + examples[:, None] * rank_units[None, :]
+        starts = (self._counts.cumsum(0) - self._counts)[None, :] + examples[:, None] * dst.numel()
+        blocks = self._dst_of_arrived.split(self._rank_units)
+        targets = [(examples[:, None] * self._units + block[None, :]).view(-1) for block in blocks]
+        return _Indices(sources.reshape(-1), starts.reshape(-1), torch.cat(targets))

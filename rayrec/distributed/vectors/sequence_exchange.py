@@ -1,23 +1,20 @@
-"""The second half of a step without pooling: each id's vector back to the rank that asked, and its gradient in reverse.
+"""output_dist of vectors id by id: each id's vector back to the rank that sent it, and its gradient in reverse.
 
 One collective forward and one backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 
-from rayrec.distributed.comm.awaitable import LazyAwaitable
 from rayrec.distributed.comm.buffers import BufferPool
 from rayrec.distributed.comm.place import Place
 from rayrec.distributed.comm.wire import Codec
-from rayrec.distributed.ids.message import GROUPS, Headers
-from rayrec.distributed.ids.receiver import RoutedIds
+from rayrec.distributed.ids.batch import GROUPS, Headers, RankIds
 from rayrec.distributed.ids.routes import Routes
-from rayrec.distributed.vectors.sequence_places import PlaceFinder
+from rayrec.distributed.ids.sequence_places import PlaceFinder
 from rayrec.distributed.vectors.transport import VectorTransport
 
 
@@ -39,37 +36,44 @@ class SequenceExchange:
         self._widths = torch.tensor([widths[group] for group in range(routes.num_groups)], dtype=torch.int64)
         self._held = list(routes.ranks[place.rank].tables)
 
-    def start(self, parts: Sequence[torch.Tensor], ids: RoutedIds) -> LazyAwaitable[torch.Tensor]:
-        """Begins to send; waits for the vectors of this rank's own ids `[N, dim]`, output after output.
+    def start(self, parts: Sequence[torch.Tensor], ids: RankIds) -> Callable[[], torch.Tensor]:
+        """Begins to send; the function returned waits for the vectors of this rank's own ids `[N, dim]`, output after
+        output.
 
         Args:
             parts: for each kernel group that this rank has `[ids, width]`, rank after rank.
             ids: what was looked up, and where the vectors belong.
         """
-        leave, come = self._numbers(ids.received), self._numbers(ids.asked.headers)
-        sizes = leave.sum(1).tolist(), come.sum(1).tolist()
-        return self._transport.start(parts, _SequenceMessage(self, leave[:, self._held], *sizes, ids.asked.units))
+        sent, received = self._numbers(ids.received), self._numbers(ids.sent)
+        sizes = sent.sum(1).tolist(), received.sum(1).tolist()
+        return self._transport.start(parts, _SequenceMessage(self, sent[:, self._held], *sizes, ids.units))
 
     def _numbers(self, headers: Headers) -> torch.Tensor:
         """`[W, groups]`: how many numbers the vectors of each rank and group have."""
         return torch.tensor(headers)[:, GROUPS : GROUPS + self._widths.numel()] * self._widths
 
 
-@dataclass(frozen=True)
 class _SequenceMessage:
-    exchange: SequenceExchange
-    by_group: torch.Tensor  # `[W, groups held here]`, numbers
-    to_ranks: list[int]
-    from_ranks: list[int]
-    units: torch.Tensor | None
+    """See `VectorMessage`.
 
-    num_pieces, gathered = 1, False
+    Args:
+        by_group: `[W, groups held here]`, numbers for each rank.
+        to_ranks, from_ranks: numbers for, and from, each rank.
+        units: where the vectors that arrive belong; None if they come in order.
+    """
 
-    def leave(self, piece: int) -> list[int]:
-        return self.to_ranks
+    gathered = False
 
-    def come(self, piece: int) -> list[int]:
-        return self.from_ranks
+    def __init__(
+        self,
+        exchange: SequenceExchange,
+        by_group: torch.Tensor,
+        to_ranks: list[int],
+        from_ranks: list[int],
+        units: torch.Tensor | None,
+    ) -> None:
+        self.exchange, self.by_group, self.units = exchange, by_group, units
+        self.sent, self.received = [to_ranks], [from_ranks]
 
     def pack(self, parts: Sequence[torch.Tensor], piece: int) -> torch.Tensor:
         flat = [part.float().reshape(-1) for part in parts]

@@ -12,8 +12,8 @@ import math
 
 import torch
 
+from rayrec.distributed.ids.batch import OutgoingIds
 from rayrec.distributed.ids.routes import Routes
-from rayrec.distributed.ids.sender import Outgoing
 from rayrec.sparse import ops
 
 
@@ -42,11 +42,10 @@ class PlaceFinder:
         self._widths = sorted({lookup.cols.size // self.unit for lookup in lookups})
         self._first_unit_C = _index([col // self.unit for col in first_cols])
 
-    def find(self, outgoing: Outgoing) -> torch.Tensor | None:
+    def find(self, outgoing: OutgoingIds) -> torch.Tensor | None:
         """For each unit that arrives its place among the result's; None where they come in order."""
-        if self._in_order or outgoing.problem is not None:
+        if self._in_order or outgoing.origins is None or outgoing.lengths_FB is None:
             return None
-        assert outgoing.origins is not None
         ids, sizes_C = outgoing.origins, outgoing.ids.lengths.view(-1)
         if self._streams_C is not None:
             ids = ops.permute_chunks(self._streams_C.to(torch.int32), sizes_C.to(torch.int32), ids)

@@ -1,0 +1,128 @@
+"""A batch at each stage of its way to the ranks that hold its rows. Facts only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rayrec.distributed.ids.upload import OnHost
+from rayrec.distributed.kernel import Lookups
+
+# Columns of a header; one count for each kernel group and for each group of replicated tables follows.
+VALUES, BATCH, FAILED, NUMBER, GROUPS = 0, 1, 2, 3, 4
+WORD = torch.int32
+WORD_BYTES = WORD.itemsize
+Headers = list[list[int]]  # a row for each rank
+
+
+@dataclass(frozen=True)
+class Ids:
+    """Lists of ids, one after the other.
+
+    Args:
+        lengths: of each list, in any shape.
+        values: `[N]`.
+        weights: `[N]` or None.
+    """
+
+    lengths: torch.Tensor
+    values: torch.Tensor
+    weights: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class OutgoingIds:
+    """A batch in the order in which ranks receive it.
+
+    Args:
+        ids: streams of rank 0, then of rank 1 and so on, lengths `[streams, B]`.
+        header: int64, a row for each rank.
+        error: why this rank cannot go on with the batch; every rank then raises.
+        lengths_FB: lengths of the features before they were split; None where `error` is set.
+        origins: for each of `ids` its place among the ids before they were split; None unless traced.
+    """
+
+    ids: Ids
+    header: torch.Tensor
+    error: Exception | None = None
+    lengths_FB: torch.Tensor | None = None
+    origins: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a batch leaves on its own rank, for the stages that finish its vectors.
+
+    Args:
+        sharded, replicated: of each executor.
+        collection: of the collection.
+    """
+
+    sharded: Any = None
+    replicated: Any = None
+    collection: Any = None
+
+
+@dataclass(frozen=True)
+class DeviceMessage:
+    """What leaves for other GPUs.
+
+    Args:
+        words: for rank 0, then for rank 1 and so on.
+        sent, received: words for each rank, and from each.
+        pieces: words of each piece of what is received.
+    """
+
+    words: torch.Tensor
+    sent: list[int]
+    received: list[int]
+    pieces: list[int]
+
+
+@dataclass(frozen=True)
+class HostIds:
+    """A batch routed on the host, ready to be sent.
+
+    Args:
+        outgoing: in the order in which ranks receive it.
+        kept: what stays on this rank.
+        received: every rank's header for this one; None between CPUs, where it travels with the part.
+        message: what leaves for GPUs; None between CPUs.
+        chunks: sizes that the receiver needs on a GPU (see `IdReceiver.chunks`).
+        units: where vectors that come back belong (see `PlaceFinder`), for a GPU.
+    """
+
+    outgoing: OnHost[OutgoingIds]
+    kept: Kept
+    received: OnHost[Headers] | None = None
+    message: DeviceMessage | None = None
+    chunks: torch.Tensor | None = None
+    units: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class RankIds:
+    """What this rank looks up for all ranks.
+
+    Args:
+        lookups: for each kernel group that this rank has, the ids of its lookups over the global batch.
+        received: headers of every rank for this one.
+        sent: headers of this rank for every rank.
+        batch_sizes: examples of each rank, in rank order.
+        counts: for each rank, the counts of its header.
+        kept: what the batch left on this rank.
+        weights: all received weights if they need gradients; backward must reach them on every rank.
+        units: where vectors that come back belong (see `PlaceFinder`); None if they come in order.
+    """
+
+    lookups: Mapping[int, Lookups]
+    received: Headers
+    sent: Headers
+    batch_sizes: list[int]
+    counts: list[list[int]]
+    kept: Kept
+    weights: torch.Tensor | None
+    units: torch.Tensor | None

@@ -1,0 +1,88 @@
+"""A batch's way through the engine, from the model's forward to the end of backward: few files, and those the guide lists."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rayrec.distributed import DistributedModelParallel
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import ShardingType
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+from rayrec.sparse import KeyedJaggedTensor
+from tests.distributed.oracle import cut, draw_kjt
+from tests.ranks import on_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_FILES, MOST_FUNCTIONS = 20, 100
+
+
+class Model(nn.Module):
+    """Pooled vectors and a layer over them."""
+
+    def __init__(self, tables: list[EmbeddingBagConfig]) -> None:
+        super().__init__()
+        self.ebc = EmbeddingBagCollection(tables, device=torch.device("meta"))
+        self.over = nn.Linear(sum(t.embedding_dim * len(t.feature_names) for t in tables), 1)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.over(self.ebc(features).values())
+
+
+def traced_step(group: dist.ProcessGroup) -> list[tuple[str, str]]:
+    """(file, function) of every function of rayrec that a step of a mixed plan calls on this rank."""
+    rows = {"whole": 40, "rows": 50, "cols": 30, "copied": 20}
+    tables = [
+        EmbeddingBagConfig(name=name, num_embeddings=n, embedding_dim=16, feature_names=[f"f_{name}"])
+        for name, n in rows.items()
+    ]
+    tables[1].pooling = PoolingType.MEAN
+    kinds = {"whole": (ShardingType.TABLE_WISE, [0]), "rows": (ShardingType.ROW_WISE, [0, 1])}
+    kinds |= {"cols": (ShardingType.COLUMN_WISE, [0, 1]), "copied": (ShardingType.DATA_PARALLEL, [0, 1])}
+    plan = {table.name: cut(table, *kinds[table.name]) for table in tables}
+    dmp = DistributedModelParallel(
+        Model(tables),
+        ShardingEnv.from_process_group(group),
+        torch.device("cpu"),
+        ShardingPlan({"ebc": plan}),
+        [EmbeddingBagCollectionSharder({"learning_rate": 0.1})],
+    )
+    found: set[tuple[str, str]] = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(str(ROOT / "rayrec")):
+            name = Path(code.co_filename).relative_to(ROOT).as_posix()
+            found.add((name, f"{code.co_qualname}:{code.co_firstlineno}"))
+
+    for step in range(3):
+        kjt = draw_kjt(torch.Generator().manual_seed(group.rank() + 10 * step), tables, 8, 4)
+        if step == 2:  # the first steps fill caches
+            threading.setprofile_all_threads(note) if hasattr(threading, "setprofile_all_threads") else sys.setprofile(
+                note
+            )
+        dmp(kjt).sum().backward()
+        if step == 2:
+            threading.setprofile_all_threads(None) if hasattr(threading, "setprofile_all_threads") else sys.setprofile(
+                None
+            )
+    return sorted(found)
+
+
+if __name__ == "__main__":
+    for rank, found in enumerate(on_ranks(2, traced_step)):
+        files = sorted({file for file, _ in found})
+        print(f"rank {rank}: {len(files)} files, {len(found)} functions")
+        for file in files:
+            names = [f.split(":")[0] for g, f in found if g == file]
+            print("  ", file, len(names), ", ".join(names))
