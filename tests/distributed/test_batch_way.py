@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rayrec.distributed.ids.cpu_transport import IdTransport
+from rayrec.distributed.ids.gpu_transport import GpuTransport
 
 from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.comm import count_collectives
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.ids.cpu_transport import IdTransport
-from rayrec.distributed.ids.gpu_transport import GpuTransport
-from rayrec.distributed.ids.message import BATCH, GROUPS, VALUES, Ids
+from rayrec.distributed.ids.batch import BATCH, GROUPS, VALUES, Ids
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from tests.distributed.oracle import cut, draw_kjt

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv
-from rayrec.distributed.collections.fused_optimizer import ScaledGradients
 from rayrec.distributed.comm.wire import FP16, Codec
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.shards import ShardingType
@@ -62,53 +60,6 @@ def test_scaled_gradients_are_refused_where_the_update_is_inside_backward() -> N
     for dtype, kernel, train in [(torch.bfloat16, "fused", True), (torch.float16, "dense", True)]:
         assert on_ranks(2, under_autocast, dtype, kernel, train) == ["", ""]
     assert on_ranks(2, under_autocast, torch.float16, "fused", False) == ["", ""]
-
-
-def scaled_without_autocast(group: dist.ProcessGroup, kernel: str) -> str:
-    sharded, scaler = shard(group, kernel=kernel), torch.amp.GradScaler("cpu")
-    try:
-        scaler.scale(sharded(KJT).wait().values().sum()).backward()
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def test_a_scaler_without_autocast_is_noticed_before_a_row_changes() -> None:
-    assert all("a GradScaler has scaled" in text for text in on_ranks(2, scaled_without_autocast, "fused"))
-    assert on_ranks(2, scaled_without_autocast, "dense") == ["", ""]
-
-
-class OwnScaler(torch.amp.GradScaler):
-    """As libraries derive them."""
-
-
-@pytest.mark.parametrize("kind", [torch.amp.GradScaler, OwnScaler])
-def test_every_kind_of_scaler_is_found_once_it_has_scaled(kind: type[torch.amp.GradScaler]) -> None:
-    scaler = kind("cpu")
-    ScaledGradients(True)._first(torch.ones(1))
-    scaler.scale(torch.ones(1))
-    with pytest.raises(ValueError, match="a GradScaler has scaled"):
-        ScaledGradients(True)._first(torch.ones(1))
-
-
-def test_the_search_for_a_scaler_breaks_no_tuple_that_a_thread_is_making() -> None:
-    """A reader's thread makes tuples from generators; a reference to an unfinished one ends it with a SystemError."""
-    over, errors = Event(), []
-
-    def make_tuples() -> None:
-        while not over.is_set():
-            try:
-                tuple(number for number in range(1000))
-            except SystemError as error:
-                errors.append(error)
-
-    thread = Thread(target=make_tuples)
-    thread.start()
-    for _ in range(8):
-        ScaledGradients(True)._first(torch.ones(1))
-    over.set()
-    thread.join()
-    assert errors == []
 
 
 @pytest.mark.parametrize("kernel", ["fused", "dense"])

@@ -73,18 +73,15 @@ class IdCheck:
             self._raise_for(kjt)
 
     def _raise_for(self, kjt: KeyedJaggedTensor) -> None:
-        for place, feature in enumerate(kjt.keys()):
-            table = self._table_of.get(feature)
-            if table is None:
-                continue
-            start, stop = kjt.offset_per_key()[place : place + 2]
-            ids = kjt.values()[start:stop]
-            bad = ids[(ids < 0) | (ids >= table.num_embeddings)]
-            if bad.numel():
-                raise ValueError(
-                    f"feature {feature!r}: id {int(bad[0])} is outside the rows [0, {table.num_embeddings}) of table "
-                    f"{table.name!r}; map ids to rows (for example by hash) or give the table more rows"
-                )
+        per_key = list(zip(kjt.keys(), kjt.values().split(kjt.length_per_key()), strict=True))
+        for feature, table in self._table_of.items():
+            for ids in (of_key for key, of_key in per_key if key == feature):
+                bad = ids[(ids < 0) | (ids >= table.num_embeddings)]
+                if bad.numel():
+                    raise ValueError(
+                        f"feature {feature!r}: id {int(bad[0])} is outside the rows [0, {table.num_embeddings}) of "
+                        f"table {table.name!r}; map ids to rows (for example by hash) or give the table more rows"
+                    )
 
 
 RoutedFeatures = tuple[KeyedJaggedTensor, tuple[int, ...], Kept]
