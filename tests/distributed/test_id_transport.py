@@ -1,123 +1,72 @@
-"""Ids in one exchange where they fit what is foreseen, else in two: whatever sizes come, all ranks agree on which."""
+"""Ids between ranks: messages of any size arrive whole, and what goes wrong on one rank is raised on all."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rayrec.distributed.ids.cpu_transport import IdTransport
-from rayrec.distributed.ids.gpu_transport import GpuTransport
 
+from rayrec.distributed import comm
 from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.comm import count_collectives
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.ids.batch import BATCH, GROUPS, VALUES, Ids
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
+from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import cut, draw_kjt
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
-STREAMS = [2, 0, 1]  # of each rank
 FREE = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def part_of(rank: int, batch: int, longest: int, seed: int, weighted: bool) -> Ids:
-    generator = torch.Generator().manual_seed(1000 * seed + rank)
-    lengths = torch.randint(0, longest + 1, (sum(STREAMS), batch), generator=generator)
-    values = torch.randint(0, 1 << 40, (int(lengths.sum()),), generator=generator)
-    return Ids(lengths, values, torch.rand(values.numel(), generator=generator) if weighted else None)
+def message(source: int, target: int, size: int) -> torch.Tensor:
+    return torch.arange(size, dtype=torch.int32) + 1000 * source + 100_000 * target
 
 
-def send(
-    group: dist.ProcessGroup, steps: list[list[tuple[int, int]]], weighted: bool, as_on_gpus: bool = False
-) -> list[int]:
-    """Sends drawn parts, and checks what comes; returns the collectives of each step."""
-    rank = group.rank()
-    transport = IdTransport(group, rank, STREAMS, weighted)
-    gpus = GpuTransport(group, group, rank, STREAMS, weighted)
-    counts = []
-    for seed, step in enumerate(steps):
-        parts = [part_of(source, *size, seed, weighted) for source, size in enumerate(step)]
-        with count_collectives() as counter:
-            if as_on_gpus:
-                header = header_of(parts[rank])
-                received = gpus.exchange_headers(header)
-                arrived = gpus.start(gpus.pack(parts[rank], header.tolist(), received)).wait()
-            else:
-                delivery = transport.start(header_of(parts[rank]), parts[rank])
-                received = delivery.headers()
-                arrived = delivery.ids()
-        counts.append(counter["all_to_all"])
-        expected = [parts_for(part)[rank] for part in parts]
-        assert [header[BATCH] for header in received] == [batch for batch, _ in step]
-        assert [header[VALUES] for header in received] == [part.values.numel() for part in expected]
-        assert torch.equal(arrived.lengths, torch.cat([part.lengths.reshape(-1) for part in expected]).to(torch.int32))
-        assert torch.equal(arrived.values, torch.cat([part.values for part in expected]))
-        if weighted:
-            assert torch.equal(arrived.weights, torch.cat([part.weights for part in expected]))
-    return counts
+def exchange_all(group: dist.ProcessGroup, steps: list[list[int]], ahead: bool) -> None:
+    """In each step rank r sends `step[r] * (target + 1)` words to each target; checks what arrives."""
+    size, rank, waits = group.size(), group.rank(), []
+    for step in steps:
+        sizes = [step[rank] * (target + 1) for target in range(size)]
+        words = torch.cat([message(rank, target, count) for target, count in enumerate(sizes)])
+        waits.append(comm.exchange_messages(words, sizes, group))
+        if not ahead:
+            check(waits.pop()(), step, rank)
+    for wait, step in zip(waits, steps, strict=False):
+        check(wait(), step, rank)
 
 
-def parts_for(part: Ids) -> list[Ids]:
-    lengths = part.lengths.split(STREAMS)
-    sizes = [int(each.sum()) for each in lengths]
-    weights = [None] * len(STREAMS) if part.weights is None else part.weights.split(sizes)
-    return [Ids(*each) for each in zip(lengths, part.values.split(sizes), weights, strict=True)]
+def check(arrived: list[torch.Tensor], step: list[int], rank: int) -> None:
+    for source, words in enumerate(arrived):
+        assert torch.equal(words, message(source, rank, step[source] * (rank + 1)))
 
 
-def header_of(part: Ids) -> torch.Tensor:
-    header = torch.zeros(len(STREAMS), GROUPS, dtype=torch.int64)
-    header[:, VALUES] = torch.tensor([each.values.numel() for each in parts_for(part)])
-    header[:, BATCH] = part.lengths.shape[1]
-    return header
-
-
-sizes = st.tuples(st.one_of(st.integers(0, 3), st.integers(0, 300)), st.integers(0, 5))
+sizes = st.one_of(st.integers(0, 3), st.integers(0, 40_000))
 
 
 @FREE
-@given(st.lists(st.lists(sizes, min_size=3, max_size=3), min_size=1, max_size=8), st.booleans(), st.booleans())
-def test_any_sizes_arrive_whole_and_all_ranks_count_the_same(steps: Any, weighted: bool, as_on_gpus: bool) -> None:
-    first, *others = on_ranks(3, send, steps, weighted, as_on_gpus)
-    assert all(counts == first for counts in others)
-    assert set(first) <= ({1} if as_on_gpus else {1, 2})  # sizes, on the hosts, are counted apart
+@given(st.lists(st.lists(sizes, min_size=3, max_size=3), min_size=1, max_size=6), st.booleans())
+def test_messages_arrive_whole_though_receivers_do_not_know_their_sizes(steps: Any, ahead: bool) -> None:
+    on_ranks(3, exchange_all, steps, ahead)
 
 
-def test_a_second_exchange_only_where_parts_outgrow_what_was_seen() -> None:
-    def counts(*batches: int) -> list[int]:
-        return on_ranks(3, send, [[(batch, 4)] * 3 for batch in batches], False)[0]
+def without_a_link(group: dist.ProcessGroup, steps: list[list[int]]) -> None:
+    from unittest import mock
 
-    assert counts(200, 200, 201, 5, 200, 400, 400) == [2, 1, 1, 1, 1, 2, 1]
-    assert counts(0, 0, 10, 10) == [1, 1, 2, 1]
-    assert counts(1000, *[1] * 50, 1000) == [2, *[1] * 50, 2]  # what is not used is given back
+    from rayrec.distributed.comm import collectives
 
-
-def send_sized(group: dist.ProcessGroup, counts: list[int]) -> list[int]:
-    """Batches of 64 examples whose part for rank 0 has so many ids; returns the collectives of each."""
-    transport = IdTransport(group, group.rank(), STREAMS, False)
-    collectives = []
-    for count in counts:
-        lengths = torch.zeros(3, 64, dtype=torch.int64)
-        lengths[0, 0], lengths[2, 0] = count, 64
-        part = Ids(lengths, torch.arange(count + 64), None)
-        with count_collectives() as counter:
-            delivery = transport.start(header_of(part), part)
-            delivery.headers()
-            values = delivery.ids().values.tolist()
-            assert group.rank() != 0 or values == list(range(count)) * 3
-        collectives.append(counter["all_to_all"])
-    return collectives
+    with mock.patch.object(collectives, "link_of", lambda *_: None):
+        exchange_all(group, steps, ahead=False)
 
 
-def test_a_part_that_just_fills_what_was_foreseen_is_sent_once() -> None:
-    """512 bytes of lengths and 64 ids are 1024 bytes; 1280 are then foreseen, which 96 ids fill and 97 do not."""
-    assert on_ranks(3, send_sized, [64, 96])[0] == [2, 1]
-    assert on_ranks(3, send_sized, [64, 97])[0] == [2, 2]
+def test_between_hosts_too() -> None:
+    on_ranks(3, without_a_link, [[5, 0, 700], [0, 0, 0], [1, 2, 3]])
 
 
 KINDS = [ShardingType.TABLE_WISE, ShardingType.ROW_WISE]
@@ -184,4 +133,93 @@ def test_batches_grow_and_shrink_between_training_and_evaluation(
 ) -> None:
     first, second = on_ranks(2, step_through, kind, sequence, weighted and not sequence, dedup, steps)
     assert first == second
-    assert all(count in ((3, 4) if train else (2, 3)) or count == -1 for train, count in first)
+    assert all(count in ((3,) if train else (2,)) or count == -1 for train, count in first)
+
+
+# -- errors of one rank
+
+
+def sharded_bags(group: dist.ProcessGroup, weighted: bool = False) -> Any:
+    module, plan = collection(ShardingType.ROW_WISE, False, weighted)
+    sharder = EmbeddingBagCollectionSharder({"learning_rate": 0.1})
+    return sharder.shard(module, plan, ShardingEnv.from_process_group(group), CPU), module.embedding_bag_configs()
+
+
+def torn(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Lengths that do not add up to the ids."""
+    kjt.lengths()[0] += 1
+    return kjt
+
+
+def no_batch(kjt: KeyedJaggedTensor) -> Any:
+    """Something that no check foresees."""
+    return "a batch"
+
+
+def go_on_after_an_error(group: dist.ProcessGroup, spoil: Any) -> list[str]:
+    sharded, configs = sharded_bags(group)
+    errors = []
+    for step in range(3):
+        kjt = draw_kjt(torch.Generator().manual_seed(step + 10 * group.rank()), configs, 8, 3)
+        if step == 1 and group.rank() == 1:
+            kjt = spoil(kjt)
+        try:
+            sharded(kjt).wait().values().sum().backward()
+            errors.append("")
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return errors
+
+
+@pytest.mark.parametrize("spoil, text", [(torn, "lengths add up to"), (no_batch, "AttributeError")])
+def test_any_error_of_one_rank_is_raised_on_all_and_the_next_batch_is_the_next_on_all(spoil: Any, text: str) -> None:
+    first, second = on_ranks(2, go_on_after_an_error, spoil, timeout_s=60)
+    assert first[0] == second[0] == first[2] == second[2] == ""
+    assert "rank 1 cannot go on with its batch" in first[1]
+    assert text in second[1], "its own error"
+
+
+def at_unlike_batches(group: dist.ProcessGroup) -> str:
+    sharded, configs = sharded_bags(group)
+    kjt = draw_kjt(torch.Generator().manual_seed(1), configs, 8, 3)
+    if group.rank() == 1:
+        sharded.ids_ahead.exchange.pack_nothing(ValueError("left out"))  # a batch that was packed and never sent
+    try:
+        sharded(kjt).wait()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_at_unlike_batches_are_named() -> None:
+    first, second = on_ranks(2, at_unlike_batches, timeout_s=30)
+    assert "rank 1 is at batch 2 of a collection, rank 0 is at batch 1" in first
+    assert "rank 0 is at batch 1 of a collection, rank 1 is at batch 2" in second
+
+
+# -- inference mode
+
+
+def train_after_inference(group: dist.ProcessGroup, sequence: bool) -> list[float]:
+    config: Any = EmbeddingConfig if sequence else EmbeddingBagConfig
+    tables = [config(name="t", num_embeddings=100, embedding_dim=32, feature_names=["f"])]
+    module: Any = EmbeddingCollection(tables, seed=1) if sequence else EmbeddingBagCollection(tables, seed=1)
+    sharder: Any = EmbeddingCollectionSharder if sequence else EmbeddingBagCollectionSharder
+    plan = {"t": cut(tables[0], ShardingType.ROW_WISE, [0, 1])}
+    sharded = sharder({"learning_rate": 0.1}).shard(module, plan, ShardingEnv.from_process_group(group), CPU)
+    kjt = draw_kjt(torch.Generator().manual_seed(1), tables, 8192, 4)
+    with torch.inference_mode():
+        sharded(kjt).wait()
+    sums = []
+    for _ in range(2):
+        out = sharded(kjt).wait()
+        total = (out["f"].values() if sequence else out.values()).sum()
+        total.backward()
+        sums.append(total.item())
+    return sums
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["bags", "sequence"])
+def test_an_evaluation_in_inference_mode_does_not_break_training(sequence: bool) -> None:
+    for before, after in on_ranks(2, train_after_inference, sequence):
+        assert after < before, "rows were updated"
