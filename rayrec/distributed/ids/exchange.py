@@ -106,23 +106,22 @@ class IdExchange:
         Raises (from `wait`, on every rank):
             Exception: some rank could not route its batch, or is at another one.
         """
-        if self._alone:
-            return SentIds(self, batch)
-        if self._on_cpu:
-            outgoing = batch.outgoing.item
-            parts, sizes = self._sender.words(outgoing)
-            header_words = outgoing.header.shape[1] * (outgoing.header.element_size() // WORD_BYTES)
-            headers = outgoing.header.view(torch.int32).unbind()
-            words = torch.cat([piece for header, part in zip(headers, parts, strict=True) for piece in (header, *part)])
-            return SentIds(
-                self, batch, comm.exchange_messages(words, [size + header_words for size in sizes], self._place.group)
-            )
         message = batch.message
-        if message is None or not self._sends:
+        if message is not None:
+            if self._alone or not self._sends:
+                return SentIds(self, batch, None, message.words)
+            arrived = message.words.new_empty(sum(message.received))
+            wait = comm.all_to_all(arrived, message.words, message.received, message.sent, self._place.group)
+            return SentIds(self, batch, wait, arrived)
+        if self._alone or not self._on_cpu:
             return SentIds(self, batch)
-        arrived = message.words.new_empty(sum(message.received))
-        wait = comm.all_to_all(arrived, message.words, message.received, message.sent, self._place.group)
-        return SentIds(self, batch, wait, arrived)
+        outgoing = batch.outgoing.item
+        parts, sizes = self._sender.words(outgoing)
+        header_words = outgoing.header.shape[1] * (outgoing.header.element_size() // WORD_BYTES)
+        headers = outgoing.header.view(torch.int32).unbind()
+        words = torch.cat([piece for header, part in zip(headers, parts, strict=True) for piece in (header, *part)])
+        sizes = [size + header_words for size in sizes]
+        return SentIds(self, batch, comm.exchange_messages(words, sizes, self._place.group))
 
     def finish(self, batch: HostIds, wait: Callable[[], Any] | None, arrived: torch.Tensor | None) -> RankIds:
         """What `SentIds` waits for."""
