@@ -1,4 +1,4 @@
-"""A batch's way through the engine, from the model's forward to the end of backward: few files, and those the guide lists."""
+"""A batch's way through the engine, from the forward to the end of backward: few files, those that the guide lists."""
 
 from __future__ import annotations
 

@@ -82,7 +82,8 @@ class Contender:
         self.dense = torch.optim.Adagrad([parameter for _, parameter in in_backward], lr=0.01)
 
     def _of(self, module: str) -> Any:
-        return importlib.import_module(f"{self.package}.{module}")
+        package = "rayrec.torchrec" if self.package == "rayrec" else self.package
+        return importlib.import_module(f"{package}.{module}")
 
     def _sharded(self, model: torch.nn.Module, bags: Any) -> Any:
         plans, types = self._of("distributed.sharding_plan"), self._of("distributed.types")
