@@ -1,8 +1,8 @@
-"""The sizing table of deploy/README.md: `python jobs/sizing.py --gpu h100`, by the planner, without any GPU.
+"""Prints the sizing table of deploy/README.md: `python jobs/sizing.py --gpu h100`. Uses the planner; needs no GPU.
 
-Each line is Criteo's model (`--config` names another) with the rows of its tables scaled until their weights take so
-much, at dimension 128, and the smallest cluster of 8-GPU hosts that holds it at 8,192 rows of a step for each GPU.
-Times are of the embedding part of a step, by the preset's speeds: an upper bound of the speed of training.
+Each line is Criteo's model (or `--config`) with table rows scaled to the given weight bytes, at dimension 128, and the
+smallest cluster of 8-GPU hosts that holds it with 8,192 rows per GPU and step. Times are those of the embedding part
+of a step at the preset's speeds: an upper bound of training speed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIM, ROWS_A_GPU = 128, 8192
 
 
 def scaled(config: TrainConfig, weight_bytes: float) -> TrainConfig:
-    """The config with tables of `DIM` whose weights take about so much."""
+    """Return the config with tables of dimension `DIM`, scaled to about `weight_bytes`."""
     raw = config.to_dict()
     factor = weight_bytes / (4 * DIM) / sum(table["rows"] for table in raw["tables"])
     for table in raw["tables"]:
@@ -33,7 +33,7 @@ def scaled(config: TrainConfig, weight_bytes: float) -> TrainConfig:
 
 
 def smallest(config: TrainConfig, gpu: str) -> Shape | None:
-    """The first of `WORLDS` that holds it."""
+    """Return the first of `WORLDS` that holds the model."""
     weights = sum(4 * each.rows * each.dim for each in config.tables)
     for world in WORLDS:
         topology = Topology.from_world(world, gpu=gpu)
@@ -46,7 +46,7 @@ def smallest(config: TrainConfig, gpu: str) -> Shape | None:
 
 
 def table(config: TrainConfig, gpu: str) -> str:
-    """As Markdown."""
+    """Return the table as Markdown."""
     heads = (
         "weights",
         "rows of all tables",

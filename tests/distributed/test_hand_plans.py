@@ -274,7 +274,7 @@ def test_a_sharding_says_where_its_rectangles_lie() -> None:
     assert copies.load_factor == 0.2
     assert ParameterSharding("row_wise", "fused", cache_params=CacheParams(load_factor=0.1)).load_factor == 0.1
     for name in ("stochastic_rounding", "output_dtype", "key_value_params"):
-        with pytest.raises(ValueError, match=f"ParameterSharding: {name} is not offered: .*; leave it out"):
+        with pytest.raises(ValueError, match=f"ParameterSharding: {name} is not supported: .*; leave it out"):
             ParameterSharding("row_wise", "fused", **{name: False})
 
 

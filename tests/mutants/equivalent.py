@@ -282,8 +282,8 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "rayrec/distributed/planner/report/no_plan.py",
-        "return min((option.piece_bytes for option in options), default=0.0)",
-        "return min((option.piece_bytes for option in options), default= -1.0)",
+        "return min((option.unit_bytes for option in options), default=0.0)",
+        "return min((option.unit_bytes for option in options), default= -1.0)",
         "of a table without options it is only compared with a rank's room, which is not negative",
     ),
     (

@@ -23,12 +23,12 @@ from rayrec.distributed.planner.cost.memory import reserves
 from rayrec.distributed.planner.cost.seconds import shard_cost
 from rayrec.distributed.planner.machine.calibration import CALIBRATION_VERSION, Calibration
 from rayrec.distributed.planner.report.check import _check_memory, _overlap
-from rayrec.distributed.planner.report.host_traffic import bytes_into_hosts, exchange_words
+from rayrec.distributed.planner.report.host_traffic import bytes_into_hosts, exchange_text
 from rayrec.distributed.planner.report.text import bar, columns, human_bytes, human_seconds
 from rayrec.distributed.planner.search.bound import _pigeonhole, lower_bound, make_choices
-from rayrec.distributed.planner.search.choose import _within, choose, mixtures
+from rayrec.distributed.planner.search.choose import _cheapest_that_fit, choose, mixtures
 from rayrec.distributed.planner.search.problem import make_problem
-from rayrec.distributed.planner.search.solve import _care, best_solution
+from rayrec.distributed.planner.search.solve import _tolerance, best_solution
 from rayrec.distributed.planner.search.what_if import _least
 from rayrec.distributed.planner.sharding_groups import group_topology, grouped
 from rayrec.distributed.planner.tables.table import Table
@@ -145,17 +145,17 @@ def test_how_vectors_cross_hosts_is_said() -> None:
         (Topology(4, "cpu", local_world_size=1), "each host has one"),
         (Topology(4, "cpu", hosts=[1, 3]), r"unequal numbers of them (1, 3), so none"),
     ]:
-        assert words in exchange_words(plan, topology)
-    assert exchange_words(plan, two).endswith("where that saves enough: t")
+        assert words in exchange_text(plan, topology)
+    assert exchange_text(plan, two).endswith("where that saves enough: t")
     none = "no host holds several row blocks"
-    assert none in exchange_words(plan_of("table_wise", 1000, 16, [0]), two)
-    assert none in exchange_words(plan_of("row_wise", 1000, 16, [0, 2]), two)
-    assert none in exchange_words(plan_of("data_parallel", 1000, 16, [0, 1, 2, 3]), two)
-    assert none in exchange_words(plan_of("row_wise", 1, 16, [0, 1, 2, 3]), two)  # the other blocks are empty
+    assert none in exchange_text(plan_of("table_wise", 1000, 16, [0]), two)
+    assert none in exchange_text(plan_of("row_wise", 1000, 16, [0, 2]), two)
+    assert none in exchange_text(plan_of("data_parallel", 1000, 16, [0, 1, 2, 3]), two)
+    assert none in exchange_text(plan_of("row_wise", 1, 16, [0, 1, 2, 3]), two)  # the other blocks are empty
     many = {name: plan_of("row_wise", 1000, 16, [0, 1], name).plan[""][name] for name in "abcd"}
-    assert exchange_words(ShardingPlan({"": many}), two).endswith("enough: a, b, c and 1 more")
+    assert exchange_text(ShardingPlan({"": many}), two).endswith("enough: a, b, c and 1 more")
     three = {name: many[name] for name in "abc"}
-    assert exchange_words(ShardingPlan({"": three}), two).endswith("enough: a, b, c")
+    assert exchange_text(ShardingPlan({"": three}), two).endswith("enough: a, b, c")
 
 
 def test_bytes_into_a_host_are_seconds_times_bandwidth() -> None:
@@ -243,7 +243,7 @@ def test_choices_fit_where_memory_is_short() -> None:
     least = float(choices.least(choices.bytes_O).sum())
     assert least < 0.9 * wanted
     room = (least + wanted) / 2
-    picked = _within(choices, choices.work_O, room)
+    picked = _cheapest_that_fit(choices, choices.work_O, room)
     assert choices.bytes_O[picked].sum() <= room and choices.work_O[picked].sum() >= choices.work_O[free].sum()
     bounds = [lower_bound(problem, choices, usable, held) for held in (float("inf"), wanted, room, least)]
     assert bounds[0] == pytest.approx(bounds[1]) and bounds[1] <= bounds[2] <= bounds[3]
@@ -257,7 +257,7 @@ def test_mixtures_take_some_options_of_the_other_picks() -> None:
     problem = small_problem(1 << 30)
     choices = make_choices(problem)
     base = choices.best(choices.work_O)
-    fine = choices.best(choices.piece_O)
+    fine = choices.best(choices.unit_O)
     changed = int((fine != base).sum())
     counts = sorted({5 % 4, changed // 8, changed // 4, changed // 2} - {0, changed})
     found = list(mixtures(choices, [base, fine], 4))
@@ -272,7 +272,7 @@ def test_mixtures_take_some_options_of_the_other_picks() -> None:
 
 def test_more_care_is_taken_up_to_two_hundred_tables() -> None:
     problem = small_problem(1 << 30)
-    found = [_care(replace(problem, tables=problem.tables[:1] * count)) for count in (200, 201)]
+    found = [_tolerance(replace(problem, tables=problem.tables[:1] * count)) for count in (200, 201)]
     assert [(care.target, care.enough) for care in found] == [(1.0005, 1.002), (1.005, 1.02)]
 
 

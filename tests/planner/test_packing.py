@@ -84,7 +84,7 @@ def test_a_unit_may_fill_its_place_to_the_last_byte(scope: Scope, held: int, bes
     of, last = problem(2, [2]), option(1, unit(1, held, beside, scope=scope))
     before = option(0, unit(2, scope=Scope.WORLD))
     full = packed(of, before, last)
-    assert full.device_R.max() == held and full.beside_R.max() == beside
+    assert full.device_R.max() == held and full.host_bytes_R.max() == beside
     for more in ((101, beside), (held, 101)):
         assert pack(of, [before, option(1, unit(1, *more, scope=scope))]) == Stuck(table=1)
 
@@ -101,7 +101,7 @@ def test_the_longest_are_placed_first_and_of_equal_ones_the_largest() -> None:
 def test_a_choice_may_cost_every_rank_besides() -> None:
     found = packed(problem(1, [2]), option(0, unit(1, 2, 3, 0.5)), extra_s=4.0)
     assert found.seconds_R.tolist() == [5, 4] and found.lookup_R.tolist() == [0.5, 0]
-    assert found.device_R.tolist() == [2, 0] and found.beside_R.tolist() == [3, 0]
+    assert found.device_R.tolist() == [2, 0] and found.host_bytes_R.tolist() == [3, 0]
 
 
 def test_a_weight_on_memory_puts_full_ranks_last() -> None:
@@ -217,7 +217,7 @@ def test_the_worst_rank_hands_on_what_leaves_both_lowest() -> None:
     state = crowded(of, *units)
     assert refined(of, state) == [1, 0, 0]  # 5 | 4 in one exchange
     assert state.seconds_R.tolist() == [4, 5] and state.lookup_R.tolist() == [0, 1]
-    assert state.device_R.tolist() == [0, 3] and state.beside_R.tolist() == [0, 2]
+    assert state.device_R.tolist() == [0, 3] and state.host_bytes_R.tolist() == [0, 2]
     assert state.held_TR.tolist() == [[False, True], [True, False], [True, False]]
     for given in ({"target_s": 9.0}, {"target_s": 0.0}, {"limit": 0}):
         assert refined(of, crowded(of, *units), **given) == [0, 0, 0], given
@@ -307,12 +307,12 @@ CHOICES = Choices(
     table_O=np.array([0, 0]),
     first_T=np.array([0]),
     work_O=np.array([1.0, 2.0]),
-    piece_O=np.array([1.0, 0.5]),
+    unit_O=np.array([1.0, 0.5]),
     least_work_O=np.array([1.0, 2.0]),
-    least_piece_O=np.array([1.0, 0.5]),
-    piece_lookup_O=np.array([1.0, 0.5]),
+    least_unit_O=np.array([1.0, 0.5]),
+    unit_lookup_O=np.array([1.0, 0.5]),
     bytes_O=np.array([100.0, 10.0]),
-    piece_bytes_O=np.array([60.0, 20.0]),
+    unit_bytes_O=np.array([60.0, 20.0]),
     extra_O=np.zeros(2),
     shared_s=0.0,
     executor_O=np.array(["flat", "flat"]),
@@ -320,7 +320,7 @@ CHOICES = Choices(
 
 
 def options_chosen(room: float = 100.0, usable: tuple[bool, bool] = (True, True), **limits: Any) -> list[int]:
-    given = {"bound_s": 1.0, "piece_limit": 1.0, "byte_limit": 2.0, "with_lookups": False} | limits
+    given = {"bound_s": 1.0, "unit_limit": 1.0, "byte_limit": 2.0, "with_lookups": False} | limits
     found = choose(problem(1, [2], room), CHOICES, np.array(usable), **given)
     return [int(picked[0]) for picked in found]
 
@@ -347,16 +347,16 @@ def test_the_fuller_memory_would_be_the_more_often_less_is_chosen(room: float, c
     [
         ({}, 0),
         ({"usable": (False, True)}, 1),
-        ({"piece_limit": 0.5}, 1),
-        ({"piece_limit": 0.5, "bound_s": 2.0}, 0),
+        ({"unit_limit": 0.5}, 1),
+        ({"unit_limit": 0.5, "bound_s": 2.0}, 0),
         ({"bound_s": 0.5}, 1),
         ({"bound_s": 0.9985}, 1),  # 0.0015 too much weigh 1000 * 2 * 0.0015 = 3 s
         ({"bound_s": 0.9996}, 0),  # and 0.0004 weigh 0.8 s
         ({"byte_limit": 0.6}, 0),
         ({"byte_limit": 0.5}, 1),
         ({"with_lookups": True}, 1),  # half a second is a rank's mean lookup
-        ({"with_lookups": True, "piece_limit": 2.0}, 0),
-        ({"with_lookups": True, "piece_limit": 1.99, "bound_s": 9.0}, 1),
+        ({"with_lookups": True, "unit_limit": 2.0}, 0),
+        ({"with_lookups": True, "unit_limit": 1.99, "bound_s": 9.0}, 1),
     ],
 )
 def test_a_piece_over_its_limit_is_chosen_only_where_it_saves_more(limits: dict[str, Any], chosen: int) -> None:

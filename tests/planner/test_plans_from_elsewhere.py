@@ -91,7 +91,7 @@ def test_explanation_names_what_binds_and_what_helps():
     assert "3 tables on 4 ranks (2 x 2, cpu): worst rank" in text
     assert re.search(r"time: rank \d .*heaviest there: '", text)
     assert re.search(r"memory: tables take \d+% of what rank \d has for them \(", text)
-    assert "kept back: the dense part" in text
+    assert "reserved: the dense part" in text
     assert re.search(r"for 'wide', which its constraints forbid, lowers the worst rank by \d+%", text)
 
 

@@ -1,1 +1,1 @@
-"""What a plan says: shards of tables, the plan as a whole, and the interface of sharders. Pure facts."""
+"""Sharding plans: shards of tables, the whole plan and its JSON, and the interfaces of sharders and planners."""

@@ -1,7 +1,4 @@
-"""Sharding types as pure functions: a table's shape and some ranks in, rectangles out.
-
-Execution never asks for a sharding type; it reads the rectangles.
-"""
+"""Sharding types as pure functions from a table's shape and ranks to rectangles. Execution uses only the rectangles."""
 
 from __future__ import annotations
 
@@ -9,20 +6,20 @@ from collections.abc import Callable, Sequence
 
 from rayrec.distributed.plan.shards import Shard, ShardingType, Span
 
-COLUMN_UNIT = 4  # fbgemm's CUDA kernels hold widths that are a multiple of 4, so others cost memory there
+COLUMN_UNIT = 4  # fbgemm's CUDA kernels pad widths to a multiple of 4
 
 
 def blocks(size: int, parts: int) -> list[Span]:
-    """`size` in at most `parts` spans of `ceil(size / parts)`, the last ones shorter or absent."""
+    """Cut `size` into at most `parts` spans of `ceil(size / parts)`; the last ones are shorter or absent."""
     step = -(-size // parts)
     return [Span(start, min(start + step, size)) for start in range(0, size, step)]
 
 
 def even_widths(dim: int, parts: int) -> list[Span]:
-    """`dim` columns in `parts` spans that begin at multiples of 4 and whose widths differ by at most 7.
+    """Cut `dim` columns into `parts` spans that start at multiples of 4; widths differ by at most 7.
 
     Raises:
-        ValueError: `dim` has fewer than `parts` units of 4 columns, of which the last may have less.
+        ValueError: `dim` has fewer than `parts` units of 4 columns (the last unit may be narrower).
     """
     units = -(-dim // COLUMN_UNIT)
     if units < parts:
@@ -35,13 +32,13 @@ def even_widths(dim: int, parts: int) -> list[Span]:
 
 
 def whole(table: str, rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shard, ...]:
-    """Table-wise: one rectangle, on the one rank given."""
+    """Table-wise: one rectangle on one rank."""
     (rank,) = ranks
     return (Shard(table=table, rows=Span(0, rows), cols=Span(0, dim), rank=rank),)
 
 
 def by_rows(table: str, rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shard, ...]:
-    """Row-wise: blocks of `ceil(rows / len(ranks))` rows; ranks past the last row hold nothing."""
+    """Row-wise: blocks of `ceil(rows / len(ranks))` rows; ranks after the last row hold no rows."""
     spans = blocks(rows, len(ranks))
     return tuple(
         Shard(table=table, rows=span, cols=Span(0, dim), rank=rank) for span, rank in zip(spans, ranks, strict=False)
@@ -49,7 +46,7 @@ def by_rows(table: str, rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shar
 
 
 def by_cols(table: str, rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shard, ...]:
-    """Column-wise: one vertical cut for each rank given; a rank may come twice."""
+    """Column-wise: one vertical cut per given rank; a rank may be given twice."""
     spans = even_widths(dim, len(ranks))
     return tuple(
         Shard(table=table, rows=Span(0, rows), cols=span, rank=rank) for span, rank in zip(spans, ranks, strict=True)
@@ -57,7 +54,7 @@ def by_cols(table: str, rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shar
 
 
 def by_grid(table: str, rows: int, dim: int, hosts: Sequence[Sequence[int]]) -> tuple[Shard, ...]:
-    """Grid: columns cut over hosts, each column cut by rows over the ranks of its host."""
+    """Grid: columns cut over hosts; each column cut by rows over the ranks of its host."""
     spans = even_widths(dim, len(hosts))
     return tuple(
         Shard(table=table, rows=block.rows, cols=cols, rank=block.rank)

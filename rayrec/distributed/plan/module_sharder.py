@@ -19,10 +19,10 @@ M = TypeVar("M", bound="nn.Module")
 
 
 class ModuleSharder(ABC, Generic[M]):
-    """Makes the sharded version of one kind of module.
+    """Shards one kind of module.
 
     Args:
-        qcomm_codecs_registry: number formats on the wire, of `fbgemm_qcomm_codec`.
+        qcomm_codecs_registry: number formats of communication, from `fbgemm_qcomm_codec`.
     """
 
     module_type: type[M]
@@ -35,22 +35,22 @@ class ModuleSharder(ABC, Generic[M]):
     def shard(
         self, module: M, params: ModuleSharding, env: ShardingEnv, device: torch.device | None = None
     ) -> nn.Module:
-        """The sharded version of `module` under the plan `params`, on `device`."""
+        """Return the sharded module for `module` with the shardings `params`, on `device`."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Sharding types that the sharded module can execute on `compute_device_type` ("cpu" or "cuda")."""
+        """Return the sharding types that run on `compute_device_type` ("cpu" or "cuda")."""
         return [ShardingType.DATA_PARALLEL.value]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Kernels that the sharded module can run for `sharding_type` on `compute_device_type`."""
+        """Return the kernels that run `sharding_type` on `compute_device_type`."""
         return ["default"]
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
-        """The module's tables by name."""
+        """Return the module's tables by name."""
         return dict(module.named_parameters())
 
     def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
-        """Bytes of a table by the memory it lies in: "hbm", or "ddr" where device or kernel keep it in the host's.
+        """Return the bytes of a table by memory: "hbm", or "ddr" for CPUs and kernels with tables in host memory.
 
         Raises:
             ValueError: another device than "cuda" or "cpu".
@@ -62,15 +62,15 @@ class ModuleSharder(ABC, Generic[M]):
 
 
 class ShardingPlanner(ABC):
-    """Finds a plan for a model."""
+    """Finds a sharding plan for a model."""
 
     @abstractmethod
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
-        """The plan."""
+        """Return the plan for `module`."""
 
     @abstractmethod
     def collective_plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
-        """One rank's plan, on every rank."""
+        """Plan on one rank and return the plan on every rank."""
 
 
 def sharder_of(module: nn.Module, sharders: Sequence[ModuleSharder[Any]], path: str = "") -> ModuleSharder[Any] | None:

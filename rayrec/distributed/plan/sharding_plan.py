@@ -1,4 +1,4 @@
-"""A plan for all tables of a model, its JSON, and the two tables it prints."""
+"""A plan for all tables of a model, its JSON, and its text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ModuleSharding = dict[str, ParameterSharding]
 
 
 class EmbeddingModuleShardingPlan(ModuleSharding):
-    """The tables' shardings of one collection by name; prints as two tables."""
+    """Shardings of one collection's tables by name; prints as two text tables."""
 
     def __str__(self) -> str:
         return module_text("", self).removeprefix("module: \n")
@@ -24,19 +24,19 @@ class EmbeddingModuleShardingPlan(ModuleSharding):
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """Where every table of a model lies: `plan[module path][table name]`.
+    """Shardings of all tables of a model: `plan[module path][table name]`.
 
-    Prints as one pair of tables a module; round-trips through `to_json` and `from_json`.
+    Prints as two text tables per module; round-trips through `to_json` and `from_json`.
     """
 
     plan: dict[str, ModuleSharding] = field(default_factory=dict)
 
     def get_plan_for_module(self, module_path: str) -> ModuleSharding | None:
-        """The plan of the collection at a path; None where there is none."""
+        """Return the plan of the collection at a path; None if there is none."""
         return self.plan.get(module_path)
 
     def shards(self) -> Iterator[tuple[str, ParameterSharding, Shard]]:
-        """(module path, its table's sharding, shard) for every shard of the plan."""
+        """Yield (module path, table's sharding, shard) of every shard."""
         for path, tables in self.plan.items():
             for sharding in tables.values():
                 for shard in sharding.shards:
@@ -44,7 +44,7 @@ class ShardingPlan:
 
     @property
     def min_world_size(self) -> int:
-        """The smallest world that has every rank the plan names."""
+        """The smallest world size with every rank of the plan."""
         return max((shard.rank for _, _, shard in self.shards()), default=-1) + 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,10 +60,10 @@ class ShardingPlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ShardingPlan:
-        """The plan that `to_dict` wrote.
+        """Return the plan written by `to_dict`.
 
         Raises:
-            ValueError: another version, or a field that is missing or malformed, named by its path.
+            ValueError: another version, or a missing or malformed field.
         """
         if data.get("version") != PLAN_VERSION:
             raise ValueError(f"plan version {data.get('version')!r}: this rayrec reads version {PLAN_VERSION}")
@@ -85,7 +85,7 @@ class ShardingPlan:
 
 
 def write_sharding(p: ParameterSharding) -> dict[str, Any]:
-    """The fields of one table's sharding."""
+    """Return one table's sharding as plain data."""
     share = p.cache_params and p.cache_params.load_factor
     cache = {} if share is None else {"cache_params": {"load_factor": share}}
     return {
@@ -105,18 +105,18 @@ def write_sharding(p: ParameterSharding) -> dict[str, Any]:
 
 
 def read_sharding(path: str, name: str, raw: Mapping[str, Any]) -> ParameterSharding:
-    """The sharding of table `name` of module `path`, from the fields that `write_sharding` wrote.
+    """Return the sharding of table `name` of module `path`, written by `write_sharding`.
 
     Raises:
-        ValueError: one that is missing or malformed.
+        ValueError: a missing or malformed field.
     """
     where = f"plan of module {path!r}, table {name!r}"
     try:
         sharding_type = ShardingType(raw["sharding_type"]).value
         shards, devices, local_ranks = [], set(), {}
-        for piece in raw["shards"]:
-            (row, col), (num_rows, num_cols) = piece["shard_offsets"], piece["shard_sizes"]
-            rank, device = piece["placement"].removeprefix("rank:").split("/")
+        for shard in raw["shards"]:
+            (row, col), (num_rows, num_cols) = shard["shard_offsets"], shard["shard_sizes"]
+            rank, device = shard["placement"].removeprefix("rank:").split("/")
             kind, _, index = device.partition(":")
             devices.add(kind)
             if index and int(index) != int(rank):
@@ -140,7 +140,7 @@ def read_sharding(path: str, name: str, raw: Mapping[str, Any]) -> ParameterShar
 
 
 def module_text(path: str, tables: Mapping[str, ParameterSharding]) -> str:
-    """A module's tables, and their shards."""
+    """Return the text of a module's tables and shards."""
     params = [(name, p.sharding_type, p.compute_kernel, str(p.ranks)) for name, p in tables.items()]
     shards = [
         (name, str([s.rows.start, s.cols.start]), str(list(s.shape)), p.placement(s))

@@ -1,4 +1,4 @@
-"""How one table is sharded: its rectangles, and what is said about its memory."""
+"""The sharding of one table: its rectangles, kernel and cache."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 
-DEFAULT_LOAD_FACTOR = 0.2  # of a device cache; fbgemm's own
+DEFAULT_LOAD_FACTOR = 0.2  # of a device cache; fbgemm's default
 
 
 class ShardingType(str, Enum):
-    """How a table is cut into shards (see `sharding/cuts.py`)."""
+    """How a table is cut into shards (see `cuts.py`)."""
 
     DATA_PARALLEL = "data_parallel"
     TABLE_WISE = "table_wise"
@@ -29,8 +29,8 @@ class EmbeddingComputeKernel(str, Enum):
     """The kernel that looks up and updates a shard.
 
     DENSE leaves gradients to a torch optimizer; the FUSED family updates inside backward, with weights in device
-    memory (FUSED), in host memory read by the device (FUSED_UVM), or there behind a device cache (FUSED_UVM_CACHING).
-    `BATCHED_FUSED` and its relatives are the tutorials' older names for the same kernels.
+    memory (FUSED), in host memory read by the device (FUSED_UVM), or in host memory with a device cache
+    (FUSED_UVM_CACHING). The names with BATCHED_ are aliases.
     """
 
     DENSE = "dense"
@@ -62,7 +62,7 @@ class Span:
         return self.stop - self.start
 
     def overlap(self, other: Span) -> Span:
-        """The part both spans hold; of size 0 where they do not meet."""
+        """Return the intersection; of size 0 if the spans are disjoint."""
         start = max(self.start, other.start)
         return Span(start, max(start, min(self.stop, other.stop)))
 
@@ -72,7 +72,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Shard:
-    """One rectangle of one table, on one rank."""
+    """One rectangle of one table on one rank."""
 
     table: str
     rows: Span
@@ -86,15 +86,14 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class CacheParams:
-    """How much of a table of kernel `fused_uvm_caching` its device cache holds.
+    """The device cache of a table with kernel `fused_uvm_caching`.
 
     Args:
-        algorithm, reserved_memory, precision, prefetch_pipeline, stats, multipass_prefetch_config: taken and not
-            needed: which rows the cache drops changes no result.
-        load_factor: share of the rows; default: fbgemm's.
+        algorithm, reserved_memory, precision, prefetch_pipeline, stats, multipass_prefetch_config: accepted, not used.
+        load_factor: cached share of the rows; default: fbgemm's.
 
     Raises:
-        ValueError: a share that is not above 0 and at most 1.
+        ValueError: a load factor not above 0 or above 1.
     """
 
     algorithm: object = None
@@ -112,29 +111,25 @@ class CacheParams:
 
 @dataclass(frozen=True, slots=True, init=False)
 class ParameterSharding:
-    """How one table is sharded.
+    """The sharding of one table.
 
-    `shards` cover the table exactly once; a data-parallel table lists one full rectangle for every rank. Where they are
-    given as a `sharding_spec`, or as the ranks of a data-parallel table, the table's name and size are filled in when
-    it is known which one is meant (`of_table`).
+    `shards` cover the table exactly once; a data-parallel table has one full rectangle per rank. If they are given as a
+    `sharding_spec` or as `ranks`, `of_table` adds the table's name and size.
 
     Args:
         sharding_type: a `ShardingType`'s value.
         compute_kernel: an `EmbeddingComputeKernel`'s value.
-        ranks: of a data-parallel table; of others the spec says them.
-        sharding_spec: a `ShardMetadata` for each rectangle: offsets, sizes, and a placement as `rank:1/cuda:1`.
-        cache_params: of a table behind a device cache; without them it holds fbgemm's default share.
-        enforce_hbm, bounds_check_mode: taken and not needed: the kernel says where a table lies, and ids are checked
-            where they come in.
-        stochastic_rounding, output_dtype, key_value_params: must be None: rounding is the optimizer's setting, vectors
-            are float32, and there are no tables on disk.
-        shards: the rectangles, instead of ranks and spec.
-        device: the type of device they lie on.
-        local_ranks: the device's index of those ranks that are not on the first host, where it is another one than the
-            rank.
+        ranks: ranks of a data-parallel table; other tables give `sharding_spec`.
+        sharding_spec: one `ShardMetadata` per rectangle: offsets, sizes, and a placement such as `rank:1/cuda:1`.
+        cache_params: device cache; default: fbgemm's load factor.
+        enforce_hbm, bounds_check_mode: accepted, not used; the kernel defines the memory, and ids are checked on input.
+        stochastic_rounding, output_dtype, key_value_params: not supported; must be None.
+        shards: the rectangles, instead of `ranks` or `sharding_spec`.
+        device: device type.
+        local_ranks: device index by rank, if it differs from the rank.
 
     Raises:
-        ValueError: a setting that is not offered.
+        ValueError: a setting that is not supported.
     """
 
     sharding_type: str
@@ -166,7 +161,7 @@ class ParameterSharding:
         given = {"stochastic_rounding": stochastic_rounding, "output_dtype": output_dtype}
         for name, value in {**given, "key_value_params": key_value_params}.items():
             if value is not None:
-                raise ValueError(f"ParameterSharding: {name} is not offered: {refused[name]}; leave it out")
+                raise ValueError(f"ParameterSharding: {name} is not supported: {refused[name]}; leave it out")
         local = dict(local_ranks or {})
         if shards is None and sharding_spec is not None:
             shards, device, local = _read_spec(sharding_spec.shards)
@@ -184,12 +179,12 @@ class ParameterSharding:
 
     @property
     def ranks(self) -> list[int]:
-        """The rank of each shard, in their order."""
+        """The rank of each shard, in order."""
         return [shard.rank for shard in self.shards]
 
     @property
     def sharding_spec(self) -> EnumerableShardingSpec | None:
-        """The rectangles as torch describes them; None for a data-parallel table."""
+        """The rectangles as torch's sharding spec; None for a data-parallel table."""
         from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 
         if self.replicated:
@@ -200,7 +195,7 @@ class ParameterSharding:
 
     @property
     def load_factor(self) -> float:
-        """Share of the rows that a device cache holds, where there is one."""
+        """Cached share of the rows."""
         return (self.cache_params and self.cache_params.load_factor) or DEFAULT_LOAD_FACTOR
 
     @property
@@ -213,12 +208,12 @@ class ParameterSharding:
         return (max(s.rows.stop for s in self.shards), max(s.cols.stop for s in self.shards))
 
     def placement(self, shard: Shard) -> str:
-        """The shard's rank and its device, as that rank's host numbers it: `rank:2/cuda:0`, `rank:2/cpu`."""
+        """Return the shard's rank and local device: `rank:2/cuda:0`, `rank:2/cpu`."""
         index = self.local_ranks.get(shard.rank, shard.rank)
         return f"rank:{shard.rank}/{'cpu' if self.device == 'cpu' else f'{self.device}:{index}'}"
 
     def of_table(self, name: str, rows: int, dim: int) -> ParameterSharding:
-        """The sharding with its table's name and, where every rank has a copy, its size; itself where it has both."""
+        """Return the sharding with the table's name and, if data-parallel, its size; unchanged if already set."""
         if all(shard.table for shard in self.shards):
             return self
         named = [replace(shard, table=name) for shard in self.shards]
@@ -228,7 +223,7 @@ class ParameterSharding:
 
 
 def _read_spec(shards: Iterable[ShardMetadata]) -> tuple[list[Shard], str, dict[int, int]]:
-    """Rectangles without a table, the type of device, and the devices' indices where they are not the ranks."""
+    """Return rectangles without table name, device type, and device index by rank if it differs."""
     found: list[Shard] = []
     device, local = "cpu", {}
     for each in shards:

@@ -1,6 +1,6 @@
-"""Planning for sharding groups that are replicated: the machine of one group, what synchronisation costs, how many.
+"""2D plans: the topology of one sharding group, the cost of synchronizing replicas, the number of groups.
 
-A group is planned for as a cluster of its own. What its ranks exchange with their replicas comes on top.
+A group is planned as a cluster of its own; the exchange with replicas is added.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner.cost.seconds import distinct
 from rayrec.distributed.planner.machine.topology import Topology
 from rayrec.distributed.planner.report.result import NoPlanError, PlanResult
-from rayrec.distributed.planner.report.shard_costs import pieces
+from rayrec.distributed.planner.report.shard_costs import shard_costs
 from rayrec.distributed.replicas.layout import GroupLayout
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grouped:
-    """A plan for one sharding group, of which there are several.
+    """The plan of one sharding group, and the cost of synchronization with the other groups.
 
     Args:
         layout: the groups.
-        result: the plan of each.
-        sync_bytes: that the busiest rank sends to its replicas, on average of all steps; all of its kind alike.
-        sync_s: predicted seconds of a step's synchronisation, likewise.
+        result: the plan of every group.
+        sync_bytes: bytes that the busiest rank sends to its replicas per step, on average.
+        sync_s: predicted seconds of synchronization per step, on average.
     """
 
     layout: GroupLayout
@@ -35,15 +35,15 @@ class Grouped:
 
     @property
     def step_s(self) -> float:
-        """Predicted seconds of the embedding part of a step on the slowest rank, with synchronisation."""
+        """Predicted seconds of the embedding part of a step on the slowest rank, with synchronization."""
         return self.result.estimate.worst_s + self.sync_s
 
 
 def group_topology(topology: Topology, layout: GroupLayout) -> Topology:
-    """The machine of one group: that of the group which is on most hosts, each host with the least memory of any.
+    """Return the topology of the group on most hosts, each host with the minimum memory of all hosts.
 
     Raises:
-        ValueError: the layout is for another world.
+        ValueError: a layout for another number of ranks.
     """
     if layout.world_size != topology.world_size:
         raise ValueError(f"the layout has {layout.world_size} ranks, but the topology {topology.world_size}")
@@ -59,32 +59,32 @@ def group_topology(topology: Topology, layout: GroupLayout) -> Topology:
         if len(on_hosts) > len(sizes):
             sizes = list(on_hosts.values())
     memory = min(host.memory_bytes for host in topology.hosts)
-    beside = min(host.host_bytes for host in topology.hosts)
+    host_memory = min(host.host_bytes for host in topology.hosts)
     cpu = topology.compute_device == "cpu"
-    caps = {"ddr_cap": memory} if cpu else {"hbm_cap": memory, "ddr_cap": beside or None}
+    caps = {"ddr_cap": memory} if cpu else {"hbm_cap": memory, "ddr_cap": host_memory or None}
     group = Topology(layout.group_size, topology.compute_device, hosts=sizes, **caps)
     return group.with_device(topology.device)
 
 
 def grouped(result: PlanResult, layout: GroupLayout, topology: Topology, sync_every: int) -> Grouped:
-    """The plan of a group with what synchronisation adds to it.
+    """Return the plan of a group with its synchronization cost.
 
-    With n touched rows of c columns on a rank (`distinct` of the group's ids), R groups, s bytes of optimizer state:
+    For n touched rows of c columns on a rank (`distinct` of the group's ids), R groups, s bytes of optimizer state:
 
-    - every step: (R - 1) n (8 + 4 c) bytes; each replica then sorts and adds up all R n rows
-    - every N steps: of the rows touched since then their numbers, (R - 1) n 8 bytes, and of the union over groups an
-      all-reduce of weights and state, 2 (R - 1) / R bytes for each of u (4 c + s)
+    - every step: (R - 1) n (8 + 4 c) bytes; each replica then sorts and adds all R n rows
+    - every N steps: row numbers of the rows touched since, (R - 1) n 8 bytes, and an all-reduce of weights and state
+      of the u rows touched by any group, 2 (R - 1) / R bytes for each of u (4 c + s)
 
-    Data-parallel tables meet in every step.
+    Data-parallel tables synchronize in every step.
     """
     replicas, device = layout.replicas, topology.device
     tables = {table.key: table for table in result.tables}
     sent, seconds = [0.0] * layout.group_size, [0.0] * layout.group_size
     bandwidth = device.inter_host_bw if _crosses_hosts(layout, topology) else device.intra_host_bw
-    for piece in pieces(result) if replicas > 1 else ():
-        table, (rows, cols) = tables[piece.key], piece.shard.shape
+    for each in shard_costs(result) if replicas > 1 else ():
+        table, (rows, cols) = tables[each.key], each.shard.shape
         ids = table.ids * rows / table.rows
-        steps = 1 if piece.sharding_type == ShardingType.DATA_PARALLEL.value else sync_every
+        steps = 1 if each.sharding_type == ShardingType.DATA_PARALLEL.value else sync_every
         touched = distinct(steps * ids, rows)
         if steps == 1:
             moved = (replicas - 1) * touched * (ID_BYTES + VECTOR_ELEMENT_BYTES * cols)
@@ -95,8 +95,8 @@ def grouped(result: PlanResult, layout: GroupLayout, topology: Topology, sync_ev
             numbers = union * (VECTOR_ELEMENT_BYTES * cols + state)
             moved = (replicas - 1) * (touched * ID_BYTES + 2 / replicas * numbers)
             work = replicas * touched * device.sort_s + 2 * numbers / device.memory_bw
-        sent[piece.shard.rank] += moved / steps
-        seconds[piece.shard.rank] += (moved / bandwidth + work) / steps
+        sent[each.shard.rank] += moved / steps
+        seconds[each.shard.rank] += (moved / bandwidth + work) / steps
     start = 0.0 if replicas == 1 else 2 * (device.collective_s + device.begin_s) / sync_every
     return Grouped(layout=layout, result=result, sync_bytes=max(sent), sync_s=max(seconds) + start)
 
@@ -109,14 +109,14 @@ def _crosses_hosts(layout: GroupLayout, topology: Topology) -> bool:
 
 
 def choose_groups(plan: Callable[[Topology], PlanResult], topology: Topology, sync_every: int) -> Grouped:
-    """The number of groups whose predicted step is the shortest, of those that divide the world and hold the tables.
+    """Return the layout with the shortest predicted step, of all group sizes that divide the world and fit.
 
     Args:
-        plan: plans for the machine of a group.
-        topology: of all ranks.
+        plan: plans one group's topology.
+        topology: all ranks.
 
     Raises:
-        NoPlanError: nothing fits, not even one group of all ranks.
+        NoPlanError: no plan fits, even with one group of all ranks.
     """
     world = topology.world_size
     best = grouped(plan(topology), GroupLayout(world, world), topology, sync_every)
@@ -127,6 +127,6 @@ def choose_groups(plan: Callable[[Topology], PlanResult], topology: Topology, sy
         try:
             found = grouped(plan(group_topology(topology, layout)), layout, topology, sync_every)
         except NoPlanError:
-            break  # smaller groups hold less
+            break
         best = min(best, found, key=lambda each: each.step_s)
     return best

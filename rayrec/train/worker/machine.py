@@ -16,7 +16,7 @@ from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner import Topology
 from rayrec.distributed.planner.machine.calibration import Calibration
 from rayrec.distributed.planner.machine.devices import preset_of
-from rayrec.distributed.planner.report.host_traffic import exchange_words
+from rayrec.distributed.planner.report.host_traffic import exchange_text
 from rayrec.distributed.planner.sharding_groups import group_topology
 from rayrec.distributed.replicas import GroupLayout
 
@@ -109,4 +109,4 @@ def planned_for(
     ]
     speeds = "presets" if calibration is None else calibration.path
     own = topology if layout is None else group_topology(topology, layout)
-    return {"hosts": hosts, "speeds": speeds, "exchange": exchange_words(plan, own)}
+    return {"hosts": hosts, "speeds": speeds, "exchange": exchange_text(plan, own)}

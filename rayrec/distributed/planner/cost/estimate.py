@@ -1,4 +1,4 @@
-"""What any plan costs: seconds and bytes of every rank, whoever made the plan."""
+"""The estimate of a plan: seconds and bytes of every rank."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rayrec.distributed.planner.cost.memory import shard_storage
 from rayrec.distributed.planner.cost.seconds import (
     executor_of,
     latency_seconds,
-    own_seconds,
     shard_cost,
     shared_seconds,
+    work_seconds,
 )
 from rayrec.distributed.planner.cost.terms import Cost, ShardBytes
 from rayrec.distributed.planner.machine.topology import Topology
@@ -37,10 +37,10 @@ class Estimate:
     Args:
         cost_RT: seconds a step, ranks x terms of `Cost`.
         storage_RT: bytes, ranks x terms of `ShardBytes`.
-        collectives_s: seconds that every rank's collectives take besides their bytes.
-        routing_s: seconds every rank works on its own batch, wherever shards are: the step's own, starting collectives,
-            routing ids, adding partial sums.
-        reserve_R: bytes every rank keeps back.
+        collectives_s: latency of the collectives, equal for all ranks.
+        routing_s: seconds of every rank's work on its own batch: step overhead, launching collectives, routing ids,
+            adding partial sums.
+        reserve_R: reserved bytes of every rank.
     """
 
     cost_RT: Floats
@@ -51,7 +51,7 @@ class Estimate:
 
     @property
     def fixed_s(self) -> float:
-        """Seconds that are the same for every rank."""
+        """Seconds that are equal for all ranks."""
         return self.collectives_s + self.routing_s
 
     @property
@@ -64,7 +64,7 @@ class Estimate:
 
     @property
     def tables_R(self) -> Floats:
-        """Bytes that shards and their buffers take on the device."""
+        """Device bytes of shards and their buffers."""
         return np.asarray(self.storage_RT[:, :-1].sum(axis=1))
 
     @property
@@ -85,7 +85,7 @@ class Estimate:
 
     @property
     def lookup_ratio(self) -> float:
-        """Worst over mean lookup load; 1 is perfect balance."""
+        """Maximum over mean lookup load; 1 is perfect balance."""
         mean = float(self.lookup_R.mean())
         return float(self.lookup_R.max()) / mean if mean > 0 else 1.0
 
@@ -95,13 +95,13 @@ class Estimate:
         return self.step_on(len(self.cost_RT))
 
     def step_on(self, processors: int, alone: float = 1.0) -> float:
-        """`step_s` where ranks share a host of `processors`, perhaps fewer than they are.
+        """Return `step_s` if the ranks share `processors` processors, possibly fewer than ranks.
 
-        Exchanges are measured with all ranks at once, so that their figures hold as they are. Between them ranks work,
-        first all at once and towards the end only the busiest, and those that work slow each other (`slowdown`).
+        Exchange times already include all ranks. Between exchanges, ranks work at first all at once and at the end
+        only the busiest, and ranks that work slow each other down (`slowdown`).
 
         Args:
-            processors: of all ranks together.
+            processors: processors of all ranks together.
             alone: `Device.alone`.
         """
         exchanges = sum(float(self.cost_RT[:, terms].sum(axis=1).max()) for terms in (INPUT, OUTPUT, GRADIENT))
@@ -110,17 +110,17 @@ class Estimate:
 
 
 def _together(work_R: Floats, processors: int, alone: float) -> float:
-    """Seconds until all ranks have done their work: from the k-th busiest rank's end to the one's before, k work."""
+    """Return the seconds until all ranks are done; between the ends of the (k+1)-th and k-th busiest, k ranks work."""
     falling = np.append(np.sort(work_R)[::-1], 0.0)
     slow = [slowdown(count, len(work_R), processors, alone) for count in range(1, len(work_R) + 1)]
     return float(((falling[:-1] - falling[1:]) * slow).sum())
 
 
 def slowdown(count: int, ranks: int, processors: int, alone: float) -> float:
-    """How long work takes while `count` of `ranks` are at it, in units of that when each has a processor and all run.
+    """Return the factor on a rank's work while `count` of `ranks` work; 1 if all work, each on its own processor.
 
-    Of those that run, each further one adds the same to the share `alone` that one by itself would take (they share
-    caches and memory); ranks beyond the processors wait for one.
+    A single working rank needs `alone`; each further one adds the same amount (shared caches and memory). More ranks
+    than processors take turns.
     """
     most = min(ranks, processors)
     crowd = alone + (1.0 - alone) * (min(count, most) - 1) / (most - 1) if most > 1 else 1.0
@@ -133,10 +133,10 @@ def evaluate(
     topology: Topology,
     reserve_R: Floats | None = None,
 ) -> Estimate:
-    """Predict the load that `plan` puts on every rank of `topology`.
+    """Predict the load of every rank of `topology` under `plan`.
 
     Raises:
-        ValueError: the plan names a table or a rank that is not there.
+        ValueError: an unknown table or rank in the plan.
     """
     known = {table.key: table for table in tables}
     local_R = np.zeros(topology.world_size, dtype=np.int64)
@@ -157,7 +157,7 @@ def evaluate(
         cost_RT=cost_RT,
         storage_RT=storage_RT,
         collectives_s=latency_seconds(frozenset(executors), topology),
-        routing_s=shared + own_seconds(frozenset(executors), topology),
+        routing_s=shared + work_seconds(frozenset(executors), topology),
         reserve_R=np.zeros(topology.world_size) if reserve_R is None else reserve_R,
     )
 
@@ -170,7 +170,7 @@ def _add(
     cost_RT: Floats,
     storage_RT: Floats,
 ) -> None:
-    """Add a table's shards to their ranks; equal shapes on equal hosts are computed once."""
+    """Add a table's shards to their ranks; computes equal shapes on equal hosts once."""
     ranks_of: dict[tuple[int, int, int], list[int]] = {}
     for shard in sharding.shards:
         if not 0 <= shard.rank < topology.world_size:

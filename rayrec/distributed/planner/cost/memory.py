@@ -1,4 +1,4 @@
-"""Bytes that one shard takes on its rank, and bytes a rank keeps back for all else."""
+"""Bytes that one shard takes on its rank, and bytes that a rank reserves for everything else."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from rayrec.distributed.planner.machine.topology import Topology
 from rayrec.distributed.planner.tables.table import Table
 from rayrec.modules.init import BLOCK_ELEMENTS
 
-# What a step holds at its peak, in copies, as the executors of `distributed.sharding` allocate it. On CPUs it stays
-# with the process: large buffers are kept for the next step (`buffers.py`), small ones by malloc.
-ID_COPIES = 6  # where ids are looked up: the message, joined, in the order of lookups; three as backward sorts rows
-OWN_ID_COPIES = 4  # where they come from: the batch, cut by rows, in the order of ranks, the message
-BAG_BYTES = 16  # of a bag where it is looked up: its length as it came and in order, and its offset
-VECTOR_COPIES = 2  # where vectors are looked up: those sent, and their gradients coming back
-OWN_VECTOR_COPIES = 4  # where they are wanted: what arrived, the result, its gradient, the message back
-PARTIAL_COPIES = 2  # what arrived and the message back hold each row block's part
-INDEX_BYTES = 1.5  # three places (8 bytes each) for every 16 numbers of a result, which put columns in order
-# rows that replicas exchange: arrived, joined, added up, averaged; weights: old, scaled gradient, step, new
+# Peak copies during a step, as the executors allocate them.
+ID_COPIES = 6  # on the looking-up rank: message, joined, in lookup order; three when backward sorts rows
+SOURCE_ID_COPIES = 4  # on the batch's rank: batch, cut by rows, in rank order, message
+BAG_BYTES = 16  # per bag on the looking-up rank: length as received and in order, offset
+VECTOR_COPIES = 2  # on the looking-up rank: vectors sent, gradients received
+SOURCE_VECTOR_COPIES = 4  # on the batch's rank: received, result, gradient, message back
+PARTIAL_COPIES = 2  # received and message back hold one part per row block
+INDEX_BYTES = 1.5  # three indices (8 bytes each) per 16 elements of a result, for the order of columns
+# rows exchanged by replicas: received, joined, summed, averaged; weights: old, scaled gradient, step, new
 GATHER_COPIES = 8
-FILL_BYTES = 4 * BLOCK_ELEMENTS  # first weights of rectangles that are not whole rows are made in blocks
+FILL_BYTES = 4 * BLOCK_ELEMENTS  # initial weights of shards without whole rows are made in blocks
 RESERVE_SHARE = 0.1  # of a rank's memory: allocator fragments, library contexts, communication buffers
 
 
@@ -38,15 +37,15 @@ def shard_storage(
     topology: Topology,
     cache_load_factor: float = DEFAULT_LOAD_FACTOR,
 ) -> ShardBytes:
-    """The bytes of a shard of `shape` (rows, columns).
+    """Return the bytes of a shard of `shape` (rows, columns).
 
-    - weights: rows * columns * element size; optimizer: the state of those rows, two moments under the dense kernel
+    - weights: rows * columns * element size; optimizer: the state of those rows, two moments with the dense kernel
     - gradients: the dense kernel only, as large as the weights
-    - ids: `ID_COPIES` of the ids that arrive (8 bytes [+ 4 weighted]), and `BAG_BYTES` for each bag
-    - vectors: `VECTOR_COPIES` of what leaves; row blocks add their parts for the rank's own examples,
-      vectors / ranks * (blocks - 1), `PARTIAL_COPIES` of them with their places
-    - replicas: ids are the rank's own; the rows that all ranks touched with their gradients, `GATHER_COPIES` times
-    - UVM: weights and state lie in host memory; the cached kernel keeps `cache_load_factor` of them on the device
+    - ids: `ID_COPIES` of the received ids (8 bytes [+ 4 weighted]), and `BAG_BYTES` per bag
+    - vectors: `VECTOR_COPIES` of the sent vectors; for row blocks also `PARTIAL_COPIES` of the partial sums of the
+      rank's examples, vectors / ranks * (blocks - 1), with their indices
+    - data-parallel: the rank's ids only; `GATHER_COPIES` of the rows that all ranks touched, with gradients
+    - UVM: weights and state are in host memory; the cached kernel keeps `cache_load_factor` of them on the device
     """
     rows, cols = shape
     if rows == 0 or cols == 0:
@@ -82,10 +81,10 @@ def shard_storage(
 
 
 def reserve_bytes(tables: Sequence[Table], dense_bytes: int, memory_bytes: int, world_size: int) -> float:
-    """What a rank keeps back: the dense part, its own batch, and a share for all else.
+    """Return the bytes that a rank reserves: the dense part, its batch, and a share for everything else.
 
-    The batch: `OWN_ID_COPIES` of its ids with lengths, `OWN_VECTOR_COPIES` of every table's vectors with their places;
-    and a block of first weights.
+    The batch: `SOURCE_ID_COPIES` of its ids with lengths, `SOURCE_VECTOR_COPIES` of every table's vectors with their
+    indices, and one block of initial weights.
 
     Args:
         tables: all tables.
@@ -93,9 +92,9 @@ def reserve_bytes(tables: Sequence[Table], dense_bytes: int, memory_bytes: int, 
         memory_bytes: the rank's memory.
         world_size: ranks that share the step's ids.
     """
-    number_bytes = OWN_VECTOR_COPIES * VECTOR_ELEMENT_BYTES + INDEX_BYTES
+    number_bytes = SOURCE_VECTOR_COPIES * VECTOR_ELEMENT_BYTES + INDEX_BYTES
     batch = sum(
-        OWN_ID_COPIES * (t.ids * (ID_BYTES + WEIGHT_BYTES * t.weighted) + t.bags * LENGTH_BYTES)
+        SOURCE_ID_COPIES * (t.ids * (ID_BYTES + WEIGHT_BYTES * t.weighted) + t.bags * LENGTH_BYTES)
         + (t.bags if t.pooled else t.ids) * t.dim * number_bytes
         for t in tables
     )
@@ -103,7 +102,7 @@ def reserve_bytes(tables: Sequence[Table], dense_bytes: int, memory_bytes: int, 
 
 
 def reserves(tables: Sequence[Table], topology: Topology, dense_bytes: int) -> NDArray[np.float64]:
-    """`reserve_bytes` of every rank of `topology`."""
+    """Return `reserve_bytes` of every rank of `topology`."""
     memory = [host.memory_bytes for host in topology.hosts for _ in host.ranks]
     held = {each: reserve_bytes(tables, dense_bytes, each, topology.world_size) for each in set(memory)}
     return np.array([held[each] for each in memory])

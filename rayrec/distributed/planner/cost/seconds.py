@@ -1,10 +1,9 @@
-"""Seconds that one shard adds to its rank in one training step, term by term.
+"""Seconds that one shard adds to its rank in one training step, by term.
 
 The formulas count bytes and divide by bandwidths, after the roofline view of embedding bags in "Deep Learning
 Recommendation Model" (Naumov et al. 2019, arXiv:1906.00091) and the all-to-all analysis in "Software-Hardware
-Co-design for Fast and Scalable Training of DLRMs" (Mudigere et al. 2021, arXiv:2104.05158). All ranks are assumed to
-bring equally many examples, and ids to spread evenly over rows; behind a UVM cache they follow Zipf's law.
-Which shards there are is decided elsewhere.
+Co-design for Fast and Scalable Training of DLRMs" (Mudigere et al. 2021, arXiv:2104.05158). They assume equally large
+batches on all ranks and ids spread evenly over rows; with a UVM cache, ids follow Zipf's law.
 """
 
 from __future__ import annotations
@@ -18,49 +17,49 @@ from rayrec.distributed.planner.machine.devices import Device
 from rayrec.distributed.planner.machine.topology import Topology
 from rayrec.distributed.planner.tables.table import Table
 
-ZIPF_EXPONENT = 0.75  # skew of ids seen by a cache; Criteo's large tables lie around it
-DENSE_MOMENTS = 2  # the user's optimizer of a dense kernel is not known to the planner; Adam's, in the table's format
-# collectives of a step: vectors and their gradients of sharded tables; rows that replicas touched; ids, on a GPU after
-# a header of their own
+ZIPF_EXPONENT = 0.75  # skew of cached ids; about that of Criteo's large tables
+DENSE_MOMENTS = 2  # assume Adam for dense kernels; the planner does not know the optimizer
+# collectives per step: vectors and gradients of sharded tables; rows touched by replicas; ids (on GPUs also a header)
 COLLECTIVES = {"flat": 2, "replicated": 1}
 ID_COLLECTIVES = {"cpu": 1, "cuda": 2}
 
 
 def executor_of(sharding_type: str) -> str:
-    """Which executor runs a sharding type; "flat" also stands for the hierarchical one, which takes its place.
+    """Return the executor of a sharding type; "flat" includes the hierarchical executor.
 
-    Its two further exchanges, inside the host, are not counted; what it saves between hosts is, in `shard_cost`.
+    The hierarchical executor's two additional exchanges inside the host are not counted; `shard_cost` includes what it
+    saves between hosts.
     """
     return "replicated" if sharding_type == ShardingType.DATA_PARALLEL.value else "flat"
 
 
 def fixed_seconds(executors: frozenset[str], topology: Topology) -> float:
-    """Seconds every rank spends on a step whatever it moves: its own work, and its collectives' latencies."""
-    return own_seconds(executors, topology) + latency_seconds(executors, topology)
+    """Return seconds per step that do not depend on the bytes moved: work and latency of collectives."""
+    return work_seconds(executors, topology) + latency_seconds(executors, topology)
 
 
 def latency_seconds(executors: frozenset[str], topology: Topology) -> float:
-    """What of these its collectives take, for all ranks at once."""
+    """Return the latency of a step's collectives."""
     return topology.device.collective_s * _collectives(executors, topology)
 
 
-def own_seconds(executors: frozenset[str], topology: Topology) -> float:
-    """What of these a rank works itself, for which it needs a processor: the step's own, and around collectives."""
+def work_seconds(executors: frozenset[str], topology: Topology) -> float:
+    """Return a rank's work per step that does not depend on the bytes moved; it needs a processor."""
     return topology.device.step_s + topology.device.begin_s * _collectives(executors, topology)
 
 
 def _collectives(executors: frozenset[str], topology: Topology) -> int:
-    """How many there are in a step."""
+    """Return the number of collectives per step."""
     if topology.world_size == 1:
         return 0
     return ID_COLLECTIVES[topology.device.kind] + sum(COLLECTIVES[name] for name in executors)
 
 
 def shared_seconds(table: Table, sharding_type: str, col_cuts: int, row_cuts: int, topology: Topology) -> float:
-    """Seconds that a table costs every rank alike, wherever its shards are: routing its own ids, adding partials.
+    """Return the seconds that a table costs every rank, wherever its shards are: routing ids, adding partial sums.
 
-    ids of a rank * (route_s * column cuts, as each gets all ids [+ cut_s under row cuts]), and for each row block but
-    one, partial_s a bag, and reading and adding a partial sum of each of the rank's own vectors. Replicas: nothing.
+    ids of a rank * (route_s * column cuts, since each cut gets all ids [+ cut_s with row cuts]), and for each further
+    row block partial_s per bag plus reading and adding one partial sum per vector. Data-parallel: nothing.
     """
     device, world = topology.device, topology.world_size
     if sharding_type == ShardingType.DATA_PARALLEL.value or world == 1:
@@ -72,22 +71,22 @@ def shared_seconds(table: Table, sharding_type: str, col_cuts: int, row_cuts: in
 
 
 def distinct(ids: float, rows: float) -> float:
-    """Expected number of different rows that `ids` uniform draws out of `rows` touch: rows * (1 - exp(-ids / rows))."""
+    """Return the expected number of distinct rows in `ids` uniform draws: rows * (1 - exp(-ids / rows))."""
     return -rows * math.expm1(-ids / rows) if rows > 0 else 0.0
 
 
 def hit_rate(cache_load_factor: float) -> float:
-    """Share of lookups that a cache of the most used `cache_load_factor` of the rows answers.
+    """Return the hit rate of a cache that holds the most used `cache_load_factor` of the rows.
 
-    Under Zipf's law with exponent s < 1 the first x of the rows draw x ** (1 - s) of the ids.
+    Under Zipf's law with exponent s < 1 the first x of the rows get x ** (1 - s) of the ids.
     """
     return min(1.0, cache_load_factor) ** (1.0 - ZIPF_EXPONENT)
 
 
 def row_bandwidth(kernel: str, device: Device, cache_load_factor: float) -> float:
-    """Bytes per second at which the kernel reads and writes rows of its table.
+    """Return the bytes per second at which the kernel reads and writes rows.
 
-    Behind a cache a miss moves the row over the bus and once more into the cache.
+    A cache miss moves the row over the bus and then into the cache.
     """
     if device.kind == "cpu" or kernel in ("fused", "dense"):
         return device.memory_bw
@@ -106,22 +105,21 @@ def shard_cost(
     topology: Topology,
     cache_load_factor: float = DEFAULT_LOAD_FACTOR,
 ) -> Cost:
-    """The cost of a shard of `shape` (rows, columns) on a rank whose host has `local` ranks.
+    """Return the cost of a shard of `shape` (rows, columns) on a host with `local` ranks.
 
     With share = rows / table rows, ids = table ids * share, out = vectors * columns * 4 bytes:
 
     - lookup: ids * (id_s + max(row bytes, sector) / row bandwidth) + out / memory bandwidth
-    - input: (ids * (8 [+ 4 weighted]) + bags * 4) over the links, in the shares that come from this and other hosts
-    - output and gradient: their numbers over the links likewise, in the bytes that the codec gives each; every row
-      block sends a partial sum for every bag. Where the hierarchical executor runs (hosts of equally many ranks), row
-      blocks of one host meet there first: these * (local - 1) / local inside the host, and between hosts
-      1 / (row blocks of the host) of what the link would carry
+    - input: (ids * (8 [+ 4 weighted]) + bags * 4) over the links, in the shares of this host and of other hosts
+    - output and gradient: vector elements over the links likewise, in the codec's bytes; every row block sends a
+      partial sum per bag. The hierarchical executor (hosts with equal numbers of ranks) first adds the row blocks of
+      one host: elements * (local - 1) / local inside the host, and 1 / (row blocks of the host) between hosts
     - backward: reading `out` gradients, sorting ids (id_s each), and for each touched row row_s, and reading and
       writing it and its optimizer state
-    - host: a constant for each shard
+    - host: a constant per shard
 
-    A data-parallel shard looks up its own rank's ids only; ranks sort the rows that they touched (sort_s each), gather
-    each other's (with 4 bytes a number and 8 a row), sort those, add them up and update them (bytes / replica_bw).
+    A data-parallel shard looks up its rank's ids only; ranks sort the rows they touched (sort_s each), all-gather them
+    (4 bytes per element and 8 per row), sort those, add and apply them (bytes / replica_bw).
     """
     if shape[0] == 0 or shape[1] == 0:
         return Cost()
@@ -178,8 +176,7 @@ def _links(local: int, topology: Topology) -> tuple[float, float]:
 
 
 def _ring_links(local: int, topology: Topology) -> tuple[float, float]:
-    """The same of a gather of all ranks' bytes, which go round: each rank hands on all but its own, and of a host's
-    ranks one hands them to another host."""
+    """Return the same for a ring all-gather: ranks forward all bytes but their own, one rank per host to the next."""
     world, device = topology.world_size, topology.device
     passed = (world - 1) / world
     if local == world:
@@ -188,7 +185,7 @@ def _ring_links(local: int, topology: Topology) -> tuple[float, float]:
 
 
 def _vector_links(table: Table, block_rows: int, local: int, topology: Topology) -> tuple[float, float]:
-    """The same of pooled vectors of blocks of so many rows, which meet on their host where there are several."""
+    """Return the same for pooled vectors; row blocks on one host are added there first."""
     near, far = _links(local, topology)
     blocks = min(local, -(-table.rows // block_rows))
     if blocks == 1 or not table.pooled or len(topology.hosts) == 1:

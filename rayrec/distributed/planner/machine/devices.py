@@ -1,4 +1,4 @@
-"""Known devices: memory, bandwidths and latencies from data sheets; `jobs/calibrate.py` measures the real ones."""
+"""Device presets: memory, bandwidths and latencies from data sheets; `jobs/calibrate.py` measures real ones."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What one rank has. Bandwidths are bytes per second in one direction.
+    """The device of one rank. Bandwidths are bytes per second in one direction.
 
     Args:
         memory_bytes: memory of the compute device (RAM per rank for "cpu").
-        host_bytes: RAM beside a GPU, per rank; 0 for "cpu".
+        host_bytes: RAM per GPU rank; 0 for "cpu".
         memory_bw: reading embedding rows from the device's memory.
         host_to_device_bw: reading rows of a UVM table over the bus.
         intra_host_bw: to the other ranks of the host (NVLink; loopback for gloo).
         inter_host_bw: to ranks of other hosts.
-        sector_bytes: the least that one row read moves.
-        id_s: seconds an id costs besides its bytes, once looking up and once in the update.
-        row_s: seconds that the update of a touched row costs besides its bytes.
-        route_s: seconds that a rank spends to check an id of its batch and send it on its way, for each copy.
-        cut_s: seconds more to find the row block of an id, in a table cut by rows.
-        partial_s: seconds more for each bag of such a table, per further row block.
-        sort_s: seconds a row number costs where replicas sort the rows that they touched.
-        replica_bw: adding up, joining and updating the gradients of those rows, besides the links' time.
-        collective_s: seconds a collective costs besides its bytes.
-        begin_s: host seconds of work around each collective: packing, starting it, unpacking.
-        table_s: host seconds that one shard adds to a step.
-        step_s: host seconds of a step, whatever is sharded how, that nothing on the device hides.
-        alone: the share of these seconds that a rank's own work takes while the other ranks of its host wait.
+        sector_bytes: minimum bytes moved by one row read.
+        id_s: seconds per id without its bytes, once in the lookup and once in the update.
+        row_s: seconds per updated row without its bytes.
+        route_s: seconds to check and route one id of the rank's batch, per copy sent.
+        cut_s: additional seconds to find an id's row block in a row-wise table.
+        partial_s: additional seconds per bag of a row-wise table, per further row block.
+        sort_s: seconds per row number when replicas sort the rows they touched.
+        replica_bw: summing and applying the gradients of those rows, without the links' time.
+        collective_s: seconds per collective without its bytes.
+        begin_s: host seconds around each collective: packing, launch, unpacking.
+        table_s: host seconds per shard and step.
+        step_s: host seconds per step that do not depend on the plan and are not hidden by the device.
+        alone: factor on a rank's work while the other ranks of its host wait.
     """
 
     kind: str
@@ -81,7 +81,7 @@ def _gpu(memory_gib: int, memory_tb_s: float, nvlink_gb_s: float, network_gb_s: 
 
 
 # NVIDIA data sheets: HBM size and peak, NVLink one way, one NIC a GPU (DGX A100 200 Gb/s, DGX H100/H200/B200 400 Gb/s),
-# PCIe 4 or 5 x16. Sustained figures are lower; only their ratios steer the search.
+# PCIe 4 or 5 x16. Sustained rates are lower; only the ratios matter to the search.
 DEVICES: dict[str, Device] = {
     "a100_40": _gpu(40, 1.555, 300, 25, 24),
     "a100_80": _gpu(80, 2.039, 300, 25, 24),
@@ -116,10 +116,10 @@ DEFAULT_GPU = "a100_40"
 
 
 def device(name: str) -> Device:
-    """The preset called `name` (case and dashes do not matter).
+    """Return the preset `name` (case and dashes are ignored).
 
     Raises:
-        ValueError: no such preset.
+        ValueError: an unknown preset.
     """
     key = name.lower().replace("-", "_")
     if key == "a100":
@@ -130,5 +130,5 @@ def device(name: str) -> Device:
 
 
 def preset_of(gpu_name: str) -> str | None:
-    """The preset for a GPU that calls itself so, as "NVIDIA H100 80GB HBM3"; None where there is none."""
+    """Return the preset for a GPU name such as "NVIDIA H100 80GB HBM3"; None if there is none."""
     return next((g for g in ("a100", "h100", "h200", "b200") if g in gpu_name.lower()), None)

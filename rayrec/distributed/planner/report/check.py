@@ -1,4 +1,4 @@
-"""Whether a plan that was loaded or edited can run: covers every table once, names real ranks and kernels, fits."""
+"""Checks a loaded or edited plan: every table covered once, known ranks and kernels, enough memory."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def check_plan(
     topology: Topology,
     dense_bytes: int = 0,
 ) -> Estimate:
-    """The estimate of a plan that is sound for `tables` on `topology`.
+    """Check a plan for `tables` on `topology` and return its estimate.
 
     Raises:
-        ValueError: a table that is missing, unknown, or not covered exactly once; a rank, sharding type or kernel that
-            is not there.
-        NoPlanError: a rank whose memory is too small.
+        ValueError: a table that is missing, unknown, or not covered exactly once; an unknown rank, sharding type or
+            kernel.
+        NoPlanError: a rank with too little memory.
     """
     for table in tables:
         sharding = plan.plan.get(table.path, {}).get(table.name)
@@ -98,7 +98,7 @@ def _check_replicas(table: Table, edges: np.ndarray[tuple[int, int], np.dtype[np
 
 
 def _overlap(edges: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> tuple[int, int] | None:
-    """The first two rectangles that share a number."""
+    """Return the first two rectangles that overlap."""
     full = (edges[:, 1] > edges[:, 0]) & (edges[:, 3] > edges[:, 2])
     for i in range(len(edges) - 1):
         a, rest = edges[i], edges[i + 1 :]
@@ -118,9 +118,9 @@ def _check_memory(estimate: Estimate, topology: Topology) -> None:
                     f"rank {rank} needs {human_bytes(need)} under this plan and has {human_bytes(there)}; "
                     f"move {human_bytes(need - there)} of its shards to other ranks"
                 )
-            beside = float(estimate.host_bytes_R[rank])
-            if beside > host.host_bytes:
+            host_bytes = float(estimate.host_bytes_R[rank])
+            if host_bytes > host.host_bytes:
                 raise NoPlanError(
-                    f"rank {rank} needs {human_bytes(beside)} of host memory under this plan and has "
+                    f"rank {rank} needs {human_bytes(host_bytes)} of host memory under this plan and has "
                     f"{human_bytes(host.host_bytes)}"
                 )

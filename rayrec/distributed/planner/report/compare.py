@@ -1,4 +1,4 @@
-"""What changed between two plans: which tables are sharded otherwise, and how many bytes would move."""
+"""The difference of two plans: changed tables, and the share of weights that move."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN_RANKS = 8
 
 
 def diff(old: ShardingPlan, new: ShardingPlan) -> str:
-    """A table of the tables that differ, `-` old and `+` new, and how many of all weights change their rank."""
+    """Return the tables that differ, `-` old and `+` new, and the share of weights that change their rank."""
     before = {(path, name): p for path, tables in old.plan.items() for name, p in tables.items()}
     after = {(path, name): p for path, tables in new.plan.items() for name, p in tables.items()}
     rows: list[tuple[str, ...]] = []
@@ -50,7 +50,7 @@ def _numbers(p: ParameterSharding) -> int:
 
 
 def _arriving(old: ParameterSharding | None, new: ParameterSharding) -> int:
-    """Numbers that `new` puts on a rank which did not hold them under `old`."""
+    """Return the number of weights that `new` puts on a rank which did not hold them under `old`."""
     there: dict[int, list[tuple[int, int, int, int]]] = {}
     for shard in old.shards if old is not None else ():
         there.setdefault(shard.rank, []).append((shard.rows.start, shard.rows.stop, shard.cols.start, shard.cols.stop))

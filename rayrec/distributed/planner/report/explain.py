@@ -1,4 +1,4 @@
-"""What a plan does and why, in words: loads of all ranks, what binds, what would help."""
+"""Explains a plan as text: load of every rank, limiting resources, changes that would help."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rayrec.distributed.planner.cost.estimate import Estimate
 from rayrec.distributed.planner.cost.memory import RESERVE_SHARE
 from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.distributed.planner.report.result import PlanResult
-from rayrec.distributed.planner.report.shard_costs import Piece, pieces_on
+from rayrec.distributed.planner.report.shard_costs import ShardCost, shard_costs_on
 from rayrec.distributed.planner.report.text import LIGHT, bar, columns, human_bytes, human_seconds
 from rayrec.distributed.planner.search.what_if import Change, attempt, halved, unconstrained
 from rayrec.distributed.planner.tables.table import Table
 
-SHOWN_RANKS = 32  # all of them up to here; beyond, the worst and the least loaded
-WORTH_SAYING = 0.02
+SHOWN_RANKS = 32  # with more ranks, show only the slowest and the least loaded
+MIN_GAIN = 0.02
 TRIALS = 4
-TRIAL_BUDGET = 200_000  # tables x ranks that may be planned again for advice
+TRIAL_BUDGET = 200_000  # maximum tables x ranks planned again for advice
 TERM_NAMES = {
     "lookup": "lookups",
     "input_intra": "ids inside the host",
@@ -34,27 +34,27 @@ TERM_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """A change and the share by which it lowers the worst rank."""
+    """A change and the share by which it reduces the slowest rank."""
 
     text: str
     gain: float
 
 
 def explain(result: PlanResult, with_advice: bool = True) -> str:
-    """The plan's quality, loads by rank, what binds and what would help, as text.
+    """Return the plan's quality, loads by rank, limits and advice as text.
 
     Args:
-        with_advice: whether to try changes, each of which is planned anew.
+        with_advice: try changes; each is planned again.
     """
     parts = [headline(result), loads_text(result), binding(result)]
     if with_advice:
-        told = [f"- {a.text} lowers the worst rank by {a.gain:.0%}" for a in advice(result)]
-        parts.append("What would help:\n" + ("\n".join(told) or f"- nothing tried lowers it by {WORTH_SAYING:.0%}"))
+        lines = [f"- {a.text} lowers the worst rank by {a.gain:.0%}" for a in advice(result)]
+        parts.append("What would help:\n" + ("\n".join(lines) or f"- nothing tried lowers it by {MIN_GAIN:.0%}"))
     return "\n\n".join(parts)
 
 
 def headline(result: PlanResult) -> str:
-    """World, worst rank, distance from the bound, and balance."""
+    """Return ranks, slowest rank, distance from the bound, and balance."""
     estimate, topology = result.estimate, result.topology
     sizes = sorted({host.num_ranks for host in topology.hosts})
     world = f"{topology.world_size} ranks ({len(topology.hosts)} x {'/'.join(map(str, sizes))}, {topology.device.kind})"
@@ -68,41 +68,41 @@ def headline(result: PlanResult) -> str:
 
 
 def loads_text(result: PlanResult) -> str:
-    """Seconds and bytes of every rank as bars; of many ranks, the worst and the least loaded."""
+    """Return seconds and bytes of every rank as bars; with many ranks, only the slowest and the least loaded."""
     estimate = result.estimate
-    seconds_R, tables_R, kept_R = estimate.seconds_R, estimate.tables_R, estimate.reserve_R
+    seconds_R, tables_R, reserve_R = estimate.seconds_R, estimate.tables_R, estimate.reserve_R
     memory = _memory(result)
     order = sorted(range(len(memory)), key=lambda rank: (-seconds_R[rank], rank))
     chosen = sorted(order) if len(order) <= SHOWN_RANKS else order[:8] + order[-4:]
-    beside = bool(estimate.host_bytes_R.any())
+    with_host = bool(estimate.host_bytes_R.any())
     rows = [
         (
             str(rank),
             bar(seconds_R[rank] / estimate.worst_s if estimate.worst_s else 0.0),
             human_seconds(float(seconds_R[rank])),
-            bar(tables_R[rank] / memory[rank], light=kept_R[rank] / memory[rank]),
+            bar(tables_R[rank] / memory[rank], light=reserve_R[rank] / memory[rank]),
             human_bytes(float(tables_R[rank])),
-            human_bytes(float(kept_R[rank])),
+            human_bytes(float(reserve_R[rank])),
             human_bytes(memory[rank]),
-            *([human_bytes(float(estimate.host_bytes_R[rank]))] if beside else []),
+            *([human_bytes(float(estimate.host_bytes_R[rank]))] if with_host else []),
         )
         for rank in chosen
     ]
-    head = ("rank", "time", "", "device memory", "tables", "kept back", "of", *(["host memory"] if beside else []))
+    head = ("rank", "time", "", "device memory", "tables", "reserved", "of", *(["host memory"] if with_host else []))
     text = columns(head, rows, frozenset({0, 2, 4, 5, 6, 7}))
     left = len(memory) - len(chosen)
     if left:
         text += f"\n(the 8 worst and the 4 least loaded; {left} more lie between)"
-    return f"{text}\n({LIGHT} kept back: the dense part, the rank's own batch, and {RESERVE_SHARE:.0%} for all else)"
+    return f"{text}\n({LIGHT} reserved: the dense part, the rank's batch, and {RESERVE_SHARE:.0%} for everything else)"
 
 
 def _memory(result: PlanResult) -> list[int]:
-    """Device bytes of every rank."""
+    """Return the device bytes of every rank."""
     return [host.memory_bytes for host in result.topology.hosts for _ in host.ranks]
 
 
 def binding(result: PlanResult) -> str:
-    """Which resource and which tables bind the worst rank, and which fill the fullest."""
+    """Return the resources and tables that limit the slowest rank and the fullest rank."""
     return "What binds:\n" + "\n".join(f"- {line}" for line in (_time_binds(result), _memory_binds(result)))
 
 
@@ -114,11 +114,11 @@ def _time_binds(result: PlanResult) -> str:
     shares = ", ".join(f"{TERM_NAMES[name]} {terms[name] / total:.0%}" for name in top)
     if estimate.fixed_s > terms[top[0]]:
         shares = f"collectives and routing {estimate.fixed_s / total:.0%}, {shares}"
-    heavy = sorted(pieces_on(result, worst), key=lambda piece: -piece.cost.total)[:3]
+    heavy = sorted(shard_costs_on(result, worst), key=lambda each: -each.cost.total)[:3]
     return f"time: rank {worst} ({shares}); heaviest there: {_named(heavy, total)}"
 
 
-def _named(heavy: Sequence[Piece], total: float) -> str:
+def _named(heavy: Sequence[ShardCost], total: float) -> str:
     return ", ".join(f"{p.label!r} ({p.sharding_type}) {p.cost.total / total:.0%}" for p in heavy) or "nothing"
 
 
@@ -127,7 +127,7 @@ def _memory_binds(result: PlanResult) -> str:
     room = [held - float(kept) for held, kept in zip(_memory(result), estimate.reserve_R, strict=True)]
     shares = [float(taken) / max(1.0, left) for taken, left in zip(estimate.tables_R, room, strict=True)]
     fullest = max(range(len(shares)), key=lambda rank: (shares[rank], -rank))
-    heavy = sorted(pieces_on(result, fullest), key=lambda piece: -piece.storage.device)[:3]
+    heavy = sorted(shard_costs_on(result, fullest), key=lambda each: -each.storage.device)[:3]
     named = ", ".join(f"{p.label!r} {human_bytes(p.storage.device)}" for p in heavy) or "nothing"
     taken = f"{human_bytes(float(estimate.tables_R[fullest]))} of {human_bytes(room[fullest])}"
     share = f"{shares[fullest]:.0%} of what rank {fullest} has for them"
@@ -135,13 +135,13 @@ def _memory_binds(result: PlanResult) -> str:
 
 
 def advice(result: PlanResult) -> list[Advice]:
-    """Changes that lower the worst rank by 2 % or more, best first; each was planned to know."""
+    """Return changes that reduce the slowest rank by 2 % or more, best first; each is planned."""
     estimate: Estimate = result.estimate
     trials = TRIALS if len(result.tables) * result.topology.world_size <= TRIAL_BUDGET // TRIALS else 1
     found = []
     for change, table in islice(_changes(result), trials):
         tried = attempt(change, result.dense_bytes)
-        if tried is None or tried.worst_s > estimate.worst_s * (1 - WORTH_SAYING):
+        if tried is None or tried.worst_s > estimate.worst_s * (1 - MIN_GAIN):
             continue
         text = change.text
         if table is not None:
@@ -155,8 +155,8 @@ def advice(result: PlanResult) -> list[Advice]:
 def _changes(result: PlanResult) -> Iterator[tuple[Change, Table | None]]:
     topology, tables = result.topology, result.tables
     by_key = {table.key: table for table in tables}
-    heavy = sorted(pieces_on(result, result.estimate.worst_rank), key=lambda piece: -piece.cost.total)
-    for key in dict.fromkeys(piece.key for piece in heavy[:3]):
+    heavy = sorted(shard_costs_on(result, result.estimate.worst_rank), key=lambda each: -each.cost.total)
+    for key in dict.fromkeys(each.key for each in heavy[:3]):
         table = by_key[key]
         freed = unconstrained(table, topology)
         if freed != table:

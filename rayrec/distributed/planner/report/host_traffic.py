@@ -1,4 +1,4 @@
-"""Which way a plan's pooled vectors take between hosts, and what a step moves there: said, not decided, here."""
+"""Traffic of a plan between hosts: predicted bytes per step, and how pooled vectors cross."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ BETWEEN_HOSTS = ("input_inter", "output_inter", "gradient_inter")
 
 
 def bytes_into_hosts(estimate: Estimate, topology: Topology) -> list[float]:
-    """Bytes of ids, vectors and gradients that the embedding part of a step is predicted to bring from other hosts.
+    """Return the predicted bytes of ids, vectors and gradients that each host receives from other hosts per step.
 
-    Of each host, all its ranks together. The planner's seconds are bytes over the link's bandwidth, so they tell both.
+    The planner's seconds are bytes divided by the link's bandwidth.
     """
     terms = [Cost._fields.index(name) for name in BETWEEN_HOSTS]
     by_rank = estimate.cost_RT[:, terms].sum(axis=1) * topology.device.inter_host_bw
     return [float(by_rank[host.first_rank : host.first_rank + host.num_ranks].sum()) for host in topology.hosts]
 
 
-def exchange_words(plan: ShardingPlan, topology: Topology) -> str:
-    """One line: how the plan's vectors cross hosts, and why so."""
+def exchange_text(plan: ShardingPlan, topology: Topology) -> str:
+    """Return one line: how the plan's vectors cross hosts, and why."""
     hosts = topology.hosts
     if len(hosts) == 1:
         return "one exchange among all ranks: they share a host"
@@ -34,7 +34,7 @@ def exchange_words(plan: ShardingPlan, topology: Topology) -> str:
         return (
             f"one exchange among all ranks: hosts have unequal numbers of them ({counts}), so none adds up partial sums"
         )
-    cut = _cut_within_hosts(plan, topology)
+    cut = _cut_inside_hosts(plan, topology)
     if not cut:
         return (
             "one exchange among all ranks: no host holds several row blocks of a table, whose partial sums it could add"
@@ -43,8 +43,8 @@ def exchange_words(plan: ShardingPlan, topology: Topology) -> str:
     return f"partial sums are added inside each host before they cross to another, where that saves enough: {shown}"
 
 
-def _cut_within_hosts(plan: ShardingPlan, topology: Topology) -> list[str]:
-    """Tables of which some host holds several row blocks of the same columns."""
+def _cut_inside_hosts(plan: ShardingPlan, topology: Topology) -> list[str]:
+    """Return the tables with several row blocks of the same columns on one host."""
     host_of = [number for number, host in enumerate(topology.hosts) for _ in host.ranks]
     found = []
     for sharded in plan.plan.values():

@@ -1,4 +1,4 @@
-"""A plan as a picture: time and memory of every rank, and who holds what of which table. One self-contained file."""
+"""Draws a plan as one self-contained HTML file: time and memory of every rank, and tables by rank."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner.cost.terms import Cost, ShardBytes
 from rayrec.distributed.planner.report.explain import TERM_NAMES, binding, headline
 from rayrec.distributed.planner.report.result import PlanResult
-from rayrec.distributed.planner.report.shard_costs import Piece, pieces
+from rayrec.distributed.planner.report.shard_costs import ShardCost, shard_costs
 from rayrec.distributed.planner.report.text import human_bytes, human_seconds
 
-MOST_TABLES = 400  # in the picture; the ones that cost least are only counted
+MOST_TABLES = 400  # maximum drawn; the cheapest tables beyond are only counted
 LABEL_W, CHART_W, CHART_H, TOP = 190, 900, 150, 12
 TERM_COLORS = ("#3b6fb6", "#8fc1e3", "#4f9dca", "#f2b872", "#e08a2e", "#6a9f58", "#d98cb3", "#b5508a", "#9a9a9a")
 STORAGE_NAMES = {
@@ -24,7 +24,7 @@ STORAGE_NAMES = {
     "ids": "id buffers",
     "vectors": "vector buffers",
     "cache": "UVM cache",
-    "reserve": "kept back",
+    "reserve": "reserved",
 }
 STORAGE_COLORS = ("#3b6fb6", "#e08a2e", "#b5508a", "#8fc1e3", "#f2b872", "#6a9f58", "#c4c4c4")
 KIND_COLORS = {
@@ -49,11 +49,11 @@ svg { display: block; overflow: visible; } svg text { font: 11px system-ui, sans
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One table's shards of like kind on ranks `first` to `last`, drawn as one box."""
+    """Equal shards of one table on ranks `first` to `last`, drawn as one box."""
 
     first: int
     last: int
-    piece: Piece
+    held: ShardCost
     seconds: float
 
 
@@ -61,7 +61,7 @@ def write_html(result: PlanResult, path: str | Path, title: str = "sharding plan
     """Draw `result` into the file `path`.
 
     Args:
-        explanation: text to show under the headline; default: what binds.
+        explanation: text under the title; default: headline and limits.
 
     Raises:
         ValueError: the file cannot be written.
@@ -75,10 +75,10 @@ def write_html(result: PlanResult, path: str | Path, title: str = "sharding plan
 
 
 def html_page(result: PlanResult, title: str = "sharding plan", explanation: str = "") -> str:
-    """The page as text; it loads nothing from anywhere."""
-    told = explanation or f"{headline(result)}\n\n{binding(result)}"
+    """Return the page; it loads no other resources."""
+    text = explanation or f"{headline(result)}\n\n{binding(result)}"
     body = [
-        f"<h1>{escape(title)}</h1><pre>{escape(told)}</pre>",
+        f"<h1>{escape(title)}</h1><pre>{escape(text)}</pre>",
         "<h2>Time of a step by rank (embedding part, predicted)</h2>",
         time_chart(result),
         "<h2>Device memory by rank (predicted)</h2>",
@@ -93,7 +93,7 @@ def html_page(result: PlanResult, title: str = "sharding plan", explanation: str
 
 
 def time_chart(result: PlanResult) -> str:
-    """Seconds of every rank, stacked by term, with the lower bound as a line."""
+    """Draw seconds of every rank, stacked by term, with the lower bound as a line."""
     estimate = result.estimate
     stacks = [[*row, estimate.fixed_s] for row in estimate.cost_RT.tolist()]
     names = [TERM_NAMES[name] for name in Cost._fields] + ["collectives and routing"]
@@ -104,10 +104,11 @@ def time_chart(result: PlanResult) -> str:
 
 
 def memory_chart(result: PlanResult) -> str:
-    """Device bytes of every rank, stacked by kind, with the ranks' memory as a line."""
+    """Draw device bytes of every rank, stacked by kind, with the ranks' memory as a line."""
     estimate = result.estimate
     stacks = [
-        [*held[:-1], kept] for held, kept in zip(estimate.storage_RT.tolist(), estimate.reserve_R.tolist(), strict=True)
+        [*held[:-1], reserved]
+        for held, reserved in zip(estimate.storage_RT.tolist(), estimate.reserve_R.tolist(), strict=True)
     ]
     names = [STORAGE_NAMES[name] for name in ShardBytes._fields[:-1]] + [STORAGE_NAMES["reserve"]]
     sizes = {host.memory_bytes for host in result.topology.hosts}
@@ -169,11 +170,11 @@ def _rank_numbers(count: int, y: float) -> str:
 
 
 def matrix(result: PlanResult) -> str:
-    """One line a table, one column a rank; a box where the rank holds a part, darker the more it costs there."""
-    by_table: dict[tuple[str, str], list[Piece]] = {}
-    for piece in pieces(result):
-        by_table.setdefault(piece.key, []).append(piece)
-    order = sorted(by_table, key=lambda key: (-sum(piece.cost.total for piece in by_table[key]), key))
+    """Draw one line per table and one column per rank; boxes are shards, darker with higher cost."""
+    by_table: dict[tuple[str, str], list[ShardCost]] = {}
+    for held in shard_costs(result):
+        by_table.setdefault(held.key, []).append(held)
+    order = sorted(by_table, key=lambda key: (-sum(held.cost.total for held in by_table[key]), key))
     shown, left = order[:MOST_TABLES], len(order) - MOST_TABLES
     world, height = result.topology.world_size, 16 if len(shown) <= 60 else 7
     step, heaviest = CHART_W / world, max((p.cost.total for each in by_table.values() for p in each), default=1.0)
@@ -185,7 +186,7 @@ def matrix(result: PlanResult) -> str:
             short = label if len(label) <= 26 else f"…{label[-25:]}"
             parts.append(f"<text x='{LABEL_W - 6}' y='{y + 11}' text-anchor='end'>{escape(short)}</text>")
         parts += [_box(run, y, height, step, heaviest) for run in _runs(by_table[key])]
-    kinds = dict.fromkeys(piece[0].sharding_type for piece in by_table.values())
+    kinds = dict.fromkeys(held[0].sharding_type for held in by_table.values())
     legend = "".join(_key(kind.replace("_", "-"), KIND_COLORS[kind]) for kind in kinds)
     note = f"<p>and {left} tables that cost less</p>" if left > 0 else ""
     size = f"width='{LABEL_W + CHART_W}' height='{24 + len(shown) * height}'"
@@ -202,35 +203,35 @@ def _host_lines(result: PlanResult, step: float, y: float, height: float) -> str
     )
 
 
-def _runs(held: Iterable[Piece]) -> list[_Run]:
+def _runs(shards: Iterable[ShardCost]) -> list[_Run]:
     runs: list[_Run] = []
-    for piece in sorted(held, key=lambda piece: (piece.shard.rank, piece.shard)):
+    for held in sorted(shards, key=lambda each: (each.shard.rank, each.shard)):
         last = runs[-1] if runs else None
-        rank = piece.shard.rank
+        rank = held.shard.rank
         if last and rank == last.last:
-            runs[-1] = _Run(last.first, last.last, last.piece, last.seconds + piece.cost.total)
-        elif last and rank == last.last + 1 and _alike(last.piece, piece):
-            runs[-1] = _Run(last.first, rank, last.piece, last.seconds)
+            runs[-1] = _Run(last.first, last.last, last.held, last.seconds + held.cost.total)
+        elif last and rank == last.last + 1 and _equal(last.held, held):
+            runs[-1] = _Run(last.first, rank, last.held, last.seconds)
         else:
-            runs.append(_Run(rank, rank, piece, piece.cost.total))
+            runs.append(_Run(rank, rank, held, held.cost.total))
     return runs
 
 
-def _alike(first: Piece, second: Piece) -> bool:
+def _equal(first: ShardCost, second: ShardCost) -> bool:
     return first.shard.shape == second.shard.shape and abs(first.cost.total - second.cost.total) < 1e-15
 
 
 def _box(run: _Run, y: float, height: float, step: float, heaviest: float) -> str:
-    shard, ranks = run.piece.shard, f"{run.first}" if run.first == run.last else f"{run.first} to {run.last}"
+    shard, ranks = run.held.shard, f"{run.first}" if run.first == run.last else f"{run.first} to {run.last}"
     tip = (
-        f"{run.piece.label} on rank {ranks}\n{run.piece.sharding_type}, {run.piece.kernel}\n"
+        f"{run.held.label} on rank {ranks}\n{run.held.sharding_type}, {run.held.kernel}\n"
         f"rows {shard.rows.size:,} x columns {shard.cols.size}\n{human_seconds(run.seconds)} a step, "
-        f"{human_bytes(run.piece.storage.device)}"
+        f"{human_bytes(run.held.storage.device)}"
     )
     opacity = 0.35 + 0.65 * min(1.0, run.seconds / heaviest)
     width = max(1.0, (run.last - run.first + 1) * step - (1.5 if step > 6 else 0))
     return (
         f"<rect x='{LABEL_W + run.first * step:.1f}' y='{y}' width='{width:.1f}' height='{height - 2}' "
-        f"fill='{KIND_COLORS[run.piece.sharding_type]}' fill-opacity='{opacity:.2f}'>"
+        f"fill='{KIND_COLORS[run.held.sharding_type]}' fill-opacity='{opacity:.2f}'>"
         f"<title>{escape(tip)}</title></rect>"
     )

@@ -1,4 +1,4 @@
-"""Why there is no plan: the table or the sum that does not fit, bytes needed and there, and what would fit."""
+"""The error if there is no plan: the table or sum that does not fit, bytes needed and available, changes that fit."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LISTED = 3
 
 
 def no_plan_error(problem: Problem, stuck: Stuck, dense_bytes: int) -> NoPlanError:
-    """The error for a problem that the search could not solve."""
+    """Return the error for a problem without a plan."""
     table = problem.tables[stuck.table]
     largest = float(problem.room_R.max())
-    lone = [t for t, each in zip(problem.tables, problem.options, strict=True) if _least_piece(each) > largest]
+    lone = [t for t, each in zip(problem.tables, problem.options, strict=True) if _least_unit_bytes(each) > largest]
     reason = _no_option(table, problem) if not problem.options[stuck.table] else None
     reason = reason or (_too_large(lone[0], problem) if lone else _too_much(table, problem))
     changes = islice(changes_that_fit(problem.tables, problem.topology, dense_bytes, (lone or [table])[0].key), LISTED)
@@ -29,13 +29,12 @@ def no_plan_error(problem: Problem, stuck: Stuck, dense_bytes: int) -> NoPlanErr
     return NoPlanError(f"no plan: {reason}.{fix}")
 
 
-def _least_piece(options: Sequence[Option]) -> float:
-    return min((option.piece_bytes for option in options), default=0.0)
+def _least_unit_bytes(options: Sequence[Option]) -> float:
+    return min((option.unit_bytes for option in options), default=0.0)
 
 
 def _all_bytes(option: Option) -> float:
-    beside = sum(unit.total_host_bytes for unit in option.units)
-    return option.device_bytes + beside
+    return option.device_bytes + sum(unit.total_host_bytes for unit in option.units)
 
 
 def _no_option(table: Table, problem: Problem) -> str:
@@ -48,36 +47,38 @@ def _no_option(table: Table, problem: Problem) -> str:
 
 def _too_large(table: Table, problem: Problem) -> str:
     options = problem.options[problem.tables.index(table)]
-    least = min(options, key=lambda option: option.piece_bytes)
+    least = min(options, key=lambda option: option.unit_bytes)
     return (
         f"table {table.label!r} ({table.rows} x {table.dim}, {human_bytes(table.weight_bytes + table.state_bytes)} "
-        f"with optimizer state) needs at least {human_bytes(least.piece_bytes)} on one rank ({least.sharding_type}, "
-        f"{least.kernel}), but a rank has {human_bytes(float(problem.room_R.max()))} for shards; {_kept(problem)}"
+        f"with optimizer state) needs at least {human_bytes(least.unit_bytes)} on one rank ({least.sharding_type}, "
+        f"{least.kernel}), but a rank has {human_bytes(float(problem.room_R.max()))} for shards; {_reserved(problem)}"
     )
 
 
 def _too_much(table: Table, problem: Problem) -> str:
     needed = sum(min((_all_bytes(o) for o in each), default=0.0) for each in problem.options)
     there, ranks = float(problem.room_R.sum() + problem.host_room_R.sum()), problem.world_size
-    beside = float(problem.host_room_R.sum())
-    where = f" ({human_bytes(beside)} of it host memory)" if beside else ""
+    on_hosts = float(problem.host_room_R.sum())
+    where = f" ({human_bytes(on_hosts)} of it host memory)" if on_hosts else ""
     big = sorted(problem.tables, key=lambda t: -(t.weight_bytes + t.state_bytes))[:3]
     shown = ", ".join(f"{t.label!r} {human_bytes(t.weight_bytes + t.state_bytes)}" for t in big)
     if needed > there:
         return (
             f"all {len(problem.tables)} tables need {human_bytes(needed)} ({human_bytes(needed / ranks)} a rank), but "
             f"{ranks} ranks have {human_bytes(there)} for shards{where}, {human_bytes(there / ranks)} a rank, "
-            f"{human_bytes(needed - there)} too little; largest: {shown}; {_kept(problem)}"
+            f"{human_bytes(needed - there)} too little; largest: {shown}; {_reserved(problem)}"
         )
-    left = human_bytes(_least_piece(problem.options[problem.tables.index(table)]))
+    left = human_bytes(_least_unit_bytes(problem.options[problem.tables.index(table)]))
     return (
         f"all tables need {human_bytes(needed)} of {human_bytes(there)}{where}, but they could not be packed: no rank "
         f"has {left} left for table {table.label!r}; "
-        f"largest: {shown}; {_kept(problem)}"
+        f"largest: {shown}; {_reserved(problem)}"
     )
 
 
-def _kept(problem: Problem) -> str:
+def _reserved(problem: Problem) -> str:
     rank = int(problem.room_R.argmax())
     memory = problem.topology.host_of(rank).memory_bytes
-    return f"{human_bytes(float(problem.reserve_R[rank]))} of its {human_bytes(memory)} are kept back for all else"
+    return (
+        f"{human_bytes(float(problem.reserve_R[rank]))} of its {human_bytes(memory)} are reserved for everything else"
+    )

@@ -1,4 +1,4 @@
-"""The shards of a plan one by one, each with its cost and bytes: for explanations and pictures."""
+"""The shards of a plan, each with its cost and bytes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rayrec.distributed.planner.tables.table import TableKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A shard, and what it adds to its rank."""
+class ShardCost:
+    """A shard, its cost and its bytes."""
 
     key: TableKey
     label: str
@@ -26,13 +26,13 @@ class Piece:
     storage: ShardBytes
 
 
-def pieces_on(result: PlanResult, rank: int) -> list[Piece]:
-    """Every shard that lies on `rank`."""
-    return list(pieces(result, rank))
+def shard_costs_on(result: PlanResult, rank: int) -> list[ShardCost]:
+    """Return the shards on `rank`."""
+    return list(shard_costs(result, rank))
 
 
-def pieces(result: PlanResult, rank: int | None = None) -> Iterator[Piece]:
-    """Every shard of the plan, or those on `rank`, table after table."""
+def shard_costs(result: PlanResult, rank: int | None = None) -> Iterator[ShardCost]:
+    """Yield the shards of the plan, or those on `rank`, table by table."""
     tables, topology = {table.key: table for table in result.tables}, result.topology
     local_of = {r: host.num_ranks for host in topology.hosts for r in host.ranks}
     for path, sharding, shard in result.plan.shards():
@@ -40,7 +40,7 @@ def pieces(result: PlanResult, rank: int | None = None) -> Iterator[Piece]:
             continue
         table = tables[path, shard.table]
         kind, kernel, factor = sharding.sharding_type, sharding.compute_kernel, sharding.load_factor
-        yield Piece(
+        yield ShardCost(
             key=table.key,
             label=table.label,
             sharding_type=kind,

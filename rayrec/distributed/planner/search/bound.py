@@ -1,4 +1,4 @@
-"""A proof of how good a plan can be at all: no plan has a worst rank below these seconds."""
+"""The lower bound: no plan has a slowest rank below these seconds."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ BISECTIONS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """The options of all tables as arrays (O), in the order of the tables; `first_T` is where each table's begin."""
+    """The options of all tables as arrays (O), table by table; `first_T` is the index of each table's first option."""
 
     table_O: Ints
     first_T: Ints
     work_O: Floats
-    piece_O: Floats
+    unit_O: Floats
     least_work_O: Floats  # with the largest caches; for the lower bound
-    least_piece_O: Floats
-    piece_lookup_O: Floats
+    least_unit_O: Floats
+    unit_lookup_O: Floats
     bytes_O: Floats
-    piece_bytes_O: Floats
-    extra_O: Floats  # seconds on every rank above the least that any option of the table may cost every rank
-    shared_s: float  # the sum of those least ones, on every rank under any plan
+    unit_bytes_O: Floats
+    extra_O: Floats  # seconds on every rank above the minimum over the table's options
+    shared_s: float  # sum of these minima: seconds on every rank under any plan
     executor_O: np.ndarray[tuple[int], np.dtype[np.str_]]
 
     def least(self, score_O: Floats) -> Floats:
-        """The least score of each table."""
+        """Return the minimum score of each table."""
         return np.asarray(np.minimum.reduceat(score_O, self.first_T))
 
     def best(self, score_O: Floats) -> Ints:
-        """For each table the first of its options with the least score."""
+        """Return each table's first option with the minimum score."""
         hit = score_O == self.least(score_O)[self.table_O]
         places = np.flatnonzero(hit)
         return np.asarray(places[np.searchsorted(places, self.first_T)])
 
 
 def make_choices(problem: Problem) -> Choices:
-    """The options of `problem` as arrays."""
+    """Return the options of `problem` as arrays."""
     flat = [option for each in problem.options for option in each]
     counts = [len(each) for each in problem.options]
     first_T = np.cumsum([0, *counts[:-1]])
@@ -55,43 +55,43 @@ def make_choices(problem: Problem) -> Choices:
         work_O=np.array([option.work for option in flat]) + extra_O * problem.world_size,
         extra_O=extra_O,
         shared_s=float(least_T.sum()),
-        piece_O=np.array([option.piece_s for option in flat]),
+        unit_O=np.array([option.unit_s for option in flat]),
         least_work_O=np.array([option.least_work for option in flat]) + least_extra_O * problem.world_size,
-        least_piece_O=np.array([option.least_piece_s for option in flat]),
-        piece_lookup_O=np.array([option.piece_lookup_s for option in flat]),
+        least_unit_O=np.array([option.least_unit_s for option in flat]),
+        unit_lookup_O=np.array([option.unit_lookup_s for option in flat]),
         bytes_O=np.array([option.device_bytes for option in flat]),
-        piece_bytes_O=np.array([option.piece_bytes for option in flat]),
+        unit_bytes_O=np.array([option.unit_bytes for option in flat]),
         executor_O=np.array([option.executor for option in flat]),
     )
 
 
 def lower_bound(problem: Problem, choices: Choices, usable_O: Bools, room: float) -> float:
-    """The least T, beside what all plans share, that three arguments allow over the usable options; infinite if none.
+    """Return the largest lower bound T of three arguments, without `shared_s`; infinite without usable options.
 
-    1. Work: with options whose pieces are all at most T, the ranks together must do the least total work that the
-       memory allows, so T >= work / ranks. Memory enters by Lagrange duality: for every price p >= 0 of a byte,
-       sum over tables of min(work + p * bytes) - p * room is below the work of any plan that fits.
-    2. Pieces: every table puts a piece of at least its smallest one somewhere, so T is at least the largest of them;
-    3. and among the k * ranks + 1 tables with the largest, k + 1 meet on one rank.
+    1. Work: with options whose units all cost at most T, all ranks together do at least the minimum total work that
+       fits into memory, so T >= work / ranks. Memory enters by Lagrange duality: for every price p >= 0 per byte,
+       sum over tables of min(work + p * bytes) - p * room is at most the work of any plan that fits.
+    2. Units: every table places at least its smallest unit on some rank, so T is at least the largest of these.
+    3. Pigeonhole: of the k * ranks + 1 tables with the largest such units, k + 1 share a rank.
 
     Args:
-        room: bytes that all ranks have for shards together; infinite to leave memory out.
+        room: bytes of all ranks together for shards; infinite to ignore memory.
     """
     ranks = problem.world_size
     work_O = np.where(usable_O, choices.least_work_O, np.inf)
-    piece_O = np.where(usable_O, choices.least_piece_O, np.inf)
-    smallest_T = choices.least(piece_O)
+    unit_O = np.where(usable_O, choices.least_unit_O, np.inf)
+    smallest_T = choices.least(unit_O)
     low = _pigeonhole(smallest_T, ranks)
     if not np.isfinite(low):
         return float("inf")
 
     def work_at(limit_s: float) -> float:
-        return _dual_work(choices, np.where(piece_O <= limit_s, work_O, np.inf), room) / ranks
+        return _dual_work(choices, np.where(unit_O <= limit_s, work_O, np.inf), room) / ranks
 
     high = max(low, work_at(low))
     if high <= low:
         return low
-    for _ in range(BISECTIONS):  # work_at falls as the limit rises: the bound is where they cross
+    for _ in range(BISECTIONS):  # work_at decreases with the limit; the bound is the crossing
         middle = (low + high) / 2
         if work_at(middle) > middle:
             low = middle
@@ -109,13 +109,13 @@ def _pigeonhole(smallest_T: Floats, ranks: int) -> float:
 
 
 def _dual_work(choices: Choices, work_O: Floats, room: float) -> float:
-    """The least total work of options that together fit into `room` bytes, from below."""
+    """Return a lower bound of the total work of options that fit into `room` bytes."""
     cheapest = choices.best(work_O)
     total = float(work_O[cheapest].sum())
     if choices.bytes_O[cheapest].sum() <= room:
         return total
     best, low, high = total, 0.0, total / max(room, 1.0) * 1e3
-    for _ in range(BISECTIONS):  # the dual is concave in the price; its slope is bytes wanted minus room
+    for _ in range(BISECTIONS):  # the dual is concave in the price; its slope is bytes needed minus room
         price = (low + high) / 2
         priced = work_O + price * choices.bytes_O
         picked = choices.best(priced)

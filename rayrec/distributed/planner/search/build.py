@@ -1,4 +1,4 @@
-"""From a packing to the plan: rectangles by `CUTS`, caches grown into the memory that is left."""
+"""Creates the plan of a packing: shards by `CUTS`, caches grown into the remaining memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayrec.distributed.planner.tables.table import TableKey
 
 
 def build_plan(problem: Problem, packing: Packing, order: Sequence[TableKey]) -> ShardingPlan:
-    """The plan of a packing, with tables in the given order."""
+    """Return the plan of a packing, with tables in the given order."""
     number_of = {table.key: i for i, table in enumerate(problem.tables)}
     places: dict[int, list[int]] = {}
     for u in np.lexsort((packing.unit_U, packing.table_U)):
@@ -41,7 +41,7 @@ def build_plan(problem: Problem, packing: Packing, order: Sequence[TableKey]) ->
 
 
 def _local_ranks(problem: Problem) -> dict[int, int]:
-    """The places on their host of ranks beyond the first host, whose devices are numbered from 0 again."""
+    """Return the local ranks of GPU ranks beyond the first host; devices are numbered from 0 on every host."""
     if problem.topology.compute_device == "cpu":
         return {}
     hosts = problem.topology.hosts
@@ -65,14 +65,14 @@ def _shards(problem: Problem, option: Option, ranks: list[int], hosts: list[int]
 
 
 def _grown_caches(problem: Problem, packing: Packing) -> dict[TableKey, CacheParams]:
-    """For each UVM-cached table the share to keep on the device, grown evenly into what its ranks have left.
+    """Return the cache of each UVM-cached table, grown evenly into the remaining memory of its ranks.
 
-    In whole hundredths, unless it was told or is smaller: tables of one share have one kernel.
+    Rounded down to hundredths unless the user set it: tables with equal load factors share a kernel.
     """
     cached = [o for o in packing.chosen if o.kernel == "fused_uvm_caching"]
     if not cached:
         return {}
-    wanted_R = np.zeros(problem.world_size)  # bytes that would take all cached tables whole
+    wanted_R = np.zeros(problem.world_size)  # bytes of all cached tables
     ranks_of: dict[int, list[tuple[int, float]]] = {}
     for option in cached:
         ranks_of[option.table] = _places(problem, packing, option)
@@ -92,7 +92,7 @@ def _grown_caches(problem: Problem, packing: Packing) -> dict[TableKey, CachePar
 
 
 def _places(problem: Problem, packing: Packing, option: Option) -> list[tuple[int, float]]:
-    """(rank, bytes held there beside the device) of every shard."""
+    """Return (rank, host bytes) of every shard."""
     table = problem.tables[option.table]
     match option.units[0].scope:
         case Scope.WORLD:
@@ -106,6 +106,6 @@ def _places(problem: Problem, packing: Packing, option: Option) -> list[tuple[in
             ]
         case _:
             return [
-                (int(packing.place_U[u]), float(packing.beside_UC[u, problem.class_R[packing.place_U[u]]]))
+                (int(packing.place_U[u]), float(packing.host_bytes_UC[u, problem.class_R[packing.place_U[u]]]))
                 for u in np.flatnonzero(packing.table_U == option.table)
             ]

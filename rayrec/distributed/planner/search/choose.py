@@ -1,4 +1,4 @@
-"""Picking one option for each table, before any is placed: least work within limits, and mixtures of two picks."""
+"""Chooses one option per table before placement: least work under limits, and mixtures of two choices."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ def choose(
     choices: Choices,
     usable_O: Bools,
     bound_s: float,
-    piece_limit: float,
+    unit_limit: float,
     byte_limit: float,
     with_lookups: bool,
 ) -> Iterator[Ints]:
-    """For each table the option of least work within the limits, with memory free, then at the price that fits.
+    """Yield choices of least work under the limits: first with memory free, then at memory prices at which they fit.
 
     Args:
-        bound_s: lower bound of the worst rank.
-        piece_limit: how much of `bound_s` one piece may cost.
-        byte_limit: how much of a rank's room one piece may take.
-        with_lookups: whether one piece may cost only `piece_limit` of the mean lookup load, too.
+        bound_s: lower bound of the slowest rank.
+        unit_limit: maximum cost of one unit, as a share of `bound_s`.
+        byte_limit: maximum bytes of one unit, as a share of a rank's room.
+        with_lookups: apply `unit_limit` to the mean lookup load, too.
     """
     biggest = max(1.0, float(problem.room_R.max()))
-    over_s = np.maximum(choices.piece_O / max(piece_limit * bound_s, 1e-30), 1.0) - 1.0
+    over_s = np.maximum(choices.unit_O / max(unit_limit * bound_s, 1e-30), 1.0) - 1.0
     mean_lookup_s = _mean_lookup(choices, usable_O) / problem.world_size
-    over_lookup = np.maximum(choices.piece_lookup_O / max(piece_limit * mean_lookup_s, 1e-30), 1.0) - 1.0
-    over_bytes = np.maximum(choices.piece_bytes_O / (byte_limit * biggest), 1.0) - 1.0
+    over_lookup = np.maximum(choices.unit_lookup_O / max(unit_limit * mean_lookup_s, 1e-30), 1.0) - 1.0
+    over_bytes = np.maximum(choices.unit_bytes_O / (byte_limit * biggest), 1.0) - 1.0
     penalty = 1e3 * float(choices.work_O.max()) * (over_s + with_lookups * over_lookup + over_bytes)
     cost_O = np.where(usable_O, choices.work_O + penalty, np.inf)
     room = float(problem.room_R.sum())
@@ -40,18 +40,18 @@ def choose(
         yield cheapest
     for fill in (0.98, 0.9, 0.75):
         if choices.bytes_O[cheapest].sum() > fill * room:
-            yield _within(choices, cost_O, fill * room)
+            yield _cheapest_that_fit(choices, cost_O, fill * room)
 
 
 def _mean_lookup(choices: Choices, usable_O: Bools) -> float:
-    """Lookup seconds of all ranks together when every table takes its option of least work."""
+    """Return the lookup seconds of all ranks together if every table takes its option of least work."""
     least = choices.best(np.where(usable_O, choices.work_O, np.inf))
-    pieces = choices.work_O[least] / np.maximum(choices.piece_O[least], 1e-30)
-    return float((choices.piece_lookup_O[least] * pieces).sum())
+    units = choices.work_O[least] / np.maximum(choices.unit_O[least], 1e-30)
+    return float((choices.unit_lookup_O[least] * units).sum())
 
 
-def _within(choices: Choices, cost_O: Floats, room: float) -> Ints:
-    """The options of least cost plus price times bytes, at the lowest price for which they fit (or nearly)."""
+def _cheapest_that_fit(choices: Choices, cost_O: Floats, room: float) -> Ints:
+    """Return the options of least cost plus price times bytes, at the lowest price at which they (nearly) fit."""
     low, high = 0.0, float(choices.work_O.max()) * len(choices.first_T) * 1e6 / max(room, 1.0)
     picked = choices.best(cost_O + high * choices.bytes_O)
     for _ in range(60):
@@ -65,10 +65,10 @@ def _within(choices: Choices, cost_O: Floats, room: float) -> Ints:
 
 
 def mixtures(choices: Choices, picks: Sequence[Ints], ranks: int) -> Iterator[Ints]:
-    """The first pick with some tables' options taken from the others.
+    """Yield the first choice with some tables' options replaced by those of the other choices.
 
-    Few whole tables a rank leave ranks unequal; some tables in small pieces fill the gaps. Those that lose least by it
-    are cut, as many as are left over when whole tables are dealt out evenly, and larger shares.
+    With few whole tables per rank the load is uneven; some tables in smaller units even it out. The tables that lose
+    least are replaced: as many as remain after equal numbers of whole tables per rank, and larger shares.
     """
     if not picks:
         return

@@ -1,4 +1,4 @@
-"""Every way one table may be sharded, with what each way costs: sharding type x cut x kernel, before any placement."""
+"""Sharding options of one table with their costs, before placement: sharding type x cut x kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMN_CUTS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 
 
 class Scope(Enum):
-    """What a unit is placed on: one rank of the planner's choice, one host of its choice, or all its table's ranks."""
+    """What a unit is placed on: one chosen rank, one chosen host, or all ranks of its table."""
 
     RANK = "rank"
     HOST = "host"
@@ -30,15 +30,15 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A part of a table that is placed as one.
+    """A part of a table that is placed as a whole.
 
     Args:
-        cols: its columns.
-        seconds: cost on each of its ranks (the dearest one), for each host size of the topology.
-        lookup: the lookup term of that.
-        work: cost summed over its ranks, on the host size where that is least.
-        device_bytes, host_bytes: on each of its ranks (the fullest one), at the smallest host.
-        total_device_bytes, total_host_bytes: summed over its ranks.
+        cols: columns.
+        seconds: maximum cost on one of its ranks, by host size.
+        lookup: lookup term of `seconds`.
+        work: cost summed over its ranks; minimum over host sizes.
+        device_bytes, host_bytes: maximum on one of its ranks, by host size.
+        total_device_bytes, total_host_bytes: sum over its ranks.
     """
 
     scope: Scope
@@ -54,11 +54,12 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One way to shard table number `table`; a plan takes one option of each table and places its units.
+    """One sharding option of table number `table`. A plan chooses one option per table and places its units.
 
-    `shared_s` are seconds that it costs every rank, wherever its units are; `least_shared_s` if they come to lie on the
-    smallest hosts, whose fewer row blocks leave fewer partial sums. `best_units` are its units with the largest cache
-    that they could grow into. Nothing in between costs less, which the lower bound needs.
+    Args:
+        shared_s: seconds on every rank, wherever the units are.
+        least_shared_s: the same with the units on the smallest hosts, which have fewer row blocks and partial sums.
+        best_units: the units with the largest cache they can grow to; a lower limit of their cost.
     """
 
     table: int
@@ -83,21 +84,21 @@ class Option:
         return sum(unit.work for unit in self.best_units)
 
     @property
-    def least_piece_s(self) -> float:
+    def least_unit_s(self) -> float:
         return max(min(unit.seconds) for unit in self.best_units)
 
     @property
-    def piece_s(self) -> float:
-        """The dearest cost that this option puts on one rank, wherever it is placed."""
+    def unit_s(self) -> float:
+        """Maximum cost of one unit on one rank, at the best host size."""
         return max(min(unit.seconds) for unit in self.units)
 
     @property
-    def piece_lookup_s(self) -> float:
-        """The dearest lookup that this option puts on one rank."""
+    def unit_lookup_s(self) -> float:
+        """Maximum lookup cost of one unit on one rank."""
         return max(min(unit.lookup) for unit in self.units)
 
     @property
-    def piece_bytes(self) -> float:
+    def unit_bytes(self) -> float:
         return max(min(unit.device_bytes) for unit in self.units)
 
     @property
@@ -107,15 +108,15 @@ class Option:
 
 @lru_cache(maxsize=16)
 def host_sizes(topology: Topology) -> tuple[int, ...]:
-    """The different numbers of ranks that hosts have, ascending; the order of every per-host-size tuple."""
+    """Return the distinct numbers of ranks per host, ascending: the order of every tuple by host size."""
     return tuple(sorted({host.num_ranks for host in topology.hosts}))
 
 
 def options(number: int, table: Table, topology: Topology, off_device: bool) -> list[Option]:
-    """All options of table `number`.
+    """Return all options of table `number`.
 
     Args:
-        off_device: whether kernels that keep the table in host memory are wanted too.
+        off_device: include kernels that keep the table in host memory.
     """
     found = []
     for kind, kernels in table.kernels.items():
@@ -140,7 +141,7 @@ def options(number: int, table: Table, topology: Topology, off_device: bool) -> 
 
 
 def _row_cuts(table: Table, kind: str, topology: Topology) -> tuple[int, int]:
-    """Into how many row blocks a table is cut, at least and at most; inside a host, as many as that has ranks."""
+    """Return the minimum and maximum number of row blocks; inside a host one per rank."""
     if kind == ShardingType.ROW_WISE.value:
         return (min(len(table.ranks), table.rows),) * 2
     hosts = [topology.hosts[number].num_ranks for number in usable_hosts(table, topology)]
@@ -150,7 +151,7 @@ def _row_cuts(table: Table, kind: str, topology: Topology) -> tuple[int, int]:
 
 
 def _kernels(table: Table, kernels: tuple[str, ...], off_device: bool) -> Iterator[tuple[str, float, float]]:
-    """(kernel, cache load factor, factor that the cache may yet grow to without becoming another option)."""
+    """Yield (kernel, cache load factor, load factor up to which the cache may grow within this option)."""
     on_device = [kernel for kernel in kernels if not kernel.startswith("fused_uvm")]
     for kernel in kernels if off_device or not on_device else on_device:
         if kernel != "fused_uvm_caching":
@@ -194,7 +195,7 @@ def _cuts(table: Table, kind: str, kernel: str, factor: float, topology: Topolog
 
 
 def usable_hosts(table: Table, topology: Topology) -> list[int]:
-    """Numbers of the hosts whose ranks may all hold a part of the table."""
+    """Return the numbers of the hosts all of whose ranks are allowed for the table."""
     if len(table.ranks) == topology.world_size:
         return list(range(len(topology.hosts)))
     allowed = set(table.ranks)
@@ -202,7 +203,7 @@ def usable_hosts(table: Table, topology: Topology) -> list[int]:
 
 
 def _column_counts(table: Table, most: int) -> list[int]:
-    """Into how many columns a table may be cut; one where no real cut is possible."""
+    """Return the possible numbers of column cuts; [1] if the table cannot be cut."""
     widest = min(most, table.dim // max(table.min_partition, COLUMN_UNIT))
     return [parts for parts in COLUMN_CUTS if parts <= widest] or [1]
 
@@ -234,8 +235,8 @@ def _rank_unit(table: Table, kind: str, kernel: str, factor: float, cols: Span, 
 
 
 def _host_unit(table: Table, kind: str, kernel: str, factor: float, cols: Span, topology: Topology) -> Unit:
-    """Cut by rows over the ranks of one host; figures are of its first rank, which has a full block."""
-    costs, works, held, totals, beside = [], [], [], [], []
+    """Return a unit cut by rows over one host; costs are those of the first rank, which has a full block."""
+    costs, works, held, totals, host_totals = [], [], [], [], []
     for size in host_sizes(topology):
         counts = block_counts(table.rows, size)
         each = {n: shard_cost(table, kind, kernel, (n, cols.size), size, topology, factor) for n in counts}
@@ -244,7 +245,7 @@ def _host_unit(table: Table, kind: str, kernel: str, factor: float, cols: Span, 
         held.append(bytes_of[max(counts)])
         works.append(sum(each[n].total * count for n, count in counts.items()))
         totals.append(sum(bytes_of[n].device * count for n, count in counts.items()))
-        beside.append(sum(bytes_of[n].host * count for n, count in counts.items()))
+        host_totals.append(sum(bytes_of[n].host * count for n, count in counts.items()))
     return Unit(
         scope=Scope.HOST,
         cols=cols,
@@ -254,14 +255,18 @@ def _host_unit(table: Table, kind: str, kernel: str, factor: float, cols: Span, 
         device_bytes=tuple(storage.device for storage in held),
         host_bytes=tuple(storage.host for storage in held),
         total_device_bytes=min(totals),
-        total_host_bytes=min(beside),
+        total_host_bytes=min(host_totals),
     )
 
 
 def _world_unit(
     table: Table, kind: str, kernel: str, factor: float, topology: Topology, counts: dict[int, int]
 ) -> Unit:
-    """On all ranks of the table: `counts` shards of each number of rows; figures are of a rank with the most rows."""
+    """Return a unit on all ranks of the table; costs are those of a rank with most rows.
+
+    Args:
+        counts: number of shards by number of rows.
+    """
     costs = {
         n: [shard_cost(table, kind, kernel, (n, table.dim), size, topology, factor) for size in host_sizes(topology)]
         for n in counts
@@ -282,7 +287,7 @@ def _world_unit(
 
 
 def block_counts(rows: int, parts: int) -> dict[int, int]:
-    """How many blocks of which size `cuts.blocks(rows, parts)` makes, without making them."""
+    """Return the number of blocks by size that `cuts.blocks(rows, parts)` creates."""
     step = -(-rows // parts)
     counts = {step: rows // step}
     if rows % step:

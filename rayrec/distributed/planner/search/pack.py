@@ -1,4 +1,4 @@
-"""Placing chosen units on ranks, longest first, each where the load is least and there is room."""
+"""Places chosen units on ranks, longest first, each on the least loaded rank with room."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Stuck:
 
 @dataclass(kw_only=True)
 class Packing:
-    """Chosen options, where their units lie, and the load of every rank. Working state of one search; never shared.
+    """Chosen options, the places of their units, and the load of every rank: mutable state of one search.
 
-    Unit arrays (U) hold rank units only; `place_U` is a unit's rank. `hosts_of` has the host of each unit of a
-    table that is placed by hosts.
+    Unit arrays (U) hold rank units only; `place_U` is a unit's rank. `hosts_of` holds the host of each host unit of a
+    table.
     """
 
     chosen: list[Option]
@@ -32,16 +32,16 @@ class Packing:
     table_U: Ints
     unit_U: Ints
     place_U: Ints
-    pinned_U: Ints  # the host a unit must stay on, or -1
+    pinned_U: Ints  # required host of a unit, or -1
     seconds_UC: Floats
     lookup_UC: Floats
     device_UC: Floats
-    beside_UC: Floats
+    host_bytes_UC: Floats
     seconds_R: Floats
     lookup_R: Floats
     device_R: Floats
-    beside_R: Floats
-    held_TR: Bools  # which table has a rank unit on which rank
+    host_bytes_R: Floats
+    held_TR: Bools  # whether a table has a rank unit on a rank
 
     @property
     def worst_s(self) -> float:
@@ -54,8 +54,8 @@ def pack(
     """Place every unit of `chosen`.
 
     Args:
-        extra_s: seconds that the choice costs every rank besides.
-        memory_weight: how much a full memory counts against a rank, beside its load; 0 looks at the load alone.
+        extra_s: additional seconds on every rank.
+        memory_weight: seconds added to a rank's score if its memory is full; 0 ignores memory.
     """
     packing = _empty(problem, list(chosen))
     packing.seconds_R += extra_s
@@ -93,11 +93,11 @@ def _empty(problem: Problem, chosen: list[Option]) -> Packing:
         seconds_UC=column("seconds"),
         lookup_UC=column("lookup"),
         device_UC=column("device_bytes"),
-        beside_UC=column("host_bytes"),
+        host_bytes_UC=column("host_bytes"),
         seconds_R=zeros.copy(),
         lookup_R=zeros.copy(),
         device_R=zeros.copy(),
-        beside_R=zeros.copy(),
+        host_bytes_R=zeros.copy(),
         held_TR=np.zeros((len(problem.tables), problem.world_size), dtype=np.bool_),
     )
 
@@ -110,7 +110,7 @@ def _place_world(problem: Problem, packing: Packing, option: Option) -> bool:
     _add(problem, packing, unit, ranks)
     return bool(
         (packing.device_R[ranks] <= problem.room_R[ranks]).all()
-        and (packing.beside_R[ranks] <= problem.host_room_R[ranks]).all()
+        and (packing.host_bytes_R[ranks] <= problem.host_room_R[ranks]).all()
     )
 
 
@@ -119,7 +119,7 @@ def _add(problem: Problem, packing: Packing, unit: Unit, ranks: Ints) -> None:
     packing.seconds_R[ranks] += np.array(unit.seconds)[kind]
     packing.lookup_R[ranks] += np.array(unit.lookup)[kind]
     packing.device_R[ranks] += np.array(unit.device_bytes)[kind]
-    packing.beside_R[ranks] += np.array(unit.host_bytes)[kind]
+    packing.host_bytes_R[ranks] += np.array(unit.host_bytes)[kind]
 
 
 def _place_on_host(problem: Problem, packing: Packing, option: Option, unit_number: int, memory_weight: float) -> bool:
@@ -127,8 +127,8 @@ def _place_on_host(problem: Problem, packing: Packing, option: Option, unit_numb
     taken = packing.hosts_of.setdefault(option.table, [-1] * len(option.units))
     starts, kind = [host.first_rank for host in problem.topology.hosts], problem.class_R
     device_R = packing.device_R + np.array(unit.device_bytes)[kind]
-    beside_R = packing.beside_R + np.array(unit.host_bytes)[kind]
-    over_R = (device_R > problem.room_R) | (beside_R > problem.host_room_R)
+    host_bytes_R = packing.host_bytes_R + np.array(unit.host_bytes)[kind]
+    over_R = (device_R > problem.room_R) | (host_bytes_R > problem.host_room_R)
     score_H = np.maximum.reduceat(packing.seconds_R + np.array(unit.seconds)[kind], starts)
     if memory_weight:
         score_H = score_H + memory_weight * np.maximum.reduceat(device_R / np.maximum(problem.room_R, 1.0), starts)
@@ -158,7 +158,7 @@ def _place_on_ranks(problem: Problem, packing: Packing, memory_weight: float) ->
             _pin(problem, packing, int(u), table, score)
         mine = packing.held_TR[table]
         if mine.any() and np.isfinite(score[~mine]).any():
-            score[mine] = np.inf  # two columns of a table on one rank would send its ids there twice
+            score[mine] = np.inf  # two columns of a table on one rank would receive its ids twice
         rank = int(score.argmin())
         if not np.isfinite(score[rank]):
             return Stuck(table=table)
@@ -167,7 +167,7 @@ def _place_on_ranks(problem: Problem, packing: Packing, memory_weight: float) ->
         packing.seconds_R[rank] += packing.seconds_UC[u, kind]
         packing.lookup_R[rank] += packing.lookup_UC[u, kind]
         packing.device_R[rank] += packing.device_UC[u, kind]
-        packing.beside_R[rank] += packing.beside_UC[u, kind]
+        packing.host_bytes_R[rank] += packing.host_bytes_UC[u, kind]
         packing.held_TR[table, rank] = True
     return None
 
@@ -179,13 +179,13 @@ def _scores(problem: Problem, packing: Packing, u: int, memory_weight: float) ->
     if memory_weight:
         score = score + memory_weight * device / np.maximum(problem.room_R, 1.0)
     full = device > problem.room_R
-    full |= packing.beside_R + packing.beside_UC[u, kind] > problem.host_room_R
+    full |= packing.host_bytes_R + packing.host_bytes_UC[u, kind] > problem.host_room_R
     score[full] = np.inf
     return score
 
 
 def _pin(problem: Problem, packing: Packing, u: int, table: int, score: Floats) -> None:
-    """Keep all columns of a table on one host: the first one placed takes the host with the least load."""
+    """Keep all columns of a table on one host: the first one placed chooses the least loaded host."""
     pinned = packing.pinned_U[packing.table_U == table].max()
     if pinned < 0:
         parts = len(packing.chosen[table].units)

@@ -1,4 +1,4 @@
-"""The planning problem in a canonical order: tables by name, their options, and what every rank has. A fact."""
+"""The planning problem: tables in canonical order, their options, and the room on every rank."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-ROUNDING_BYTES = 64  # sums of byte counts are floats; this keeps their rounding inside the memory
+ROUNDING_BYTES = 64  # margin for rounding errors of float sums of bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Tables, sorted by name so that the caller's order cannot change the answer, and the room on every rank.
+    """Tables sorted by name, so that the caller's order does not change the plan, and the room on every rank.
 
     Args:
-        options: of each table.
-        class_R: for each rank, the position of its host's size in `host_sizes(topology)`.
-        room_R, host_room_R: bytes that shards may take on the device and beside it.
-        reserve_R: bytes kept back on the device.
-        allowed_TR: which table may lie on which rank; None where every table may lie anywhere.
+        options: options of each table.
+        class_R: index of each rank's host size in `host_sizes(topology)`.
+        host_R: host number of each rank.
+        room_R, host_room_R: device and host bytes available for shards.
+        reserve_R: reserved device bytes.
+        allowed_TR: allowed ranks of each table; None if all tables may use all ranks.
     """
 
     tables: tuple[Table, ...]
@@ -47,19 +48,19 @@ class Problem:
 
 
 def make_problem(tables: Sequence[Table], topology: Topology, reserve_R: Floats, off_device: bool) -> Problem:
-    """The problem of placing `tables` on `topology` with `reserve_R` bytes kept back on every rank.
+    """Return the problem of placing `tables` on `topology`, with `reserve_R` bytes reserved per rank.
 
     Args:
-        off_device: whether tables may be kept in host memory.
+        off_device: allow tables in host memory.
     """
     ordered = tuple(sorted(tables, key=lambda table: table.key))
     sizes = host_sizes(topology)
-    classes, hosts, memory, beside = [], [], [], []
+    classes, hosts, memory, host_memory = [], [], [], []
     for number, host in enumerate(topology.hosts):
         classes += [sizes.index(host.num_ranks)] * host.num_ranks
         hosts += [number] * host.num_ranks
         memory += [host.memory_bytes] * host.num_ranks
-        beside += [host.host_bytes] * host.num_ranks
+        host_memory += [host.host_bytes] * host.num_ranks
     return Problem(
         tables=ordered,
         topology=topology,
@@ -67,7 +68,7 @@ def make_problem(tables: Sequence[Table], topology: Topology, reserve_R: Floats,
         class_R=np.array(classes, dtype=np.int64),
         host_R=np.array(hosts, dtype=np.int64),
         room_R=np.maximum(0.0, np.array(memory, dtype=np.float64) - reserve_R - ROUNDING_BYTES),
-        host_room_R=np.array(beside, dtype=np.float64),
+        host_room_R=np.array(host_memory, dtype=np.float64),
         reserve_R=reserve_R,
         allowed_TR=_allowed(ordered, topology.world_size),
     )

@@ -1,7 +1,4 @@
-"""Lowering the worst rank of a packing by moving one of its units away, or swapping it with another rank's.
-
-Works on `Packing`, the search's own working state. Options stay as chosen.
-"""
+"""Reduces the slowest rank of a packing by moving or swapping its units. The chosen options stay."""
 
 from __future__ import annotations
 
@@ -12,13 +9,13 @@ import numpy as np
 from rayrec.distributed.planner.search.pack import Packing
 from rayrec.distributed.planner.search.problem import Bools, Floats, Ints, Problem
 
-PARTNERS = 64  # ranks with the least load that are tried before all others
+PARTNERS = 64  # number of least loaded ranks to try first
 LEAST_GAIN = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """Unit `out` leaves the worst rank for rank `to`; unit `back` (or none: -1) comes from there."""
+    """Move unit `out` from the slowest rank to rank `to`, and unit `back` (-1: none) from there."""
 
     out: int
     to: int
@@ -29,11 +26,11 @@ class Exchange:
 def refine(
     problem: Problem, packing: Packing, target_s: float, enough_s: float, target_lookup: float, limit: int
 ) -> None:
-    """Lower the worst rank's seconds until `target_s` (0: leave them), then its lookups until `target_lookup` x mean.
+    """Reduce the slowest rank to `target_s` (0: skip), then the maximum lookup load to `target_lookup` x mean.
 
     Args:
-        enough_s: what the worst rank may take again while lookups are balanced, if it was below.
-        limit: at most so many exchanges for each of the two.
+        enough_s: limit of the slowest rank while lookups are balanced.
+        limit: maximum number of exchanges of each of the two phases.
     """
     for _ in range(limit if target_s > 0 else 0):
         if packing.worst_s <= target_s:
@@ -55,7 +52,7 @@ def refine(
 def _best_exchange(
     problem: Problem, packing: Packing, size_UC: Floats, load_R: Floats, ceiling_s: float | None
 ) -> Exchange | None:
-    """The exchange after which the larger of the two ranks' loads is least; none if nothing is gained."""
+    """Return the exchange that minimizes the larger load of the two ranks; None if no exchange helps."""
     worst = int(load_R.argmax())
     mine = np.flatnonzero(packing.place_U == worst)
     if not len(mine):
@@ -93,7 +90,7 @@ def _best_move(
     out = mine[:, None]
     value = np.maximum(load_R[partners] + size_UC[out, there], load_R[worst] - size_UC[out, here])
     bad = packing.device_R[partners] + packing.device_UC[out, there] > problem.room_R[partners]
-    bad |= packing.beside_R[partners] + packing.beside_UC[out, there] > problem.host_room_R[partners]
+    bad |= packing.host_bytes_R[partners] + packing.host_bytes_UC[out, there] > problem.host_room_R[partners]
     if ceiling_s is not None:
         bad |= packing.seconds_R[partners] + packing.seconds_UC[out, there] > ceiling_s
     bad |= ~_may_go(problem, packing, mine, partners)
@@ -126,7 +123,7 @@ def _best_swap(
     bad = value >= load_R[worst]
     for load, size, room in (
         (packing.device_R, packing.device_UC, problem.room_R),
-        (packing.beside_R, packing.beside_UC, problem.host_room_R),
+        (packing.host_bytes_R, packing.host_bytes_UC, problem.host_room_R),
     ):
         far, near = after(load, size)
         bad |= (far > room[ranks]) | (near > room[worst])
@@ -150,7 +147,7 @@ def _least(value: Floats, mine: Ints, ranks: Ints, others: Ints | None) -> Excha
 
 
 def _may_go(problem: Problem, packing: Packing, units: Ints, ranks: Ints) -> Bools:
-    """Whether each of `units` may lie on each of `ranks`: allowed by the user, on its host, no sibling there."""
+    """Return whether each unit may be on each rank: allowed by the user, required host, no unit of the same table."""
     tables, pinned = packing.table_U[units], packing.pinned_U[units]
     may = (pinned[:, None] < 0) | (pinned[:, None] == problem.host_R[ranks])
     may &= ~packing.held_TR[tables[:, None], ranks]
@@ -171,7 +168,7 @@ def _shift(problem: Problem, packing: Packing, unit: int, source: int, target: i
         (packing.seconds_R, packing.seconds_UC),
         (packing.lookup_R, packing.lookup_UC),
         (packing.device_R, packing.device_UC),
-        (packing.beside_R, packing.beside_UC),
+        (packing.host_bytes_R, packing.host_bytes_UC),
     ):
         load[source] -= size[unit, problem.class_R[source]]
         load[target] += size[unit, problem.class_R[target]]

@@ -1,8 +1,7 @@
-"""Choosing an option for every table and a place for every unit, for the lowest worst rank under memory.
+"""Chooses an option for every table and a place for every unit, to minimize the slowest rank.
 
-The search walks a fixed grid of limits (how large a piece may be in seconds and in bytes, which executors may be used,
-what a byte of memory is worth), packs each choice, and refines the best. No clock and no random number is read: the
-same problem gives the same answer everywhere.
+The search tries a fixed grid of limits (seconds and bytes of one unit, executors, price of memory), packs each choice,
+and refines the best. It uses no clock and no random numbers: the same problem has the same plan everywhere.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from rayrec.distributed.planner.search.problem import Bools, Floats, Ints, Probl
 from rayrec.distributed.planner.search.refine import refine
 from rayrec.distributed.planner.tables.table import Table
 
-MANY_TABLES = 200  # up to here the search takes more care
-WORST_LOOKUP = 1.08  # worst over mean lookup load that is not left as it is
-LOOKUP_PRICES = (1.008, 1.02)  # what the worst rank may come to for it, of the lower bound
-TARGET_LOOKUP = 1.05  # worst over mean lookup load
-PIECE_LIMITS = (1.0, 0.5, 0.25, 0.12)  # of the lower bound, for one piece
-BYTE_LIMITS = (1.0, 0.5, 0.25, 0.1)  # of a rank's room, for one piece
-MEMORY_COSTS = 1.05  # a worst rank this far above what endless memory gives: look for kernels off the device too
-REFINED = 6  # packings of a choice of executors that are worth refining
+MANY_TABLES = 200  # above, tolerances are larger
+WORST_LOOKUP = 1.08  # accepted maximum over mean lookup load
+LOOKUP_PRICES = (1.008, 1.02)  # limit of the slowest rank while balancing lookups, times the lower bound
+TARGET_LOOKUP = 1.05  # target of maximum over mean lookup load
+UNIT_LIMITS = (1.0, 0.5, 0.25, 0.12)  # maximum seconds of one unit, times the lower bound
+BYTE_LIMITS = (1.0, 0.5, 0.25, 0.1)  # maximum bytes of one unit, times a rank's room
+MEMORY_COSTS = 1.05  # if the slowest rank exceeds the bound without memory limits by this factor, try host memory
+REFINED = 6  # number of packings to refine per set of executors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Care:
-    """How near the lower bound is near enough.
+class Tolerance:
+    """When the search stops, as factors on the lower bound.
 
     Args:
-        target: of the bound; the search for a lower worst rank stops here.
-        enough: of the bound; below it, balance of the lookups counts for more than the worst rank.
+        target: stop reducing the slowest rank here.
+        enough: below this, balanced lookups matter more than the slowest rank.
     """
 
     target: float
@@ -48,9 +47,9 @@ class Care:
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """A packing, its worst rank with the executors' fixed cost, and the bound on any plan's.
+    """A packing, seconds of its slowest rank with the executors' fixed cost, and the lower bound of any plan.
 
-    `free_bound_s` is the bound if memory were endless; equal to `bound_s` where memory costs nothing.
+    `free_bound_s` is the bound without memory limits.
     """
 
     packing: Packing
@@ -60,9 +59,9 @@ class Solution:
 
 
 def best_solution(tables: Sequence[Table], topology: Topology, reserve_R: Floats) -> tuple[Problem, Solution | Stuck]:
-    """The best packing of `tables`, with kernels that keep tables in host memory where device memory is short.
+    """Return the best packing of `tables`, with tables in host memory if device memory is short.
 
-    A table costs no less off the device, so a solution that device memory does not hold back is final.
+    Host memory is never faster, so a solution that device memory does not limit is final.
     """
     problem = make_problem(tables, topology, reserve_R, off_device=False)
     answer = search(problem)
@@ -70,7 +69,7 @@ def best_solution(tables: Sequence[Table], topology: Topology, reserve_R: Floats
     if not spare:
         return problem, answer
     if isinstance(answer, Solution) and answer.worst_s <= answer.free_bound_s * MEMORY_COSTS:
-        return problem, replace(answer, bound_s=answer.free_bound_s)  # valid for tables off the device too
+        return problem, replace(answer, bound_s=answer.free_bound_s)  # also valid with host memory
     wider = make_problem(tables, topology, reserve_R, off_device=True)
     other = search(wider)
     if not isinstance(answer, Solution) or not isinstance(other, Solution):
@@ -80,7 +79,7 @@ def best_solution(tables: Sequence[Table], topology: Topology, reserve_R: Floats
 
 
 def feasible(tables: Sequence[Table], topology: Topology, reserve_R: Floats) -> bool:
-    """Whether the search would find a plan; sums of bytes are tried first, and nothing is refined."""
+    """Return whether the search finds a plan; checks sums of bytes first and does not refine."""
     for off_device in (False, True):
         problem = make_problem(tables, topology, reserve_R, off_device)
         if not all(problem.options):
@@ -88,7 +87,7 @@ def feasible(tables: Sequence[Table], topology: Topology, reserve_R: Floats) -> 
         choices = make_choices(problem)
         if choices.least(choices.bytes_O).sum() > problem.room_R.sum():
             continue
-        if choices.least(choices.piece_bytes_O).max() > problem.room_R.max():
+        if choices.least(choices.unit_bytes_O).max() > problem.room_R.max():
             continue
         flat = [option for each in problem.options for option in each]
         usable_O = np.ones(len(flat), dtype=np.bool_)
@@ -100,7 +99,7 @@ def feasible(tables: Sequence[Table], topology: Topology, reserve_R: Floats) -> 
 
 
 def search(problem: Problem) -> Solution | Stuck:
-    """The best packing found, or the table that could not be placed."""
+    """Return the best packing found, or the table that could not be placed."""
     for number, each in enumerate(problem.options):
         if not each:
             return Stuck(table=number)
@@ -131,7 +130,7 @@ def search(problem: Problem) -> Solution | Stuck:
 
 
 def _executor_sets(choices: Choices) -> Iterator[frozenset[str]]:
-    """Every set of executors that leaves each table an option, small ones first."""
+    """Yield every set of executors with an option for each table, small sets first."""
     there = [name for name in COLLECTIVES if name in choices.executor_O]
     for count in range(1, len(there) + 1):
         for names in combinations(there, count):
@@ -162,11 +161,11 @@ def _solve(problem: Problem, choices: Choices, usable_O: Bools, bound_s: float) 
     def picks(byte_limit: float, with_lookups: bool) -> list[Ints]:
         return [
             picked
-            for limit in PIECE_LIMITS
+            for limit in UNIT_LIMITS
             for picked in choose(problem, choices, usable_O, bound_s, limit, byte_limit, with_lookups)
         ]
 
-    enough_s = bound_s * _care(problem).enough
+    enough_s = bound_s * _tolerance(problem).enough
     for byte_limit in BYTE_LIMITS:
         first = picks(byte_limit, False)
         packed = packings(first)
@@ -180,15 +179,15 @@ def _solve(problem: Problem, choices: Choices, usable_O: Bools, bound_s: float) 
     return stuck or Stuck(table=0)
 
 
-def _care(problem: Problem) -> Care:
+def _tolerance(problem: Problem) -> Tolerance:
     few = len(problem.tables) <= MANY_TABLES
-    return Care(target=1.0005, enough=1.002) if few else Care(target=1.005, enough=1.02)
+    return Tolerance(target=1.0005, enough=1.002) if few else Tolerance(target=1.005, enough=1.02)
 
 
 def _refine_best(problem: Problem, packed: list[Packing], bound_s: float) -> Packing:
-    """Refine the packings, most promising first, until one is near the bound and well balanced."""
+    """Refine the packings, fastest first, until one is close to the bound and balanced."""
     packed.sort(key=lambda packing: packing.worst_s)
-    care, limit = _care(problem), 200 + 10 * problem.world_size
+    care, limit = _tolerance(problem), 200 + 10 * problem.world_size
     best, best_rating = packed[0], (float("inf"), float("inf"))
     for packing in packed[:REFINED]:
         refine(problem, packing, bound_s * care.target, bound_s * care.enough, TARGET_LOOKUP, limit)

@@ -1,4 +1,4 @@
-"""Small changes of a problem, each tried by planning again: what would make it fit, what would make it faster."""
+"""Small changes of a problem, each planned again: which make it fit, which make it faster."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rayrec.distributed.planner.search.solve import Solution, best_solution, fea
 from rayrec.distributed.planner.tables.from_model import for_world
 from rayrec.distributed.planner.tables.table import Table, TableKey
 
-MOST_HOSTS = 64  # times as many as there are; more is not a small change
+MOST_HOSTS = 64  # largest tried factor on the number of hosts
 DENSE_KERNEL = "dense"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A changed problem and how to say it."""
+    """A changed problem and its description."""
 
     text: str
     tables: tuple[Table, ...]
@@ -26,7 +26,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A change, and the worst rank and bound it leads to."""
+    """A change, and the slowest rank and sharding types of its plan."""
 
     change: Change
     worst_s: float
@@ -34,7 +34,7 @@ class Tried:
 
 
 def attempt(change: Change, dense_bytes: int) -> Tried | None:
-    """Plan the changed problem; nothing if it has no plan."""
+    """Plan the changed problem; None if it has no plan."""
     reserve_R = reserves(change.tables, change.topology, dense_bytes)
     problem, answer = best_solution(change.tables, change.topology, reserve_R)
     if not isinstance(answer, Solution):
@@ -44,12 +44,12 @@ def attempt(change: Change, dense_bytes: int) -> Tried | None:
 
 
 def fits(tables: Sequence[Table], topology: Topology, dense_bytes: int) -> bool:
-    """Whether there is a plan at all."""
+    """Return whether there is a plan."""
     return feasible(tables, topology, reserves(tables, topology, dense_bytes))
 
 
 def unconstrained(table: Table, topology: Topology) -> Table:
-    """The table with every sharding type and kernel that can run (dense ones aside), on all ranks, in finer cuts."""
+    """Return the table without constraints: every sharding type, every kernel but dense, all ranks, finer cuts."""
     kernels = {
         kind: tuple(kernel for kernel in each if kernel != DENSE_KERNEL) or each
         for kind, each in table.runnable.items()
@@ -64,14 +64,14 @@ def unconstrained(table: Table, topology: Topology) -> Table:
 
 
 def halved(tables: Sequence[Table]) -> tuple[Table, ...]:
-    """The tables with 16-bit weights."""
+    """Return the tables with 16-bit weights."""
     return tuple(replace(t, element_bytes=min(t.element_bytes, 2)) for t in tables)
 
 
 def changes_that_fit(
     tables: Sequence[Table], topology: Topology, dense_bytes: int, stuck: TableKey
 ) -> Iterator[Change]:
-    """Changes under which there is a plan, smallest first: fewer constraints, 16-bit weights, more hosts."""
+    """Yield changes that have a plan, smallest first: fewer constraints, 16-bit weights, more hosts."""
     listed = tuple(tables)
     name = next(t.label for t in listed if t.key == stuck)
     freed = tuple(unconstrained(t, topology) if t.key == stuck else t for t in listed)
@@ -104,7 +104,7 @@ def changes_that_fit(
 
 
 def _fewest_in_half(tables: tuple[Table, ...], topology: Topology, dense_bytes: int) -> tuple[Table, ...]:
-    """The fewest tables, largest first, that must turn to 16 bits; empty if none or all do not help."""
+    """Return the fewest tables, largest first, to change to 16 bits; empty if none are needed or all are not enough."""
     wide = sorted((t for t in tables if t.element_bytes == 4), key=lambda t: (-t.weight_bytes, t.key))
 
     def fit(count: int) -> bool:
@@ -133,7 +133,7 @@ def _fewest_hosts(tables: tuple[Table, ...], topology: Topology, dense_bytes: in
 
 
 def _fewest_ranks(tables: tuple[Table, ...], topology: Topology, dense_bytes: int) -> int | None:
-    """Ranks of a single host, each with as much memory as now, up to 16."""
+    """Return the fewest ranks of a single host, each with as much memory as now, up to 16."""
     for ranks in range(topology.world_size + 1, 17):
         wider = topology.with_local(ranks)
         if fits(for_world(tables, topology, wider), wider, dense_bytes):
@@ -142,7 +142,7 @@ def _fewest_ranks(tables: tuple[Table, ...], topology: Topology, dense_bytes: in
 
 
 def _least(most: int, good: Callable[[int], bool]) -> int | None:
-    """The least number of 1 .. most that is good, if being good stays so for larger ones; none if `most` is not."""
+    """Return the smallest good number of 1 .. most, if all larger ones are good; None if `most` is not."""
     if most < 1 or not good(most):
         return None
     low, high = 0, most
