@@ -191,7 +191,7 @@ def laid(of: Problem, places: list[int], *chosen: Option) -> Packing:
     """Units on the given ranks, whatever there is room for."""
     found = packed(problem(len(of.tables), [len(of.room_R)], np.inf, np.inf), *chosen)
     found.place_U[:] = places
-    for name in ("seconds", "lookup", "device", "beside"):
+    for name in ("seconds", "lookup", "device", "host_bytes"):
         sizes = getattr(found, f"{name}_UC")[:, 0]
         setattr(found, f"{name}_R", np.bincount(places, sizes, len(of.room_R)))
     found.held_TR[:] = False

@@ -1,4 +1,4 @@
-"""Creates the planner's tables from a model or table configs; validates constraints."""
+"""Creates the planner's tables from a model or table configs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rayrec.distributed.plan.module_sharder import ModuleSharder, modules_to_sha
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
 from rayrec.distributed.planner.machine.topology import Topology
 from rayrec.distributed.planner.tables.constraints import ParameterConstraints
+from rayrec.distributed.planner.tables.limits import allowed_kernels, allowed_ranks, min_partition_of, per_feature
 from rayrec.distributed.planner.tables.table import Table
 from rayrec.modules.configs import BaseEmbeddingConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
-DEFAULT_MIN_PARTITION = 16
 DENSE_COPIES = 5  # weight, gradient, two optimizer moments, gradient bucket
 NO_CONSTRAINTS = ParameterConstraints()
 
@@ -141,14 +141,14 @@ def table_optimizer(sharder: ModuleSharder[Any], weight: torch.Tensor | None = N
 def _table(found: TableInfo, limits: ParameterConstraints, topology: Topology, batch_size: int) -> Table:
     config = found.config
     count = max(1, len(config.feature_names))
-    sizes = _per_feature(config.name, "batch_sizes", limits.batch_sizes, count, batch_size)
-    poolings = _per_feature(config.name, "num_poolings", limits.num_poolings, count, 1.0)
-    factors = _per_feature(config.name, "pooling_factors", limits.pooling_factors, count, 1.0)
+    sizes = per_feature(config.name, "batch_sizes", limits.batch_sizes, count, batch_size)
+    poolings = per_feature(config.name, "num_poolings", limits.num_poolings, count, 1.0)
+    factors = per_feature(config.name, "pooling_factors", limits.pooling_factors, count, 1.0)
     bags = [size * each * topology.world_size for size, each in zip(sizes, poolings, strict=True)]
     ids = [bag * factor for bag, factor in zip(bags, factors, strict=True)]
     if limits.num_ids is not None:
-        ids = [n * topology.world_size for n in _per_feature(config.name, "num_ids", limits.num_ids, count, 0.0)]
-    ranks = _ranks(config.name, limits.device_group, topology)
+        ids = [n * topology.world_size for n in per_feature(config.name, "num_ids", limits.num_ids, count, 0.0)]
+    ranks = allowed_ranks(config.name, limits.device_group, topology)
     codec = found.codec or Codec()
     return Table(
         path=found.path,
@@ -163,120 +163,14 @@ def _table(found: TableInfo, limits: ParameterConstraints, topology: Topology, b
         weighted=found.weighted if limits.is_weighted is None else limits.is_weighted,
         state_row_bytes=found.state[0],
         state_element_bytes=found.state[1],
-        kernels=_allowed(config.name, found.kernels, limits, topology.compute_device, ranks, topology),
+        kernels=allowed_kernels(config.name, found.kernels, limits, topology.compute_device, ranks, topology),
         runnable=found.kernels,
         ranks=ranks,
-        min_partition=_min_partition(config, limits),
+        min_partition=min_partition_of(config, limits),
         cache_load_factor=None if limits.cache_params is None else limits.cache_params.load_factor,
         sent_bytes=codec.forward.mean_bytes,
         returned_bytes=codec.backward.mean_bytes,
     )
-
-
-def _allowed(
-    name: str,
-    runnable: Mapping[str, tuple[str, ...]],
-    limits: ParameterConstraints,
-    compute_device: str,
-    ranks: tuple[int, ...],
-    topology: Topology,
-) -> dict[str, tuple[str, ...]]:
-    types = (
-        list(runnable)
-        if limits.sharding_types is None
-        else _known_types(name, limits.sharding_types, runnable, compute_device)
-    )
-    if len(ranks) < topology.world_size:  # data_parallel needs every rank
-        types = [kind for kind in types if kind != ShardingType.DATA_PARALLEL.value]
-    if limits.compute_kernels is None:
-        # a dense kernel needs a torch optimizer, so it is used only if requested or if there is no other
-        allowed = {k: tuple(c for c in runnable[k] if c != "dense") or tuple(runnable[k]) for k in types}
-    else:
-        wanted = [_kernel(name, kernel, runnable, compute_device) for kernel in limits.compute_kernels]
-        allowed = {kind: tuple(kernel for kernel in runnable[kind] if kernel in wanted) for kind in types}
-    allowed = {kind: kernels for kind, kernels in allowed.items() if kernels}
-    if not allowed:
-        offers = "; ".join(f"{kind}: {', '.join(kernels)}" for kind, kernels in runnable.items())
-        raise ValueError(
-            f"table {name!r}: no kernel of {limits.compute_kernels} runs with {types or limits.sharding_types} "
-            f"on {compute_device} ranks {_short(ranks)}; what can run: {offers}"
-        )
-    return allowed
-
-
-def _short(ranks: tuple[int, ...]) -> str:
-    return str(list(ranks)) if len(ranks) <= 8 else f"[{ranks[0]} .. {ranks[-1]}]"
-
-
-def _known_types(
-    name: str, wanted: Sequence[str], runnable: Mapping[str, tuple[str, ...]], compute_device: str
-) -> list[str]:
-    kinds = []
-    for kind in wanted:
-        value = kind.value if isinstance(kind, ShardingType) else kind
-        if value not in runnable:
-            every = [each.value for each in ShardingType]
-            why = "cannot run" if value in every else "does not exist"
-            raise ValueError(
-                f"table {name!r}: sharding type {value!r} {why} on {compute_device}; allowed: {', '.join(runnable)}"
-            )
-        kinds.append(value)
-    return [kind for kind in runnable if kind in kinds]
-
-
-def _kernel(name: str, kernel: str, runnable: Mapping[str, tuple[str, ...]], compute_device: str) -> str:
-    offered = list(dict.fromkeys(each for kernels in runnable.values() for each in kernels))
-    try:
-        value = EmbeddingComputeKernel(kernel).value
-    except ValueError:
-        value = ""
-    if value not in offered:
-        shown = getattr(kernel, "value", kernel)
-        raise ValueError(
-            f"table {name!r}: compute kernel {shown!r} cannot run on {compute_device}; allowed: {', '.join(offered)}"
-        )
-    return value
-
-
-def _per_feature(name: str, what: str, given: Sequence[float] | None, count: int, default: float) -> list[float]:
-    if given is None:
-        return [float(default)] * count
-    values = [float(value) for value in given]
-    if len(values) == 1:
-        values *= count
-    if len(values) != count:
-        raise ValueError(f"table {name!r}: {what} has {len(values)} numbers for {count} features")
-    if any(not 0 <= value < float("inf") for value in values):
-        raise ValueError(f"table {name!r}: {what}={list(given)} must be finite and not negative")
-    return values
-
-
-def _ranks(name: str, group: Sequence[int] | str | None, topology: Topology) -> tuple[int, ...]:
-    if group is None or group == topology.compute_device:
-        return tuple(range(topology.world_size))
-    if isinstance(group, str):
-        raise ValueError(
-            f"table {name!r}: device_group {group!r}, but the topology has {topology.compute_device!r} devices only; "
-            f"name that, or list ranks"
-        )
-    ranks = tuple(sorted(set(group)))
-    if not ranks or ranks[0] < 0 or ranks[-1] >= topology.world_size:
-        raise ValueError(
-            f"table {name!r}: device_group {list(group)} must name ranks of 0 .. {topology.world_size - 1}"
-        )
-    return ranks
-
-
-def _min_partition(config: BaseEmbeddingConfig, limits: ParameterConstraints) -> int:
-    least = limits.min_partition
-    if least is None:
-        return DEFAULT_MIN_PARTITION
-    if least < 4 or least % 4 or least > config.embedding_dim:
-        raise ValueError(
-            f"table {config.name!r}: min_partition={least} must be a multiple of 4 from 4 to its "
-            f"embedding_dim={config.embedding_dim}"
-        )
-    return least
 
 
 def for_world(tables: Iterable[Table], old: Topology, new: Topology) -> tuple[Table, ...]:
