@@ -19,11 +19,11 @@ from rayrec.distributed.kernel import (
     make_vector_kernel,
     rule_of,
 )
-from rayrec.distributed.kernel.dense import DenseKernel
-from rayrec.distributed.kernel.optimizer_rules import DecayMode, make_state
+from rayrec.distributed.kernel.optimizer_formulas import make_state
+from rayrec.distributed.kernel.optimizer_rules import DecayMode
 from rayrec.distributed.kernel.optimizer_spec import twin
 from rayrec.distributed.kernel.recording import RecordingKernel
-from rayrec.distributed.kernel.rows import RowKernel
+from rayrec.distributed.kernel.tensor_kernels import DenseKernel, RowKernel
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import EmbeddingBagConfig
 

@@ -13,10 +13,10 @@ from rayrec.distributed.comm.buffers import MOST_BUFFERS, SMALL_BYTES, BufferPoo
 from rayrec.distributed.comm.wire import FORMATS, NumberFormat, fp8_rows, int8_rows
 from rayrec.distributed.kernel import RULES, OptimizerSpec, pooling_group, vector_group
 from rayrec.distributed.kernel.choice import _fbgemm_trains, check_trainable
-from rayrec.distributed.kernel.padding import padded
-from rayrec.distributed.kernel.rounding import rounded
-from rayrec.distributed.kernel.stacking import Stack, parts_of, stacks_of
-from rayrec.distributed.kernel.tables import LocalTable, Lookups
+from rayrec.distributed.kernel.interface import LocalTable, Lookups
+from rayrec.distributed.kernel.optimizer_formulas import rounded
+from rayrec.distributed.kernel.stacking import Stack, lookups_by_stack, stacks_of
+from rayrec.distributed.kernel.tbe import padded
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import DataType, EmbeddingBagConfig
 from rayrec.torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
@@ -90,10 +90,12 @@ def test_tables_share_a_kernel_where_they_are_trained_alike() -> None:
         return bool(group(a, device) == group(b, device))
 
     narrow, wide, odd = (local(config(dim)) for dim in (8, 16, 6))
-    assert same(narrow, wide, CPU) and same(narrow, wide, GPU) and same(narrow, odd, CPU)
-    assert not same(narrow, odd, GPU), "a padded width has its own scale where state has one number a row"
     adagrad = [local(config(dim), spec("adagrad")) for dim in (8, 6)]
-    assert same(*adagrad, GPU)
+    for device in (CPU, GPU):
+        assert same(narrow, wide, device) and same(*adagrad, device)
+        assert not same(narrow, odd, device), "a padded width has its own scale where state has one number a row"
+    shared = local(config(8, features=2))
+    assert not same(narrow, shared, CPU) and same(narrow, shared, GPU), "a stack is for tables with several lookups"
     plain = [local(config(dim), spec(weight_decay=0.1)) for dim in (8, 16)]
     assert not same(*plain, CPU), "one matrix has one width"
     assert not same(narrow, wide, CPU, vector_group) and same(narrow, local(config(8)), CPU, vector_group)
@@ -193,7 +195,7 @@ def test_neighbouring_tables_of_one_width_are_one(batch: int, weighted: bool) ->
         (2, 3, 7, 7), (2, 3, 11, 11)
     ]  # fmt: skip
     whole = lookups_of(batch, 6, weighted)
-    for number, (stack, part) in enumerate(zip(stacks, parts_of(stacks, whole), strict=True)):
+    for number, (stack, part) in enumerate(zip(stacks, lookups_by_stack(stacks, whole), strict=True)):
         first, last = 3 * batch * number, 3 * batch * (number + 1)
         start, stop = int(whole.offsets[first]), int(whole.offsets[last])
         assert part.ids.tolist() == whole.ids[start:stop].tolist() and int(part.offsets[0]) == 0
@@ -205,13 +207,14 @@ def test_neighbouring_tables_of_one_width_are_one(batch: int, weighted: bool) ->
         bags = [part.ids[a:b] for a, b in zip(part.offsets, part.offsets[1:], strict=False)]
         expected = [int(one) + shifts[bag // batch] for bag, ids in enumerate(bags) for one in ids]
         assert stack.ids(part).tolist() == expected
-        assert [len(rows) for rows in stack.apart(torch.arange(stack.table.rows.size))] == ([3, 4], [5, 6])[number]
+        assert [len(rows) for rows in stack.split(torch.arange(stack.table.rows.size))] == ([3, 4], [5, 6])[number]
     assert stacks_of(tables, [0, 1, 2], CPU) == [], "it spares less than half"
     assert len(stacks_of(tables[:2] + tables[2:3], [0, 1, 1, 2], CPU)) == 2
     assert stacks_of(tables, [1, 0, 0, 2, 3, 3], CPU) == [], "out of order"
-    assert stacks_of([tables[0], local(config(8), kernel=K.FUSED_UVM)], [0, 1, 1], CPU) == []
+    assert stacks_of(tables, order, GPU) == [] and stacks_of(tables, [0, 1, 2, 3], CPU) == [], "one lookup a table"
+    assert stacks_of([local(config(8), spec("adagrad"))] * 2, [0, 0, 1, 1], CPU) == [], "fbgemm has one kernel for it"
     alone = Stack([tables[0]], [0, 0], CPU)
-    assert alone.table is tables[0] and alone.ids(whole) is whole.ids and parts_of([alone], whole) == [whole]
+    assert alone.table is tables[0] and alone.ids(whole) is whole.ids and lookups_by_stack([alone], whole) == [whole]
     assert alone.by_example(torch.arange(8.0).view(4, 2)).tolist() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 

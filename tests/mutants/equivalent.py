@@ -233,7 +233,7 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "nobody reads the place of the own part",
     ),
     (
-        "rayrec/distributed/kernel/matrix.py",
+        "rayrec/distributed/kernel/row_matrix.py",
         "torch.sort(rows, stable=True)",
         "torch.sort(rows, stable=False)",
         "torch sorts stably on the CPU either way",

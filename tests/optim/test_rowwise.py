@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.distributed.kernel import EmbOptimType, OptimizerSpec
-from rayrec.distributed.kernel import optimizer_rules as rules
+from rayrec.distributed.kernel import optimizer_formulas as formulas
 from rayrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 
 ROWS, DIM = 7, 4
@@ -47,11 +47,11 @@ def gradients(generator: torch.Generator, touched: list[int]) -> torch.Tensor:
 
 def fused(kind: EmbOptimType, params: dict[str, Any], start: torch.Tensor, grads: list[torch.Tensor]) -> torch.Tensor:
     spec = OptimizerSpec.from_fused_params({"optimizer": kind, **params})
-    weight, state = start.clone(), rules.make_state(spec, ROWS, DIM, torch.device("cpu"))
+    weight, state = start.clone(), formulas.make_state(spec, ROWS, DIM, torch.device("cpu"))
     for count, grad in enumerate(grads, start=1):
         rows = (grad != 0).any(1).nonzero().squeeze(1)
-        step = rules.Step(rows, weight[rows], grad[rows], state, spec, spec.learning_rate, count)
-        rules.apply(weight, step)
+        step = formulas.Step(rows, weight[rows], grad[rows], state, spec, spec.learning_rate, count)
+        formulas.apply(weight, step)
     return weight
 
 

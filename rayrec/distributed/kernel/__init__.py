@@ -1,4 +1,4 @@
-"""Kernels that look up and train the shards of one rank, and the one door to fbgemm's embedding operators."""
+"""Kernels that look up and train the shards of one rank; the only users of fbgemm's embedding operators in training."""
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
@@ -12,19 +12,18 @@ from rayrec.distributed.kernel.choice import (
     vector_group,
 )
 from rayrec.distributed.kernel.fused import FusedKernel
-from rayrec.distributed.kernel.matrix import RowGroups, make_anchor
-from rayrec.distributed.kernel.optimizer_rules import RULES, rule_of
-from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
-from rayrec.distributed.kernel.recording import RecordingKernel
-from rayrec.distributed.kernel.tables import (
+from rayrec.distributed.kernel.interface import (
     Kernel,
     LocalTable,
     Lookups,
-    MatrixKernel,
     PoolingKernel,
     UpdatingKernel,
     VectorKernel,
 )
+from rayrec.distributed.kernel.optimizer_rules import RULES, rule_of
+from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
+from rayrec.distributed.kernel.recording import RecordingKernel
+from rayrec.distributed.kernel.row_matrix import MatrixKernel, RowGroups, make_anchor
 from rayrec.distributed.kernel.update_count import CacheGuard
 
 __all__ = [

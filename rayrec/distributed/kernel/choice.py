@@ -1,4 +1,4 @@
-"""Which kernel a table gets, and which tables share one."""
+"""Chooses the kernel of a table, and the tables that share one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import TypeGuard
 
 import torch
 
-from rayrec.distributed.kernel.dense import DenseKernel
-from rayrec.distributed.kernel.fused import FusedKernel, rounds_apart
+from rayrec.distributed.kernel.fused import FusedKernel, FusedVectorKernel
+from rayrec.distributed.kernel.interface import Kernel, LocalTable, PoolingKernel, UpdatingKernel, VectorKernel
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
-from rayrec.distributed.kernel.padding import padded
 from rayrec.distributed.kernel.recording import RecordingKernel, records
-from rayrec.distributed.kernel.rows import RowKernel
-from rayrec.distributed.kernel.tables import Kernel, LocalTable, PoolingKernel, UpdatingKernel, VectorKernel
-from rayrec.distributed.kernel.vectors import FusedVectorKernel
+from rayrec.distributed.kernel.stacking import several_lookups
+from rayrec.distributed.kernel.tbe import padded
+from rayrec.distributed.kernel.tensor_kernels import DenseKernel, RowKernel
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel
 from rayrec.modules import BaseEmbeddingConfig
 
@@ -23,23 +22,19 @@ _logger = logging.getLogger(__name__)
 
 
 def pooling_group(table: LocalTable, device: torch.device) -> Hashable:
-    """Tables of one key share a kernel for bags: one TBE for each optimizer, dtype and cache; the rest by width.
-
-    On a CPU tables whose rows fbgemm would train by another kernel are apart too.
-    """
+    """Tables of one key share a kernel for bags: one TBE for each optimizer, dtype and cache; the rest by width."""
     fused = _fbgemm_trains(table.optimizer, table.config, table.cols.size, device)
     key = (fused, table.optimizer, table.config.data_type, table.load_factor)
     if not fused:
         return (*key, table.cols.size)
-    if device.type == "cuda":  # see `Padding`: where state has one number a row, padded tables have one width
-        alone = padded(table.cols.size) > table.cols.size and any(table.update.rule.rowwise.values())
-        return (*key, table.cols.size if alone else None)
-    several = len(table.config.feature_names) > 1
-    return (*key, several and rounds_apart(table.update.optimizer))
+    # see `Padding`: with optimizer state of one number a row, padded tables have one width
+    alone = padded(table.cols.size) > table.cols.size and any(table.update.rule.rowwise.values())
+    several = len(table.config.feature_names) > 1 and several_lookups(table.update.optimizer)
+    return (*key, table.cols.size if alone else None, several and device.type == "cpu")
 
 
 def vector_group(table: LocalTable, device: torch.device) -> Hashable:
-    """Tables of one key share a kernel for ids, which has one width and one place in memory."""
+    """Tables of one key share a kernel for ids; it has one width and one place in memory."""
     fused = _fbgemm_trains(table.optimizer, table.config, table.cols.size, device)
     return (fused, table.optimizer, table.config.data_type, table.load_factor, table.cols.size, table.kernel)
 
@@ -71,7 +66,7 @@ def make_vector_kernel(
 def make_matrix_kernel(
     tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
 ) -> RowKernel | DenseKernel:
-    """The kernel of tables of one width, dtype and optimizer that fbgemm does not train."""
+    """The kernel, of torch's operators, of tables of one width, dtype and optimizer."""
     _warn_of_rounding(tables)
     return _matrix_kernel(tables, table_of_lookup, device)
 
@@ -97,7 +92,7 @@ def _warn_of_rounding(tables: Sequence[LocalTable]) -> None:
 
 
 def updating(kernels: Sequence[Kernel]) -> list[UpdatingKernel]:
-    """Those that update their tables inside backward."""
+    """The kernels that update their tables inside backward."""
     return [kernel for kernel in kernels if _updates(kernel)]
 
 
@@ -108,7 +103,7 @@ def _updates(kernel: Kernel) -> TypeGuard[UpdatingKernel]:
 def check_trainable(
     config: BaseEmbeddingConfig, kernel: EmbeddingComputeKernel, spec: OptimizerSpec | None, device: torch.device
 ) -> None:
-    """Raises ValueError for a table in host memory, read by the GPU, whose update only tensor operations know."""
+    """Raises ValueError for a table in host memory that a GPU reads, if fbgemm does not have its update."""
     in_host_memory = kernel in (EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING)
     if (
         in_host_memory
@@ -116,33 +111,33 @@ def check_trainable(
         and device.type == "cuda"
         and not _fbgemm_trains(spec, config, config.embedding_dim, device)
     ):
-        if _meets_every_step(spec):
+        if _synchronises_every_step(spec):
             raise ValueError(
                 f"table {config.name!r}: kernel {kernel.value!r} trains by fbgemm only, which updates before the "
-                "gradients of other groups are there; synchronise every 2 steps or more, or take kernel 'fused'"
+                "gradients of other groups arrive; synchronise every 2 steps or more, or use kernel 'fused'"
             )
         raise ValueError(
-            f"table {config.name!r}: kernel {kernel.value!r} trains by fbgemm only, whose {spec.optimizer.value!r} "
-            f"does not have weight decay by {spec.decay_mode!r}, or width {config.embedding_dim}; take kernel 'fused', "
-            "another optimizer, no weight decay or a width that is a multiple of 4"
+            f"table {config.name!r}: kernel {kernel.value!r} trains by fbgemm only, which does not have "
+            f"{spec.optimizer.value!r} with weight decay {spec.decay_mode!r} or width {config.embedding_dim}; use "
+            "kernel 'fused', another optimizer, no weight decay or a width that is a multiple of 4"
         )
 
 
-def _meets_every_step(spec: OptimizerSpec) -> bool:
+def _synchronises_every_step(spec: OptimizerSpec) -> bool:
     return spec.replicas is not None and spec.replicas.every_step
 
 
 def _fbgemm_trains(spec: OptimizerSpec | None, config: BaseEmbeddingConfig, dim: int, device: torch.device) -> bool:
-    """Whether fbgemm's kernels can update a table on this device, as `optimizer_rules` says it must be."""
+    """Whether fbgemm can update a table on this device by the formula of its optimizer."""
     data_type = config.data_type.dtype
-    if spec is None or data_type == torch.bfloat16:  # its kernels train fp32 and fp16, on either device
+    if spec is None or data_type == torch.bfloat16:  # it trains fp32 and fp16, on either device
         return False
-    if _meets_every_step(spec):  # they update before gradients could meet
+    if _synchronises_every_step(spec):  # it updates before gradients of replicas are exchanged
         return False
     if device.type == "cuda":
         one_kind_of_state = len(set(spec.rule.rowwise.values())) < 2
         decays = not spec.weight_decay or spec.decay_mode in spec.rule.fbgemm_decay
         return decays and (padded(dim) == dim or one_kind_of_state)  # see `Padding.scale`
-    # its CPU kernels leave out weight decay in places, and never round at random
+    # on a CPU it leaves out weight decay in places, and does not round stochastically
     rounds = spec.stochastic_rounding and data_type != torch.float32
     return spec.rule.fbgemm_on_cpu and not spec.weight_decay and not rounds

@@ -12,7 +12,7 @@ from rayrec.distributed.comm.wire import NumberFormat
 
 _ops = torch.ops.fbgemm
 _HALF_MAX = torch.finfo(torch.float16).max
-_FP8 = {"fp8": (4, 15, 0.9375), "fp8_wide": (5, 31, 0.875)}  # exponent bits, their bias, the greatest number
+_FP8 = {"fp8": (4, 15, 0.9375), "fp8_wide": (5, 31, 0.875)}  # exponent bits, their bias, the largest number
 _SCALED = {"fp8_rows": torch.float8_e4m3fn, "fp8_wide_rows": torch.float8_e5m2}
 
 
@@ -50,12 +50,12 @@ def decode(kind: NumberFormat, message: torch.Tensor, sizes: Sequence[int]) -> t
 
 
 def message_dtype(kind: NumberFormat) -> torch.dtype:
-    """Of a message's elements."""
+    """The dtype of a message's elements."""
     return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}.get(kind.name, torch.uint8)
 
 
 def _padded(numbers: torch.Tensor, row: int, sizes: Sequence[int]) -> torch.Tensor:
-    """Each part filled up to whole rows with zeros."""
+    """Each part padded with zeros to whole rows."""
     if all(size % row == 0 for size in sizes):
         return numbers
     return torch.cat([F.pad(part, (0, -len(part) % row)) for part in numbers.split(list(sizes))])

@@ -1,4 +1,4 @@
-"""What a fused optimizer is: a frozen spec, read from `fused_params` or from a torch optimizer."""
+"""The settings of an optimizer inside backward, from `fused_params` or from a torch optimizer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from rayrec.distributed.kernel.optimizer_rules import RULES, DecayMode, Rule, rule_of
 
-# fbgemm's settings that would mean something else under every plan, with the value that turns them off
+# fbgemm's settings whose effect depends on the plan, with the value that turns them off
 _REFUSED = {
     "gradient_clipping": (
         False,
-        "fbgemm clips what reaches a kernel, which the plan decides; clip in the model, before the loss is averaged",
+        "fbgemm clips what reaches a kernel, which depends on the plan; clip in the model, before the loss is averaged",
     ),
-    "max_norm": (0.0, "fbgemm limits a row's norm on a GPU only, and the norm of a column cut is another one"),
+    "max_norm": (0.0, "fbgemm limits the norm of a row on a GPU only, and of each column cut separately"),
 }
 _IGNORED = ("max_gradient",)  # has no effect without gradient_clipping
 
@@ -28,15 +28,15 @@ class Replicas(Protocol):
 
     @property
     def every_step(self) -> bool:
-        """Their gradients meet before each update; else each trains on its own, and touched rows are noted."""
+        """Gradients are averaged before each update; else rows are averaged after some steps."""
 
     def mean(self, rows: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The distinct rows `[m]` that any of them touched, and their mean gradients, from this one's `[n, D]`."""
+        """The distinct rows `[m]` that any replica touched, and their mean gradients, from this one's `[n, D]`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
-    """The update that a table's rows receive inside backward.
+    """The update of a table's rows inside backward.
 
     Args:
         optimizer: the rule, as fbgemm names it.
@@ -46,13 +46,13 @@ class OptimizerSpec:
         momentum: of LARS.
         eta: LARS's trust coefficient.
         weight_decay: of the rows that a batch touches.
-        weight_decay_mode: "l2" adds decay × weight to the gradient, "decouple" takes lr × decay × weight off the
+        weight_decay_mode: "l2" adds decay × weight to the gradient, "decouple" subtracts lr × decay × weight from the
             weight; by default L2 for SGD and Adagrad and decoupled for Adam. LAMB's and LARS's is as in their papers.
-        stochastic_rounding: 16-bit weights are rounded up or down at random, so that small updates are not lost.
-        replicas: who else holds the same rows; None where nobody does.
+        stochastic_rounding: round 16-bit weights up or down at random, so that small updates are not lost.
+        replicas: other processes with the same rows; None without any.
 
     Raises:
-        ValueError: an optimizer that is not known, or a weight decay that it does not have.
+        ValueError: an unknown optimizer, or a weight decay that it does not have.
     """
 
     optimizer: EmbOptimType = EmbOptimType.EXACT_SGD
@@ -76,12 +76,12 @@ class OptimizerSpec:
 
     @property
     def rule(self) -> Rule:
-        """All about the optimizer."""
+        """The rule of the optimizer."""
         return rule_of(self.optimizer)
 
     @property
     def decay_mode(self) -> DecayMode | None:
-        """What weight decay means; None where it is part of the formula."""
+        """The mode of weight decay; None where it is part of the formula."""
         return self.weight_decay_mode or next(iter(self.rule.decay), None)
 
     @classmethod
@@ -89,7 +89,7 @@ class OptimizerSpec:
         """From a sharder's `fused_params`.
 
         Raises:
-            ValueError: a setting that does not exist, with those that do, or that the optimizer does not read.
+            ValueError: a setting that does not exist, or that the optimizer does not read.
         """
         given = {name: value for name, value in (params or {}).items() if name not in _IGNORED}
         for name, (off, why) in _REFUSED.items():
@@ -110,10 +110,10 @@ class OptimizerSpec:
 
     @classmethod
     def from_torch(cls, optimizer: type[torch.optim.Optimizer], settings: Mapping[str, Any]) -> OptimizerSpec:
-        """From the class and settings that `apply_optimizer_in_backward` left on a parameter.
+        """From the class and settings that `apply_optimizer_in_backward` put on a parameter.
 
         Raises:
-            ValueError: a class or setting that no fused update stands for.
+            ValueError: a class or setting without a fused update.
         """
         rule, mode = twin(optimizer)
         defaults = {
@@ -139,10 +139,10 @@ class OptimizerSpec:
 
 
 def _decay_mode(given: object, weight_decay: float) -> DecayMode | None:
-    """The mode, as ours, fbgemm's enum or a text.
+    """The mode, from rayrec's enum, fbgemm's, or a string.
 
     Raises:
-        ValueError: one that there is not, or none beside a weight decay.
+        ValueError: an unknown mode, or "none" with a weight decay.
     """
     if given is None:
         return None
@@ -159,8 +159,8 @@ def _decay_mode(given: object, weight_decay: float) -> DecayMode | None:
 
 
 def twin(optimizer: type[torch.optim.Optimizer]) -> tuple[Rule, DecayMode | None]:
-    """The rule of a torch optimizer, or of one of rayrec.optim's, and what its weight decay means."""
-    named = getattr(optimizer, "fused_rule", None)  # rayrec.optim's own, which know nothing of fbgemm
+    """The rule of a torch optimizer, or of one in rayrec.optim, and its mode of weight decay."""
+    named = getattr(optimizer, "fused_rule", None)  # of rayrec.optim, which does not import fbgemm
     if named is not None:
         return rule_of(named), None
     for rule in RULES.values():

@@ -1,4 +1,4 @@
-"""A kernel that notes which rows its lookups may have changed, for groups that are made alike after some steps."""
+"""Records the rows that lookups may have changed, for replicas that are averaged every few steps."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import Any
 
 import torch
 
-from rayrec.distributed.kernel.tables import LocalTable, Lookups
+from rayrec.distributed.kernel.interface import LocalTable, Lookups
 
 
 def records(table: LocalTable) -> bool:
-    """Whether a table's touched rows must be known."""
+    """Whether the touched rows of a table are needed."""
     replicas = None if table.optimizer is None else table.optimizer.replicas
     return replicas is not None and not replicas.every_step
 
 
 class RecordingKernel:
-    """Another kernel, and a bit for each of its rows.
+    """A kernel with a bit for each of its rows.
 
     Args:
-        kernel: looks up and trains.
-        table_of_lookup: for each lookup, the place of its table in `kernel.tables`.
-        device: where rows lie.
+        kernel: that looks up and trains.
+        table_of_lookup: for each lookup, the index of its table in `kernel.tables`.
+        device: of the tables.
     """
 
     def __init__(self, kernel: Any, table_of_lookup: Sequence[int], device: torch.device) -> None:
         self._kernel, self.tables = kernel, list(kernel.tables)
         self._sizes = [table.rows.size for table in self.tables]
         *starts, total = [0, *accumulate(self._sizes)]
-        self._first_row = torch.tensor([starts[place] for place in table_of_lookup], device=device)
+        self._first_row = torch.tensor([starts[table] for table in table_of_lookup], device=device)
         self._touched = torch.zeros(total, dtype=torch.bool, device=device)
 
     def __repr__(self) -> str:
         return repr(self._kernel)
 
-    def _note(self, lookups: Lookups) -> None:
+    def _record(self, lookups: Lookups) -> None:
         if not torch.is_grad_enabled():
             return
         num_lookups = self._first_row.numel()
@@ -47,18 +47,18 @@ class RecordingKernel:
         self._touched[rows] = True
 
     def take_touched(self) -> list[torch.Tensor]:
-        """For each table the rows, ascending, that were looked up for training since the last call."""
+        """For each table the rows, ascending, that were looked up in training since the last call."""
         found = [part.nonzero().flatten() for part in self._touched.split(self._sizes)]
         self._touched.zero_()
         return found
 
     def pooled(self, lookups: Lookups) -> torch.Tensor:
-        self._note(lookups)
+        self._record(lookups)
         pooled: torch.Tensor = self._kernel.pooled(lookups)
         return pooled
 
     def vectors(self, lookups: Lookups) -> torch.Tensor:
-        self._note(lookups)
+        self._record(lookups)
         vectors: torch.Tensor = self._kernel.vectors(lookups)
         return vectors
 

@@ -1,10 +1,12 @@
-"""The one place where fbgemm's table-batched embedding (TBE) is made."""
+"""Makes fbgemm's table-batched embedding (TBE), and pads tables to widths that it has."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from itertools import accumulate
+from typing import Any, TypeAlias
 
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
@@ -15,10 +17,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     WeightDecayMode,
 )
 
-from rayrec.distributed.kernel.host_memory import HostMemory, settle, small_specs
+from rayrec.distributed.kernel.interface import LocalTable
 from rayrec.distributed.kernel.optimizer_rules import DecayMode
-from rayrec.distributed.kernel.padding import padded
-from rayrec.distributed.kernel.tables import LocalTable
 from rayrec.distributed.plan.shards import DEFAULT_LOAD_FACTOR, EmbeddingComputeKernel
 
 logging.getLogger("fbgemm_gpu").setLevel(logging.WARNING)
@@ -37,42 +37,22 @@ _DECAY = {
 }
 
 
-def cuda_tbe(
-    tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device, scale: float = 1.0
-) -> TBE:
-    """The TBE of some tables on a GPU, each as wide as fbgemm needs it.
+def make_tbe(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device, scale: float) -> TBE:
+    """The TBE of some tables, each as wide as fbgemm needs it.
 
     Args:
-        scale: by which gradients are larger than they should be, see `Padding`.
+        scale: factor by which the gradients are too large, see `Padding`.
     """
+    on_gpu, first, spec = device.type == "cuda", tables[0], tables[0].update
     specs = [
-        (table.rows.size, padded(table.cols.size), _LOCATIONS[table.kernel], ComputeDevice.CUDA) for table in tables
+        (
+            table.rows.size,
+            padded(table.cols.size),
+            _LOCATIONS[table.kernel] if on_gpu else EmbeddingLocation.HOST,
+            ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU,
+        )
+        for table in tables
     ]
-    return _make(specs, tables[0], table_of_lookup, device, scale)
-
-
-def host_tbe(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], memory: HostMemory, first: int = 0) -> TBE:
-    """The TBE of some tables on a CPU, whose memory begins with table `first` of `memory`."""
-    tbe = _make(small_specs(tables), tables[0], table_of_lookup, torch.device("cpu"))
-    settle(tbe, tables, table_of_lookup, memory, first)
-    return tbe
-
-
-def set_count(tbe: TBE, updates: int) -> None:
-    """Tells fbgemm how many updates came before the one of the next lookup, which it counts by itself."""
-    tbe.iter_cpu.fill_(updates)
-    if not updates:
-        tbe.iter.zero_()  # fbgemm takes a count of 0 on the host for one that was not loaded, and reads this one
-
-
-def _make(
-    specs: list[tuple[int, int, EmbeddingLocation, ComputeDevice]],
-    first: LocalTable,
-    table_of_lookup: Sequence[int],
-    device: torch.device,
-    scale: float = 1.0,
-) -> TBE:
-    spec = first.update
     return SplitTableBatchedEmbeddingBagsCodegen(
         embedding_specs=specs,
         feature_table_map=list(table_of_lookup),
@@ -90,6 +70,55 @@ def _make(
         stochastic_rounding=spec.stochastic_rounding,
         pooling_mode=PoolingMode.SUM,
         cache_load_factor=first.load_factor or DEFAULT_LOAD_FACTOR,
-        bounds_check_mode=BoundsCheckMode.NONE,  # ids were checked where they came in, with their names
+        bounds_check_mode=BoundsCheckMode.NONE,  # ids are checked before they are sent
         device=device,
     )
+
+
+def set_count(tbe: TBE, updates: int) -> None:
+    """Sets how many updates came before the one of the next lookup; fbgemm counts lookups by itself."""
+    tbe.iter_cpu.fill_(updates)
+    if not updates:
+        tbe.iter.zero_()  # fbgemm takes a count of 0 on the host for one that was not loaded, and reads this one
+
+
+def padded(dim: int) -> int:
+    """The width that fbgemm needs: a multiple of 4."""
+    return -(-dim // 4) * 4
+
+
+class Padding:
+    """Up to three more columns of a table, which stay zero: takes them out of bags, and adds them to their gradients.
+
+    Args:
+        dims: the true width of each lookup.
+        device: of the bags.
+        per_row: the optimizer keeps one number a row, the mean of g² over the padded width; gradients are multiplied by
+            `scale` to make it the mean over the true width. Then all lookups have one width.
+    """
+
+    def __init__(self, dims: Sequence[int], device: torch.device, per_row: bool) -> None:
+        starts = accumulate(map(padded, dims), initial=0)
+        self.width = sum(map(padded, dims))
+        self.needed = sum(dims) < self.width
+        self.scale = math.sqrt(padded(dims[0]) / dims[0]) if self.needed and per_row else 1.0
+        kept = [start + col for start, dim in zip(starts, dims, strict=False) for col in range(dim)]
+        self.kept = torch.tensor(kept if self.needed else [], dtype=torch.int64, device=device)
+
+    def cut(self, bags: torch.Tensor) -> torch.Tensor:
+        """`[B, true widths]` of `[B, padded widths]`."""
+        out: torch.Tensor = _Cut.apply(bags, self)
+        return out
+
+
+class _Cut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, bags: torch.Tensor, padding: Padding) -> torch.Tensor:
+        ctx.padding = padding
+        return bags.index_select(1, padding.kept)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        padding: Padding = ctx.padding
+        whole = grads[0].new_zeros(grads[0].shape[0], padding.width)
+        return whole.index_copy_(1, padding.kept, grads[0] * padding.scale), None

@@ -1,28 +1,28 @@
-"""What a kernel is made of, and what every kernel offers."""
+"""What a kernel holds and takes, and the methods that kernels have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
-from torch import nn
 
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Shard, Span
 from rayrec.modules import BaseEmbeddingConfig
 
-if TYPE_CHECKING:
-    from rayrec.distributed.kernel.matrix import RowMatrix
-
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTable:
-    """The rectangle of a table that this rank holds, and how it is looked up and trained.
+    """A rectangle of a table on this rank.
 
-    `optimizer` is the update inside backward; None leaves gradients to an optimizer of the user's. `load_factor` is the
-    share of the rows in a device cache; None where there is none.
+    Args:
+        config: the table.
+        rows, cols: the rectangle.
+        kernel: how it is looked up.
+        optimizer: the update inside backward; None leaves gradients to an optimizer of the user's.
+        load_factor: the share of the rows in a device cache; None without one.
     """
 
     config: BaseEmbeddingConfig
@@ -39,7 +39,7 @@ class LocalTable:
         return self.optimizer
 
     def on(self, rank: int) -> Shard:
-        """The rectangle as a plan has it."""
+        """The rectangle as a shard of a plan."""
         return Shard(table=self.config.name, rows=self.rows, cols=self.cols, rank=rank)
 
 
@@ -66,8 +66,8 @@ class Kernel(Protocol):
         """The rectangles, in the order of `weights` and `states`."""
 
     def write_back(self) -> None:
-        """Empties a device cache into the memory that `weights` shows, so that this may be read, and written, until the
-        next lookup."""
+        """Empties a device cache into the memory behind `weights`, which may be read and written until the next
+        lookup."""
 
     def weights(self) -> list[torch.Tensor]:
         """Each table's rectangle `[rows, cols]`: its parameter, or a view of what backward updates."""
@@ -83,35 +83,15 @@ class UpdatingKernel(Kernel, Protocol):
     iteration: int  # updates so far; Adam and its relatives correct their bias by it
 
 
-class MatrixKernel(Kernel, Protocol):
-    """A kernel whose tables make a `RowMatrix`, and which can be told the gradients of rows."""
-
-    @property
-    def matrix(self) -> RowMatrix:
-        """The tables, one below the other."""
-
-    @property
-    def leaves(self) -> Sequence[nn.Parameter]:
-        """Parameters that autograd gives gradients to; none where the kernel updates its rows itself."""
-
-    @property
-    def rate(self) -> float | None:
-        """The learning rate of an update inside backward; None where there is none."""
-
-    def train(self, rows: torch.Tensor, grads: torch.Tensor, rate: float | None) -> Sequence[torch.Tensor]:
-        """Takes the mean gradients `[n, D]` of distinct `rows`, and the rate at their lookup; returns the gradient of
-        each leaf."""
-
-
 class PoolingKernel(Kernel, Protocol):
     """A kernel that looks up bags."""
 
     def pooled(self, lookups: Lookups) -> torch.Tensor:
-        """Sums of the bags' vectors, `[B, sum of the lookups' widths]` float32, with a backward that trains."""
+        """Sums of the bags' vectors, `[B, sum of the lookups' widths]` float32; its backward trains."""
 
 
 class VectorKernel(Kernel, Protocol):
     """A kernel of one width that looks up id by id."""
 
     def vectors(self, lookups: Lookups) -> torch.Tensor:
-        """Every id's own vector, `[N, width]` float32, with a backward that trains."""
+        """The vector of every id, `[N, width]` float32; its backward trains."""

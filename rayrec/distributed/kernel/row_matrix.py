@@ -1,7 +1,6 @@
-"""Tables of one width and number format as one matrix, looked up by plain tensor operations.
+"""Tables of one width and number format as one matrix: lookups and row gradients by torch's operators.
 
-Gradients are known by touched row. What becomes of them is each kernel's own: `rows.py` updates the rows inside
-backward, `dense.py` leaves them to a torch optimizer.
+The kernels in `tensor_kernels.py` apply the gradients.
 """
 
 from __future__ import annotations
@@ -9,20 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from rayrec.distributed.kernel.tables import LocalTable, Lookups
+from rayrec.distributed.kernel.interface import Kernel, LocalTable, Lookups
 
 
 @dataclass(frozen=True)
 class RowGroups:
-    """Which of N row numbers are the same row; `distinct [n]` ascending."""
+    """N row numbers grouped by row; `distinct [n]` ascending."""
 
     distinct: torch.Tensor
-    order: torch.Tensor  # [N], equal rows side by side
-    starts: torch.Tensor  # [n], where each row's run begins in `order`
+    order: torch.Tensor  # [N], equal rows next to each other
+    starts: torch.Tensor  # [n], the first of each row in `order`
 
     @classmethod
     def of(cls, rows: torch.Tensor) -> RowGroups:
@@ -38,7 +39,7 @@ class RowGroups:
 
         Args:
             grads: `[M, D]`.
-            source: int64 `[N]`, the row of `grads` that belongs to each; by default one after the other.
+            source: int64 `[N]`, the row of `grads` of each; by default one after the other.
             factors: `[N]`, or None.
         """
         if self.distinct.numel() == 0:
@@ -49,12 +50,12 @@ class RowGroups:
 
 
 class RowMatrix:
-    """Tables of one width and dtype, one below the other; after the last row comes a spare one, which is nobody's.
+    """Tables of one width and dtype, one below the other, and an unused row after the last one.
 
     Args:
         tables: the rectangles.
-        table_of_lookup: for each lookup, the place of its table in `tables`.
-        device: where they lie.
+        table_of_lookup: for each lookup, the index of its table in `tables`.
+        device: of the matrix.
     """
 
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
@@ -72,17 +73,17 @@ class RowMatrix:
         return self._first_row["cpu"].numel()
 
     def split(self, whole: torch.Tensor) -> list[torch.Tensor]:
-        """A tensor with one number, or one vector, for each row of the matrix: each table's part, as views."""
+        """A tensor with one number, or one vector, for each row of the matrix, as views of each table's rows."""
         return list(whole[: self._spare].split(self._sizes))
 
     def rows_of(self, ids: torch.Tensor, lengths_LB: torch.Tensor) -> torch.Tensor:
-        """int64 `[N]`: the row of each id, which counts from its own table's first row."""
+        """int64 `[N]`: the row in the matrix of each id, which counts from the first row of its table."""
         counts = lengths_LB.sum(1, dtype=torch.int64)
         return ids.to(torch.int64) + self._first_row[ids.device.type].repeat_interleave(counts, output_size=ids.numel())
 
     def groups_of(self, rows: torch.Tensor) -> RowGroups:
-        """Which of `rows` are the same. On a GPU there are as many groups as rows, the last ones empty and of the spare
-        row: nobody has to wait for their number."""
+        """Groups equal `rows`. On a GPU there are as many groups as rows, the last ones empty and of the unused row, so
+        the host does not wait for their number."""
         if not rows.is_cuda or not rows.numel():
             return RowGroups.of(rows)
         ordered, order = torch.sort(rows, stable=True)
@@ -97,7 +98,7 @@ class RowMatrix:
         return Lookups(self.rows_of(lookups.ids, lengths_LB), lookups.offsets.to(torch.int64), lookups.weights)
 
     def bags(self, lookups: Lookups, weight_RD: torch.Tensor | None = None) -> torch.Tensor:
-        """`[B, L * D]` float32 sums; ids are rows of the matrix, or of `weight_RD` in its place."""
+        """`[B, L * D]` float32 sums; ids are rows of the matrix, or of `weight_RD`."""
         weight_RD = self.weight_RD if weight_RD is None else weight_RD
         ids = lookups.ids
         if weight_RD.dtype != torch.float32:  # sums of 16-bit numbers would be rounded to 16 bits
@@ -115,7 +116,7 @@ class RowMatrix:
         return by_example.reshape(batch, self.num_lookups * self.dim)
 
     def vectors(self, rows: torch.Tensor, weight_RD: torch.Tensor | None = None) -> torch.Tensor:
-        """`[N, D]` float32: the vector of each row of the matrix, or of `weight_RD` in its place."""
+        """`[N, D]` float32: the vector of each row of the matrix, or of `weight_RD`."""
         return F.embedding(rows, self.weight_RD if weight_RD is None else weight_RD).float()
 
     def row_gradients(
@@ -135,10 +136,30 @@ class RowMatrix:
 
 
 def make_anchor(device: torch.device) -> torch.Tensor:
-    """Something to differentiate with respect to: backward must come by, whatever else needs gradients."""
+    """An input that requires gradients, so that autograd calls a backward that has no other such input."""
     return torch.zeros(0, device=device, requires_grad=True)
 
 
 def _bag_of_id(offsets: torch.Tensor, num_ids: int) -> torch.Tensor:
     lengths = offsets[1:] - offsets[:-1]
     return torch.arange(lengths.numel(), device=offsets.device).repeat_interleave(lengths, output_size=num_ids)
+
+
+class MatrixKernel(Kernel, Protocol):
+    """A kernel whose tables are a `RowMatrix`, and that applies gradients of rows."""
+
+    @property
+    def matrix(self) -> RowMatrix:
+        """The tables, one below the other."""
+
+    @property
+    def leaves(self) -> Sequence[nn.Parameter]:
+        """Parameters that get a gradient; none if the kernel updates its rows itself."""
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate of the update inside backward; None without one."""
+
+    def train(self, rows: torch.Tensor, grads: torch.Tensor, rate: float | None) -> Sequence[torch.Tensor]:
+        """Applies the mean gradients `[n, D]` of distinct `rows` at the learning rate of their lookup; returns the
+        gradient of each leaf."""
