@@ -20,8 +20,8 @@ def keep_freed_memory() -> None:
     Resident memory so stays near its peak. Other C libraries and allocators are left as they are.
 
     Against a pool of torch buffers, a step of 26 tables of dimension 64 on 2 ranks of one thread takes 0.7 to 1.0 times
-    the CPU time (batch 2048 and 8192, table-wise and row-wise), page faults a step fall from between 5,000 and 40,000 to 0,
-    and the peak of resident memory is 7 % higher.
+    the CPU time (batch 2048 and 8192, table-wise and row-wise), page faults a step fall from between 5,000 and 40,000
+    to 0, and the peak of resident memory is 7 % higher.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
