@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.comm.buffers import BufferPool
 from rayrec.distributed.ids.routes import Routes, make_routes
 from rayrec.distributed.kernel import LocalTable
 from rayrec.distributed.plan.cuts import CUTS, blocks, even_widths
@@ -118,7 +117,7 @@ def assembled(columns: ColumnMap, sent: list[torch.Tensor]) -> torch.Tensor:
 
 
 def order_of(columns: ColumnMap) -> ColumnOrder:
-    return ColumnOrder(columns, BufferPool(CPU), CPU)
+    return ColumnOrder(columns, CPU)
 
 
 def drawn(columns: ColumnMap, batch: int) -> list[torch.Tensor]:

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.comm.buffers import MOST_BUFFERS, SMALL_BYTES, BufferPool
 from rayrec.distributed.comm.wire import FORMATS, NumberFormat, fp8_rows, int8_rows
 from rayrec.distributed.kernel import RULES, OptimizerSpec, pooling_group, vector_group
 from rayrec.distributed.kernel.choice import _fbgemm_trains, check_trainable
@@ -110,29 +109,6 @@ def test_tables_share_a_kernel_where_they_are_trained_alike() -> None:
 @given(st.integers(1, 400))
 def test_widths_are_padded_to_fours(dim: int) -> None:
     assert padded(dim) == next(width for width in range(dim, dim + 4) if width % 4 == 0)
-
-
-def test_large_buffers_are_used_again_when_nobody_holds_them() -> None:
-    pool, size = BufferPool(CPU), SMALL_BYTES // 4
-    small = pool.empty(size - 1)
-    assert small.numel() == size - 1 and not pool._buffers
-    first = pool.empty(size)
-    place = first.data_ptr()
-    assert pool.empty(size).data_ptr() != place, "it is held"
-    view = first[3:5]
-    del first
-    assert pool.empty(size).data_ptr() != place, "so is a view of it"
-    del view
-    again = pool.empty(size, torch.int32)
-    assert again.data_ptr() == place and again.dtype == torch.int32 and again.shape == (size,)
-    del again
-    half = pool.empty(size)
-    held = [pool.empty(size * 4) for _ in range(MOST_BUFFERS + 2)]
-    assert len(pool._buffers) == MOST_BUFFERS
-    del held, half
-    large = pool.empty(size * 2)  # half of a free one is large enough for it
-    assert large.untyped_storage().nbytes() == 16 * size
-    assert pool.empty(size * 2 - 1).untyped_storage().nbytes() == 4 * (2 * size - 1), "less than half is waste"
 
 
 @settings(deadline=None)

@@ -13,7 +13,6 @@ from rayrec.distributed.collections.sharded_collection import ShardedCollection
 from rayrec.distributed.collections.sharder import CollectionSharder
 from rayrec.distributed.comm import trace
 from rayrec.distributed.comm.awaitable import Deferred, LazyAwaitable
-from rayrec.distributed.comm.buffers import BufferPool
 from rayrec.distributed.executors.replicated import ReplicatedExecutor
 from rayrec.distributed.executors.sequences import SequencesExecutor
 from rayrec.distributed.executors.setup import BatchVectors, Setup, ShardedExecutor
@@ -78,7 +77,6 @@ class ShardedEmbeddingCollection(ShardedCollection):
             _Output(name, output.feature, block[output.table, output.feature])
             for name, output in zip(names, make_outputs(self._configs), strict=True)
         ]
-        self._memory = BufferPool(setup.place.device)
 
     # -- a step
 
@@ -126,7 +124,7 @@ class ShardedEmbeddingCollection(ShardedCollection):
         kjt = features.kjt.item
         index, counts = kjt.index_per_key(), kjt.length_per_key()
         sizes = [[counts[index[feature]] for feature in part] for part in self._parts]
-        blocks = _Cut.apply(self._memory, sizes, *parts)
+        blocks = _Cut.apply(sizes, *parts)
         lengths = features.lengths.view(-1).split(kjt.stride_per_key())
         ids = None if features.values is None else features.values.split(counts)
         return {
@@ -166,19 +164,14 @@ class _Cut(torch.autograd.Function):
     the same order, whatever a loss reads first and whether it reads every part."""
 
     @staticmethod
-    def forward(
-        ctx: Any, buffers: BufferPool, sizes: list[list[int]], *parts: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.buffers, ctx.sizes, ctx.shapes = buffers, sizes, [part.shape for part in parts]
+    def forward(ctx: Any, sizes: list[list[int]], *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.sizes = sizes
         return tuple(block for part, of_part in zip(parts, sizes, strict=True) for block in part.split(of_part))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        blocks, joined = iter(grads), []
-        for sizes, shape in zip(ctx.sizes, ctx.shapes, strict=True):
-            out = ctx.buffers.empty(shape.numel(), grads[0].dtype).view(shape)
-            joined.append(torch.cat([next(blocks) for _ in sizes], out=out))
-        return None, None, *joined
+        blocks = iter(grads)
+        return None, *(torch.cat([next(blocks) for _ in sizes]) for sizes in ctx.sizes)
 
 
 def _as_one_example(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:

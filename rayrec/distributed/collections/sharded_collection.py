@@ -10,6 +10,7 @@ from torch import nn
 
 from rayrec.distributed.collections.fused_optimizer import fused_optimizer_of
 from rayrec.distributed.collections.sharded_table import ShardedTable, make_tables
+from rayrec.distributed.comm.host_memory import keep_freed_memory
 from rayrec.distributed.executors.replicated import ReplicatedExecutor
 from rayrec.distributed.executors.setup import Executor, Setup, ShardedExecutor
 from rayrec.distributed.ids.input_dist import IdCheck, InputDist, RoutedFeatures
@@ -32,6 +33,8 @@ class ShardedCollection(nn.Module, ABC):
 
     def __init__(self, setup: Setup[Any], sharded: ShardedExecutor, replicated: ReplicatedExecutor[Any] | None) -> None:
         super().__init__()
+        if setup.place.device.type == "cpu":
+            keep_freed_memory()
         self._sharded, self._replicated = sharded, replicated
         updates = any(optimizer is not None for optimizer in setup.optimizers.values())
         self._check = IdCheck(tuple(setup.configs), setup.weighted)

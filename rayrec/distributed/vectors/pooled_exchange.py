@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 
 from rayrec.distributed import comm
-from rayrec.distributed.comm.buffers import BufferPool
 from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.vectors.columns import ColumnMap, Run
 from rayrec.distributed.vectors.transport import VectorTransport
@@ -36,9 +35,8 @@ class PooledExchange:
 
     def __init__(self, columns: ColumnMap, group: comm.Group, rank: int, codec: Codec, device: torch.device) -> None:
         self.rank, self.widths, self._width = rank, columns.widths, columns.width
-        buffers = BufferPool(device)
-        self.order = ColumnOrder(columns, buffers, device)
-        self._transport = VectorTransport(group, codec, buffers)
+        self.order = ColumnOrder(columns, device)
+        self._transport = VectorTransport(group, codec)
         self._gathers = self.order.alike and device.type == "cuda"  # a gather of CPUs overlaps with nothing
 
     def start(
@@ -136,12 +134,10 @@ class ColumnOrder:
 
     Args:
         columns: which of the result's columns each sender has.
-        buffers: memory for results.
         device: where vectors lie.
     """
 
-    def __init__(self, columns: ColumnMap, buffers: BufferPool, device: torch.device) -> None:
-        self._buffers = buffers
+    def __init__(self, columns: ColumnMap, device: torch.device) -> None:
         runs = [(sender, run) for sender, each in enumerate(columns.runs) for run in each]
         edges = [edge for _, run in runs for edge in (run.src_col, run.dst_col, run.width)]
         self._unit = math.gcd(*edges, *columns.blocks) or 1
@@ -179,23 +175,20 @@ class ColumnOrder:
         if self._partials and batch:
             out = F.embedding_bag(indices.sources, arrived.view(-1, self._unit), indices.starts, mode="sum")
         else:
-            out = self._picked(arrived, indices.sources)
+            out = arrived if self._in_order else arrived.view(-1, self._unit).index_select(0, indices.sources)
         rows = out.view(batch, self._units * self._unit)
         return rows if factors_BE is None else self.scaled(rows, factors_BE)
 
     def take_apart(self, grad: torch.Tensor) -> torch.Tensor:
         """The way back, flat: for every sender the gradient of each of its columns, which lie in one piece here."""
-        return self._picked(grad, self._indices(grad.shape[0]).targets).view(-1)
+        if self._in_order:
+            return grad.reshape(-1)
+        return grad.reshape(-1, self._unit).index_select(0, self._indices(grad.shape[0]).targets).view(-1)
 
     def scaled(self, rows: torch.Tensor, factors_BE: torch.Tensor) -> torch.Tensor:
         """Rows of the result times the factors of their outputs."""
-        factors, out = factors_BE.index_select(1, self._output_of_unit), self._buffers.empty(rows.numel(), rows.dtype)
-        units = (*factors.shape, self._unit)
-        return torch.mul(rows.view(units), factors[:, :, None], out=out.view(units)).view(rows.shape)
-
-    def _picked(self, numbers: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Rows of units in the order of `indices`; the very numbers where they are in order."""
-        return numbers if self._in_order else self._buffers.picked(numbers, indices, self._unit)
+        factors = factors_BE.index_select(1, self._output_of_unit)
+        return (rows.view(*factors.shape, self._unit) * factors[:, :, None]).view(rows.shape)
 
     def _indices(self, batch: int) -> _Indices:
         """Computed once for each batch size; the last of an epoch is the only other one."""

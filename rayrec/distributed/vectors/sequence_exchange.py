@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from rayrec.distributed.comm.buffers import BufferPool
 from rayrec.distributed.comm.place import Place
 from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.ids.batch import GROUPS, Headers, RankIds
@@ -29,8 +28,7 @@ class SequenceExchange:
     """
 
     def __init__(self, routes: Routes, finder: PlaceFinder, place: Place, codec: Codec) -> None:
-        self.buffers = BufferPool(place.device)
-        self._transport = VectorTransport(place.group, codec, self.buffers)
+        self._transport = VectorTransport(place.group, codec)
         self.unit, self.dim = finder.unit, finder.dim
         widths = {group: held[0].cols.size for route in routes.ranks for group, held in route.tables.items()}
         self._widths = torch.tensor([widths[group] for group in range(routes.num_groups)], dtype=torch.int64)
@@ -87,11 +85,12 @@ class _SequenceMessage:
             return arrived.view(-1, self.exchange.dim)
         source = torch.empty_like(self.units)
         source[self.units] = torch.arange(source.numel(), device=source.device)
-        return self.exchange.buffers.picked(arrived, source, self.exchange.unit).view(-1, self.exchange.dim)
+        return arrived.view(-1, self.exchange.unit).index_select(0, source).view(-1, self.exchange.dim)
 
     def pack_gradients(self, grad: torch.Tensor, piece: int) -> torch.Tensor:
-        flat, exchange = grad.view(-1), self.exchange
-        return flat if self.units is None else exchange.buffers.picked(flat, self.units, exchange.unit)
+        if self.units is None:
+            return grad.view(-1)
+        return grad.view(-1, self.exchange.unit).index_select(0, self.units).view(-1)
 
     def unpack_gradients(
         self, arrived: torch.Tensor, piece: int, parts: Sequence[torch.Size], grads: Sequence[torch.Tensor]

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.comm.buffers import BufferPool
 from rayrec.distributed.comm.wire import FP32, Codec
 from rayrec.distributed.kernel.number_formats import decode, encode, message_dtype
 
@@ -58,11 +57,10 @@ class VectorTransport:
     Args:
         group: joins the ranks.
         codec: number formats on the wire.
-        buffers: memory for what arrives.
     """
 
-    def __init__(self, group: comm.Group, codec: Codec, buffers: BufferPool) -> None:
-        self.group, self.codec, self.buffers = group, codec, buffers
+    def __init__(self, group: comm.Group, codec: Codec) -> None:
+        self.group, self.codec = group, codec
         self.world_size = 1 if group is None else group.size()
 
     def start(self, parts: Sequence[torch.Tensor], message: VectorMessage) -> Callable[[], torch.Tensor]:
@@ -105,7 +103,7 @@ class _RoundTrip:
                 coded = numbers if kind is FP32 else encode(kind, numbers, sent)
                 sizes_out, sizes_in = (sent, received) if kind is FP32 else (kind.sizes(sent), kind.sizes(received))
                 dtype = torch.float32 if kind is FP32 else message_dtype(kind)
-                arrived = transport.buffers.empty(sum(sizes_in), dtype)
+                arrived = coded.new_empty(sum(sizes_in), dtype=dtype)
                 wait = comm.all_to_all(arrived, coded, sizes_in, sizes_out, transport.group)
                 self._under_way.append((arrived, wait, received))
         self._unsent = tensors if pieces[-1] < last else ()
@@ -154,6 +152,6 @@ class _Receive(torch.autograd.Function):
         trip, grad = ctx.trip, grads[0]
         scale = trip.transport.codec.backward_scale / trip.transport.world_size  # this rank's share in the mean
         if scale != 1 or not grad.is_contiguous():
-            grad = torch.mul(grad, scale, out=trip.transport.buffers.empty(grad.numel(), grad.dtype).view(grad.shape))
+            grad = torch.mul(grad.contiguous(), scale)
         trip.send([grad], forward=False)
         return grads[0].new_empty(0), None
