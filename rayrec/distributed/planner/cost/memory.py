@@ -15,16 +15,15 @@ from rayrec.distributed.planner.machine.topology import Topology
 from rayrec.distributed.planner.tables.table import Table
 from rayrec.modules.init import BLOCK_ELEMENTS
 
-# What a step holds at its peak, in copies, as the executors allocate it. On CPUs it stays with the process, whose C
-# library keeps freed memory (`comm/host_memory.py`).
-ID_COPIES = 6  # where ids are looked up: the message, joined, in the order of lookups; three as backward sorts rows
-OWN_ID_COPIES = 4  # where they come from: the batch, cut by rows, in the order of ranks, the message
-BAG_BYTES = 16  # of a bag where it is looked up: its length as it came and in order, and its offset
-VECTOR_COPIES = 2  # where vectors are looked up: those sent, and their gradients coming back
-OWN_VECTOR_COPIES = 4  # where they are wanted: what arrived, the result, its gradient, the message back
-PARTIAL_COPIES = 2  # what arrived and the message back hold each row block's part
-INDEX_BYTES = 1.5  # three places (8 bytes each) for every 16 numbers of a result, which put columns in order
-# rows that replicas exchange: arrived, joined, added up, averaged; weights: old, scaled gradient, step, new
+# Peak copies during a step, as the executors allocate them.
+ID_COPIES = 6  # on the looking-up rank: message, joined, in lookup order; three when backward sorts rows
+SOURCE_ID_COPIES = 4  # on the batch's rank: batch, cut by rows, in rank order, message
+BAG_BYTES = 16  # per bag on the looking-up rank: length as received and in order, offset
+VECTOR_COPIES = 2  # on the looking-up rank: vectors sent, gradients received
+SOURCE_VECTOR_COPIES = 4  # on the batch's rank: received, result, gradient, message back
+PARTIAL_COPIES = 2  # received and message back hold one part per row block
+INDEX_BYTES = 1.5  # three indices (8 bytes each) per 16 elements of a result, for the order of columns
+# rows exchanged by replicas: received, joined, summed, averaged; weights: old, scaled gradient, step, new
 GATHER_COPIES = 8
 FILL_BYTES = 4 * BLOCK_ELEMENTS  # initial weights of shards without whole rows are made in blocks
 RESERVE_SHARE = 0.1  # of a rank's memory: allocator fragments, library contexts, communication buffers
