@@ -1,4 +1,4 @@
-"""Names of TorchRec's that rayrec does not offer: asking for one says what to use instead."""
+"""Modules and names of TorchRec that rayrec does not have: importing one raises an error with the alternative."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MODULES = {f"rayrec.torchrec.modules.{name}": text for name, text in MODULES.ite
 
 
 class NotOffered(ModuleNotFoundError):
-    """A name of TorchRec's that rayrec does not have; the message says what to use."""
+    """A module or name of TorchRec that rayrec does not have; the message names the alternative."""
 
 
 def without(module: str, instead: Mapping[str, str]) -> Callable[[str], Any]:
@@ -69,7 +69,7 @@ def without(module: str, instead: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 class _Finder:
-    """Asked last, for modules that nobody else has. No subclass: importlib.abc is a fifth of `import rayrec`."""
+    """Last in `sys.meta_path`: raises NotOffered for modules of TorchRec that no other finder has found."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> None:
         if name in MODULES:
@@ -77,6 +77,6 @@ class _Finder:
 
 
 def install() -> None:
-    """Makes the import of a module that is not offered say what to use."""
+    """Makes the import of a module that is not offered raise NotOffered."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

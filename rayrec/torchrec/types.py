@@ -1,4 +1,4 @@
-"""Another home of `DataType`, and small bases for modules that say how they are copied."""
+"""`DataType`, and base classes of modules with a cache or their own way of copying."""
 
 from __future__ import annotations
 

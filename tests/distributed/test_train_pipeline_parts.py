@@ -17,6 +17,8 @@ from rayrec.distributed import DistributedModelParallel, ShardingEnv
 from rayrec.distributed.pipeline import _one_ahead
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.distributed import train_pipeline as home
+from rayrec.torchrec.distributed.embedding_types import ShardedEmbeddingModule
+from rayrec.torchrec.distributed.sharded_module import ShardedModule
 from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import record_stream
 from rayrec.torchrec.distributed.train_pipeline.train_pipelines import TrainPipelineSemiSync
 
@@ -404,6 +406,11 @@ def test_a_staged_pipeline_keeps_no_ids_that_were_sent_ahead() -> None:
     util = home.SparseDataDistUtil(model, None)
     util.start_sparse_data_dist(kjt())
     assert ahead() == 1 and util.detach() is model and ahead() == 0
+
+
+def test_sharded_collections_are_sharded_modules() -> None:
+    (collection,) = staged()[0].sharded_modules().values()
+    assert isinstance(collection, ShardedModule) and isinstance(collection, ShardedEmbeddingModule)
 
 
 def test_a_batch_of_any_kind_is_recorded_on_a_stream() -> None:

@@ -1,4 +1,4 @@
-"""fbgemm's names for device caches and checks of ids, for those who import them from here; and a cache's statistics."""
+"""fbgemm's enums of device caches and bounds checks, and a base class of cache statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BoundsCheckMode", "CacheAlgorithm", "CacheStatistics", "MultiPassPre
 
 
 class CacheStatistics(ABC):
-    """What is known of a table's traffic before training."""
+    """Statistics of a table's ids, known before training."""
 
     @property
     @abstractmethod
@@ -28,4 +28,4 @@ class CacheStatistics(ABC):
     @property
     @abstractmethod
     def cacheability(self) -> float:
-        """Area under the miss rates: 0 for a table whose traffic a small cache takes, 1 for none."""
+        """Area under the curve of miss rates: 0 if a small cache is enough, 1 if none helps."""

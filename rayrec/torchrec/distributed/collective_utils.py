@@ -1,4 +1,4 @@
-"""A function that one rank calls for all."""
+"""Functions that one rank calls for all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names for where a table lies and which kernel reads it."""
+"""Names of kernels and optimizers, and descriptions of sharded tables."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class OptimType(Enum):
 
 
 class KJTList(Multistreamable):
-    """Several KeyedJaggedTensors that travel as one."""
+    """A list of KeyedJaggedTensors."""
 
     def __init__(self, features: Sequence[KeyedJaggedTensor]) -> None:
         self.features = list(features)

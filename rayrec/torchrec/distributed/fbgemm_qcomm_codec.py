@@ -1,4 +1,4 @@
-"""Number formats on the wire, under TorchRec's names: a registry made here is given to a sharder."""
+"""Number formats of exchanged vectors by TorchRec's names: makes the registry for a sharder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class QCommsConfig:
         forward_loss_scale, backward_loss_scale: numbers are multiplied by it while they travel as FP16 or BF16; the
             other formats need none and ignore it.
         fp8_quantize_dim, fp8_quantize_dim_bwd: so many numbers of FP8 share a scale, so that nothing is cut; backward
-            the same as forward, unless told.
+            the same as forward by default.
         fp8_bwd_uses_143: gradients travel with 4 exponent bits, as vectors do, not with 5.
         fp8_output_dtype, output_dtype: taken where they say float32, which vectors arrive in.
         mx4_quantize_dim, mx4_quantize_dim_bwd, mx4_rounding_mode: of MX4, which is refused.

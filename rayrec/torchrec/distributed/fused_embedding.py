@@ -1,4 +1,4 @@
-"""The sharder of collections of single vectors that have their optimizer from the start."""
+"""The sharder of `FusedEmbeddingCollection`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from rayrec.torchrec.modules.fused_embedding_modules import FusedEmbeddingCollec
 
 
 class FusedEmbeddingCollectionSharder(EmbeddingCollectionSharder):
-    """Shards a `FusedEmbeddingCollection`, whose optimizer the shards keep; settings as of `CollectionSharder`."""
+    """Shards a `FusedEmbeddingCollection` with its optimizer; arguments as for `CollectionSharder`."""
 
     module_type = FusedEmbeddingCollection  # type: ignore[assignment]

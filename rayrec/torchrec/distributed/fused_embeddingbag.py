@@ -1,4 +1,4 @@
-"""The sharder of bag collections that have their optimizer from the start."""
+"""The sharder of `FusedEmbeddingBagCollection`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from rayrec.torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCol
 
 
 class FusedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
-    """Shards a `FusedEmbeddingBagCollection`, whose optimizer the shards keep; settings as of `CollectionSharder`."""
+    """Shards a `FusedEmbeddingBagCollection` with its optimizer; arguments as for `CollectionSharder`."""
 
     module_type = FusedEmbeddingBagCollection  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Sharding of single collections and of models, without DistributedDataParallel around what is left."""
+"""Shards single collections, or those of a model, without DistributedDataParallel for the other parameters."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def shard(
     device: torch.device | None = None,
     sharder: ModuleSharder[Any] | None = None,
 ) -> nn.Module:
-    """The sharded twin of one collection.
+    """The sharded version of one collection.
 
     Args:
         module: the collection.
         plan: of the collection; or a generator of `sharding_plan` for each table by name, or one for all.
-        env: who takes part; the default process group if not given.
+        env: the ranks; the default process group if not given.
         device: of this rank; its GPU or the CPU if not given.
         sharder: of the collection; its default one if not given.
 
@@ -70,7 +70,7 @@ def shard_modules(
         init_params: allocates and fills what is on meta.
 
     Returns:
-        The model, or the collection's twin.
+        The model, or the sharded collection.
     """
     from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
 

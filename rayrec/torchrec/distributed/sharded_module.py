@@ -1,4 +1,4 @@
-"""The protocol of sharded modules, as a base for a user's own: ids out, lookup, vectors back."""
+"""Base class of custom sharded modules: input_dist, compute, output_dist."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
+from rayrec.distributed.collections.sharded_collection import ShardedCollection
 from rayrec.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from rayrec.optim.fused import FusedOptimizerModule
 from rayrec.streamable import Multistreamable
@@ -20,8 +21,8 @@ Context = TypeVar("Context", bound=Multistreamable)
 
 
 class ShardedModule(nn.Module, ABC, Generic[Ids, Vectors, Out, Context]):
-    """A module whose parameters are on several ranks. rayrec's own sharded collections count as such, and hold what a
-    step needs in the ids themselves instead of a context.
+    """A module with parameters on several ranks. rayrec's sharded collections are registered as subclasses; they store
+    a step's state with its ids instead of in a context.
 
     Args:
         qcomm_codecs_registry: number formats on the wire, by exchange.
@@ -37,7 +38,7 @@ class ShardedModule(nn.Module, ABC, Generic[Ids, Vectors, Out, Context]):
 
     @abstractmethod
     def create_context(self) -> Context:
-        """What the stages of one step hand on."""
+        """The state of one step, passed to its stages."""
 
     @abstractmethod
     def input_dist(self, ctx: Context, *inputs: Any, **kwargs: Any) -> Awaitable[Awaitable[Ids]]:
@@ -72,8 +73,11 @@ class ShardedModule(nn.Module, ABC, Generic[Ids, Vectors, Out, Context]):
     @property
     @abstractmethod
     def unsharded_module_type(self) -> type[nn.Module]:
-        """What it is the twin of."""
+        """The type of the unsharded module."""
 
 
 class ShardedEmbeddingModule(ShardedModule[Ids, Vectors, Out, Context], FusedOptimizerModule):
     """A sharded module of embeddings, which has an optimizer inside backward."""
+
+
+ShardedEmbeddingModule.register(ShardedCollection)

@@ -1,4 +1,4 @@
-"""Plans by hand: a generator for each table says how it is cut, and `construct_module_sharding_plan` makes the plan."""
+"""Plans by hand: `construct_module_sharding_plan` makes a plan from a generator for each table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Table:
-    """What a generator is told: a table, and the ranks there are."""
+    """A generator's argument: a table and the ranks."""
 
     name: str
     weight: torch.Tensor
@@ -130,7 +130,7 @@ def row_wise(
 
     Args:
         sizes_placement: rows of ranks 0, 1, …, and the device; default: equal blocks.
-        num_buckets: taken and not needed.
+        num_buckets: accepted for compatibility, ignored.
     """
 
     def cut(table: Table) -> ParameterSharding:

@@ -206,7 +206,7 @@ class LazyGetItemMixin(Generic[K, T]):
 
 
 class GetItemLazyAwaitable(LazyAwaitable[T]):
-    """An item of a result that is under way."""
+    """An item of a result that is not there yet."""
 
     def __init__(self, parent: Awaitable[Any], key: Any) -> None:
         self._parent, self._key = parent, key

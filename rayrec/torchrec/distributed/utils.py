@@ -1,4 +1,4 @@
-"""Small helpers for scripts that come from TorchRec."""
+"""Helpers of TorchRec's `distributed.utils`."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class CopyableMixin(nn.Module):
 
 
 def copy_to_device(module: nn.Module, current_device: torch.device, to_device: torch.device) -> nn.Module:
-    """A deep copy whose parameters and buffers of one device lie on another."""
+    """A deep copy with the parameters and buffers of one device moved to another."""
     return copy.deepcopy(module)._apply(lambda t: t.to(to_device) if t.device == current_device else t)
 
 

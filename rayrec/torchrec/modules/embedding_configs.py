@@ -1,4 +1,4 @@
-"""Where TorchRec's users look for the tables' descriptions, which are written in `configs`, and their conversions."""
+"""Table configs (defined in `rayrec.modules.configs`), their conversions, and configs that only TorchRec has."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class ShardingType(Enum):
-    """How a table is cut, as code for inference names it; plans have `ShardingType` of `rayrec.distributed`."""
+    """Sharding types by the names of inference code; plans use `ShardingType` of `rayrec.distributed`."""
 
     DATA_PARALLEL = "data_parallel"
     TABLE_WISE = "table_wise"
@@ -40,7 +40,7 @@ class ShardingType(Enum):
 
 @dataclass
 class EmbeddingTableConfig(BaseEmbeddingConfig):
-    """A table with what a kernel is told beside."""
+    """A table config with the arguments of its kernel."""
 
     pooling: PoolingType = PoolingType.SUM
     is_weighted: bool = False
@@ -81,7 +81,7 @@ def data_type_to_sparse_type(data_type: DataType) -> Any:
 
 
 def pooling_type_to_pooling_mode(pooling_type: PoolingType, sharding_type: ShardingType | None = None) -> Any:
-    """fbgemm's name of a pooling. Row-wise shards of a mean give sums, which are divided where they meet."""
+    """fbgemm's name of a pooling. Row-wise shards of a mean return sums, which are divided after they are added up."""
     from rayrec.sparse.ops import pooling_mode
 
     rows = sharding_type in (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
@@ -102,7 +102,7 @@ def pooling_type_to_str(pooling_type: PoolingType) -> str:
 
 @dataclass(frozen=True)
 class VirtualTableEvictionPolicy:
-    """Which rows of a virtual table go when it is full. There are no virtual tables: policies describe them only."""
+    """Which rows a full virtual table evicts. rayrec has no virtual tables: policies are descriptions only."""
 
     meta_header_len: int = 0
     embedding_dim: int = 0

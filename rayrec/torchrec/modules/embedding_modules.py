@@ -1,4 +1,4 @@
-"""Where TorchRec's users look for the collections, which are written in `embedding`, and for their helpers."""
+"""Embedding collections (defined in `rayrec.modules.embedding`) and their helpers."""
 
 from __future__ import annotations
 

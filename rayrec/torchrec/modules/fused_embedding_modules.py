@@ -1,4 +1,4 @@
-"""Collections on one process that are trained inside backward: `apply_optimizer_in_backward` on their tables."""
+"""Unsharded collections with their optimizer in backward: `apply_optimizer_in_backward` on their tables."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Optimizer = type[torch.optim.Optimizer]
 
 
 class FusedEmbeddingBagCollection(EmbeddingBagCollection):
-    """An `EmbeddingBagCollection` whose tables are updated in backward, and have no gradient afterwards.
+    """An `EmbeddingBagCollection` with tables that are updated in backward, and have no gradient afterwards.
 
     Args:
         tables, is_weighted, device: as there.
         optimizer_type: torch's SGD, Adagrad or Adam, or one of `rayrec.optim`'s row optimizers.
         optimizer_kwargs: its settings, such as `{"lr": 0.02}`.
-        location: taken and not needed: sharding decides where tables lie.
+        location: accepted for compatibility, ignored; the sharding plan places tables.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollection):
 
 
 class FusedEmbeddingCollection(EmbeddingCollection):
-    """An `EmbeddingCollection` whose tables are updated in backward, and have no gradient afterwards.
+    """An `EmbeddingCollection` with tables that are updated in backward, and have no gradient afterwards.
 
     Args:
         tables, device, need_indices: as there.

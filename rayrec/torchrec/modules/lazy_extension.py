@@ -1,4 +1,4 @@
-"""Functions that are applied to a module when its first forward has made all its parameters."""
+"""Functions that are applied to a module after its first forward has created its parameters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lazy_apply(module: nn.Module, fn: Function) -> nn.Module:
 
 
 class LazyModuleExtensionMixin(LazyModuleMixin):
-    """torch's mixin for modules whose parameters are made in the first forward, with keyword arguments too.
+    """torch's mixin for modules that create parameters in the first forward, with keyword arguments too.
 
     `initialize_parameters` is called with the forward's arguments.
     """

@@ -1,4 +1,4 @@
-"""Collections whose ids go through managed collisions first."""
+"""Collections that remap ids by managed collisions before the lookup."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
         embedding_module: the collection.
         managed_collision_collection: of the same tables.
         return_remapped_features: returns the rows too.
-        allow_in_place_embed_weight_update: kept for who reads it.
+        allow_in_place_embed_weight_update: stored, not used.
 
     Raises:
         ValueError: other tables.
@@ -57,7 +57,7 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
         return out, rows if self._return_remapped_features else None
 
     def lookup_remapped_lengths_mask(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """Which lists have ids."""
+        """A mask of the lists that contain ids."""
         return self._managed_collision_collection(features).lengths().to(torch.bool)
 
 

@@ -1,8 +1,8 @@
-"""Managed collisions: any ids get the rows of a table that is smaller than their range, the ones that are used most.
+"""Managed collisions: the most used ids of a large range get the rows of a smaller table.
 
-While a module trains, it counts the ids that it sees. Every `eviction_interval` steps a policy decides which ids have a
-row of their own until the next time; all others share the last row. `DistributedModelParallel` has every rank count the
-ids of all ranks, so that they decide alike.
+In training a module counts the ids of each batch. Every `eviction_interval` steps a policy decides which ids have their
+own row until the next decision; all other ids share the last row. Under DistributedModelParallel every rank counts the
+ids of all ranks, so that all ranks make the same decisions.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ManagedCollisionModule(nn.Module, ABC):
         device: of its state.
         output_segments: ascending rows at which parts of it may begin and end; at most 1025.
         skip_state_validation: keeps none of this in its state.
-        read_only_suffix, enable_per_feature_lookups: kept for who reads them.
+        read_only_suffix, enable_per_feature_lookups: stored, not used.
 
     Raises:
         ValueError: too many segments.
@@ -105,11 +105,11 @@ class ManagedCollisionModule(nn.Module, ABC):
 
     @abstractmethod
     def preprocess(self, features: Features) -> Features:
-        """What happens to ids before anything else."""
+        """The first transformation of ids, for example a hash."""
 
     @abstractmethod
     def evict(self) -> torch.Tensor | None:
-        """Rows that got another id since the last call; None where none were decided about."""
+        """Rows that got another id since the last call; None without a decision."""
 
     @abstractmethod
     def remap(
@@ -119,41 +119,41 @@ class ManagedCollisionModule(nn.Module, ABC):
 
     @abstractmethod
     def profile(self, features: Features) -> Features:
-        """Takes note of a step's ids; returns them."""
+        """Counts a step's ids; returns them."""
 
     @abstractmethod
     def forward(self, features: Features, mutate_miss_lengths: bool = True) -> Features:
-        """All three."""
+        """Preprocess, profile and remap."""
 
     @abstractmethod
     def output_size(self) -> int:
-        """Rows that there are."""
+        """Number of rows."""
 
     @abstractmethod
     def input_size(self) -> int:
-        """Where the range of ids ends."""
+        """End of the range of ids."""
 
     @abstractmethod
     def buckets(self) -> int:
-        """Equal parts into which it can be cut."""
+        """Number of equal parts that it can be cut into."""
 
     @abstractmethod
     def validate_state(self) -> None:
-        """Called when a state was loaded."""
+        """Called after a state is loaded."""
 
     @abstractmethod
     def open_slots(self) -> torch.Tensor:
-        """Rows that no id has."""
+        """Number of rows without an id."""
 
     @abstractmethod
     def rebuild_with_output_id_range(
         self, output_id_range: tuple[int, int], output_segments: list[int], device: torch.device | None = None
     ) -> ManagedCollisionModule:
-        """One for a part of the rows."""
+        """A module for a part of the rows."""
 
 
 class MCHManagedCollisionModule(ManagedCollisionModule):
-    """Rows for the ids that a policy thinks most of; the last row is for all others ("zero-collision hashing").
+    """Rows for the ids with the highest scores of a policy; the last row is for all others ("zero-collision hashing").
 
     Args:
         zch_size: rows, the last one among them.
@@ -162,8 +162,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         eviction_interval: training steps between two decisions.
         input_hash_size: where the range of ids ends.
         input_hash_func: of ids and `input_hash_size`: other ids, taken in place of them.
-        mch_size, mch_hash_func: taken and not needed, as in TorchRec.
-        name: for who reads it.
+        mch_size, mch_hash_func: accepted for compatibility, ignored (as in TorchRec).
+        name: part of the seed of what the policy draws, and of error messages.
         output_global_offset: the first row.
         output_segments: by default where its rows begin and end.
         buckets: equal parts into which it can be cut.
@@ -215,7 +215,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     @torch.no_grad()
     def profile(self, features: Features) -> Features:
-        """Takes note of a step's ids, if the module is training; decides about rows when it is time."""
+        """Counts a step's ids in training, and assigns rows every `eviction_interval` steps."""
         if not self.training:
             return features
         if self._iteration is None:
@@ -237,7 +237,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         return features
 
     def _decide(self, iteration: int) -> None:
-        """Gives rows to the ids of the history whose scores are higher than those of ids that have one."""
+        """Assigns rows to ids of the history that score higher than ids with a row."""
         ids, new = self._newest()
         table, size = self._buffer("_mch_sorted_raw_ids"), self._zch_size
         kept = {name: self._buffer(f"_mch_{name}") for name in self._known}
@@ -287,7 +287,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             return self._policy.threshold_filtering_func(counts)[0]
 
     def _places(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which ids have a row, and their places in the sorted table."""
+        """A mask of the ids with a row, and their places in the sorted table."""
         table = self._buffer("_mch_sorted_raw_ids")
         places = torch.searchsorted(table[:-1], ids)
         found = table[places] == ids
@@ -336,7 +336,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         return evicted
 
     def reset_inference_mode(self) -> None:
-        """Forgets which rows got another id."""
+        """Clears the record of rows that got another id."""
         self._evicted = None
 
     @torch.no_grad()
@@ -379,7 +379,7 @@ class ManagedCollisionCollection(nn.Module):
     Args:
         managed_collision_modules: by the tables' names.
         embedding_configs: the tables, each as large as its module's output.
-        need_preprocess: kept for who reads it.
+        need_preprocess: stored, not used.
 
     Raises:
         ValueError: a table without a module, or of another size; a feature that several tables read.
@@ -456,7 +456,7 @@ class ManagedCollisionCollection(nn.Module):
 
 
 def apply_mc_method_to_jt_dict(mc_module: nn.Module, method: str, features_dict: Features) -> Features:
-    """The result of a module's method."""
+    """Calls a module's method with the features."""
     return getattr(mc_module, method)(features_dict)
 
 

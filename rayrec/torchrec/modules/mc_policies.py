@@ -1,4 +1,4 @@
-"""Which ids keep a row when there are more ids than rows: policies that score them, and filters of rare newcomers."""
+"""Eviction policies, which score ids when there are more ids than rows, and filters of rare new ids."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LAST_SEEN = "last_access_iter"
 
 
 class MCHEvictionPolicyMetadataInfo(NamedTuple):
-    """A number that is kept of every id.
+    """A number that is stored for every id.
 
     Args:
         metadata_name: `counts` or `last_access_iter`.
-        is_mch_metadata: it is kept of ids that have a row.
-        is_history_metadata: it is kept of ids that wait for one.
+        is_mch_metadata: stored for ids with a row.
+        is_history_metadata: stored for ids without a row.
     """
 
     metadata_name: str
@@ -32,12 +32,12 @@ _LAST_SEEN = MCHEvictionPolicyMetadataInfo(LAST_SEEN, True, True)
 
 
 class MCHEvictionPolicy(ABC):
-    """Scores ids; those of the highest scores keep or get a row, of equal ones those that have it.
+    """Scores ids. The highest scores keep or get a row; among equal scores, ids with a row come first.
 
     Args:
-        metadata_info: what is kept of every id.
-        threshold_filtering_func: of the counts of different ids `[n]`, which of them may get a row (a mask or places),
-            and the threshold that says so.
+        metadata_info: the numbers that are stored for every id.
+        threshold_filtering_func: takes the counts `[n]` of different ids; returns the ids that may get a row (a mask or
+            places), and the threshold.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ def _age(iteration: int, known: Mapping[str, torch.Tensor], exponent: float) -> 
 def dynamic_threshold_filter(
     id_counts: torch.Tensor, threshold_skew_multiplier: float = 10.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids that came more often than the mean times `threshold_skew_multiplier`; and that threshold."""
+    """Ids that occur more often than the mean times `threshold_skew_multiplier`; and that threshold."""
     threshold = threshold_skew_multiplier / max(1, id_counts.numel()) * id_counts.sum()
     return id_counts > threshold, threshold
 
 
 def average_threshold_filter(id_counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids that came more often than the mean; and the mean."""
+    """Ids that occur more often than the mean; and the mean."""
     threshold = id_counts.float().mean()
     return id_counts > threshold, threshold
 
@@ -109,6 +109,6 @@ def average_threshold_filter(id_counts: torch.Tensor) -> tuple[torch.Tensor, tor
 def probabilistic_threshold_filter(
     id_counts: torch.Tensor, per_id_probability: float = 0.01
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids pass with this probability for each time that they came; and the numbers that were drawn."""
+    """Ids that pass with this probability for each occurrence; and the numbers that were drawn."""
     drawn = torch.rand(id_counts.size(), device=id_counts.device)
     return 1 - (1 - per_id_probability) ** id_counts.float() > drawn, drawn

@@ -1,4 +1,4 @@
-"""Small helpers for own modules."""
+"""Helpers for custom modules."""
 
 from __future__ import annotations
 

@@ -25,8 +25,7 @@ class SemisyncOptimizer(KeyedOptimizer):
         optimizer: the local one.
         global_optimizer: a KeyedOptimizerWrapper whose optimizer has `global_step(local_step_counter, closure)`.
         num_local_steps: local steps between two global ones.
-        semi_sync_worker_shard_group, offload_global_model, non_blocking: taken and not needed: what the global step
-            exchanges and keeps is its own.
+        semi_sync_worker_shard_group, offload_global_model, non_blocking: accepted for compatibility, ignored.
 
     Raises:
         ValueError: no global parameters; an optimizer without `global_step`; a name that the two optimizers have for

@@ -1,4 +1,4 @@
-"""`validate` with the answer that TorchRec's users expect: False for ids outside their table, an error for the rest."""
+"""`rayrec.sparse.validate` that returns False for ids outside their table, and raises for other problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training while the next batches are on their way: `pipeline` does it, other files offer it by TorchRec's names."""
+"""TorchRec's training pipelines, over `rayrec.distributed.TrainPipeline`."""
 
 from rayrec.distributed.pipeline import TrainPipeline, sparse_features
 from rayrec.torchrec.distributed.train_pipeline.gradient_accumulation import (

@@ -1,4 +1,4 @@
-"""Several batches for one step of the optimizer, in any pipeline that is driven by `progress`."""
+"""Gradient accumulation: several batches for one optimizer step, in any pipeline with `progress`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class _Accumulating:
 
 
 class GradientAccumulationWrapper:
-    """A pipeline whose optimizer steps once in `config.num_steps` batches. Tables with an optimizer inside backward are
+    """A pipeline that steps its optimizer once in `config.num_steps` batches. Tables with an optimizer in backward are
     updated by every batch.
 
     Args:

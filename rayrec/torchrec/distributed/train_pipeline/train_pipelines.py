@@ -1,8 +1,8 @@
-"""TorchRec's pipelines, by its names and arguments: `TrainPipeline` does their work.
+"""TorchRec's pipelines with its arguments, subclasses of `rayrec.distributed.TrainPipeline`.
 
-The model returns (losses, output). Nothing is traced, and no forward is overwritten: ids of the next batch's features
-are sent while this one is trained on, if the model's collections are called with the batch's own KeyedJaggedTensor.
-Arguments that are not spoken of are taken and not needed.
+The model returns (losses, output). Nothing is traced and no forward is replaced: the ids of the next batch are sent
+during the current step if the model calls its collections with the batch's own KeyedJaggedTensor. Arguments without a
+description are accepted for compatibility and ignored.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ IN_FLIGHT = 2  # batches that TorchRec has taken when it trains on one; without 
 
 
 class TrainPipelineBase(TrainPipeline[Any]):
-    """One batch after the other, the next one's copy on its way. When an iterator has ended, `reset` lets in another.
+    """Trains batch after batch, and copies the next one ahead. At the end of an iterator, call `reset` to use another.
 
     Args:
         model: takes a batch; returns (losses, output).
@@ -78,7 +78,7 @@ class TrainPipelineBase(TrainPipeline[Any]):
 
 
 class TrainPipelineSparseDist(TrainPipeline[Any]):
-    """The next batch's ids are on their way while this one is trained on.
+    """Sends the next batch's ids during the current step.
 
     Args:
         model: DistributedModelParallel, or a module that holds one.
@@ -105,20 +105,20 @@ class TrainPipelineSparseDist(TrainPipeline[Any]):
         super().__init__(model, optimizer, device, forward=custom_model_fwd, held_back=held_back)
 
     def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
-        """Goes on with a model; by default the one that it has, off which nothing was taken."""
+        """Replaces the model, if one is given."""
         if model is not None:
             self._model = model
 
     def detach(self) -> nn.Module:
-        """The model, which is as it was given."""
+        """The model, unchanged."""
         return self._model
 
     def fill_pipeline(self, dataloader_iter: Iterator[Any]) -> None:
-        """The first `progress` does."""
+        """Does nothing: the first `progress` fills the pipeline."""
 
 
 class TrainPipelineFusedSparseDist(TrainPipelineSparseDist):
-    """`TrainPipelineSparseDist`: vectors are looked up in their step, so that they are always up to date."""
+    """`TrainPipelineSparseDist`. Vectors are looked up in their own step, after the last update."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class TrainPipelineFusedSparseDist(TrainPipelineSparseDist):
 
 
 class TrainPipelineSemiSync(TrainPipelineSparseDist):
-    """`TrainPipelineSparseDist`: vectors never miss the last step's update, at whatever batch."""
+    """`TrainPipelineSparseDist`. Vectors always include the last step's update."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
 
 
 class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist):
-    """`TrainPipelineSparseDist`: rows of tables behind a device cache are fetched when they are looked up."""
+    """`TrainPipelineSparseDist`. Rows behind a device cache are fetched in the lookup."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class TrainPipelineSparseDistCompAutograd(TrainPipelineSparseDist):
 
 
 class EvalPipelineSparseDist(TrainPipelineSparseDist):
-    """`TrainPipelineSparseDist` without training. When an iterator has ended, `reset` lets in another."""
+    """`TrainPipelineSparseDist` without training. At the end of an iterator, call `reset` to use another."""
 
     _ended = False
 
@@ -241,7 +241,7 @@ class TorchCompileConfig:
 
 
 class TrainPipelinePT2(TrainPipelineBase):
-    """`TrainPipelineBase` whose model is compiled by torch.compile after some steps.
+    """`TrainPipelineBase` that compiles its model with torch.compile after some steps.
 
     Args:
         compile_configs: None compiles nothing but for the two functions; by default as `TorchCompileConfig` says.
