@@ -80,4 +80,4 @@ class ShardedEmbeddingModule(ShardedModule[Ids, Vectors, Out, Context], FusedOpt
     """A sharded module of embeddings, which has an optimizer inside backward."""
 
 
-ShardedEmbeddingModule.register(ShardedCollection)
+ShardedEmbeddingModule.register(ShardedCollection)  # type: ignore[type-abstract]
