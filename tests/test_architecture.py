@@ -250,7 +250,6 @@ MUTABLE = {
     "rayrec/torchrec/distributed/train_pipeline/gradient_accumulation.py": {"GradientAccumulationConfig"},
     "rayrec/torchrec/distributed/train_pipeline/pipeline_stage.py": {"_Item"},
     "rayrec/distributed/planner/search/pack.py": {"Packing"},
-    "rayrec/distributed/vectors/transport.py": {"_Exchange"},
 }
 
 
