@@ -80,7 +80,7 @@ def look_up_twice(group: dist.ProcessGroup, bags: bool) -> list[str]:
     else:
         sharder = EmbeddingCollectionSharder()
         sharded = sharder.shard(EmbeddingCollection(configs(EmbeddingConfig)), plan(), env, DEVICE)
-    for executor in sharded._stages.executors:
+    for executor in sharded.executors:
         executor._cache = CacheGuard(plan(), GPU)
     kjt = KeyedJaggedTensor(["cached", "plain"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
 

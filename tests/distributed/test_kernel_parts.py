@@ -17,6 +17,7 @@ from rayrec.distributed.kernel import (
     RowGroups,
     make_pooling_kernel,
     make_vector_kernel,
+    optimizer_formulas,
     rule_of,
 )
 from rayrec.distributed.kernel.optimizer_formulas import make_state
@@ -49,6 +50,7 @@ def test_what_is_known_of_an_optimizer(name: str, states: Any, on_cpu: bool, dec
     rule = spec.rule
     assert rule is RULES[name] is rule_of(rule.kind) is rule_of(rule.kind.value.upper())
     assert list(rule.rowwise.values()) == states and rule.fbgemm_on_cpu == on_cpu
+    assert rule.corrects_bias == ("adam" in name or "lamb" in name) and rule.kind in optimizer_formulas._FORMULAS
     assert [mode.value for mode in rule.decay] == decays and spec.decay_mode == (decays[0] if decays else None)
     assert sorted((mode and mode.value for mode in rule.fbgemm_decay), key=str) == on_cuda
     assert rule.state_bytes == (4 * states.count(ROW), 4 * states.count(ELEMENT))

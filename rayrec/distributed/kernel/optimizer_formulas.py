@@ -83,7 +83,7 @@ def partial_rowwise_lamb(step: Step) -> torch.Tensor:
 
 
 def _ratio(size: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """`size / other`, 0 where `other` is 0: a row whose gradients cancel stays where it is."""
+    """`size / other`, 0 where `other` is 0: a row stays as it is if its gradients cancel."""
     return torch.where(other > 0, size / other, 0)
 
 

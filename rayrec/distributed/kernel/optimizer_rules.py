@@ -29,7 +29,7 @@ class Rule:
         decay: modes of weight decay, the default first; none where it is part of the formula.
         fbgemm_decay: those of them that fbgemm's CUDA kernels support.
         fbgemm_on_cpu: fbgemm's CPU kernels support it, without weight decay.
-        torch: torch's optimizers that update the touched rows alike, with their mode of weight decay.
+        torch: torch's optimizers that make the same update of the touched rows, with their mode of weight decay.
     """
 
     kind: EmbOptimType

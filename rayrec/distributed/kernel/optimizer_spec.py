@@ -12,7 +12,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from rayrec.distributed.kernel.optimizer_rules import RULES, DecayMode, Rule, rule_of
 
-# fbgemm's settings whose effect depends on the plan, with the value that turns them off
+# settings of fbgemm with an effect that depends on the plan, and the value that turns them off
 _REFUSED = {
     "gradient_clipping": (
         False,

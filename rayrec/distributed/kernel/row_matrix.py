@@ -92,7 +92,7 @@ class RowMatrix:
         return RowGroups(F.pad(ordered, (0, 1), value=self._spare).index_select(0, starts), order, starts)
 
     def row_lookups(self, lookups: Lookups) -> Lookups:
-        """Lookups whose ids are rows of the matrix."""
+        """The same lookups with rows of the matrix as ids."""
         num_bags = lookups.offsets.numel() - 1
         lengths_LB = (lookups.offsets[1:] - lookups.offsets[:-1]).view(self.num_lookups, num_bags // self.num_lookups)
         return Lookups(self.rows_of(lookups.ids, lengths_LB), lookups.offsets.to(torch.int64), lookups.weights)
@@ -146,7 +146,7 @@ def _bag_of_id(offsets: torch.Tensor, num_ids: int) -> torch.Tensor:
 
 
 class MatrixKernel(Kernel, Protocol):
-    """A kernel whose tables are a `RowMatrix`, and that applies gradients of rows."""
+    """A kernel over a `RowMatrix` that applies gradients of rows."""
 
     @property
     def matrix(self) -> RowMatrix:

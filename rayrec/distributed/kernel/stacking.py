@@ -54,14 +54,18 @@ class Stack:
         return list(whole.split(self._rows))
 
 
-def several_lookups(optimizer: EmbOptimType) -> bool:
+def slow_with_several_lookups(optimizer: EmbOptimType) -> bool:
     """Whether fbgemm's CPU kernel for a table with several lookups is another, slower one."""
     return optimizer is EmbOptimType.EXACT_ROWWISE_ADAGRAD
 
 
 def stacks_of(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> list[Stack]:
     """Neighboring tables of one width as stacks, in the order of lookups, where that is faster; else none."""
-    if device.type != "cpu" or len(table_of_lookup) == len(tables) or not several_lookups(tables[0].update.optimizer):
+    if (
+        device.type != "cpu"
+        or len(table_of_lookup) == len(tables)
+        or not slow_with_several_lookups(tables[0].update.optimizer)
+    ):
         return []
     runs = [[number for number, _ in run] for _, run in groupby(enumerate(tables), lambda item: item[1].cols.size)]
     in_order = all(here <= there for here, there in zip(table_of_lookup, table_of_lookup[1:], strict=False))

@@ -1,5 +1,5 @@
 """Kernels of torch's operators, for what fbgemm cannot do: optimizers that it does not have on a CPU, replicated
-tables, whose gradients are exchanged between backward and update, and gradients for an optimizer of the user's.
+tables (gradients are exchanged between backward and update), and gradients for an optimizer of the user's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lookups whose backward may still come, and updates that have happened."""
+"""Counts of updates, and of lookups without their backward so far."""
 
 from __future__ import annotations
 
@@ -34,32 +34,28 @@ class UpdateCount:
     def expect(self, out: torch.Tensor) -> None:
         """Counts the update when the backward of `out` starts; nothing where `out` has none."""
         if out.requires_grad:
-            update = _Update(self)
-            self._pending.add(update)
+            update = _Update(self, self._pending)
             if out.grad_fn is None:
                 out.register_hook(update)
             else:
                 out.grad_fn.register_prehook(update)
 
-    def start(self, update: _Update) -> None:
-        """A backward starts."""
-        self._pending.discard(update)
-        self.done += 1
-
 
 class _Update:
-    """An autograd hook."""
+    """An autograd hook: counts an update when its backward starts."""
 
-    def __init__(self, count: UpdateCount) -> None:
-        self._count = count
+    def __init__(self, count: UpdateCount, pending: WeakSet[_Update]) -> None:
+        self._count, self._pending = count, pending
+        pending.add(self)
 
     def __call__(self, *_: object) -> None:
-        self._count.start(self)
+        self._pending.discard(self)
+        self._count.done += 1
 
 
 class CacheGuard:
     """Refuses a lookup between the forward and the backward of another one, if tables are behind a device cache: it
-    could evict rows whose places in the cache that backward writes to.
+    could evict rows that this backward updates in the cache.
 
     The plan decides, not this rank's tables, so that every rank raises.
 
