@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.ranks import on_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_FILES, MOST_FUNCTIONS = 20, 100
+COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")  # functions to Python 3.11 only
 
 
 class Model(nn.Module):
@@ -59,22 +61,34 @@ def traced_step(group: dist.ProcessGroup) -> list[tuple[str, str]]:
 
     def note(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(str(ROOT / "rayrec")):
-            name = Path(code.co_filename).relative_to(ROOT).as_posix()
+        if event == "call" and code.co_filename.startswith(str(ROOT / "rayrec")) and code.co_name not in COMPREHENSIONS:
+            name = Path(code.co_filename).relative_to(ROOT / "rayrec").as_posix()
             found.add((name, f"{code.co_qualname}:{code.co_firstlineno}"))
 
     for step in range(3):
         kjt = draw_kjt(torch.Generator().manual_seed(group.rank() + 10 * step), tables, 8, 4)
-        if step == 2:  # the first steps fill caches
-            threading.setprofile_all_threads(note) if hasattr(threading, "setprofile_all_threads") else sys.setprofile(
-                note
-            )
-        dmp(kjt).sum().backward()
-        if step == 2:
-            threading.setprofile_all_threads(None) if hasattr(threading, "setprofile_all_threads") else sys.setprofile(
-                None
-            )
+        traced = step == 2  # the first steps fill caches
+        if traced:
+            sys.setprofile(note)
+            threading.setprofile(note)
+        try:
+            dmp(kjt).sum().backward()
+        finally:
+            if traced:
+                sys.setprofile(None)
+                threading.setprofile(None)  # type: ignore[arg-type]
     return sorted(found)
+
+
+def test_a_batch_takes_a_short_way_through_the_files_that_the_guide_lists() -> None:
+    guide = (ROOT / "rayrec" / "distributed" / "README.md").read_text(encoding="utf-8")
+    section = guide.split("## The way of a batch, file by file")[1].split("\n## ")[0]
+    table = "".join(line for line in section.splitlines() if line.startswith("|"))
+    listed = set(re.findall(r"`([a-z_/]+\.py)`", table))
+    for found in on_ranks(2, traced_step):
+        assert {file for file, _ in found} == listed
+        assert len(listed) <= MOST_FILES
+        assert len(found) <= MOST_FUNCTIONS, "\n".join(map(str, found))
 
 
 if __name__ == "__main__":
