@@ -59,18 +59,6 @@ class _Group(Generic[Config]):
         groups = RowGroups.of(rows) if torch.is_grad_enabled() else None
         return GroupIds(Lookups(rows, offsets, given.weights), groups, self._scale.of(kjt))
 
-    def vectors(self, ids: GroupIds) -> torch.Tensor:
-        """Bags' sums `[B, outputs * D]`, or vectors `[ids, D]`."""
-        matrix = self.kernel.matrix
-        return matrix.bags(ids.lookups) if self.pooled else matrix.vectors(ids.lookups.ids)
-
-    def row_gradients(self, ids: GroupIds, grad: torch.Tensor) -> torch.Tensor:
-        """The gradient of each distinct row."""
-        assert ids.rows is not None
-        if not self.pooled:
-            return ids.rows.sum(grad.contiguous())
-        return self.kernel.matrix.row_gradients(ids.rows, ids.lookups.offsets, ids.lookups.weights, grad)
-
 
 class ReplicatedExecutor(Generic[Config]):
     """Lookups of replicated tables, as bags or id by id, as their configs say.
@@ -104,7 +92,13 @@ class ReplicatedExecutor(Generic[Config]):
         weights = [group.lookups.weights for group in kept]
         leaves = [leaf for kernel in self.kernels for leaf in kernel.leaves]
         found = _Lookup.apply(self._anchor, self, kept, ids.counts, *weights, *leaves)
-        return [_scaled(sums, of_group.factors_BE) for sums, of_group in zip(found, kept, strict=True)]
+        out = []
+        for sums, factors_BE in zip(found, (of_group.factors_BE for of_group in kept), strict=True):
+            if factors_BE is not None:
+                factors_BED = factors_BE[:, :, None].expand(-1, -1, sums.shape[1] // factors_BE.shape[1])
+                sums = sums * factors_BED.reshape(sums.shape)
+            out.append(sums)
+        return out
 
 
 class _Lookup(torch.autograd.Function):
@@ -121,7 +115,10 @@ class _Lookup(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.executor, ctx.kept, ctx.counts = executor, kept, counts
         ctx.rates = [kernel.rate for kernel in executor.kernels]
-        return tuple(group.vectors(ids) for group, ids in zip(executor.groups, kept, strict=True))
+        return tuple(
+            group.kernel.matrix.bags(ids.lookups) if group.pooled else group.kernel.matrix.vectors(ids.lookups.ids)
+            for group, ids in zip(executor.groups, kept, strict=True)
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -130,7 +127,12 @@ class _Lookup(torch.autograd.Function):
             group.kernel.matrix.weight_gradients(ids.lookups, grad) if needed else None
             for group, ids, grad, needed in zip(executor.groups, kept, grads, ctx.needs_input_grad[4:], strict=False)
         ]
-        sums = [group.row_gradients(ids, grad) for group, ids, grad in zip(executor.groups, kept, grads, strict=True)]
+        sums = [
+            group.kernel.matrix.row_gradients(ids.rows, ids.lookups.offsets, ids.lookups.weights, grad)
+            if group.pooled
+            else ids.rows.sum(grad.contiguous())
+            for group, ids, grad in zip(executor.groups, kept, grads, strict=True)
+        ]
         rows = [ids.rows.distinct for ids in kept]
         of_leaves: list[torch.Tensor] = []
         of_all = exchange_rows(rows, sums, ctx.counts, executor.group)
@@ -138,13 +140,6 @@ class _Lookup(torch.autograd.Function):
             groups = kernel.matrix.groups_of(all_rows)
             of_leaves += kernel.train(groups.distinct, groups.sum(all_sums).div_(executor.world_size), rate)
         return None, None, None, None, *weight_grads, *of_leaves
-
-
-def _scaled(sums: torch.Tensor, factors_BE: torch.Tensor | None) -> torch.Tensor:
-    if factors_BE is None:
-        return sums
-    factors_BED = factors_BE[:, :, None].expand(-1, -1, sums.shape[1] // factors_BE.shape[1])
-    return sums * factors_BED.reshape(sums.shape)
 
 
 def exchange_rows(

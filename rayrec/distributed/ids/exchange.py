@@ -8,7 +8,7 @@ every rank then raises, instead of waiting for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -180,25 +180,23 @@ class IdExchange:
             )
 
 
+@dataclass(eq=False)
 class SentIds(Awaitable[RankIds]):
     """Ids under way.
 
     Args:
+        wait_for: waits for what arrives; None if nothing does.
         arrived: where a device receives them; its memory is used by the stream that waits.
     """
 
-    def __init__(
-        self,
-        exchange: IdExchange,
-        batch: HostIds,
-        wait: Callable[[], Any] | None = None,
-        arrived: torch.Tensor | None = None,
-    ) -> None:
-        self._exchange, self._batch, self._wait, self.arrived = exchange, batch, wait, arrived
+    exchange: IdExchange
+    batch: HostIds
+    wait_for: Callable[[], Any] | None = None
+    arrived: torch.Tensor | None = None
 
     def _wait_impl(self) -> RankIds:
         with span(IDS):
-            return self._exchange.finish(self._batch, self._wait, self.arrived)
+            return self.exchange.finish(self.batch, self.wait_for, self.arrived)
 
 
 def _ids_from(pieces: Sequence[torch.Tensor], weighted: bool) -> Ids:

@@ -153,7 +153,9 @@ class IdSender:
             if origins is not None:
                 origins = ops.permute_segments(self._order, ids.lengths, origins)[1]
             ids = Ids(*ops.permute_segments(self._order, ids.lengths, ids.values, ids.weights))
-        header = self._header(number, given.lengths.shape[1])
+        row = [0] * self._header_width
+        row[NUMBER], row[BATCH] = number, given.lengths.shape[1]
+        header = torch.tensor([row] * len(self._streams))
         totals = ids.lengths.sum(1, dtype=torch.int64)
         header.view(-1).index_add_(0, self._slots, totals.index_select(0, self._sources))
         if counts:
@@ -162,16 +164,11 @@ class IdSender:
 
     def pack_nothing(self, error: Exception, num_counts: int, number: int) -> OutgoingIds:
         """A batch without examples, in place of one that cannot be sent: its header makes every rank raise."""
-        header = self._header(number, 0)
-        header[:, FAILED] = 1
+        header = torch.zeros(len(self._streams), self._header_width, dtype=torch.int64)
+        header[:, NUMBER], header[:, FAILED] = number, 1
         values = torch.empty(0, dtype=torch.int64)
         ids = Ids(values.new_empty(sum(self._streams), 0), values, values.float() if self._weighted else None)
         return OutgoingIds(ids, torch.cat([header, header.new_zeros(len(header), num_counts)], dim=1), error)
-
-    def _header(self, number: int, batch: int) -> torch.Tensor:
-        row = [0] * self._header_width
-        row[NUMBER], row[BATCH] = number, batch
-        return torch.tensor([row] * len(self._streams))
 
     def words(self, outgoing: OutgoingIds) -> tuple[list[list[torch.Tensor]], list[int]]:
         """For each rank the tensors of its part, as words, and how many words they are."""

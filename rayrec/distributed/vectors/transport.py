@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -67,16 +69,17 @@ class VectorTransport:
         """Begins to send `parts`; the function that it returns waits for the result."""
         trip = _RoundTrip(self, message)
         token = _Send.apply(trip, *parts)
-        return lambda: _Receive.apply(token, trip)
+        return partial(_Receive.apply, token, trip)
 
 
+@dataclass
 class _RoundTrip:
     """There and back, shared by the two autograd nodes of a batch."""
 
-    def __init__(self, transport: VectorTransport, message: VectorMessage) -> None:
-        self.transport, self.message = transport, message
-        self._unsent: Sequence[torch.Tensor] = ()  # vectors, or gradients, of which pieces are still to be sent
-        self._under_way: deque[tuple[torch.Tensor, comm.Wait | None, list[int]]] = deque()
+    transport: VectorTransport
+    message: VectorMessage
+    _unsent: Sequence[torch.Tensor] = ()  # vectors, or gradients, of which pieces are still to be sent
+    _under_way: deque[tuple[torch.Tensor, comm.Wait | None, list[int]]] = field(default_factory=deque)
 
     def send(self, tensors: Sequence[torch.Tensor], forward: bool, pieces: Sequence[int] = (0, 1)) -> None:
         """Begins to send pieces of `tensors`, those that there are."""
