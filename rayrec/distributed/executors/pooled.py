@@ -74,7 +74,7 @@ class PooledExecutor:
         self._cache.check()
         parts = [self._kernels[number].pooled(lookups) for number, lookups in ids.lookups.items()]
         if not parts:  # this rank holds no table, but takes part in every exchange
-            nothing = torch.zeros(sum(ids.batch_sizes), 0, device=self._device, requires_grad=torch.is_grad_enabled())
+            nothing = torch.zeros(sum(ids.headers.batch_sizes), 0, device=self._device, requires_grad=torch.is_grad_enabled())
             parts = [nothing if ids.weights is None else nothing + ids.weights.sum() * 0]
         vectors = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         self._cache.watch(vectors)
@@ -88,7 +88,7 @@ class PooledExecutor:
         """
         if not self.blocks:
             return list
-        batch_sizes, factors_BE = ids.batch_sizes, ids.kept.sharded
+        batch_sizes, factors_BE = ids.headers.batch_sizes, ids.kept.sharded
         if self._hosts is not None and sum(batch_sizes) * self._hosts.saved_bytes >= FEW_BYTES:
             bags = self._hosts.start(vectors, batch_sizes, factors_BE)
         else:

@@ -91,7 +91,7 @@ class ReplicatedExecutor(Generic[Config]):
         kept: tuple[GroupIds, ...] = ids.kept.replicated
         weights = [group.lookups.weights for group in kept]
         leaves = [leaf for kernel in self.kernels for leaf in kernel.leaves]
-        found = _Lookup.apply(self._anchor, self, kept, ids.counts, *weights, *leaves)
+        found = _Lookup.apply(self._anchor, self, kept, ids.headers.counts, *weights, *leaves)
         out = []
         for sums, factors_BE in zip(found, (of_group.factors_BE for of_group in kept), strict=True):
             if factors_BE is not None:

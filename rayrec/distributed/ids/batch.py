@@ -83,24 +83,50 @@ class DeviceMessage:
 
 
 @dataclass(frozen=True)
+class Arrival:
+    """Where what a GPU receives belongs.
+
+    Args:
+        chunks: examples of each stream of each rank (see `IdReceiver.chunks`).
+        units: of the vectors that come back (see `PlaceFinder`).
+    """
+
+    chunks: torch.Tensor | None
+    units: torch.Tensor | None
+
+
+@dataclass(frozen=True)
 class HostIds:
     """A batch routed on the host, ready to be sent.
 
     Args:
         outgoing: in the order in which ranks receive it.
         kept: what stays on this rank.
-        received: every rank's header for this one; None between CPUs, where it travels with the part.
-        message: what leaves for GPUs; None between CPUs.
-        chunks: sizes that the receiver needs on a GPU (see `IdReceiver.chunks`).
-        units: where vectors that come back belong (see `PlaceFinder`), for a GPU.
+        received, message, arrival: for GPUs, every rank's header for this one, what leaves, and where what arrives
+            belongs; None between CPUs, where headers travel with the ids.
     """
 
     outgoing: OnHost[OutgoingIds]
     kept: Kept
     received: OnHost[Headers] | None = None
     message: DeviceMessage | None = None
-    chunks: torch.Tensor | None = None
-    units: torch.Tensor | None = None
+    arrival: Arrival | None = None
+
+
+@dataclass(frozen=True)
+class BatchHeaders:
+    """What ranks know of each other's batch.
+
+    Args:
+        sent, received: headers of this rank for every rank, and of every rank for this one.
+        batch_sizes: examples of each rank, in rank order.
+        counts: for each rank, the counts of its header.
+    """
+
+    sent: Headers
+    received: Headers
+    batch_sizes: list[int]
+    counts: list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -109,20 +135,14 @@ class RankIds:
 
     Args:
         lookups: for each kernel group that this rank has, the ids of its lookups over the global batch.
-        received: headers of every rank for this one.
-        sent: headers of this rank for every rank.
-        batch_sizes: examples of each rank, in rank order.
-        counts: for each rank, the counts of its header.
+        headers: of the batch.
         kept: what the batch left on this rank.
         weights: all received weights if they need gradients; backward must reach them on every rank.
         units: where vectors that come back belong (see `PlaceFinder`); None if they come in order.
     """
 
     lookups: Mapping[int, Lookups]
-    received: Headers
-    sent: Headers
-    batch_sizes: list[int]
-    counts: list[list[int]]
+    headers: BatchHeaders
     kept: Kept
     weights: torch.Tensor | None
     units: torch.Tensor | None

@@ -24,6 +24,8 @@ from rayrec.distributed.ids.batch import (
     NUMBER,
     VALUES,
     WORD_BYTES,
+    Arrival,
+    BatchHeaders,
     DeviceMessage,
     Headers,
     HostIds,
@@ -98,7 +100,7 @@ class IdExchange:
         words = torch.cat([piece for part in parts for piece in part])
         message = DeviceMessage(words, sent, [sum(of_part) for of_part in come], pieces)
         units = None if self.finder is None else self.finder.find(outgoing)
-        return replace(batch, message=message, chunks=self._receiver.chunks(received), units=units)
+        return replace(batch, message=message, arrival=Arrival(self._receiver.chunks(received), units))
 
     def send(self, batch: HostIds) -> SentIds:
         """Begins to send; waits for this rank's own lookups.
@@ -128,7 +130,7 @@ class IdExchange:
         outgoing = batch.outgoing.item
         sent: Headers = outgoing.header.tolist()
         parts = None if wait is None else wait()
-        received, chunks, units = sent, batch.chunks, batch.units
+        received = sent
         if batch.received is not None:
             received = batch.received.item
         elif parts is not None:
@@ -137,9 +139,10 @@ class IdExchange:
             received = rows.view(len(parts), -1).tolist()
             parts = [part[width:] for part in parts]
         self._check(outgoing, received)
-        if self._on_cpu:
-            chunks = self._receiver.chunks(received)
+        arrival = batch.arrival
+        if arrival is None:
             units = None if self.finder is None else self.finder.find(outgoing)
+            arrival = Arrival(self._receiver.chunks(received), units)
         if arrived is not None and batch.message is not None:
             ids = _ids_from(arrived.split(batch.message.pieces), self._weighted)
         elif parts is None:
@@ -153,15 +156,14 @@ class IdExchange:
             to_ranks, from_ranks = ([header[VALUES] for header in headers] for headers in (sent, received))
             trained = with_gradients(weights, ids, to_ranks, from_ranks, self._place.group)
             ids = replace(ids, weights=trained)
+        batch_sizes = [header[BATCH] for header in received]
+        counts = [header[len(header) - self.num_counts :] for header in received]
         return RankIds(
-            lookups=self._receiver.order(ids, received, chunks),
-            received=received,
-            sent=sent,
-            batch_sizes=[header[BATCH] for header in received],
-            counts=[header[len(header) - self.num_counts :] for header in received],
+            lookups=self._receiver.order(ids, received, arrival.chunks),
+            headers=BatchHeaders(sent, received, batch_sizes, counts),
             kept=batch.kept,
             weights=None if self._alone else trained,
-            units=units,
+            units=arrival.units,
         )
 
     def _check(self, outgoing: OutgoingIds, received: Headers) -> None:

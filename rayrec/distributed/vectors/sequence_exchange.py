@@ -42,7 +42,7 @@ class SequenceExchange:
             parts: for each kernel group that this rank has `[ids, width]`, rank after rank.
             ids: what was looked up, and where the vectors belong.
         """
-        sent, received = self._numbers(ids.received), self._numbers(ids.sent)
+        sent, received = self._numbers(ids.headers.received), self._numbers(ids.headers.sent)
         sizes = sent.sum(1).tolist(), received.sum(1).tolist()
         return self._transport.start(parts, _SequenceMessage(self, sent[:, self._held], *sizes, ids.units))
 
