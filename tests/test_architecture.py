@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -126,34 +127,76 @@ def test_imports_point_down_the_package_order() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def upward_imports(folder: str, order: list[str]) -> list[str]:
+    """Imports inside a folder that do not point down the order of its packages and modules; those that `order` does not
+    name come last, and so do names that the folder's `__init__` defines."""
+    home = folder.replace("/", ".") + "."
+
+    def level(child: str) -> int:
+        return order.index(child) if child in order else len(order)
+
+    wrong = []
+    for path in sources(folder):
+        own = path.relative_to(ROOT / folder).parts[0].removesuffix(".py")
+        for name, line in uses(path):
+            other = name.removeprefix(home).split(".")[0] if name.startswith(home) else own
+            if level(other) > level(own):
+                wrong.append(f"{relative(path)}:{line} imports {name}: {own} is below {other}")
+    return wrong
+
+
+def packages_in(folder: str) -> list[str]:
+    return sorted(path.parent.name for path in (ROOT / folder).glob("*/__init__.py"))
+
+
 def test_rooms_of_data_point_one_way() -> None:
     rooms = ["storage", "mapping", "source", "order", "stream", "tools"]
-    assert sorted(rooms) == sorted(path.parent.name for path in (ROOT / "rayrec" / "data").glob("*/__init__.py"))
-    wrong = []
-    for path in sources("rayrec/data"):
-        own = path.relative_to(ROOT / "rayrec" / "data").parts[0]
-        for name, line in uses(path):
-            other = name.split(".")[2] if name.startswith("rayrec.data.") else ""
-            if own in rooms and other in rooms and rooms.index(other) > rooms.index(own):
-                wrong.append(f"{relative(path)}:{line} imports {name}: {own} must not know {other}")
+    assert sorted(rooms) == packages_in("rayrec/data")
+    wrong = upward_imports("rayrec/data", ["errors", "strict", "options", *rooms])
     assert not wrong, "\n".join(wrong)
 
 
 def test_rooms_of_the_planner_point_one_way() -> None:
     rooms = ["machine", "tables", "cost", "search", "report"]
-    home = ROOT / "rayrec" / "distributed" / "planner"
-    assert sorted(rooms) == sorted(path.parent.name for path in home.glob("*/__init__.py"))
-    wrong = []
-    for path in sources("rayrec/distributed/planner"):
-        inside = path.relative_to(home).parts
-        own = rooms.index(inside[0]) if len(inside) > 1 else len(rooms)
-        for name, line in uses(path):
-            if not name.startswith("rayrec.distributed.planner."):
-                continue
-            other = name.split(".")[3]
-            if (rooms.index(other) if other in rooms else len(rooms)) > own:
-                wrong.append(f"{relative(path)}:{line} imports {name}")
+    assert sorted(rooms) == packages_in("rayrec/distributed/planner")
+    wrong = upward_imports("rayrec/distributed/planner", rooms)
     assert not wrong, "\n".join(wrong)
+
+
+def test_rooms_of_the_engine_point_one_way() -> None:
+    rooms = ["comm", "plan", "kernel", "ids", "vectors", "executors", "replicas", "collections", "planner"]
+    files = ["data_parallel", "model_parallel", "dmp_collection", "pipeline"]
+    assert sorted(rooms) == packages_in("rayrec/distributed")
+    assert sorted(files) == sorted(p.stem for p in (ROOT / "rayrec/distributed").glob("*.py") if p.stem != "__init__")
+    wrong = upward_imports("rayrec/distributed", [*rooms, *files])
+    assert not wrong, "\n".join(wrong)
+
+
+def import_graph(folder: str) -> dict[str, set[str]]:
+    """For each module the modules that it imports, also inside functions and for types."""
+    modules = {}
+    for path in sources(folder):
+        modules[package_of(path) if path.stem == "__init__" else f"{package_of(path)}.{path.stem}"] = path
+    graph = {}
+    for module, path in modules.items():
+        names = {name for _, name, _ in imports(path) if name not in (folder, module)}
+        found = (next((m for m in (name, name.rpartition(".")[0]) if m in modules), module) for name in names)
+        graph[module] = set(found) - {module}
+    return graph
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """The modules of one import circle, in order; none if there is no circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1][::-1]
+    return []
+
+
+def test_there_is_no_import_circle() -> None:
+    found = circle(import_graph("rayrec"))
+    assert not found, "imports form a circle: " + " → ".join(found)
 
 
 def test_every_package_has_a_level() -> None:
@@ -316,3 +359,35 @@ def test_the_reader_sees_through_aliases(tmp_path: Path, monkeypatch: pytest.Mon
         "torch.ops.fbgemm.x",
     } <= names
     assert sum(bool(re.fullmatch(COLLECTIVES, name)) for name in names) == 2
+
+
+def written(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from pack.b.two import y",
+        "from pack.b import two",
+        "from ..b import two",
+        "import pack.b.two",
+        "def f():\n    from pack.b.two import y",
+        "if TYPE_CHECKING:\n    from pack.b.two import y",
+    ],
+)
+def test_circles_and_upward_imports_are_found(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    files = {"pack/__init__.py": "", "pack/a/__init__.py": "", "pack/b/__init__.py": ""}
+    written(tmp_path, {**files, "pack/a/one.py": "x = 1", "pack/b/two.py": "from pack.a.one import x"})
+    assert not circle(import_graph("pack")) and not upward_imports("pack", ["a", "b"])
+    nodes_of.cache_clear()
+    uses.cache_clear()
+    written(tmp_path, {"pack/a/one.py": f"from typing import TYPE_CHECKING\n{line}\n"})
+    assert set(circle(import_graph("pack"))) == {"pack.a.one", "pack.b.two"}
+    assert [item.split()[0] for item in upward_imports("pack", ["a", "b"])][:1] in (
+        ["pack/a/one.py:2"],
+        ["pack/a/one.py:3"],
+    )

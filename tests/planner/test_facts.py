@@ -21,9 +21,9 @@ POSITIONAL = {
     "hosts.Host",
     "html._Run",
     "layout.GroupLayout",
-    "matrix.RowGroups",
-    "optimizer_rules.Step",
-    "tables.Lookups",
+    "row_matrix.RowGroups",
+    "optimizer_formulas.Step",
+    "interface.Lookups",
     "topology.Topology",
 }
 

@@ -74,7 +74,9 @@ class PooledExecutor:
         self._cache.check()
         parts = [self._kernels[number].pooled(lookups) for number, lookups in ids.lookups.items()]
         if not parts:  # this rank holds no table, but takes part in every exchange
-            nothing = torch.zeros(sum(ids.headers.batch_sizes), 0, device=self._device, requires_grad=torch.is_grad_enabled())
+            nothing = torch.zeros(
+                sum(ids.headers.batch_sizes), 0, device=self._device, requires_grad=torch.is_grad_enabled()
+            )
             parts = [nothing if ids.weights is None else nothing + ids.weights.sum() * 0]
         vectors = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         self._cache.watch(vectors)
