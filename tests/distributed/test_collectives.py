@@ -1,4 +1,4 @@
-"""Collectives, what they count, groups within groups, and whose rank is where."""
+"""Collectives, what they count, subgroups, and hosts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from rayrec.distributed import comm
 from rayrec.distributed.comm import call_on_rank as invoke_on_rank_and_broadcast_result
+from rayrec.distributed.comm import host_link
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.comm.host_link import KEPT_BYTES, LEAST_BYTES, HostLink, Slot, UnlikeExchanges
+from rayrec.distributed.comm.host_link import LEAST_BYTES, ONCE, HostLink, Slots, UnlikeExchanges
 from rayrec.distributed.comm.local_ranks import RANKS, SIZES
 from rayrec.distributed.comm.place import Hosts, Place, find_hosts
 from rayrec.torchrec.distributed.collective_utils import is_leader, run_on_leader
@@ -228,7 +229,7 @@ def test_a_message_takes_no_more_memory_than_the_others_parts() -> None:
     waits = [link.all_to_all(torch.empty_like(message), message, [half] * 2, [half] * 2) for link in links]
     for wait in waits:
         wait()
-    assert [[slot.memory.num_bytes for slot in link._slots if slot.memory] for link in links] == [[LEAST_BYTES]] * 2
+    assert [link._slots.num_bytes for link in links] == [LEAST_BYTES] * 2
 
 
 def test_links_refuse_what_does_not_fit() -> None:
@@ -256,21 +257,29 @@ def test_links_refuse_what_does_not_fit() -> None:
         first.all_gather(torch.zeros(4), two, [8, 8])()
 
 
-def test_a_slot_keeps_memory_that_is_large_enough_and_not_too_large() -> None:
-    def held(*sizes: int) -> list[int | None]:
-        """Of each message the new memory; None where it went into what there was."""
-        slot, found = Slot(), []
-        for number, size in enumerate(sizes):
-            fd = slot.hold(number, size)
-            assert slot.memory is not None and slot.memory.num_bytes >= size and slot.last == number
-            found.append(None if fd is None else slot.memory.num_bytes)
-            if fd is not None:
-                os.close(fd)
-        return found
+def test_a_message_takes_the_smallest_free_slot_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_link, "KEPT_BYTES", 7 * LEAST_BYTES)
+    slots, number = Slots(), 0
 
-    assert held(0, LEAST_BYTES, LEAST_BYTES + 1, 5) == [LEAST_BYTES, None, 2 * LEAST_BYTES, None]
-    assert held(KEPT_BYTES, 5) == [KEPT_BYTES, None]
-    assert held(KEPT_BYTES + 1, 5, 6) == [2 * KEPT_BYTES, LEAST_BYTES, None]
+    def held(num_bytes: int, under_way: int = 0) -> tuple[int, int, bool]:
+        """The slot, its bytes, and whether its memory is new; `under_way` earlier messages have not been read."""
+        nonlocal number
+        place, memory, fd = slots.hold(number, num_bytes, number - under_way)
+        number += 1
+        assert memory.num_bytes >= num_bytes
+        if fd is not None:
+            os.close(fd)
+        return place, memory.num_bytes, fd is not None
+
+    assert [held(0), held(LEAST_BYTES)] == [(0, LEAST_BYTES, True), (0, LEAST_BYTES, False)]
+    assert held(LEAST_BYTES + 1) == (0, 2 * LEAST_BYTES, True), "a free slot is enlarged"
+    assert held(5, under_way=1) == (1, LEAST_BYTES, True)
+    assert [held(5), held(2 * LEAST_BYTES)] == [(1, LEAST_BYTES, False), (0, 2 * LEAST_BYTES, False)]
+    assert held(5 * LEAST_BYTES) == (ONCE, 5 * LEAST_BYTES, True), "slots would exceed the bound together"
+    assert held(3 * LEAST_BYTES) == (0, 4 * LEAST_BYTES, True)
+    assert held(4 * LEAST_BYTES, under_way=1) == (ONCE, 4 * LEAST_BYTES, True), "the only one that fits is not free"
+    assert [held(3 * LEAST_BYTES), held(LEAST_BYTES)] == [(0, 4 * LEAST_BYTES, False), (1, LEAST_BYTES, False)]
+    assert (len(slots), slots.num_bytes) == (2, 5 * LEAST_BYTES)
 
 
 def _places(group: dist.ProcessGroup) -> tuple[tuple[str, ...], dict[str, int]]:

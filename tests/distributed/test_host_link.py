@@ -1,11 +1,16 @@
-"""Every rank of a host gets what was sent to it, whatever the sizes and however it is waited for."""
+"""The link between the ranks of a host: exchanges of any size and order, lost ranks, other processes."""
 
 from __future__ import annotations
 
 import gc
 import os
 import random
+import resource
+import signal
+import socket
+import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,6 +20,7 @@ import torch.distributed as dist
 
 from rayrec.distributed import comm
 from rayrec.distributed.comm import host_connect, host_link
+from rayrec.train.errors import is_lost_peer, is_retryable
 from tests.ranks import RankError, Ranks, on_ranks
 
 DTYPES = (torch.int32, torch.float16, torch.int64, torch.uint8)
@@ -59,15 +65,15 @@ def test_every_rank_gets_what_was_sent(world: int, sizes: tuple[int, ...]) -> No
 
 
 def with_little_kept(group: dist.ProcessGroup) -> int:
-    with mock.patch.object(host_link, "KEPT_BYTES", 1 << 17):
+    with mock.patch.object(host_link, "KEPT_BYTES", 1 << 18):
         exchanges(group, 5, (100_000, 400_000))
         return exchanges(group, 6, (100,))[1]
 
 
-def test_large_memory_is_not_kept() -> None:
+def test_no_more_memory_is_kept_than_the_bound() -> None:
     with_pool = Ranks(2)
     try:
-        assert max(with_pool.run(with_little_kept)) <= 10 << 17
+        assert max(with_pool.run(with_little_kept)) <= 1 << 18
     finally:
         with_pool.close()
 
@@ -143,6 +149,168 @@ def ends(group: dist.ProcessGroup) -> None:
 def test_a_rank_that_has_ended_is_named() -> None:
     with pytest.raises(RankError, match="ConnectionError: rank 1 has ended"):
         Ranks(2).run(ends)
+
+
+def ends_with_a_child(group: dist.ProcessGroup) -> None:
+    """Rank 1 is killed; a process that it has forked lives on."""
+    comm.all_gather(torch.zeros(1), group)
+    child = 0
+    if group.rank() == 1:
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+    child = max(comm.all_gather_object(child, group))
+    if group.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        comm.all_gather(torch.zeros(1), group)
+    except ConnectionError as error:
+        os.kill(child, 0)  # it is still there
+        soon = time.monotonic() - began < 20
+        raise AssertionError(f"{error}; soon: {soon}, retryable: {is_retryable(error)}") from None
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_killed_rank_is_noticed_although_its_child_lives() -> None:
+    with pytest.raises(RankError, match=r"rank 1 has ended.*; soon: True, retryable: True"):
+        Ranks(2).run(ends_with_a_child)
+
+
+def half_sent(link: host_link.HostLink, end: socket.socket) -> Any:
+    """Begins an exchange with a peer that sends its packet, which announces new memory, and no descriptor."""
+    end.send(host_link._PACKET.pack(0, 0, 1 << 16, 0, 4, 0))
+    return link.all_gather(torch.empty(2), torch.zeros(1), [4, 4])
+
+
+def test_a_peer_that_ends_before_it_has_sent_its_memory_is_lost() -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = host_link.HostLink(0, {1: ours}, 5)
+    wait = half_sent(link, theirs)
+    theirs.close()
+    with pytest.raises(ConnectionError, match="rank 1 has ended") as caught:
+        wait()
+    assert is_lost_peer(caught.value) and is_retryable(caught.value)
+    del wait, link, caught
+    gc.collect()
+    ours.close()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def without_memory(_: dist.ProcessGroup, limit: str) -> tuple[str, bool, int]:
+    """The error at a limit of this process, whether it counts as a lost peer, and descriptors that were left open."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link, other = host_link.HostLink(0, {1: ours}, 5), host_link.HostLink(1, {0: theirs}, 5)
+    size = 1 << 28
+    message, output = torch.empty(size, dtype=torch.uint8), torch.empty(2 * size, dtype=torch.uint8)
+    open_files = os.listdir("/proc/self/fd")
+    calls = [lambda: other.all_gather(output, message, [size, size])]
+    if limit != "to send":
+        calls.pop()()
+        open_files = os.listdir("/proc/self/fd")
+        calls = [link.all_gather(torch.empty(2), torch.zeros(1), [4, 4])]
+    kind = resource.RLIMIT_NOFILE if limit == "files" else resource.RLIMIT_AS
+    kept = resource.getrlimit(kind)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    free = next(number for number in range(1 << 20) if not os.path.exists(f"/proc/self/fd/{number}"))
+    resource.setrlimit(kind, (free if limit == "files" else used + (1 << 24), kept[1]))
+    try:
+        calls[0]()
+    except OSError as error:
+        found = error
+    finally:
+        resource.setrlimit(kind, kept)
+    return f"{type(found).__name__}: {found}", is_lost_peer(found), len(os.listdir("/proc/self/fd")) - len(open_files)
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [("to send", "cannot map 268435456"), ("to read", "cannot map 268435456"), ("files", "ulimit -n")],
+)
+def test_a_process_at_its_limits_is_not_taken_for_a_lost_peer(limit: str, says: str) -> None:
+    ((error, lost, left),) = on_ranks(1, without_memory, limit)
+    assert error.startswith("SharedMemoryError") and says in error
+    assert not lost
+    assert left == 0
+
+
+def strangers(address: host_connect.Address) -> list[int]:
+    """Processes that call a rank before the others do; one of them as another user, if this one may become it."""
+
+    def call(*packets: bytes) -> None:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link.connect(f"\0{address.name}")
+        for packet in packets:
+            link.send(packet)
+        kept.append(link)
+
+    kept: list[socket.socket] = []
+    called, calling = os.pipe()
+    children = []
+    for other_user in (False, True) if os.getuid() == 0 else (False,):
+        children.append(os.fork())
+        if not children[-1]:
+            if other_user:
+                os.setuid(65534)
+                call(host_connect._HELLO.pack(1, address.token))
+            else:
+                call(host_connect._HELLO.pack(1, bytes(16)))  # a rank, and not the token
+                call((1).to_bytes(4, "little"))
+                call()  # and says nothing
+                call(b"")
+                kept.pop().close()
+            os.write(calling, b".")
+            time.sleep(60)
+            os._exit(0)
+        assert os.read(called, 1) == b"."
+    return children
+
+
+def joins_among_strangers(group: dist.ProcessGroup) -> tuple[bool, float, list[int]]:
+    children: list[int] = []
+    listen = host_connect.listen
+
+    def listen_and_be_called() -> tuple[socket.socket, host_connect.Address]:
+        listener, address = listen()
+        if group.rank() == 0:
+            children.extend(strangers(address))
+        return listener, address
+
+    began = time.monotonic()
+    apart = dist.new_group(timeout=timedelta(seconds=20))
+    try:
+        with mock.patch.object(host_connect, "listen", listen_and_be_called):
+            gathered = comm.all_gather(torch.tensor([group.rank()]), apart)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    linked = host_connect.link_of(apart, torch.empty(0)) is not None
+    return linked, time.monotonic() - began, gathered.flatten().tolist()
+
+
+def test_processes_that_are_no_ranks_are_dropped() -> None:
+    for linked, took_s, gathered in on_ranks(3, joins_among_strangers):
+        assert linked and took_s < 15 and gathered == [0, 1, 2]
+
+
+def test_a_rank_that_calls_twice_or_has_another_number_is_dropped() -> None:
+    listener, address = host_connect.listen()
+    calls = []
+    for rank in (5, 0, -1, 1, 1):
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link.connect(f"\0{address.name}")
+        link.send(host_connect._HELLO.pack(rank, address.token))
+        calls.append(link)
+    sockets = host_connect.connect_all(0, [address] * 3, listener, 0.5)
+    assert list(sockets) == [1]
+    sockets[1].send(b"yes")
+    assert [link.recv(3) for link in calls] == [b"", b"", b"", b"yes", b""]
+    for link in (listener, *calls, *sockets.values()):
+        link.close()
 
 
 def comes_late(group: dist.ProcessGroup) -> str:

@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 from rayrec.distributed import comm
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.comm.trace import EXCHANGE, IDS, LOOKUP, ROUTE, VECTORS, span, told
+from rayrec.distributed.comm.trace import EXCHANGE, IDS, LOOKUP, ROUTE, VECTORS, listen, span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
@@ -23,7 +23,7 @@ Heard = list[tuple[str, float, float]]
 def test_who_listens_hears_a_span_with_its_times() -> None:
     heard: Heard = []
     before = time.perf_counter()
-    with told(lambda *of: heard.append(of)), span("outer"), span("inner"):
+    with listen(lambda *of: heard.append(of)), span("outer"), span("inner"):
         time.sleep(0.01)
     after = time.perf_counter()
     (inner, outer), names = heard, [name for name, _, _ in heard]
@@ -33,14 +33,14 @@ def test_who_listens_hears_a_span_with_its_times() -> None:
 
 def test_nobody_hears_what_ends_after_they_left() -> None:
     heard: Heard = []
-    with span("longer"), told(lambda *of: heard.append(of)):
+    with span("longer"), listen(lambda *of: heard.append(of)):
         pass
     assert heard == []
 
 
 def test_a_span_that_fails_is_told_and_the_error_goes_on() -> None:
     heard: Heard = []
-    with pytest.raises(KeyError), told(lambda *of: heard.append(of)), span("fails"):
+    with pytest.raises(KeyError), listen(lambda *of: heard.append(of)), span("fails"):
         raise KeyError
     assert [name for name, _, _ in heard] == ["fails"]
 
@@ -68,6 +68,6 @@ def _step(group: ProcessGroup) -> list[str]:
     kjt = KeyedJaggedTensor(["f"], torch.tensor([1, 7]), lengths=torch.tensor([1, 1]))
     comm.barrier(group)
     heard: Heard = []
-    with told(lambda *of: heard.append(of)):
+    with listen(lambda *of: heard.append(of)):
         sharded(kjt).wait().values().sum().backward()
     return [name for name, _, _ in heard]

@@ -147,7 +147,9 @@ class ShardedEmbeddingCollection(ShardedCollection):
 
 
 class EmbeddingCollectionAwaitable(Deferred[dict[str, JaggedTensor]]):
-    """Vectors under way; waits where it is used as a dict."""
+    """Vectors that are being received; waits when it is used as a dict."""
+
+    result_type = dict
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.wait())

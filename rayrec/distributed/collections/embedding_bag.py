@@ -110,7 +110,9 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
 
 class EmbeddingBagCollectionAwaitable(Deferred[KeyedTensor]):
-    """Pooled vectors under way."""
+    """Pooled vectors that are being received."""
+
+    result_type = KeyedTensor
 
 
 class EmbeddingBagCollectionSharder(CollectionSharder[EmbeddingBagCollection, ShardedEmbeddingBagCollection]):

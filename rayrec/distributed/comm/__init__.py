@@ -1,4 +1,4 @@
-"""The one door to torch.distributed's collectives."""
+"""Collectives and process groups: the only package that calls torch.distributed's collectives."""
 
 from rayrec.distributed.comm.collectives import (
     Group,

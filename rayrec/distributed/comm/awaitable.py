@@ -1,17 +1,17 @@
-"""Results that are waited for: computed or received once, when first needed."""
+"""Results that are computed or received once, when they are first needed."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 T = TypeVar("T")
 _UNSET = object()
 
 
 class Awaitable(ABC, Generic[T]):
-    """Something under way; `wait` returns its result, the same object every time."""
+    """A result that is being computed or received; `wait` returns the same object every time."""
 
     _result: Any = _UNSET
     _callbacks: list[Callable[[T], T]] | None = None
@@ -26,22 +26,30 @@ class Awaitable(ABC, Generic[T]):
 
     @property
     def callbacks(self) -> list[Callable[[T], T]]:
-        """What the result goes through, one after the other, before `wait` returns it."""
+        """Functions that are applied to the result in turn before `wait` returns it."""
         if self._callbacks is None:
             self._callbacks = []
         return self._callbacks
 
     @abstractmethod
     def _wait_impl(self) -> T:
-        """Finishes the work; called once."""
+        """Returns the result; called once."""
 
 
 class LazyAwaitable(Awaitable[T]):
-    """An awaitable that waits by itself where its result is used: an attribute, an item, in a torch function."""
+    """An awaitable that waits when its result is used: for an attribute, an item, an operator or a torch function.
+
+    A wait may be a collective, so that code that only some ranks run must not cause one: `repr` and `str` never wait,
+    nor does `hasattr` for names that `result_type` does not have.
+    """
+
+    result_type: ClassVar[type | None] = None
+    """The result's class, with all of its public attributes; None if unknown, then every public attribute waits."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
+        known = self.result_type if self._result is _UNSET and not self._callbacks else None
+        if name.startswith("_") or (known is not None and not hasattr(known, name)):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         return getattr(self.wait(), name)
 
     def __getitem__(self, key: Any) -> Any:
@@ -71,13 +79,13 @@ def _operator(name: str) -> Callable[..., Any]:
     return operate
 
 
-for _name in f"{_ARITHMETIC} {_OTHERS}".split():  # Python looks them up on the class
+for _name in f"{_ARITHMETIC} {_OTHERS}".split():  # Python looks operators up on the class
     setattr(LazyAwaitable, f"__{_name}__", _operator(f"__{_name}__"))
 LazyAwaitable.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 class NoWait(Awaitable[T]):
-    """A result that is there already, and has to be asked for."""
+    """A result that is known already, as an awaitable."""
 
     def __init__(self, obj: T) -> None:
         self._obj = obj
@@ -87,7 +95,7 @@ class NoWait(Awaitable[T]):
 
 
 class Deferred(LazyAwaitable[T]):
-    """A result that `finish` computes."""
+    """A lazy result that `finish` computes."""
 
     def __init__(self, finish: Callable[[], T]) -> None:
         self._finish = finish

@@ -1,7 +1,7 @@
-"""Every collective that rayrec issues, one thin function each, and a way to count them.
+"""Every collective that rayrec issues, one thin function each, and counters of them.
 
-`count_collectives` is how tests show that a step costs the same number of collectives whatever the plan.
-A group of None, or of one rank, costs nothing.
+With `count_collectives` tests show that a step costs the same number of collectives whatever the plan.
+For a group of None, or of one rank, nothing is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed.comm.host_connect import link_of
-from rayrec.distributed.comm.host_link import Wait
+from rayrec.distributed.comm.host_link import HostLink, Wait
 from rayrec.distributed.comm.host_sums import begin_sum
 from rayrec.distributed.comm.trace import EXCHANGE, span
 
@@ -36,7 +36,7 @@ def _counting(counters: list[Counter[str]]) -> Iterator[Counter[str]]:
     try:
         yield counter
     finally:
-        counters[:] = [other for other in counters if other is not counter]  # another one may hold equal numbers
+        counters[:] = [other for other in counters if other is not counter]  # equal numbers are not the same counter
 
 
 def count_collectives() -> AbstractContextManager[Counter[str]]:
@@ -45,7 +45,10 @@ def count_collectives() -> AbstractContextManager[Counter[str]]:
 
 
 def count_bytes() -> AbstractContextManager[Counter[str]]:
-    """Counts the bytes that this process sends to others, by name (not in small words on hosts), while it is open."""
+    """Counts the bytes that this process sends to others, by name, while the context is open.
+
+    Not those of `exchange_on_hosts`, of broadcasts and of objects.
+    """
     return _counting(_byte_counters)
 
 
@@ -74,47 +77,46 @@ def all_to_all(
     input_splits: Sequence[int] | None,
     group: Group,
 ) -> Wait:
-    """Sends `input_splits[r]` leading elements of `inputs` to each rank r, and receives likewise into `output`.
+    """Sends `input_splits[r]` leading rows of `inputs` to each rank r, and receives `output_splits[r]` into `output`.
 
-    Returns at once with a function that waits until `output` may be read. None splits mean equal parts.
+    Returns at once with a function that waits until `output` may be read. Without splits, parts are equal.
     """
-    if _alone(group):
+    if group is None or group.size() == 1:
         output.copy_(inputs)
         return _done
-    assert group is not None
-    _count("all_to_all")
-    outs = None if output_splits is None else list(output_splits)
-    ins = None if input_splits is None else list(input_splits)
+    for counter in _counters:
+        counter["all_to_all"] += 1
     for counter in _byte_counters:
-        kept = len(inputs) // dist.get_world_size(group) if ins is None else ins[dist.get_rank(group)]
+        kept = len(inputs) // group.size() if input_splits is None else input_splits[group.rank()]
         counter["all_to_all"] += (len(inputs) - kept) * inputs[:1].nbytes if len(inputs) else 0
-    return _begin(output, inputs, outs, ins, group)
+    return _begin(output, inputs, output_splits, input_splits, group)
 
 
 def _begin(
     output: torch.Tensor,
     inputs: torch.Tensor,
-    outs: list[int] | None,
-    ins: list[int] | None,
+    output_splits: Sequence[int] | None,
+    input_splits: Sequence[int] | None,
     group: dist.ProcessGroup,
 ) -> Wait:
-    """The exchange that `all_to_all` and `exchange_on_hosts` count each in its own way."""
+    """`all_to_all` and `exchange_on_hosts`, but for what they count."""
     if (link := link_of(group, inputs)) is not None:
-        end = link.all_to_all(output, inputs, _bytes(output, outs, group), _bytes(inputs, ins, group))
-    else:
-        end = dist.all_to_all_single(output, inputs, outs, ins, group=group, async_op=True).wait
+        return link.all_to_all(output, inputs, _bytes(output, output_splits, link), _bytes(inputs, input_splits, link))
+    outs = None if output_splits is None else list(output_splits)
+    ins = None if input_splits is None else list(input_splits)
+    work = dist.all_to_all_single(output, inputs, outs, ins, group=group, async_op=True)
 
     def wait() -> None:
         with span(EXCHANGE):
-            end()  # from a frame of this file: where an error was raised tells that it came of an exchange
+            work.wait()
 
     return wait
 
 
-def _bytes(tensor: torch.Tensor, splits: Sequence[int] | None, group: dist.ProcessGroup) -> list[int]:
-    """Of each rank's part of a tensor."""
+def _bytes(tensor: torch.Tensor, splits: Sequence[int] | None, link: HostLink) -> list[int]:
+    """The size of each rank's part of a tensor."""
     if splits is None:
-        return [tensor.nbytes // group.size()] * group.size()
+        return [tensor.nbytes // link.world_size] * link.world_size
     row = tensor.element_size() * math.prod(tensor.shape[1:])
     return [row * rows for rows in splits]
 
@@ -155,9 +157,9 @@ def exchange_sizes(sizes: Sequence[int], group: dist.ProcessGroup) -> list[int]:
 
 
 def exchange_on_hosts(inputs: torch.Tensor, group: Group) -> torch.Tensor:
-    """Row r of `inputs [W, N]` to each rank r; returns the rows that came, when they are there.
+    """Sends row r of `inputs [W, N]` to each rank r, and waits for the rows received.
 
-    Counted apart from `all_to_all`: it travels between hosts' memories, while devices do something else.
+    Counted apart from `all_to_all`: both ends are in host memory, and no device waits.
     """
     if _alone(group):
         return inputs
@@ -184,7 +186,7 @@ def all_gather(inputs: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def all_gather_uneven(inputs: torch.Tensor, group: Group) -> torch.Tensor:
-    """`[sum of N]` of every rank's vector `[N]`, one rank after the other; their lengths are read on the host."""
+    """`[sum of N]` of every rank's vector `[N]`, in rank order; the host reads their lengths."""
     if _alone(group):
         return inputs
     counts = all_gather(torch.tensor([len(inputs)], device=inputs.device), group).flatten().tolist()
@@ -194,23 +196,23 @@ def all_gather_uneven(inputs: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def all_reduce(tensor: torch.Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
-    """Adds up (or otherwise reduces) the tensor over ranks, in place; returns it."""
+    """Reduces the tensor over ranks, in place; returns it."""
     if _alone(group):
         return tensor
     assert group is not None
     _count("all_reduce")
     _count_bytes("all_reduce", 2 * (group.size() - 1) * tensor.nbytes // group.size())  # of a ring
+    if op == dist.ReduceOp.SUM and (link := link_of(group, tensor)) is not None:
+        total = tensor.detach().contiguous()
+        begin_sum(link, total)()
+        return tensor if total.data_ptr() == tensor.data_ptr() else tensor.copy_(total)
     with span(EXCHANGE):
-        if op == dist.ReduceOp.SUM and (link := link_of(group, tensor)) is not None:
-            total = tensor.detach().contiguous()
-            begin_sum(link, total)()
-            return tensor if total.data_ptr() == tensor.data_ptr() else tensor.copy_(total)
         dist.all_reduce(tensor, op=op, group=group)
     return tensor
 
 
 def broadcast(tensor: torch.Tensor, group: Group, src: int = 0) -> torch.Tensor:
-    """Group rank `src`'s numbers on every rank, in place; returns the tensor."""
+    """Copies group rank `src`'s tensor to every rank, in place; returns the tensor."""
     if not _alone(group):
         _count("broadcast")
         dist.broadcast(tensor, group=group, group_src=src)
@@ -239,12 +241,12 @@ def all_gather_object(obj: T, group: Group) -> list[T]:
 
 
 def call_on_rank(group: dist.ProcessGroup, rank: int, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """What `func` returns on rank `rank`, on every rank; an error of it is raised on every rank."""
+    """Calls `func` on rank `rank`; every rank returns its result, or raises its error."""
     answer: tuple[T | None, Exception | None] = (None, None)
     if group.rank() == rank:
         try:
             answer = (func(*args, **kwargs), None)
-        except Exception as error:  # any error must reach the ranks that wait for the answer
+        except Exception as error:  # the other ranks wait for the answer
             answer = (None, error)
     result, failed = broadcast_object(answer, group, rank)
     if failed is not None:
@@ -253,7 +255,7 @@ def call_on_rank(group: dist.ProcessGroup, rank: int, func: Callable[..., T], *a
 
 
 def barrier(group: Group) -> None:
-    """Returns when every rank has come here."""
+    """Returns when every rank has called it."""
     if not _alone(group):
         _count("barrier")
         dist.barrier(group=group)

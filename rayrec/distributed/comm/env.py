@@ -11,10 +11,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShardingEnv:
-    """Who takes part: world size, own rank, and the process group that joins them (None: plan only).
+    """World size, this process's rank, and the process group of the ranks (None: for planning only).
 
-    `local_world_size` is the number of ranks of each host, where hosts have equally many and come one after the other;
-    None: their names tell, when it matters (see `sharding/place.py`).
+    Args:
+        world_size: number of ranks.
+        rank: of this process.
+        process_group: of the ranks.
+        local_world_size: ranks of each host, if hosts have equally many and their ranks follow each other. Without it
+            hosts are found by their names when they matter (see `place.find_hosts`).
     """
 
     world_size: int
@@ -29,7 +33,7 @@ class ShardingEnv:
 
     @property
     def whole(self) -> ShardingEnv:
-        """All ranks: the same, but where this is one of several sharding groups."""
+        """The environment of all ranks, where this one is of one of several sharding groups; else the same."""
         return self
 
     @classmethod

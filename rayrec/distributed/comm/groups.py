@@ -1,9 +1,10 @@
-"""Groups within a group: some of its ranks, joined by a group of their own."""
+"""Process groups of some ranks of a group, each made once."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from datetime import timedelta
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,14 +16,14 @@ _made: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGr
 
 
 def subgroup(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device) -> dist.ProcessGroup:
-    """The group of some ranks of `group`, with its backend and timeout; made once, when it is first asked for.
+    """The process group of some ranks of `group`, with its backend and timeout.
 
-    Its members, and only they, must all ask for it, in the same order as for others.
+    Collective at the first call with these ranks: exactly they call it, in the same order as for other subgroups.
 
     Args:
-        group: whose ranks are meant.
-        ranks: ascending; this process's own is among them.
-        device: where the tensors lie that `group` exchanges.
+        group: the group that numbers the ranks.
+        ranks: ascending; this process's rank is among them.
+        device: of the tensors that `group` exchanges.
     """
     made = _made.setdefault(group, {})
     key = tuple(ranks)
@@ -30,7 +31,7 @@ def subgroup(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.devic
         of_world = dist.get_process_group_ranks(group)
         made[key] = dist.new_group(
             [of_world[rank] for rank in ranks],
-            timeout=group._get_backend(device).options._timeout,
+            timeout=timeout_of(group, device),
             backend=dist.get_backend_config(group),
             use_local_synchronization=True,
         )
@@ -38,20 +39,20 @@ def subgroup(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.devic
 
 
 def world_rank(group: dist.ProcessGroup | None, rank: int) -> int:
-    """The rank in the default process group of a rank of `group`."""
+    """The default process group's rank for a rank of `group`."""
     return rank if group is None else dist.get_global_rank(group, rank)
 
 
 def intra_and_cross_node_pg(
     device: torch.device | None = None, backend: str | None = None
 ) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """Of the default process group: the ranks of this process's host, and those with its place on every host.
+    """Two groups of the default process group's ranks: those of this host, and those with this local rank on any host.
 
-    All ranks must ask for it.
+    Collective.
 
     Args:
-        device: on "meta" there are no groups.
-        backend: taken and not needed: it is the default group's.
+        device: for "meta", there are no groups.
+        backend: ignored; groups have the default group's.
     """
     if device is not None and device.type == "meta":
         return None, None
@@ -64,9 +65,9 @@ def intra_and_cross_node_pg(
 
 
 def host_group(group: dist.ProcessGroup | None, device: torch.device) -> dist.ProcessGroup | None:
-    """The ranks of `group`, joined on their hosts by gloo, for one thread that is not the main one; made once.
+    """A gloo group of all ranks of `group`, for one thread other than the main one.
 
-    All of its ranks must ask for it.
+    Collective at its first call.
     """
     if group is None or group.size() == 1:
         return group
@@ -74,18 +75,22 @@ def host_group(group: dist.ProcessGroup | None, device: torch.device) -> dist.Pr
     if () not in made:
         made[()] = dist.new_group(
             dist.get_process_group_ranks(group),
-            timeout=group._get_backend(device).options._timeout,
+            timeout=timeout_of(group, device),
             backend="gloo",
             use_local_synchronization=True,
         )
     return made[()]
 
 
-def leave() -> None:
-    """Ends this process's part in all groups, at the end of a rank's program; models should be out of reach by then.
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """How long collectives of a group wait for tensors on `device`; torch has no public way to ask."""
+    return group._get_backend(device).options._timeout
 
-    What keeps a group alive up to the end of the interpreter keeps its threads: one that lets go of a tensor then
-    aborts the process.
+
+def leave() -> None:
+    """Destroys all process groups, at the end of a rank's program; drop references to models first.
+
+    A group that is alive at the interpreter's exit has threads that may free a tensor then, which aborts the process.
     """
     gc.collect()
     dist.destroy_process_group()

@@ -1,92 +1,170 @@
-"""How the CPU ranks of one host find each other, for the memory that they share (see `host_link.py`)."""
+"""How the CPU ranks of one host connect for the memory that they share (see `host_link.py`).
+
+Every rank listens on a socket of Linux's abstract name space, which is in no folder and ends with the process. All
+users of the host can see its name, so a connection counts only if it comes from a process of the same user that knows
+the token of the rank it calls; ranks get each other's tokens through their process group.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+import selectors
 import socket
+import struct
+import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from rayrec.distributed.comm.groups import timeout_of
 from rayrec.distributed.comm.host_link import HostLink, close
 
+CONNECT_S = 60.0  # from when all ranks listen; ranks that do not connect by then exchange through gloo
+_CPU = torch.device("cpu")
+_HELLO = struct.Struct("<q16s")  # the caller's rank, and the token of the rank that it calls
+_CREDENTIALS = struct.Struct("3i")  # process, user and group at the other end of a socket
 _links: weakref.WeakKeyDictionary[dist.ProcessGroup, HostLink | None] = weakref.WeakKeyDictionary()
 
 
-def link_of(group: dist.ProcessGroup, tensor: torch.Tensor) -> HostLink | None:
-    """What joins the ranks of a group for CPU tensors, if they are all on one host; found when first asked for.
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a rank listens.
 
-    A collective, the first time.
+    Args:
+        host: equal for ranks that can reach each other.
+        name: of its socket; empty if it cannot listen, or cannot share memory.
+        token: that a caller has to know.
+    """
+
+    host: str
+    name: str
+    token: bytes
+
+
+def link_of(group: dist.ProcessGroup, tensor: torch.Tensor) -> HostLink | None:
+    """The link between the ranks of a group for CPU tensors; None if they are on several hosts, or for other tensors.
+
+    Collective at its first call.
     """
     if tensor.device.type != "cpu":
         return None
-    if group not in _links:
-        on_gloo = "gloo" in group._get_backend(torch.device("cpu")).name().lower()
-        _links[group] = connect(group) if on_gloo else None
-    return _links[group]
+    try:
+        return _links[group]
+    except KeyError:
+        on_gloo = "gloo" in group._get_backend(_CPU).name().lower()
+        link = _links[group] = connect(group) if on_gloo else None
+        return link
 
 
 def connect(group: dist.ProcessGroup) -> HostLink | None:
-    """Joins the ranks of a group on CPUs; None where they are not all on one host, or it cannot share memory.
+    """Connects the ranks of a group on CPUs; None if they are not all on one host, or it cannot share memory.
 
-    A collective.
+    Collective.
     """
-    listener, address = _listen()
+    listener, address = listen()
     with listener:
-        told: list[tuple[str, str]] = [("", "")] * group.size()
-        dist.all_gather_object(told, (_host() if address else "", address), group=group)
-        if len({host for host, _ in told}) > 1 or not address:
+        addresses = [address] * group.size()
+        dist.all_gather_object(addresses, address, group=group)
+        if len({other.host for other in addresses}) > 1 or not all(other.name for other in addresses):
             return None
-        rank, timeout_s = group.rank(), group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
-        sockets = _sockets(rank, [name for _, name in told], listener, timeout_s)
-        joined = [False] * group.size()
-        dist.all_gather_object(joined, len(sockets) == group.size() - 1, group=group)
-        if not all(joined):
-            close(list(sockets.values()))
+        rank, timeout_s = group.rank(), timeout_of(group, _CPU).total_seconds()
+        sockets = connect_all(rank, addresses, listener, min(timeout_s, CONNECT_S))
+        connected = [False] * group.size()
+        dist.all_gather_object(connected, len(sockets) == group.size() - 1, group=group)
+        if not all(connected):
+            close(sockets.values())
             return None
     return HostLink(rank, sockets, timeout_s)
 
 
-def _listen() -> tuple[socket.socket, str]:
-    """A socket for the others to find, and its name, which nobody else can guess; no name where this does not work."""
+def listen() -> tuple[socket.socket, Address]:
+    """A socket for the other ranks to call, and its address; without a name where this, or shared memory, fails."""
     listener = socket.socket(socket.AF_UNIX, getattr(socket, "SOCK_SEQPACKET", socket.SOCK_STREAM))
     name = f"rayrec-{secrets.token_hex(16)}"
     try:
         os.close(os.memfd_create("rayrec-try"))
-        listener.bind(f"\0{name}")  # of Linux: it is in no folder, and ends with the process
+        listener.bind(f"\0{name}")
         listener.listen(4096)
     except (OSError, AttributeError):
-        return listener, ""
-    return listener, name
+        name = ""
+    return listener, Address(_host(), name, secrets.token_bytes(16))
 
 
 def _host() -> str:
-    """The running kernel and its network that this process is in: within them such sockets find each other."""
+    """The running kernel, and the network, the numbering of users and the user of this process."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')} {os.getuid()}"
+            spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "user")]
+            return " ".join([file.read().strip(), *spaces, str(os.getuid())])
     except OSError:
         return secrets.token_hex(16)  # like no other
 
 
-def _sockets(rank: int, names: Sequence[str], listener: socket.socket, timeout_s: float) -> dict[int, socket.socket]:
-    """To each other rank: this one calls those below it, and is called by those above; fewer where that fails."""
+def connect_all(
+    rank: int, addresses: Sequence[Address], listener: socket.socket, timeout_s: float
+) -> dict[int, socket.socket]:
+    """A socket to each other rank: this rank calls those below it, and those above call; fewer if some fail."""
     sockets: dict[int, socket.socket] = {}
     try:
         for other in range(rank):
             link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            link.settimeout(timeout_s)
-            link.connect(f"\0{names[other]}")
-            link.send(rank.to_bytes(4, "little"))
             sockets[other] = link
-        listener.settimeout(timeout_s)
-        while len(sockets) < len(names) - 1:
-            link, _ = listener.accept()
             link.settimeout(timeout_s)
-            sockets[int.from_bytes(link.recv(4), "little")] = link
-    except OSError:
-        pass  # told to all by the number of sockets
+            link.connect(f"\0{addresses[other].name}")
+            if not _of_this_user(link):
+                raise PermissionError("another user listens at a rank's name")
+            link.send(_HELLO.pack(rank, addresses[other].token))
+        expected = range(rank + 1, len(addresses))
+        sockets |= _accept(expected, addresses[rank].token, listener, time.monotonic() + timeout_s)
+    except OSError:  # the others learn it by the number of sockets
+        close(sockets.values())
+        return {}
     return sockets
+
+
+def _accept(expected: range, token: bytes, listener: socket.socket, until: float) -> dict[int, socket.socket]:
+    """The sockets on which the expected ranks call; whoever calls otherwise, or says nothing, is dropped."""
+    accepted: dict[int, socket.socket] = {}
+    listener.setblocking(False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        while len(accepted) < len(expected) and (left_s := until - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                link = key.fileobj
+                assert isinstance(link, socket.socket)
+                if link is listener:
+                    link, _ = listener.accept()
+                    if _of_this_user(link):
+                        selector.register(link, selectors.EVENT_READ)
+                    else:
+                        link.close()
+                    continue
+                selector.unregister(link)
+                rank = _rank_that_calls(link, token)
+                if rank in expected and rank not in accepted:
+                    accepted[rank] = link
+                else:
+                    link.close()
+        close(key.fileobj for key in selector.get_map().values() if key.fileobj is not listener)
+    return accepted
+
+
+def _of_this_user(link: socket.socket) -> bool:
+    _, user, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return user == os.getuid()
+
+
+def _rank_that_calls(link: socket.socket, token: bytes) -> int | None:
+    """The rank in a first packet; None if it holds another token."""
+    try:
+        packet = link.recv(_HELLO.size + 1, socket.MSG_DONTWAIT)
+    except OSError:
+        return None
+    if len(packet) != _HELLO.size:
+        return None
+    rank, known = _HELLO.unpack(packet)
+    return rank if secrets.compare_digest(known, token) else None

@@ -1,11 +1,12 @@
-"""Exchanges among the CPU ranks of one host: memory that they share, and a few words on a socket to say what is where.
+"""Exchanges among the CPU ranks of one host through memory that they share, ordered by messages on sockets.
 
 gloo sends every number through TCP and hands every exchange to threads, which for the kilobytes of a small batch takes
-longer than the lookups that they are for. Here a rank copies what it sends into memory of its own that the others have
-mapped, tells each of them the place, and goes on; who waits reads it from there. A call into the kernel on both sides
-orders the copies, and where a rank has died the others' next one says so.
+longer than the lookups. Here a rank copies what it sends into memory of its own that the others have mapped, sends
+each of them a packet with the place, and goes on; the receiver's wait copies from there. The kernel orders the copies
+by the packets. A rank that has died closes its sockets, so that the next exchange of the others raises.
 
-The memory has no name (`memfd_create`, passed along the socket), so nothing is left behind however a process ends.
+The memory has no name (`memfd_create`, its descriptor sent along the socket), so nothing is left behind however a
+process ends.
 """
 
 from __future__ import annotations
@@ -17,52 +18,91 @@ import struct
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 
+from rayrec.distributed.comm.shared_memory import Memory, make_memory, mapped
+from rayrec.distributed.comm.trace import EXCHANGE, span
+
 Wait = Callable[[], None]
 
-LEAST_BYTES = 1 << 16  # of a piece of memory; its size doubles where a message does not fit
-KEPT_BYTES = 1 << 26  # larger memory serves one message
-_PACKET = struct.Struct("<6q")  # number, slot, bytes of its new memory or 0, offset, bytes, messages read of the other
+LEAST_BYTES = 1 << 16  # of a slot; its size is a power of two
+KEPT_BYTES = 1 << 30  # of all slots of a link together; a message beyond has memory of its own
+ONCE = -1  # in place of a slot: memory of one message
+_PACKET = struct.Struct("<6q")  # number, slot, bytes of its new memory or 0, offset, bytes, messages read of the peer
+
+_open_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # of this process; closed in forked children
 
 
 class UnlikeExchanges(ValueError):
     """Ranks are at different exchanges, or do not agree how much one of them sends to another."""
 
 
-class Memory:
-    """Bytes that other processes have mapped, too.
-
-    Args:
-        fd: of the memory; may be closed afterwards.
-    """
-
-    def __init__(self, fd: int, num_bytes: int) -> None:
-        self._map = torch.UntypedStorage.from_file(f"/proc/self/fd/{fd}", True, num_bytes)  # keeps no descriptor
-        self.num_bytes, self.address = num_bytes, self._map.data_ptr()
-
-
 class Slot:
-    """Memory of this rank for one message at a time: free again when all others have read the last one."""
+    """Memory of this rank for one message at a time: free again when all others have read its last message."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.last = -1  # number of the message that it holds or held
+
+
+class Slots:
+    """The memory that this rank sends from: at most `KEPT_BYTES`, kept until the link ends."""
 
     def __init__(self) -> None:
-        self.memory: Memory | None = None
-        self.last: int  # number of the message that it holds or held
+        self._slots: list[Slot] = []
 
-    def hold(self, number: int, num_bytes: int) -> int | None:
-        """Takes the message of that number; a descriptor to close, of new memory where it did not fit."""
-        self.last = number
-        if self.memory is not None and num_bytes <= self.memory.num_bytes <= KEPT_BYTES:
-            return None
+    def hold(self, number: int, num_bytes: int, read_by_all: int) -> tuple[int, Memory, int | None]:
+        """Memory for a message: the smallest free slot where it fits, else new memory.
+
+        Args:
+            number: of the message.
+            num_bytes: its size.
+            read_by_all: so many messages have been read by all others.
+
+        Returns:
+            The slot, its memory, and the descriptor of new memory, which the caller closes.
+        """
+        best, largest = None, None
+        for place, slot in enumerate(self._slots):
+            if slot.last < read_by_all:
+                size = slot.memory.num_bytes
+                if size >= num_bytes and (best is None or size < self._slots[best].memory.num_bytes):
+                    best = place
+                if largest is None or size > self._slots[largest].memory.num_bytes:
+                    largest = place
+        if best is not None:
+            self._slots[best].last = number
+            return best, self._slots[best].memory, None
+        place, memory, fd = self._make(len(self._slots) if largest is None else largest, num_bytes)
+        if place != ONCE:
+            self._slots[place].last = number
+        return place, memory, fd
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all slots."""
+        return sum(slot.memory.num_bytes for slot in self._slots)
+
+    def _make(self, place: int, num_bytes: int) -> tuple[int, Memory, int]:
+        """New memory in a free slot, or in one more; of one message if slots would be too large together."""
         size = max(LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
-        fd = os.memfd_create("rayrec-exchange")
-        os.ftruncate(fd, size)
-        self.memory = Memory(fd, size)
-        return fd
+        replaced = self._slots[place].memory.num_bytes if place < len(self._slots) else 0
+        if self.num_bytes - replaced + size > KEPT_BYTES:
+            place, size = ONCE, max(num_bytes, 1)
+        memory, fd = make_memory(size)
+        if place == len(self._slots):
+            self._slots.append(Slot(memory))
+        elif place != ONCE:
+            self._slots[place].memory = memory
+        return place, memory, fd
 
 
 class Peer:
@@ -76,9 +116,9 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
-    """An exchange that is under way: where its bytes go, and how many of each rank, starting where; or, if sizes are
-    not known before, the messages to be filled."""
+class Arrival:
+    """What an exchange that has begun will receive: the bytes of each rank, and where they go in `output`; or, if
+    sizes are not known before, the messages to be filled, of `output`'s type."""
 
     output: torch.Tensor  # kept alive
     address: int
@@ -88,7 +128,10 @@ class Awaited:
 
 
 class HostLink:
-    """Joins the ranks of one host; all must begin the same exchanges in the same order.
+    """Joins the ranks of one host. All ranks begin the same exchanges in the same order.
+
+    A process that is forked from a rank has no part in it: its copies of the sockets are closed, so that the others see
+    the rank's end although the child lives.
 
     Args:
         rank: of this process.
@@ -101,12 +144,13 @@ class HostLink:
         for link in sockets.values():
             link.settimeout(timeout_s)
         self._timeout_s = timeout_s
-        self._slots: list[Slot] = []
-        self._awaited: deque[Awaited] = deque()
+        self._slots = Slots()
+        self._arrivals: deque[Arrival] = deque()
         self._begun = self._ended = 0  # exchanges
         self.world_size = len(sockets) + 1
         self._packet = bytearray(_PACKET.size)
         self._beginning, self._reading = threading.Lock(), threading.Lock()
+        _open_sockets.update(sockets.values())
         weakref.finalize(self, close, list(sockets.values()))
 
     def all_to_all(self, output: torch.Tensor, inputs: torch.Tensor, come: Sequence[int], leave: Sequence[int]) -> Wait:
@@ -118,7 +162,7 @@ class HostLink:
         ctypes.memmove(output.data_ptr() + firsts[rank], source + first, own)
         pieces = ((source, first), (source + end, inputs.nbytes - end))
         places = [offset if other < rank else offset - own for other, offset in enumerate(offsets)]
-        return self._begin(pieces, places, leave, Awaited(output, output.data_ptr(), firsts, come))
+        return self._begin(pieces, places, leave, Arrival(output, output.data_ptr(), firsts, come))
 
     def all_gather(self, output: torch.Tensor, inputs: torch.Tensor, come: Sequence[int]) -> Wait:
         """Sends all of `inputs` to every rank, and receives `come[r]` bytes of each into `output`."""
@@ -128,12 +172,12 @@ class HostLink:
         ctypes.memmove(output.data_ptr() + firsts[rank], source, size)
         world = len(come)
         return self._begin(
-            ((source, size),), [0] * world, [size] * world, Awaited(output, output.data_ptr(), firsts, come)
+            ((source, size),), [0] * world, [size] * world, Arrival(output, output.data_ptr(), firsts, come)
         )
 
-    def exchange(self, words: torch.Tensor, leave: Sequence[int]) -> Callable[[], list[torch.Tensor]]:
+    def exchange(self, words: torch.Tensor, leave: Sequence[int]) -> Callable[[], Any]:
         """Sends `leave[r]` bytes of flat `words` to each rank r; the function that it returns waits for every rank's
-        message, of any size, in `words`' type."""
+        message, of any size, in `words`' type, and returns them."""
         offsets = [0, *accumulate(leave)]
         _check(words, words, offsets.pop() == words.nbytes)
         rank, own, source, item = self.rank, leave[self.rank], words.data_ptr(), words.element_size()
@@ -142,103 +186,83 @@ class HostLink:
         messages[rank] = words[first // item : end // item]
         pieces = ((source, first), (source + end, words.nbytes - end))
         places = [offset if other < rank else offset - own for other, offset in enumerate(offsets)]
-        wait = self._begin(pieces, places, leave, Awaited(words, 0, (), (), messages))
-
-        def finish() -> list[torch.Tensor]:
-            wait()
-            return messages
-
-        return finish
+        return self._begin(pieces, places, leave, Arrival(words, 0, (), (), messages))
 
     def _begin(
-        self,
-        pieces: Sequence[tuple[int, int]],
-        places: Sequence[int],
-        sizes: Sequence[int],
-        awaited: Awaited,
-    ) -> Wait:
-        """Sends a message of some pieces of memory (address, bytes), of which a rank's part is `sizes` at `places`."""
+        self, pieces: Sequence[tuple[int, int]], places: Sequence[int], sizes: Sequence[int], arrival: Arrival
+    ) -> Callable[[], Any]:
+        """Sends a message of some pieces of memory (address, bytes); rank r's part is `sizes[r]` from `places[r]`."""
         with self._beginning:
-            number, slots = self._begun, self._slots
+            number = self._begun
             read_by_all = min(peer.acknowledged for peer in self._peers)
-            place = next((n for n, slot in enumerate(slots) if slot.last < read_by_all), len(slots))
-            if place == len(slots):
-                slots.append(Slot())
-            fd = slots[place].hold(number, sum(size for _, size in pieces))
-            memory = slots[place].memory
-            assert memory is not None
-            target = memory.address
-            for source, size in pieces:
-                ctypes.memmove(target, source, size)
-                target += size
-            new = memory.num_bytes if fd is not None else 0
-            self._awaited.append(awaited)
-            self._begun += 1
+            slot, memory, fd = self._slots.hold(number, sum(size for _, size in pieces), read_by_all)
             try:
+                target = memory.address
+                for source, size in pieces:
+                    ctypes.memmove(target, source, size)
+                    target += size
+                new = memory.num_bytes if fd is not None else 0
+                self._arrivals.append(arrival)
+                self._begun += 1
                 for peer in self._peers:
-                    other = peer.rank
-                    self._send(peer, (number, place, new, places[other], sizes[other], peer.read), fd)
+                    try:
+                        packet = _PACKET.pack(number, slot, new, places[peer.rank], sizes[peer.rank], peer.read)
+                        peer.socket.send(packet)
+                        if fd is not None:
+                            socket.send_fds(peer.socket, [b"m"], [fd])
+                    except OSError as error:
+                        raise self._failed(peer, error) from error
             finally:
                 if fd is not None:
                     os.close(fd)
 
-        def wait() -> None:
-            with self._reading:
-                self._end(number)
+        def wait() -> Any:
+            with span(EXCHANGE), self._reading:
+                while self._ended <= number:  # exchanges end in the order in which they begin
+                    for peer in self._peers:
+                        if peer.read == self._ended:
+                            self._read(peer, self._arrivals[0])
+                    self._arrivals.popleft()
+                    self._ended += 1
+            return arrival.messages
 
         return wait
 
-    def _send(self, peer: Peer, words: tuple[int, ...], fd: int | None) -> None:
+    def _read(self, peer: Peer, arrival: Arrival) -> None:
+        """Waits for a peer's message, and copies it."""
+        fds: Sequence[int] = ()
         try:
-            peer.socket.send(_PACKET.pack(*words))
-            if fd is not None:
-                socket.send_fds(peer.socket, [b"m"], [fd])
-        except (OSError, TimeoutError) as error:
-            raise self._lost(peer) from error
-
-    def _end(self, number: int) -> None:
-        """Reads what is missing of the exchanges up to that number."""
-        while self._ended <= number:
-            awaited = self._awaited[0]
-            for peer in self._peers:
-                if peer.read == self._ended:
-                    self._read(peer, awaited)
-            self._awaited.popleft()
-            self._ended += 1
-
-    def _read(self, peer: Peer, awaited: Awaited) -> None:
-        messages = awaited.messages
-        try:
-            got = peer.socket.recv_into(self._packet)
-        except TimeoutError:
-            message = f"rank {peer.rank} has not come to an exchange within {self._timeout_s:g} s"
-            raise TimeoutError(message) from None
-        except OSError as error:
-            raise self._lost(peer) from error
-        if not got:
-            raise self._lost(peer)
-        number, slot, new, offset, size, peer.acknowledged = _PACKET.unpack(self._packet)
+            if not peer.socket.recv_into(self._packet):
+                raise EOFError
+            number, slot, new, offset, size, peer.acknowledged = _PACKET.unpack(self._packet)
+            if new:
+                mark, fds, *_ = socket.recv_fds(peer.socket, 1, 1)
+                if not mark:
+                    raise EOFError
+        except (OSError, EOFError) as error:
+            raise self._failed(peer, error) from error
         if new:
-            _, (fd,), *_ = socket.recv_fds(peer.socket, 1, 1)
-            peer.slots[slot] = Memory(fd, new)
-            os.close(fd)
-        expected = size if messages is not None else awaited.sizes[peer.rank]
+            peer.slots[slot] = mapped(fds, new)
+        messages = arrival.messages
+        expected = size if messages is not None else arrival.sizes[peer.rank]
         if (number, size) != (peer.read, expected):
             raise UnlikeExchanges(
                 f"rank {peer.rank} sends {size} bytes in its exchange {number}, rank {self.rank} expects {expected} in "
-                f"its exchange {peer.read}: what a model or a callback does must not depend on the rank"
+                f"its exchange {peer.read}: the exchanges of a model or a callback must not depend on the rank"
             )
-        memory = peer.slots[slot]
-        if messages is not None:
-            messages[peer.rank] = awaited.output.new_empty(size // awaited.output.element_size())
-            ctypes.memmove(messages[peer.rank].data_ptr(), memory.address + offset, size)
+        if messages is None:
+            target = arrival.address + arrival.firsts[peer.rank]
         else:
-            ctypes.memmove(awaited.address + awaited.firsts[peer.rank], memory.address + offset, size)
-        if memory.num_bytes > KEPT_BYTES:
-            del peer.slots[slot]
+            messages[peer.rank] = arrival.output.new_empty(size // arrival.output.element_size())
+            target = messages[peer.rank].data_ptr()
+        ctypes.memmove(target, peer.slots[slot].address + offset, size)
+        peer.slots.pop(ONCE, None)
         peer.read += 1
 
-    def _lost(self, peer: Peer) -> ConnectionError:
+    def _failed(self, peer: Peer, error: Exception) -> OSError:
+        """The error to raise for one of a peer's socket."""
+        if isinstance(error, TimeoutError):
+            return TimeoutError(f"rank {peer.rank} has not come to an exchange within {self._timeout_s:g} s")
         return ConnectionError(f"rank {peer.rank} has ended, or has left its process group")
 
 
@@ -249,6 +273,9 @@ def _check(output: torch.Tensor, inputs: torch.Tensor, fit: bool) -> None:
         raise ValueError("tensors that are exchanged must be contiguous: call .contiguous()")
 
 
-def close(sockets: Sequence[socket.socket]) -> None:
-    for link in sockets:
+def close(sockets: Iterable[socket.socket]) -> None:
+    for link in list(sockets):
         link.close()
+
+
+os.register_at_fork(after_in_child=lambda: close(_open_sockets))

@@ -1,4 +1,4 @@
-"""Sums over the ranks of one host: of what they count, and of a model's gradients; alike to the last bit on all ranks.
+"""Sums over the ranks of one host, of counts and of a model's gradients; bitwise equal on all ranks.
 
 Annotations are not strings here: DistributedDataParallel compares those of its hook with types.
 """
@@ -9,17 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed.comm.buffers import BufferPool
 from rayrec.distributed.comm.host_connect import link_of
 from rayrec.distributed.comm.host_link import HostLink, Wait
-from rayrec.distributed.comm.trace import EXCHANGE, span
 
-SMALL_BYTES = 1 << 14  # up to here every rank adds up everything: one exchange in place of two
-_buffers = BufferPool(torch.device("cpu"))
+SMALL_BYTES = 1 << 14  # up to this size every rank adds up all: one exchange instead of two
 
 
 def begin_sum(link: HostLink, tensor: torch.Tensor) -> Wait:
-    """Begins to add up a contiguous tensor over ranks, in place; nobody may change it before the wait is over."""
+    """Begins to add up a contiguous tensor over ranks, in place; do not change it before the wait has returned."""
     world, flat = link.world_size, tensor.view(-1)
     if world == 2 or tensor.nbytes <= SMALL_BYTES:
         return _finished(_sum_of_all(link, flat))
@@ -37,7 +34,7 @@ def _finished(steps: Iterator[None]) -> Wait:
 
 
 def _sum_of_all(link: HostLink, flat: torch.Tensor) -> Iterator[None]:
-    gathered = _buffers.empty(link.world_size * flat.numel(), flat.dtype)
+    gathered = flat.new_empty(link.world_size * flat.numel())
     wait = link.all_gather(gathered, flat, [flat.nbytes] * link.world_size)
     yield
     wait()
@@ -45,12 +42,12 @@ def _sum_of_all(link: HostLink, flat: torch.Tensor) -> Iterator[None]:
 
 
 def _sum_by_parts(link: HostLink, flat: torch.Tensor) -> Iterator[None]:
-    """Each rank adds up one part of all, and sends its sum to the others."""
+    """Each rank adds up one part, and sends its sum to the others."""
     world = link.world_size
     parts = flat.tensor_split(world)
     sizes = [part.nbytes for part in parts]
     own = parts[link.rank]
-    gathered = _buffers.empty(world * own.numel(), flat.dtype)
+    gathered = flat.new_empty(world * own.numel())
     wait = link.all_to_all(gathered, flat, [own.nbytes] * world, sizes)
     yield
     wait()
@@ -58,10 +55,10 @@ def _sum_by_parts(link: HostLink, flat: torch.Tensor) -> Iterator[None]:
 
 
 def mean_of_gradients(group: dist.ProcessGroup | None, device: torch.device) -> Callable[..., Any] | None:
-    """How DistributedDataParallel's gradients meet on one host: a hook that it calls with each bucket when it is full.
+    """A hook for DistributedDataParallel that averages gradients among the CPU ranks of one host; else None.
 
-    A bucket is sent at once; the last one waits for all, which ends the others' way, too. None where the ranks are not
-    on one host's CPUs. A collective, the first time.
+    DistributedDataParallel calls it with each full bucket. A bucket is sent at once; with the last one, the hook waits
+    for all. Collective at the first call for a group.
     """
     link = None if group is None or group.size() == 1 else link_of(group, torch.empty(0, device=device))
     if link is None:
@@ -79,9 +76,8 @@ def mean_of_gradients(group: dist.ProcessGroup | None, device: torch.device) -> 
 
         under_way.append(finish)
         if bucket.is_last():
-            with span(EXCHANGE):
-                for end in under_way:
-                    end()
+            for end in under_way:
+                end()
             under_way.clear()
         return future
 

@@ -1,4 +1,4 @@
-"""How many ranks a host has, and which of them this process is, as the launcher's environment says."""
+"""The number of ranks of a host and this process's local rank, from the environment that launchers set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _from_environment(names: tuple[str, ...]) -> int | None:
 
 
 def get_local_size(world_size: int | None = None) -> int:
-    """Ranks of a host: from the environment if that divides the world, else 8, or the world where 8 does not.
+    """The number of ranks of a host: from the environment if it divides the world size, else 8 or the world size.
 
     Args:
         world_size: that of the default process group if not given.
@@ -27,12 +27,12 @@ def get_local_size(world_size: int | None = None) -> int:
 
 
 def get_node_group_size(world_size: int | None = None) -> int:
-    """`get_local_size`: hosts are the only groups."""
+    """The same as `get_local_size`."""
     return get_local_size(world_size)
 
 
 def get_num_groups(world_size: int | None = None) -> int:
-    """Hosts.
+    """The number of hosts.
 
     Args:
         world_size: that of the default process group if not given.
@@ -42,7 +42,7 @@ def get_num_groups(world_size: int | None = None) -> int:
 
 
 def get_group_rank(world_size: int | None = None, rank: int | None = None) -> int:
-    """The place of this process's host.
+    """The number of this process's host.
 
     Args:
         world_size, rank: those of the default process group if not given.
@@ -51,7 +51,7 @@ def get_group_rank(world_size: int | None = None, rank: int | None = None) -> in
 
 
 def get_local_rank(world_size: int | None = None, rank: int | None = None) -> int:
-    """This process's place on its host: from the environment, else its rank within `get_local_size`.
+    """This process's rank on its host: from the environment, else its rank modulo `get_local_size`.
 
     Args:
         world_size, rank: those of the default process group if not given.

@@ -1,4 +1,4 @@
-"""Where a process stands among the ranks, and which of them share a host."""
+"""This process among the ranks, and the ranks that share a host."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from rayrec.distributed.comm.env import ShardingEnv
 
 @dataclass(frozen=True)
 class Place:
-    """This process's rank, the group of all, its device and theirs, and the ranks of each host if they were told."""
+    """This process's rank, group and device, the devices of all ranks, and the number of ranks of a host if known."""
 
     rank: int
     group: comm.Group
     device: torch.device
-    devices: tuple[str, ...]  # of each rank, with its index
+    devices: tuple[str, ...]  # of each rank, with an index on CUDA
     local_world_size: int | None = None
 
     @classmethod
     def of(cls, env: ShardingEnv, device: torch.device) -> Place:
-        """Where this process stands; on GPUs a collective, by which ranks tell each other their device.
+        """The place of this process. Collective on GPUs, where ranks exchange their devices.
 
         Raises:
-            ValueError: several ranks have no process group to join them.
+            ValueError: there are several ranks and no process group.
         """
         if env.world_size > 1 and env.process_group is None:
             raise ValueError(f"{env.world_size} ranks need a process group: use ShardingEnv.from_process_group")
@@ -40,13 +40,13 @@ class Place:
 
     @property
     def world_size(self) -> int:
-        """Ranks, this one too."""
+        """The number of ranks."""
         return len(self.devices)
 
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Hosts of equally many ranks, one host's ranks after the other's."""
+    """Hosts of equally many ranks each; ranks of a host follow each other."""
 
     world_size: int
     size: int
@@ -58,26 +58,26 @@ class Hosts:
 
     @property
     def peers(self) -> list[range]:
-        """For each place on a host the ranks that have it, one a host."""
+        """For each local rank, the ranks that have it, one of each host."""
         return [range(place, self.world_size, self.size) for place in range(self.size)]
 
 
 def find_hosts(place: Place) -> Hosts | None:
-    """The hosts of all ranks; None where there is one, where each has one rank, or where they are unlike.
+    """The hosts of all ranks; None if there is one, if each has one rank, or if they have unlike numbers of ranks.
 
-    A collective: a rank that was told how many ranks its host has says so, the others tell their host's name.
+    Collective. Ranks of a known `local_world_size` report it; the others report their hostname.
     """
-    told = comm.all_gather_object(place.local_world_size or socket.gethostname(), place.group)
-    size = _size_of_each(told)
-    return None if size is None or size in (1, len(told)) else Hosts(len(told), size)
+    reports = comm.all_gather_object(place.local_world_size or socket.gethostname(), place.group)
+    size = _ranks_of_a_host(reports)
+    return None if size is None or size in (1, len(reports)) else Hosts(len(reports), size)
 
 
-def _size_of_each(told: Sequence[int | str]) -> int | None:
-    """Ranks of each host, of whom `told` says how many they are or what they are called."""
-    first = told[0]
+def _ranks_of_a_host(reports: Sequence[int | str]) -> int | None:
+    """The number of ranks of each host, from each rank's report of it or of its hostname; None if they differ."""
+    first = reports[0]
     if isinstance(first, int):
-        return first if set(told) == {first} and len(told) % first == 0 else None
-    runs = [(name, len(list(run))) for name, run in groupby(told)]
+        return first if set(reports) == {first} and len(reports) % first == 0 else None
+    runs = [(name, len(list(run))) for name, run in groupby(reports)]
     scattered = len({name for name, _ in runs}) < len(runs)
     sizes = {size for _, size in runs}
     return None if scattered or len(sizes) > 1 else sizes.pop()

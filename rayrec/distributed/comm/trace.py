@@ -1,6 +1,6 @@
-"""Named spans of a step as the host sees them: shown by torch's profiler, and told to who listens.
+"""Named spans of a step on the host, for listeners and torch's profiler.
 
-While nobody listens and no profiler runs, a span costs two readings of the clock.
+Without a listener and a profiler, a span costs two readings of the clock.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 
 T = TypeVar("T")
 Listener = Callable[[str, float, float], object]
-"""Takes a span's name, its start and its end, in seconds of `time.perf_counter`."""
+"""Called with a span's name, start and end, in seconds of `time.perf_counter`."""
 
-# Within a collection's step, beside it, and around both.
+# Stages of a collection's step; exchanges between ranks, in or between the stages; parts of a training step.
 ROUTE, IDS, LOOKUP, VECTORS = "route", "ids", "lookup", "vectors"
 EXCHANGE = "exchange"
 ROWS, FORWARD, BACKWARD, UPDATE = "rows", "forward", "backward", "update"
@@ -25,7 +25,7 @@ _listeners: list[Listener] = []
 
 
 class span:
-    """The body is a span of this name; `rayrec <name>` in a profile."""
+    """A context manager: its body is a span of this name, `rayrec <name>` in a profile."""
 
     __slots__ = ("_began", "_name", "_shown")
 
@@ -48,19 +48,19 @@ class span:
             self._shown.__exit__(*error)
 
 
-def within(name: str, act: Callable[[], T]) -> Callable[[], T]:
-    """The same act as a span of this name."""
+def traced(name: str, func: Callable[[], T]) -> Callable[[], T]:
+    """`func` with its call as a span of this name."""
 
-    def acted() -> T:
+    def call() -> T:
         with span(name):
-            return act()
+            return func()
 
-    return acted
+    return call
 
 
 @contextmanager
-def told(listener: Listener) -> Iterator[None]:
-    """Every span of this process that ends within the body is told to `listener`."""
+def listen(listener: Listener) -> Iterator[None]:
+    """Calls `listener` for every span of this process that ends while the context is open."""
     _listeners.append(listener)
     try:
         yield

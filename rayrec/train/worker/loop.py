@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from rayrec.checkpoint import Checkpoint
 from rayrec.data import Cursor, data_sets, empty_batch
 from rayrec.distributed import TrainPipeline
-from rayrec.distributed.comm.trace import told
+from rayrec.distributed.comm.trace import listen
 from rayrec.train import build
 from rayrec.train.errors import TrainError
 from rayrec.train.schedule import factor
@@ -86,7 +86,7 @@ class Loop:
             OutOfMemory: the memory of this rank's device or host ran out.
         """
         try:
-            with told(self._exchanges):
+            with listen(self._exchanges):
                 return self._run()
         except Exception as error:
             if is_out_of_memory(error):

@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from rayrec.distributed.comm.trace import EXCHANGE, told
+from rayrec.distributed.comm.trace import EXCHANGE, listen
 from rayrec.train.worker.lockstep import Control
 
 STEPS_BEFORE = 20  # of an attempt: the first ones are slower
@@ -52,7 +52,7 @@ class Timeline:
         if self._done == STEPS_BEFORE:
             self._control.gather(None)  # so that all begin at once
             self._began = time.perf_counter()
-            self._open.enter_context(told(self._hear))
+            self._open.enter_context(listen(self._hear))
         if self._done < STEPS_BEFORE + self._steps:
             return None
         self._open.close()
