@@ -129,6 +129,7 @@ def connect_all(
 def _accept(expected: range, token: bytes, listener: socket.socket, until: float) -> dict[int, socket.socket]:
     """The sockets on which the expected ranks call; whoever calls otherwise, or says nothing, is dropped."""
     accepted: dict[int, socket.socket] = {}
+    silent: set[socket.socket] = set()
     listener.setblocking(False)
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
@@ -139,17 +140,19 @@ def _accept(expected: range, token: bytes, listener: socket.socket, until: float
                 if link is listener:
                     link, _ = listener.accept()
                     if _of_this_user(link):
+                        silent.add(link)
                         selector.register(link, selectors.EVENT_READ)
                     else:
                         link.close()
                     continue
+                silent.remove(link)
                 selector.unregister(link)
                 rank = _rank_that_calls(link, token)
-                if rank in expected and rank not in accepted:
+                if rank is not None and rank in expected and rank not in accepted:
                     accepted[rank] = link
                 else:
                     link.close()
-        close(key.fileobj for key in selector.get_map().values() if key.fileobj is not listener)
+        close(silent)
     return accepted
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from rayrec.distributed.comm.host_connect import link_of
 from rayrec.distributed.comm.host_link import HostLink, Wait
 
-SMALL_BYTES = 1 << 14  # up to this size every rank adds up all: one exchange instead of two
+SMALL_BYTES = 1 << 16  # up to this size every rank adds up all: one exchange instead of two
 
 
 def begin_sum(link: HostLink, tensor: torch.Tensor) -> Wait:
@@ -42,7 +42,11 @@ def _sum_of_all(link: HostLink, flat: torch.Tensor) -> Iterator[None]:
 
 
 def _sum_by_parts(link: HostLink, flat: torch.Tensor) -> Iterator[None]:
-    """Each rank adds up one part, and sends its sum to the others."""
+    """Each rank adds up one part, and sends its sum to the others.
+
+    A rank's CPU time against `_sum_of_all`, on 4 ranks: 1.5 times for 32 KiB, 0.6 for 256 KiB, 0.4 for 2 MiB; on 3
+    ranks 0.7 for 256 KiB and 0.6 for 2 MiB.
+    """
     world = link.world_size
     parts = flat.tensor_split(world)
     sizes = [part.nbytes for part in parts]
