@@ -20,11 +20,12 @@ from rayrec.distributed.kernel import (
     optimizer_formulas,
     rule_of,
 )
+from rayrec.distributed.kernel.dense_kernel import DenseKernel
 from rayrec.distributed.kernel.optimizer_formulas import make_state
 from rayrec.distributed.kernel.optimizer_rules import DecayMode
 from rayrec.distributed.kernel.optimizer_spec import twin
 from rayrec.distributed.kernel.recording import RecordingKernel
-from rayrec.distributed.kernel.tensor_kernels import DenseKernel, RowKernel
+from rayrec.distributed.kernel.row_kernel import RowKernel
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import EmbeddingBagConfig
 

@@ -8,7 +8,7 @@ import torch
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType, FusedKernel, LocalTable, Lookups, OptimizerSpec
-from rayrec.distributed.kernel.tensor_kernels import RowKernel
+from rayrec.distributed.kernel.row_kernel import RowKernel
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, Shard, Span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 

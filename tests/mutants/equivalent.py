@@ -43,7 +43,7 @@ AT_ONCE = {  # figures for speed, memory and waiting: how much is done, held or 
     "rayrec/data/tools/hold_out.py": ("_CHUNK_ROWS",),
     "rayrec/data/tools/vocabulary.py": ("_PARTS", "_SPILL_IDS", "_RANGE_IDS", "_READ_ROWS"),
     "rayrec/distributed/comm/host_link.py": ("LEAST_BYTES", "KEPT_BYTES"),
-    "rayrec/distributed/comm/host_sums.py": ("SMALL_BYTES",),
+    "rayrec/distributed/comm/collectives.py": ("SMALL_BYTES",),
     "rayrec/distributed/executors/pooled.py": ("FEW_BYTES",),
     "rayrec/distributed/vectors/pooled_exchange.py": ("LEAST_PIECE_BYTES",),
     "rayrec/metrics/grouped.py": ("_SPREAD",),
@@ -233,7 +233,7 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "nobody reads the place of the own part",
     ),
     (
-        "rayrec/distributed/kernel/row_matrix.py",
+        "rayrec/distributed/kernel/row_kernel.py",
         "torch.sort(rows, stable=True)",
         "torch.sort(rows, stable=False)",
         "torch sorts stably on the CPU either way",

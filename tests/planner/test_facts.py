@@ -21,7 +21,7 @@ POSITIONAL = {
     "hosts.Host",
     "html._Run",
     "layout.GroupLayout",
-    "row_matrix.RowGroups",
+    "row_kernel.RowGroups",
     "optimizer_formulas.Step",
     "interface.Lookups",
     "topology.Topology",

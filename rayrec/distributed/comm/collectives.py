@@ -2,31 +2,33 @@
 
 With `count_collectives` tests show that a step costs the same number of collectives whatever the plan.
 For a group of None, or of one rank, nothing is sent.
-"""
 
-from __future__ import annotations
+Annotations are not strings here: DistributedDataParallel compares those of its hook with types.
+"""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed.comm.host_connect import link_of
+from rayrec.distributed.comm.host_connect import connect
 from rayrec.distributed.comm.host_link import HostLink, Wait
-from rayrec.distributed.comm.host_sums import begin_sum
 from rayrec.distributed.comm.trace import EXCHANGE, span
 
-T = TypeVar("T")
 Group = dist.ProcessGroup | None
 
 # torch 2.13 renames it
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _counters: list[Counter[str]] = []
 _byte_counters: list[Counter[str]] = []
+_links: WeakKeyDictionary[dist.ProcessGroup, HostLink | None] = WeakKeyDictionary()
+_CPU = torch.device("cpu")
+SMALL_BYTES = 1 << 16  # of a sum on one host; up to this size every rank adds up all: one exchange instead of two
 
 
 @contextmanager
@@ -52,7 +54,8 @@ def count_bytes() -> AbstractContextManager[Counter[str]]:
     return _counting(_byte_counters)
 
 
-def _count(name: str) -> None:
+def count(name: str) -> None:
+    """Counts a collective."""
     for counter in _counters:
         counter[name] += 1
 
@@ -68,6 +71,21 @@ def _alone(group: Group) -> bool:
 
 def _done() -> None:
     return None
+
+
+def link_of(group: dist.ProcessGroup, tensor: torch.Tensor) -> HostLink | None:
+    """The link between the ranks of a group for CPU tensors; None if they are on several hosts, or for other tensors.
+
+    Collective at its first call.
+    """
+    if tensor.device.type != "cpu":
+        return None
+    try:
+        return _links[group]
+    except KeyError:
+        on_gloo = "gloo" in group._get_backend(_CPU).name().lower()
+        link = _links[group] = connect(group) if on_gloo else None
+        return link
 
 
 def all_to_all(
@@ -127,7 +145,7 @@ def exchange_messages(words: torch.Tensor, sizes: Sequence[int], group: Group) -
     Returns at once with a function that waits for every rank's message. Between hosts, sizes cost an exchange before.
     """
     assert group is not None
-    _count("all_to_all")
+    count("all_to_all")
     own = group.rank()
     _count_bytes("all_to_all", (len(words) - sizes[own]) * words.element_size())
     if (link := link_of(group, words)) is not None:
@@ -163,7 +181,7 @@ def exchange_on_hosts(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     """
     if _alone(group):
         return inputs
-    _count("exchange_on_hosts")
+    count("exchange_on_hosts")
     assert group is not None
     output = torch.empty_like(inputs)
     _begin(output, inputs, None, None, group)()
@@ -175,7 +193,7 @@ def all_gather(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     if _alone(group):
         return inputs[None]
     assert group is not None
-    _count("all_gather")
+    count("all_gather")
     _count_bytes("all_gather", (group.size() - 1) * inputs.nbytes)
     output = inputs.new_empty((group.size(), *inputs.shape))
     if (link := link_of(group, inputs)) is not None:
@@ -200,7 +218,7 @@ def all_reduce(tensor: torch.Tensor, group: Group, op: dist.ReduceOp.RedOpType =
     if _alone(group):
         return tensor
     assert group is not None
-    _count("all_reduce")
+    count("all_reduce")
     _count_bytes("all_reduce", 2 * (group.size() - 1) * tensor.nbytes // group.size())  # of a ring
     if op == dist.ReduceOp.SUM and (link := link_of(group, tensor)) is not None:
         total = tensor.detach().contiguous()
@@ -214,48 +232,79 @@ def all_reduce(tensor: torch.Tensor, group: Group, op: dist.ReduceOp.RedOpType =
 def broadcast(tensor: torch.Tensor, group: Group, src: int = 0) -> torch.Tensor:
     """Copies group rank `src`'s tensor to every rank, in place; returns the tensor."""
     if not _alone(group):
-        _count("broadcast")
+        count("broadcast")
         dist.broadcast(tensor, group=group, group_src=src)
     return tensor
 
 
-def broadcast_object(obj: T, group: Group, src: int = 0) -> T:
-    """Group rank `src`'s object on every rank."""
-    if _alone(group):
-        return obj
-    _count("broadcast_object")
-    box: list[Any] = [obj]
-    dist.broadcast_object_list(box, group=group, group_src=src)
-    return box[0]
+def begin_sum(link: HostLink, tensor: torch.Tensor) -> Wait:
+    """Begins to add up a contiguous tensor over ranks, in place; do not change it before the wait has returned."""
+    world, flat = link.world_size, tensor.view(-1)
+    if world == 2 or tensor.nbytes <= SMALL_BYTES:
+        return _finished(_sum_of_all(link, flat))
+    return _finished(_sum_by_parts(link, flat))
 
 
-def all_gather_object(obj: T, group: Group) -> list[T]:
-    """Every rank's object, in rank order."""
-    if _alone(group):
-        return [obj]
-    assert group is not None
-    _count("all_gather_object")
-    objects: list[Any] = [None] * group.size()
-    dist.all_gather_object(objects, obj, group=group)
-    return objects
+def _finished(steps: Iterator[None]) -> Wait:
+    next(steps)
+
+    def wait() -> None:
+        for _ in steps:
+            pass
+
+    return wait
 
 
-def call_on_rank(group: dist.ProcessGroup, rank: int, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Calls `func` on rank `rank`; every rank returns its result, or raises its error."""
-    answer: tuple[T | None, Exception | None] = (None, None)
-    if group.rank() == rank:
-        try:
-            answer = (func(*args, **kwargs), None)
-        except Exception as error:  # the other ranks wait for the answer
-            answer = (None, error)
-    result, failed = broadcast_object(answer, group, rank)
-    if failed is not None:
-        raise failed
-    return result  # type: ignore[return-value]
+def _sum_of_all(link: HostLink, flat: torch.Tensor) -> Iterator[None]:
+    gathered = flat.new_empty(link.world_size * flat.numel())
+    wait = link.all_gather(gathered, flat, [flat.nbytes] * link.world_size)
+    yield
+    wait()
+    torch.sum(gathered.view(link.world_size, -1), 0, out=flat)
 
 
-def barrier(group: Group) -> None:
-    """Returns when every rank has called it."""
-    if not _alone(group):
-        _count("barrier")
-        dist.barrier(group=group)
+def _sum_by_parts(link: HostLink, flat: torch.Tensor) -> Iterator[None]:
+    """Each rank adds up one part, and sends its sum to the others.
+
+    A rank's CPU time against `_sum_of_all`, on 4 ranks: 1.5 times for 32 KiB, 0.6 for 256 KiB, 0.4 for 2 MiB; on 3
+    ranks 0.7 for 256 KiB and 0.6 for 2 MiB.
+    """
+    world = link.world_size
+    parts = flat.tensor_split(world)
+    sizes = [part.nbytes for part in parts]
+    own = parts[link.rank]
+    gathered = flat.new_empty(world * own.numel())
+    wait = link.all_to_all(gathered, flat, [own.nbytes] * world, sizes)
+    yield
+    wait()
+    link.all_gather(flat, gathered.view(world, -1).sum(0), sizes)()
+
+
+def mean_of_gradients(group: dist.ProcessGroup | None, device: torch.device) -> Callable[..., Any] | None:
+    """A hook for DistributedDataParallel that averages gradients among the CPU ranks of one host; else None.
+
+    DistributedDataParallel calls it with each full bucket. A bucket is sent at once; with the last one, the hook waits
+    for all. Collective at the first call for a group.
+    """
+    link = None if group is None or group.size() == 1 else link_of(group, torch.empty(0, device=device))
+    if link is None:
+        return None
+    under_way: list[Callable[[], None]] = []
+
+    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        gradients = bucket.buffer()
+        wait = begin_sum(link, gradients)
+
+        def finish() -> None:
+            wait()
+            future.set_result(gradients.div_(link.world_size))
+
+        under_way.append(finish)
+        if bucket.is_last():
+            for end in under_way:
+                end()
+            under_way.clear()
+        return future
+
+    return hook

@@ -13,7 +13,6 @@ import selectors
 import socket
 import struct
 import time
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +26,6 @@ CONNECT_S = 60.0  # from when all ranks listen; ranks that do not connect by the
 _CPU = torch.device("cpu")
 _HELLO = struct.Struct("<q16s")  # the caller's rank, and the token of the rank that it calls
 _CREDENTIALS = struct.Struct("3i")  # process, user and group at the other end of a socket
-_links: weakref.WeakKeyDictionary[dist.ProcessGroup, HostLink | None] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +41,6 @@ class Address:
     host: str
     name: str
     token: bytes
-
-
-def link_of(group: dist.ProcessGroup, tensor: torch.Tensor) -> HostLink | None:
-    """The link between the ranks of a group for CPU tensors; None if they are on several hosts, or for other tensors.
-
-    Collective at its first call.
-    """
-    if tensor.device.type != "cpu":
-        return None
-    try:
-        return _links[group]
-    except KeyError:
-        on_gloo = "gloo" in group._get_backend(_CPU).name().lower()
-        link = _links[group] = connect(group) if on_gloo else None
-        return link
 
 
 def connect(group: dist.ProcessGroup) -> HostLink | None:

@@ -11,7 +11,7 @@ from rayrec.distributed.kernel.choice import (
     updating,
     vector_group,
 )
-from rayrec.distributed.kernel.fused import FusedKernel
+from rayrec.distributed.kernel.fused import CacheGuard, FusedKernel
 from rayrec.distributed.kernel.interface import (
     Kernel,
     LocalTable,
@@ -23,8 +23,7 @@ from rayrec.distributed.kernel.interface import (
 from rayrec.distributed.kernel.optimizer_rules import RULES, rule_of
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
 from rayrec.distributed.kernel.recording import RecordingKernel
-from rayrec.distributed.kernel.row_matrix import MatrixKernel, RowGroups, make_anchor
-from rayrec.distributed.kernel.update_count import CacheGuard
+from rayrec.distributed.kernel.row_kernel import MatrixKernel, RowGroups, make_anchor
 
 __all__ = [
     "RULES",

@@ -119,13 +119,18 @@ def make_state(spec: OptimizerSpec, rows: int, dim: int, device: torch.device) -
     }
 
 
-def apply(weight_RD: torch.Tensor, step: Step) -> None:
+def formula_of(spec: OptimizerSpec) -> Callable[[Step], torch.Tensor]:
+    """The formula of an optimizer."""
+    return _FORMULAS[spec.rule.kind]
+
+
+def apply(weight_RD: torch.Tensor, step: Step, formula: Callable[[Step], torch.Tensor]) -> None:
     """Writes the updated rows into the table."""
     spec = step.spec
     decay = spec.weight_decay * step.weight_nD if spec.weight_decay and spec.decay_mode else None
     if decay is not None and spec.decay_mode is DecayMode.L2:
         step = replace(step, grad_nD=step.grad_nD + decay)
-    moved = _FORMULAS[spec.rule.kind](step)
+    moved = formula(step)
     if decay is not None and spec.decay_mode is DecayMode.DECOUPLE:
         moved = moved - step.lr * decay
     weight_RD[step.rows] = (

@@ -1,6 +1,5 @@
-"""Tables of one width and number format as one matrix: lookups and row gradients by torch's operators.
-
-The kernels in `tensor_kernels.py` apply the gradients.
+"""Tables of one width and number format as one matrix, looked up and updated by torch's operators: for optimizers that
+fbgemm does not have on a CPU, and for replicated tables, whose gradients are exchanged between backward and update.
 """
 
 from __future__ import annotations
@@ -8,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rayrec.distributed.kernel import optimizer_formulas as formulas
 from rayrec.distributed.kernel.interface import Kernel, LocalTable, Lookups
 
 
@@ -65,12 +65,9 @@ class RowMatrix:
         *starts, total = [0, *accumulate(self._sizes)]
         on_host = torch.tensor([starts[t] for t in table_of_lookup])
         self._first_row = {"cpu": on_host, device.type: on_host.to(device)}
+        self.num_lookups = len(table_of_lookup)
         self._spare = total
         self.weight_RD = torch.zeros(total + 1, self.dim, dtype=first.config.data_type.dtype, device=device)
-
-    @property
-    def num_lookups(self) -> int:
-        return self._first_row["cpu"].numel()
 
     def split(self, whole: torch.Tensor) -> list[torch.Tensor]:
         """A tensor with one number, or one vector, for each row of the matrix, as views of each table's rows."""
@@ -163,3 +160,103 @@ class MatrixKernel(Kernel, Protocol):
     def train(self, rows: torch.Tensor, grads: torch.Tensor, rate: float | None) -> Sequence[torch.Tensor]:
         """Applies the mean gradients `[n, D]` of distinct `rows` at the learning rate of their lookup; returns the
         gradient of each leaf."""
+
+
+class RowKernel:
+    """Tables of one width, dtype and optimizer as one matrix; backward updates the touched rows.
+
+    Args:
+        tables: the rectangles.
+        table_of_lookup: for each lookup, the index of its table in `tables`.
+        device: of the tables.
+    """
+
+    leaves: tuple[nn.Parameter, ...] = ()
+
+    def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
+        self.tables = list(tables)
+        self.spec = self.tables[0].update
+        self.learning_rate = self.spec.learning_rate
+        self.iteration = 0
+        self.matrix = RowMatrix(tables, table_of_lookup, device)
+        rows, dim = self.matrix.weight_RD.shape
+        self.state = formulas.make_state(self.spec, rows, dim, device)
+        self._formula = formulas.formula_of(self.spec)
+        self._anchor = make_anchor(device)
+
+    def __repr__(self) -> str:
+        return f"RowKernel({[table.config.name for table in self.tables]}, {self.spec})"
+
+    def pooled(self, lookups: Lookups) -> torch.Tensor:
+        of_rows = self.matrix.row_lookups(lookups)
+        out: torch.Tensor = _Pooled.apply(self._anchor, self, of_rows.ids, of_rows.offsets, of_rows.weights)
+        return out
+
+    def vectors(self, lookups: Lookups) -> torch.Tensor:
+        out: torch.Tensor = _Vectors.apply(self._anchor, self, self.matrix.row_lookups(lookups).ids)
+        return out
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.learning_rate
+
+    def train(self, rows: torch.Tensor, grads: torch.Tensor, rate: float | None) -> tuple[torch.Tensor, ...]:
+        """Applies the optimizer to distinct `rows` of the matrix, at the learning rate of their lookup."""
+        assert rate is not None
+        if self.spec.replicas is not None and self.spec.replicas.every_step:
+            rows, grads = self.spec.replicas.mean(rows, grads)
+        self.iteration += 1
+        weight_RD = self.matrix.weight_RD
+        weight_nD = weight_RD[rows].float()
+        step = formulas.Step(rows, weight_nD, grads.float(), self.state, self.spec, rate, self.iteration)
+        formulas.apply(weight_RD, step, self._formula)
+        return ()
+
+    def write_back(self) -> None:
+        """Nothing to do: there is no cache."""
+
+    def weights(self) -> list[torch.Tensor]:
+        return self.matrix.split(self.matrix.weight_RD)
+
+    def states(self) -> list[dict[str, torch.Tensor]]:
+        parts = {name: self.matrix.split(whole) for name, whole in self.state.items()}
+        return [{name: pieces[number] for name, pieces in parts.items()} for number in range(len(self.tables))]
+
+
+class _Pooled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: torch.Tensor,
+        kernel: RowKernel,
+        rows: torch.Tensor,
+        offsets: torch.Tensor,
+        weights: torch.Tensor | None,
+    ) -> torch.Tensor:
+        ctx.kernel, ctx.lookups, ctx.rate = kernel, Lookups(rows, offsets, weights), kernel.rate
+        return kernel.matrix.bags(ctx.lookups)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (grad,) = grads
+        kernel: RowKernel = ctx.kernel
+        lookups: Lookups = ctx.lookups
+        weight_grad = kernel.matrix.weight_gradients(lookups, grad) if ctx.needs_input_grad[4] else None
+        groups = RowGroups.of(lookups.ids)
+        sums = kernel.matrix.row_gradients(groups, lookups.offsets, lookups.weights, grad)
+        kernel.train(groups.distinct, sums, ctx.rate)
+        return None, None, None, None, weight_grad
+
+
+class _Vectors(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, kernel: RowKernel, rows: torch.Tensor) -> torch.Tensor:
+        ctx.kernel, ctx.rows, ctx.rate = kernel, rows, kernel.rate
+        return kernel.matrix.vectors(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        groups = RowGroups.of(ctx.rows)
+        ctx.kernel.train(groups.distinct, groups.sum(grads[0].contiguous()), ctx.rate)
+        return None, None, None

@@ -1,0 +1,58 @@
+"""Collectives of Python objects, and barriers: for set-up, not for a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from rayrec.distributed.comm.collectives import Group, count
+
+T = TypeVar("T")
+
+
+def _alone(group: Group) -> bool:
+    return group is None or group.size() == 1
+
+
+def broadcast_object(obj: T, group: Group, src: int = 0) -> T:
+    """Group rank `src`'s object on every rank."""
+    if _alone(group):
+        return obj
+    count("broadcast_object")
+    box: list[Any] = [obj]
+    dist.broadcast_object_list(box, group=group, group_src=src)
+    return box[0]
+
+
+def all_gather_object(obj: T, group: Group) -> list[T]:
+    """Every rank's object, in rank order."""
+    if _alone(group):
+        return [obj]
+    assert group is not None
+    count("all_gather_object")
+    objects: list[Any] = [None] * group.size()
+    dist.all_gather_object(objects, obj, group=group)
+    return objects
+
+
+def call_on_rank(group: dist.ProcessGroup, rank: int, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Calls `func` on rank `rank`; every rank returns its result, or raises its error."""
+    answer: tuple[T | None, Exception | None] = (None, None)
+    if group.rank() == rank:
+        try:
+            answer = (func(*args, **kwargs), None)
+        except Exception as error:  # the other ranks wait for the answer
+            answer = (None, error)
+    result, failed = broadcast_object(answer, group, rank)
+    if failed is not None:
+        raise failed
+    return result  # type: ignore[return-value]
+
+
+def barrier(group: Group) -> None:
+    """Returns when every rank has called it."""
+    if not _alone(group):
+        count("barrier")
+        dist.barrier(group=group)
