@@ -38,9 +38,8 @@ def permute_segments(
     Returns:
         lengths `[F', B]`, values, weights.
     """
-    if not _needs_gradient(weights):
+    if weights is None or not weights.requires_grad or not torch.is_grad_enabled():
         return _permuted(order, lengths_FB, values, weights, num_values)
-    assert weights is not None
     lengths, moved, _ = _permuted(order, lengths_FB, values, None, num_values)
     places = _permuted(order, lengths_FB, _count(values), None, num_values)[1]
     return lengths, moved, weights[places]
@@ -119,7 +118,7 @@ def bucketize_rows(
         lengths `[K * F * B]` (bucket-major), ids counted from their block's first row, weights,
         and for each input value its position in the output (None unless asked).
     """
-    gather = _needs_gradient(weights)
+    gather = weights is not None and weights.requires_grad and torch.is_grad_enabled()
     new_lengths, new_values, new_weights, _, positions = _ops.block_bucketize_sparse_features(
         lengths,
         values,

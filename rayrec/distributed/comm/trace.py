@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-T = TypeVar("T")
 Listener = Callable[[str, float, float], object]
 """Called with a span's name, start and end, in seconds of `time.perf_counter`."""
 
@@ -24,18 +24,16 @@ ROWS, FORWARD, BACKWARD, UPDATE = "rows", "forward", "backward", "update"
 _listeners: list[Listener] = []
 
 
+@dataclass
 class span:
     """A context manager: its body is a span of this name, `rayrec <name>` in a profile."""
 
-    __slots__ = ("_began", "_name", "_shown")
-
-    def __init__(self, name: str) -> None:
-        self._name = name
+    name: str
 
     def __enter__(self) -> None:
         self._shown: Any = None
         if torch.autograd._profiler_enabled():
-            self._shown = torch.profiler.record_function(f"rayrec {self._name}")
+            self._shown = torch.profiler.record_function(f"rayrec {self.name}")
             self._shown.__enter__()
         self._began = time.perf_counter()
 
@@ -43,19 +41,9 @@ class span:
         if _listeners:
             ended = time.perf_counter()
             for listener in _listeners:
-                listener(self._name, self._began, ended)
+                listener(self.name, self._began, ended)
         if self._shown is not None:
             self._shown.__exit__(*error)
-
-
-def traced(name: str, func: Callable[[], T]) -> Callable[[], T]:
-    """`func` with its call as a span of this name."""
-
-    def call() -> T:
-        with span(name):
-            return func()
-
-    return call
 
 
 @contextmanager

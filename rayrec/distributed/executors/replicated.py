@@ -114,7 +114,7 @@ class _Lookup(torch.autograd.Function):
         *weights_and_leaves: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...]:
         ctx.executor, ctx.kept, ctx.counts = executor, kept, counts
-        ctx.rates = [kernel.rate for kernel in executor.kernels]
+        ctx.rates = [kernel.learning_rate for kernel in executor.kernels]
         return tuple(
             group.kernel.matrix.bags(ids.lookups) if group.pooled else group.kernel.matrix.vectors(ids.lookups.ids)
             for group, ids in zip(executor.groups, kept, strict=True)

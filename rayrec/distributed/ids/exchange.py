@@ -138,11 +138,14 @@ class IdExchange:
             rows = torch.cat([part[:width] for part in parts]).view(torch.int64)
             received = rows.view(len(parts), -1).tolist()
             parts = [part[width:] for part in parts]
-        self._check(outgoing, received)
-        arrival = batch.arrival
+        number = received[self._place.rank][NUMBER]
+        if any(header[FAILED] or header[NUMBER] != number for header in received):
+            self._raise_for(outgoing, received)
+        arrival, batch_sizes = batch.arrival, [header[BATCH] for header in received]
+        alike = min(batch_sizes) == max(batch_sizes)
         if arrival is None:
             units = None if self.finder is None else self.finder.find(outgoing)
-            arrival = Arrival(self._receiver.chunks(received), units)
+            arrival = Arrival(None if alike else self._receiver.chunks(received), units)
         if arrived is not None and batch.message is not None:
             ids = _ids_from(arrived.split(batch.message.pieces), self._weighted)
         elif parts is None:
@@ -156,7 +159,6 @@ class IdExchange:
             to_ranks, from_ranks = ([header[VALUES] for header in headers] for headers in (sent, received))
             trained = with_gradients(weights, ids, to_ranks, from_ranks, self._place.group)
             ids = replace(ids, weights=trained)
-        batch_sizes = [header[BATCH] for header in received]
         counts = [header[len(header) - self.num_counts :] for header in received]
         return RankIds(
             lookups=self._receiver.order(ids, received, arrival.chunks),
@@ -166,8 +168,8 @@ class IdExchange:
             units=arrival.units,
         )
 
-    def _check(self, outgoing: OutgoingIds, received: Headers) -> None:
-        """Raises if some rank failed, or is at another batch."""
+    def _raise_for(self, outgoing: OutgoingIds, received: Headers) -> None:
+        """Some rank failed, or is at another batch."""
         failed = [rank for rank, header in enumerate(received) if header[FAILED]]
         if outgoing.error is not None:
             raise outgoing.error

@@ -27,7 +27,7 @@ class DenseKernel:
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
         self.tables = list(tables)
         self.matrix = RowMatrix(tables, table_of_lookup, device)
-        self.rate = None  # the optimizer has it
+        self.learning_rate = None  # the optimizer has it
         self.leaves = [nn.Parameter(part) for part in self.matrix.split(self.matrix.weight_RD)]
         self._anchor = make_anchor(device)
 

@@ -4,6 +4,7 @@ counts of these updates."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from weakref import WeakSet
 
 import torch
@@ -39,18 +40,19 @@ class UpdateCount:
         """Counts the update when the backward of `out` starts; nothing where `out` has none."""
         if out.requires_grad:
             update = _Update(self, self._pending)
+            self._pending.add(update)
             if out.grad_fn is None:
                 out.register_hook(update)
             else:
                 out.grad_fn.register_prehook(update)
 
 
+@dataclass(eq=False)
 class _Update:
     """An autograd hook: counts an update when its backward starts."""
 
-    def __init__(self, count: UpdateCount, pending: WeakSet[_Update]) -> None:
-        self._count, self._pending = count, pending
-        pending.add(self)
+    _count: UpdateCount
+    _pending: WeakSet[_Update]
 
     def __call__(self, *_: object) -> None:
         self._pending.discard(self)

@@ -120,26 +120,24 @@ class RowMatrix:
         self, groups: RowGroups, offsets: torch.Tensor, weights: torch.Tensor | None, grad: torch.Tensor
     ) -> torch.Tensor:
         """The gradient of each distinct row, from the gradient of the bags `[B, L * D]`."""
-        return groups.sum(self._by_bag(grad), _bag_of_id(offsets, groups.order.numel()), weights)
+        by_bag, bag_of_id = self._by_bag(grad, offsets, groups.order.numel())
+        return groups.sum(by_bag, bag_of_id, weights)
 
     def weight_gradients(self, lookups: Lookups, grad: torch.Tensor) -> torch.Tensor:
         """The gradient of each id's weight `[N]`; ids are rows of the matrix."""
-        bags = self._by_bag(grad)[_bag_of_id(lookups.offsets, lookups.ids.numel())]
-        return (bags * self.weight_RD[lookups.ids].float()).sum(1)
+        by_bag, bag_of_id = self._by_bag(grad, lookups.offsets, lookups.ids.numel())
+        return (by_bag[bag_of_id] * self.weight_RD[lookups.ids].float()).sum(1)
 
-    def _by_bag(self, grad: torch.Tensor) -> torch.Tensor:
-        batch = grad.shape[0]
-        return grad.view(batch, self.num_lookups, self.dim).transpose(0, 1).reshape(-1, self.dim)
+    def _by_bag(self, grad: torch.Tensor, offsets: torch.Tensor, num_ids: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradients `[L * B, D]`, and for each id the bag that it is in."""
+        by_bag = grad.view(grad.shape[0], self.num_lookups, self.dim).transpose(0, 1).reshape(-1, self.dim)
+        bags = torch.arange(offsets.numel() - 1, device=offsets.device)
+        return by_bag, bags.repeat_interleave(offsets.diff(), output_size=num_ids)
 
 
 def make_anchor(device: torch.device) -> torch.Tensor:
     """An input that requires gradients, so that autograd calls a backward that has no other such input."""
     return torch.zeros(0, device=device, requires_grad=True)
-
-
-def _bag_of_id(offsets: torch.Tensor, num_ids: int) -> torch.Tensor:
-    lengths = offsets[1:] - offsets[:-1]
-    return torch.arange(lengths.numel(), device=offsets.device).repeat_interleave(lengths, output_size=num_ids)
 
 
 class MatrixKernel(Kernel, Protocol):
@@ -153,9 +151,7 @@ class MatrixKernel(Kernel, Protocol):
     def leaves(self) -> Sequence[nn.Parameter]:
         """Parameters that get a gradient; none if the kernel updates its rows itself."""
 
-    @property
-    def rate(self) -> float | None:
-        """The learning rate of the update inside backward; None without one."""
+    learning_rate: Any  # of the update inside backward; None without one
 
     def train(self, rows: torch.Tensor, grads: torch.Tensor, rate: float | None) -> Sequence[torch.Tensor]:
         """Applies the mean gradients `[n, D]` of distinct `rows` at the learning rate of their lookup; returns the
@@ -196,11 +192,6 @@ class RowKernel:
         out: torch.Tensor = _Vectors.apply(self._anchor, self, self.matrix.row_lookups(lookups).ids)
         return out
 
-    @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.learning_rate
-
     def train(self, rows: torch.Tensor, grads: torch.Tensor, rate: float | None) -> tuple[torch.Tensor, ...]:
         """Applies the optimizer to distinct `rows` of the matrix, at the learning rate of their lookup."""
         assert rate is not None
@@ -234,7 +225,7 @@ class _Pooled(torch.autograd.Function):
         offsets: torch.Tensor,
         weights: torch.Tensor | None,
     ) -> torch.Tensor:
-        ctx.kernel, ctx.lookups, ctx.rate = kernel, Lookups(rows, offsets, weights), kernel.rate
+        ctx.kernel, ctx.lookups, ctx.rate = kernel, Lookups(rows, offsets, weights), kernel.learning_rate
         return kernel.matrix.bags(ctx.lookups)
 
     @staticmethod
@@ -252,7 +243,7 @@ class _Pooled(torch.autograd.Function):
 class _Vectors(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, kernel: RowKernel, rows: torch.Tensor) -> torch.Tensor:
-        ctx.kernel, ctx.rows, ctx.rate = kernel, rows, kernel.rate
+        ctx.kernel, ctx.rows, ctx.rate = kernel, rows, kernel.learning_rate
         return kernel.matrix.vectors(rows)
 
     @staticmethod
