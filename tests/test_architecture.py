@@ -293,6 +293,10 @@ MUTABLE = {
     "rayrec/torchrec/distributed/train_pipeline/gradient_accumulation.py": {"GradientAccumulationConfig"},
     "rayrec/torchrec/distributed/train_pipeline/pipeline_stage.py": {"_Item"},
     "rayrec/distributed/planner/search/pack.py": {"Packing"},
+    "rayrec/distributed/vectors/transport.py": {"_RoundTrip"},
+    "rayrec/distributed/ids/exchange.py": {"SentIds"},
+    "rayrec/distributed/comm/trace.py": {"span"},
+    "rayrec/distributed/kernel/fused.py": {"_Update"},
 }
 
 
