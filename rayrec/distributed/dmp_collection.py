@@ -1,4 +1,4 @@
-"""DMPCollection: a model whose tables are sharded in groups of ranks, of which there are several."""
+"""DMPCollection: a model with tables sharded over groups of ranks, one replica of all tables per group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.replicas.averaging import AllReduce, average
 from rayrec.distributed.replicas.env import ShardingEnv2D
-from rayrec.distributed.replicas.gradients import meet_gradient
+from rayrec.distributed.replicas.gradients import mean_gradient
 from rayrec.distributed.replicas.layout import GroupLayout
 
 
@@ -31,34 +31,35 @@ class ShardingStrategy(Enum):
 
 
 class DMPCollection(DistributedModelParallel):
-    """Shards every collection over the ranks of a sharding group; each group holds all tables, and what is left of the
-    model is data-parallel over all ranks.
+    """Shards every collection over the ranks of a sharding group; each group holds all tables, and the other
+    parameters are data-parallel over all ranks.
 
-    With `sync_every=1` the groups are one training on the global batch, for every optimizer: gradients of touched rows
-    meet before the update. With N > 1, and with `sync`, each group trains on the mean gradient of its own ranks for N
-    steps, and then weights and optimizer state of the rows touched since are averaged: the same as one group for SGD
-    after one step, close to it else. Data-parallel tables, and tables with a dense kernel, meet in every step always.
+    With `sync_every=1` training equals that of one process on the global batch, for every optimizer: gradients of
+    touched rows are averaged before the update. With N > 1, and with `sync`, each group trains on the mean gradient of
+    its own ranks for N steps; then weights and optimizer state of the touched rows are averaged. For SGD and one step
+    this equals a single group; otherwise it is close. Data-parallel tables, and tables with a dense kernel, are
+    averaged in every step.
 
     Args:
         module: any module with collections anywhere inside it; it is changed in place.
         device: of this rank.
-        plan: where tables lie in a group, for `sharding_group_size` ranks; None: the planner decides.
+        plan: for `sharding_group_size` ranks; by default the planner decides.
         world_size: ranks of all groups.
-        sharding_group_size: ranks of one.
-        global_pg: joins all ranks.
+        sharding_group_size: ranks of one group.
+        global_pg: all ranks.
         sharding_strategy: DEFAULT, or PER_MODULE, which is the same here.
-        node_group_size: ranks of each host in a group; None: the hosts' names tell.
+        node_group_size: ranks per host in a group; by default found from hostnames.
         sharders: one for each kind of collection.
         init_data_parallel, init_parameters, data_parallel_wrapper: as of `DistributedModelParallel`.
-        use_inter_host_allreduce: a group's ranks follow each other, and replicas lie on other hosts; else replicas are
-            neighbours, and groups cross hosts.
+        use_inter_host_allreduce: the ranks of a group are consecutive, and replicas are on other hosts; else replicas
+            are consecutive, and groups span hosts.
         custom_all_reduce: averages tensors over replicas in place, instead of an all-reduce.
-        submodule_configs, rs_awaitable_hook_module, use_sharded_relay: must be left out.
-        sync_every: steps after which `after_step` makes the groups alike; None: when `sync` is called.
+        submodule_configs, rs_awaitable_hook_module, use_sharded_relay: not offered; leave them out.
+        sync_every: steps after which `after_step` averages the groups; None: only `sync` does.
 
     Raises:
         ValueError: a world that does not divide into groups, or is not that of `global_pg`; a plan for a larger group;
-            what is not offered.
+            an option that is not offered.
     """
 
     def __init__(
@@ -101,30 +102,30 @@ class DMPCollection(DistributedModelParallel):
         if env.num_sharding_groups() > 1:
             for table in self.tables().values():
                 for item in table.local if table.dense else ():
-                    item.parameter.register_hook(partial(meet_gradient, group=env.replica_pg))
+                    item.parameter.register_hook(partial(mean_gradient, group=env.replica_pg))
 
     def _default_plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
         return broadcast_object(super()._default_plan(module, sharders), self._env.whole.process_group)
 
     @property
     def replicas(self) -> int:
-        """Sharding groups."""
+        """Number of sharding groups."""
         return self._replica_pg.size()
 
     def sync(self, include_optimizer_state: bool = True) -> None:
-        """Makes the groups' tables alike, and their optimizer state; a collective of all ranks, between two steps."""
+        """Averages tables and their optimizer state over the groups; a collective of all ranks, between two steps."""
         self._steps = 0
         if self.replicas > 1:
             average(self.kernels(), self._replica_pg, include_optimizer_state, self._all_reduce)
 
     def after_step(self) -> None:
-        """To be called after each step of the optimizer: synchronises in every `sync_every`-th."""
+        """Call it after each step of the optimizer: synchronizes in every `sync_every`-th step."""
         self._steps += 1
         if self._sync_every is not None and self._steps >= self._sync_every:
             self.sync()
 
     def set_all_reduce_hook(self, reduce_hook: Callable[[list[torch.Tensor]], None]) -> None:
-        """Takes `reduce_hook`, which averages tensors over replicas in place, instead of an all-reduce in `sync`."""
+        """Sets the function that averages tensors over replicas in place, instead of an all-reduce in `sync`."""
         self._all_reduce = reduce_hook
 
 

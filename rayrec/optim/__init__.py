@@ -8,8 +8,8 @@ from torch.optim import SGD, Adagrad, Adam
 from rayrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from rayrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from rayrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
+from rayrec.optim.in_backward import in_backward_optimizer_filter
 from rayrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
-from rayrec.optim.optimizers import in_backward_optimizer_filter
 from rayrec.optim.rowwise import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 from rayrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 

@@ -1,4 +1,4 @@
-"""Choosing a table's optimizer before it is sharded: torch's own function, under the name that users look for."""
+"""Sets a table's optimizer before sharding: torch's own function under a public name."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def apply_optimizer_in_backward(
     params: Iterable[torch.nn.Parameter],
     optimizer_kwargs: dict[str, Any],
 ) -> None:
-    """Gives parameters an optimizer that runs inside backward. A sharded table obeys it by its fused update; others are
-    updated as soon as their gradient is there, and have none afterwards.
+    """Gives parameters an optimizer that runs inside backward. Sharded tables use it as their fused update; other
+    parameters are updated once their gradient is computed, and `grad` is None afterwards.
 
     Args:
         optimizer_class: torch's SGD, Adagrad or Adam, or one of `rayrec.optim`'s row optimizers.
         params: for example a collection's `parameters()`, before it is sharded.
         optimizer_kwargs: the optimizer's settings, such as `{"lr": 0.02}`.
     """
-    # Imported here: it brings FSDP and more with it, a third of a second for every process of a run.
+    # imported here: it imports FSDP, which takes a third of a second in every process
     from torch.distributed.optim import _apply_optimizer_in_backward
 
     _apply_optimizer_in_backward(optimizer_class, params, optimizer_kwargs)

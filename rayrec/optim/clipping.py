@@ -1,4 +1,4 @@
-"""Gradients kept within bounds before an optimizer uses them."""
+"""Clipping of gradients before the optimizer's step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from rayrec.optim.in_backward import GATHER
 from rayrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
-from rayrec.optim.optimizers import GATHER
 
 
 class GradientClipping(Enum):

@@ -1,4 +1,4 @@
-"""Bases of optimizers that run inside backward, and of modules that have one."""
+"""Base classes of optimizers that run inside backward, and of modules with such an optimizer."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from rayrec.optim.keyed import KeyedOptimizer
 
 
 class FusedOptimizer(KeyedOptimizer, ABC):
-    """An optimizer that has updated its parameters in backward when `step` is called."""
+    """An optimizer that updates its parameters in backward, before `step` is called."""
 
     @abstractmethod
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Takes up settings that were changed."""
+        """Applies changed settings."""
 
     @abstractmethod
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Takes up settings that were changed."""
+        """Applies changed settings."""
 
 
 class EmptyFusedOptimizer(FusedOptimizer):
-    """Of a module without fused parameters."""
+    """The optimizer of a module without fused parameters."""
 
     def __init__(self) -> None:
         super().__init__({}, {}, [])

@@ -1,7 +1,7 @@
-"""Optimizers whose state is kept by parameter name, and their combination.
+"""Optimizers with state by parameter name, and their combination.
 
-State dicts are TorchRec's: `{"state": {name: {key: value}}}` with the parameters that have a state, and
-`"param_groups"` after `save_param_groups(True)`.
+State dicts have the form `{"state": {name: {key: value}}}` for parameters with state, and `"param_groups"` after
+`save_param_groups(True)`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 
 class KeyedOptimizer(Optimizer):
-    """An optimizer that knows its parameters by name, so that its state dict does too.
+    """An optimizer over named parameters; its state dict has these names.
 
     Args:
         params: parameters (or other tensors) by name.
@@ -22,7 +22,7 @@ class KeyedOptimizer(Optimizer):
         param_groups: as in `torch.optim`.
 
     Raises:
-        ValueError: state of something that is no parameter.
+        ValueError: `state` has a key that is not in `params`.
     """
 
     _saves_groups = False
@@ -35,7 +35,7 @@ class KeyedOptimizer(Optimizer):
     ) -> None:
         known = {id(param) for param in params.values()}
         if any(id(param) not in known for param in state):
-            raise ValueError(f"the optimizer's state is of a tensor that is none of its parameters {list(params)}")
+            raise ValueError(f"the optimizer's state has a tensor that is not among its parameters {list(params)}")
         self.params = dict(params)
         self.state: Any = state
         self.param_groups = [dict(group) for group in param_groups]
@@ -67,7 +67,7 @@ class KeyedOptimizer(Optimizer):
         return {"state": self.named_state(), "param_groups": self.named_groups()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Copies what `state_dict` wrote into this optimizer, which may be a fresh one; of the groups, only under
+        """Copies a result of `state_dict` into this optimizer, which may be new; groups only after
         `save_param_groups(True)`.
 
         Raises:
@@ -111,10 +111,10 @@ class KeyedOptimizer(Optimizer):
             group.update({key: value for key, value in saved.items() if key != "params"})
 
     def post_load_state_dict(self) -> None:
-        """Called when a state has been loaded, for optimizers that keep a part of it elsewhere."""
+        """Called after a state was loaded, for optimizers that keep a part of it elsewhere."""
 
     def save_param_groups(self, save: bool) -> None:
-        """Whether state dicts have the parameter groups."""
+        """Sets whether state dicts contain the parameter groups."""
         self._saves_groups = save
 
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
@@ -134,11 +134,11 @@ class KeyedOptimizer(Optimizer):
     # -- a step
 
     def settings_changed(self) -> None:
-        """To be called after a setting in `param_groups` was changed, for optimizers that keep a copy elsewhere."""
+        """Call it after a change of a setting in `param_groups`, for optimizers that keep a copy elsewhere."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """A keyed optimizer's parameters are given when it is made."""
-        raise NotImplementedError(f"{type(self).__name__}: parameters are named when the optimizer is made")
+        """Not supported: parameters are given to the constructor."""
+        raise NotImplementedError(f"{type(self).__name__}: give all parameters to the constructor")
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Applies the update; a fused optimizer has done so in backward already."""
@@ -159,8 +159,8 @@ class KeyedOptimizer(Optimizer):
         return "\n".join([*lines, ")"])
 
 
-def tell(optimizer: Any, method: str, *args: Any) -> None:
-    """Calls a method of an optimizer that has it."""
+def call_if_defined(optimizer: Any, method: str, *args: Any) -> None:
+    """Calls a method of an optimizer, if it has this method."""
     call = getattr(optimizer, method, None)
     if call is not None:
         call(*args)
@@ -193,18 +193,18 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
 
     def set_optimizer_step(self, step: int) -> None:
         """Passed on to an optimizer that has it."""
-        tell(self._optimizer, "set_optimizer_step", step)
+        call_if_defined(self._optimizer, "set_optimizer_step", step)
 
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
         """Passed on to an optimizer that has it."""
-        tell(self._optimizer, "update_hyper_parameters", params_dict)
+        call_if_defined(self._optimizer, "update_hyper_parameters", params_dict)
 
 
 class OptimizerWrapper(KeyedOptimizer):
-    """A keyed optimizer that does something before or after another one; all else is the other one's.
+    """A keyed optimizer that does something before or after the step of another one.
 
     Args:
-        optimizer: the one inside.
+        optimizer: the wrapped optimizer.
     """
 
     def __init__(self, optimizer: KeyedOptimizer) -> None:
@@ -251,11 +251,11 @@ class OptimizerWrapper(KeyedOptimizer):
 
     def set_optimizer_step(self, step: int) -> None:
         """Passed on to an optimizer that has it."""
-        tell(self._optimizer, "set_optimizer_step", step)
+        call_if_defined(self._optimizer, "set_optimizer_step", step)
 
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
         """Passed on to an optimizer that has it."""
-        tell(self._optimizer, "update_hyper_parameters", params_dict)
+        call_if_defined(self._optimizer, "update_hyper_parameters", params_dict)
 
     def __repr__(self) -> str:
         return repr(self._optimizer)
@@ -345,12 +345,12 @@ class CombinedOptimizer(KeyedOptimizer):
     def set_optimizer_step(self, step: int) -> None:
         """Passed on to the optimizers that have it."""
         for _, optimizer in self._optims:
-            tell(optimizer, "set_optimizer_step", step)
+            call_if_defined(optimizer, "set_optimizer_step", step)
 
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
         """Passed on to the optimizers that have it."""
         for _, optimizer in self._optims:
-            tell(optimizer, "update_hyper_parameters", params_dict)
+            call_if_defined(optimizer, "update_hyper_parameters", params_dict)
 
     def __repr__(self) -> str:
         return "\n".join(f"{prefix}: {optimizer!r}" for prefix, optimizer in self._optims)

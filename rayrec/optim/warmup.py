@@ -120,7 +120,7 @@ class WarmupOptimizer(OptimizerWrapper):
     hold the progress as the state of a parameter that is none.
 
     Args:
-        optimizer: whose rates are set.
+        optimizer: its learning rates are set.
         stages: the schedule, in order.
         lr: rate that the factors multiply, of every param group.
         lr_param: name of the rate in the param groups.

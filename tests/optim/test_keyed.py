@@ -123,7 +123,7 @@ def test_optimizers_that_do_not_fit_are_named() -> None:
     groups.save_param_groups(True)
     with pytest.raises(ValueError, match="it has 0 parameter groups, this optimizer 1"):
         groups.load_state_dict({"state": {"a": {}}, "param_groups": []})
-    with pytest.raises(ValueError, match="none of its parameters"):
+    with pytest.raises(ValueError, match="is not among its parameters"):
         KeyedOptimizer({}, {torch.ones(1): {}}, [])
 
 

@@ -21,7 +21,7 @@ from rayrec.distributed.ids.routes import Routes
 from rayrec.distributed.kernel import Kernel
 from rayrec.distributed.plan.shards import Shard, Span
 from rayrec.modules import BaseEmbeddingConfig, init
-from rayrec.optim.optimizers import GATHER
+from rayrec.optim.in_backward import GATHER
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""2D parallelism: replicas of sharding groups. Tables are sharded inside a group, and each group has all of them.
+"""2D parallelism: tables are sharded inside a group of ranks, and every group holds a replica of all tables.
 
-`layout` says which ranks are a group, `env` joins them, `meeting` makes every step's update one of all groups,
-`averaging` makes groups alike again after some steps of their own, `collection` is the model.
+`layout` assigns ranks to groups, `env` makes the process groups, `gradients` averages gradients over replicas in every
+step, `averaging` averages weights after several local steps. The model is `rayrec.distributed.dmp_collection`.
 """
 
 from rayrec.distributed.replicas.env import ShardingEnv2D

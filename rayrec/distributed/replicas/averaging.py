@@ -1,7 +1,7 @@
-"""Groups made alike after some steps of their own: local updates, averaged (local SGD: Stich, "Local SGD converges fast
-and communicates little", ICLR 2019).
+"""Averages weights over replicas after local steps (local SGD: Stich, "Local SGD converges fast and communicates
+little", ICLR 2019).
 
-Only rows that some group has looked up since the last time are exchanged; all others are alike already.
+Only rows that some group has looked up since the last averaging are exchanged; all others are equal already.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ AllReduce = Callable[[list[torch.Tensor]], None]  # averages tensors over replic
 
 
 def average(kernels: Sequence[Kernel], group: comm.Group, state: bool, all_reduce: AllReduce | None = None) -> None:
-    """Gives the replicas of every row that was touched the mean of their weights, and of their optimizer state.
+    """Sets every touched row, and its optimizer state, to the mean over replicas.
 
-    For each kernel three exchanges: how many rows, which (8 bytes each, to every other replica), and a float32 for each
-    number of the union of rows, all-reduced.
+    Three exchanges per kernel: numbers of rows, the rows (8 bytes each, to every other replica), and an all-reduce of
+    a float32 for each number in the union of rows.
 
     Args:
-        kernels: this rank's; its replicas have the same.
-        group: of the replicas.
-        state: optimizer state too.
-        all_reduce: in place of the sum over `group`.
+        kernels: of this rank; the same on its replicas.
+        group: the replicas.
+        state: average the optimizer state too.
+        all_reduce: replaces the all-reduce over `group`.
     """
     for kernel in kernels:
         if isinstance(kernel, RecordingKernel):

@@ -1,4 +1,4 @@
-"""The sharding environment of one group among its replicas."""
+"""The sharding environment of a group with replicas."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rayrec.distributed.replicas.layout import GroupLayout
 
 @dataclass(frozen=True, init=False)
 class ShardingEnv2D(ShardingEnv):
-    """Who takes part, where sharding groups are replicated: `world_size`, `rank` and `process_group` are of this rank's
-    sharding group, in which tables lie and vectors travel.
+    """Process groups of 2D parallelism. `world_size`, `rank` and `process_group` are those of this rank's sharding
+    group, over which tables are sharded and vectors are exchanged.
 
     Args:
         sharding_pg: this rank's group.
-        replica_pg: the ranks with the same shards, one a group.
-        global_pg: all.
-        device_mesh: taken and not needed.
-        node_group_size: ranks of each host in the group; None: the hosts' names tell.
-        every_step: gradient rows meet those of the other groups before each update.
+        replica_pg: the ranks with the same shards, one per group.
+        global_pg: all ranks.
+        device_mesh: ignored.
+        node_group_size: ranks per host in the group; by default found from hostnames.
+        every_step: gradient rows are averaged over the groups before each update.
     """
 
     sharding_pg: dist.ProcessGroup = field(init=False)
@@ -56,7 +56,7 @@ class ShardingEnv2D(ShardingEnv):
         *,
         every_step: bool = False,
     ) -> ShardingEnv2D:
-        """Joins this rank's group and its replicas; all ranks must come here.
+        """Makes the process groups of this rank; a collective of all ranks.
 
         Raises:
             ValueError: the layout is for another world.
@@ -74,5 +74,5 @@ class ShardingEnv2D(ShardingEnv):
         return ShardingEnv.from_process_group(self.global_pg)
 
     def num_sharding_groups(self) -> int:
-        """Groups, which is how often each table is held."""
+        """Number of groups, and so of replicas of each table."""
         return self.replica_pg.size()

@@ -1,8 +1,8 @@
-"""Every step's update as one of all groups: gradient rows meet those of the replicas before the optimizer sees them.
+"""Averages gradient rows over replicas before each update.
 
-A nonlinear optimizer's state after local steps has no mean that would be the state after one step on the mean gradient.
-So with synchronisation every step it is the gradients of the touched rows that are exchanged, and each replica applies
-the same update to the same rows: groups stay bit-identical, and are one training on the global batch.
+The mean of a nonlinear optimizer's states after local steps is not its state after one step on the mean gradient. So
+with synchronization in every step the gradients of the touched rows are exchanged, and each replica applies the same
+update to the same rows: replicas stay bit-identical, and train as one process would on the global batch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rayrec.distributed.replicas.env import ShardingEnv2D
 
 
 class Replicas:
-    """The ranks with the same shards, one a group.
+    """The ranks with the same shards, one per group.
 
     Args:
-        group: joins them.
-        every_step: their gradient rows meet before each update; else each trains on its own for some steps.
+        group: their process group.
+        every_step: gradient rows are averaged before each update; else each group trains alone for some steps.
     """
 
     def __init__(self, group: comm.Group, every_step: bool) -> None:
@@ -38,7 +38,7 @@ class Replicas:
     def mean(self, rows: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The distinct rows that any replica's batch touched, and their gradients averaged over replicas.
 
-        Two exchanges: how many rows there are, and 8 bytes and a float32 gradient for each, to every other replica.
+        Two exchanges: numbers of rows, and 8 bytes and a float32 gradient per row to every other replica.
 
         Args:
             rows: int64 `[n]`, distinct.
@@ -55,7 +55,7 @@ class Replicas:
 def with_replicas(
     optimizers: Mapping[str, OptimizerSpec | None], params: ModuleSharding, env: ShardingEnv
 ) -> dict[str, OptimizerSpec | None]:
-    """Each table's update as the groups share it. Data-parallel tables, which are small, meet in every step."""
+    """Each table's update with its replicas. Data-parallel tables, which are small, are averaged in every step."""
     if not isinstance(env, ShardingEnv2D):
         return dict(optimizers)
     shared = Replicas(env.replica_pg, env.every_step)
@@ -66,14 +66,14 @@ def with_replicas(
     }
 
 
-def meet_gradient(grad: torch.Tensor, group: comm.Group) -> torch.Tensor:
-    """The mean over replicas of a parameter's whole gradient, as a hook of a table that a dense optimizer trains."""
+def mean_gradient(grad: torch.Tensor, group: comm.Group) -> torch.Tensor:
+    """The mean of a parameter's gradient over replicas: a hook for tables that a dense optimizer trains."""
     assert group is not None
     return comm.all_reduce(grad.contiguous().clone(), group).div_(group.size())
 
 
 def same_weights(weight: torch.Tensor, env: ShardingEnv) -> None:
-    """Gives every replica the first group's."""
+    """Copies the weight of the first group to every replica."""
     if isinstance(env, ShardingEnv2D):
         given: Any = comm.broadcast(weight.contiguous(), env.replica_pg)
         weight.copy_(given)

@@ -1,4 +1,4 @@
-"""Which ranks are a sharding group, and which are replicas of each other. Pure."""
+"""Which ranks form a sharding group, and which are replicas of each other."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class GroupLayout:
 
     Args:
         world_size: ranks of all groups.
-        group_size: ranks of one.
-        strided: a group's ranks are R apart, where R is the number of groups, so that replicas are neighbours: with
-            whole hosts of R ranks, groups cross hosts and synchronisation stays inside. Else a group's ranks follow
-            each other: groups stay inside hosts, and synchronisation crosses them.
+        group_size: ranks of one group.
+        strided: the ranks of a group are R apart, where R is the number of groups, so that replicas are consecutive:
+            with hosts of R ranks, groups span hosts and synchronization stays inside a host. Else the ranks of a group
+            are consecutive: groups stay inside hosts, and synchronization spans them.
 
     Raises:
         ValueError: the world does not divide into groups.
@@ -34,10 +34,10 @@ class GroupLayout:
 
     @classmethod
     def of_replicas(cls, world_size: int, replicas: int) -> GroupLayout:
-        """As many groups as `replicas`, of ranks that follow each other.
+        """`replicas` groups of consecutive ranks.
 
         Raises:
-            ValueError: the world does not divide into so many groups.
+            ValueError: the world does not divide into that many groups.
         """
         if not 1 <= replicas <= world_size or world_size % replicas:
             fit = [str(count) for count in range(1, world_size + 1) if world_size % count == 0]
@@ -49,7 +49,7 @@ class GroupLayout:
 
     @property
     def replicas(self) -> int:
-        """Groups."""
+        """Number of groups."""
         return self.world_size // self.group_size
 
     def group_of(self, rank: int) -> range:
@@ -60,7 +60,7 @@ class GroupLayout:
         return range(first, first + self.group_size)
 
     def replicas_of(self, rank: int) -> range:
-        """The ranks with the same shards as this rank, one a group."""
+        """The ranks with the same shards as this rank, one per group."""
         if self.strided:
             first = rank - rank % self.replicas
             return range(first, first + self.replicas)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rayrec.optim.keyed import KeyedOptimizer, tell
+from rayrec.optim.keyed import KeyedOptimizer, call_if_defined
 
 LOCAL, GLOBAL = "semi_sync_local_", "semi_sync_global_"
 LOCAL_COUNT, GLOBAL_COUNT = "__semisync_local_step_counter__", "__semisync_global_step_counter__"
@@ -135,12 +135,12 @@ class SemisyncOptimizer(KeyedOptimizer):
     def set_optimizer_step(self, step: int) -> None:
         """Passed on to the optimizers that have it."""
         for optimizer in (self._local, self._global):
-            tell(optimizer, "set_optimizer_step", step)
+            call_if_defined(optimizer, "set_optimizer_step", step)
 
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
         """Passed on to the optimizers that have it."""
         for optimizer in (self._local, self._global):
-            tell(optimizer, "update_hyper_parameters", params_dict)
+            call_if_defined(optimizer, "update_hyper_parameters", params_dict)
 
     def __repr__(self) -> str:
         return f"semi_sync_local_optim: {self._local!r}, semi_sync_global_optim: {self._global!r}"

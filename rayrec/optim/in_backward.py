@@ -1,4 +1,4 @@
-"""Which parameters are trained inside backward, and which are left to a dense optimizer."""
+"""Marks on parameters that are updated inside backward, and the filter by them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
-# torch.distributed.optim's apply_optimizer_in_backward leaves these on a parameter; rayrec's sharded tables do too
+# attributes that torch.distributed.optim's apply_optimizer_in_backward sets on a parameter; so do sharded tables
 CLASSES = "_optimizer_classes"
 SETTINGS = "_optimizer_kwargs"
-# on a parameter that is one rank's shard of a table: a function that gathers a number from every rank, `[]` to `[W]`
+# attribute of a parameter that is one rank's shard of a table: gathers a number of every rank, `[]` to `[W]`
 GATHER = "_gather_over_ranks"
 
 
