@@ -282,7 +282,7 @@ def ids_that_travel(group: dist.ProcessGroup, dedup: bool) -> int:
 
 def _routed(sharded: Any, kjt: KeyedJaggedTensor) -> Any:
     kjt = KeyedJaggedTensor(kjt.keys(), kjt.values() % 5, lengths=kjt.lengths())
-    return sharded.input_dist(kjt).wait().ids.lookups
+    return sharded.input_dist(kjt).wait().lookups
 
 
 def test_deduplicated_ids_travel_once() -> None:

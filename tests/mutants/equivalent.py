@@ -293,25 +293,25 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "a class that writes its own __init__ keeps it",
     ),
     (
-        "rayrec/distributed/vectors/column_order.py",
+        "rayrec/distributed/vectors/pooled_exchange.py",
         "if self._partials and batch:",
         "if self._partials or batch:",
         "a bag of one source is that source; bags of no examples are empty",
     ),
     (
-        "rayrec/distributed/vectors/column_order.py",
+        "rayrec/distributed/vectors/pooled_exchange.py",
         "len(rows) > self._units",
         "len(rows) >= self._units",
         "a bag of one source is that source",
     ),
     (
-        "rayrec/distributed/vectors/column_order.py",
+        "rayrec/distributed/vectors/pooled_exchange.py",
         "math.gcd(*edges, *columns.blocks) or 1",
         "math.gcd(*edges, *columns.blocks) or 2",
         "only without any column, where every unit does",
     ),
     (
-        "rayrec/distributed/vectors/column_order.py",
+        "rayrec/distributed/vectors/pooled_exchange.py",
         "if len(self._cache) > 8:",
         "if len(self._cache) >= 8:",
         "how many batch sizes are remembered",
@@ -323,22 +323,16 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "of one dimension the first is the last",
     ),
     (
-        "rayrec/distributed/ids/check.py",
-        "if len(self._table_of) < len(kjt.keys())",
-        "if len(self._table_of) <= len(kjt.keys())",
+        "rayrec/distributed/ids/input_dist.py",
+        "if len(self._table_of) < len(keys)",
+        "if len(self._table_of) <= len(keys)",
         "with as many keys as read features every limit is a table's",
     ),
     (
-        "rayrec/distributed/ids/message.py",
+        "rayrec/distributed/ids/exchange.py",
         "weights[0].view(torch.float32)",
         "weights[-1].view(torch.float32)",
         "there is one column of weights",
-    ),
-    (
-        "rayrec/distributed/executors/sequences.py",
-        "if distinct is None or own is None:",
-        "if distinct is None and own is None:",
-        "both are None or neither is",
     ),
     (
         "rayrec/distributed/executors/pooled.py",
@@ -354,8 +348,8 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "rayrec/distributed/vectors/pooled_exchange.py",
-        "first = self.edges[0]",
-        "first = self.edges[-1]",
+        "first = self._edges[0]",
+        "first = self._edges[-1]",
         "used only where all edges are equal",
     ),
     (

@@ -155,6 +155,6 @@ class _Receive(torch.autograd.Function):
         trip, grad = ctx.trip, grads[0]
         scale = trip.transport.codec.backward_scale / trip.transport.world_size  # this rank's share in the mean
         if scale != 1 or not grad.is_contiguous():
-            grad = torch.mul(grad.contiguous(), scale)
+            grad = torch.mul(grad, scale, out=torch.empty(grad.shape, dtype=grad.dtype, device=grad.device))
         trip.send([grad], forward=False)
         return grads[0].new_empty(0), None
