@@ -296,7 +296,6 @@ MUTABLE = {
     "rayrec/distributed/vectors/transport.py": {"_RoundTrip"},
     "rayrec/distributed/ids/exchange.py": {"SentIds"},
     "rayrec/distributed/comm/trace.py": {"span"},
-    "rayrec/distributed/kernel/fused.py": {"_Update"},
 }
 
 

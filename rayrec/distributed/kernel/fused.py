@@ -39,7 +39,7 @@ class UpdateCount:
     def expect(self, out: torch.Tensor) -> None:
         """Counts the update when the backward of `out` starts; nothing where `out` has none."""
         if out.requires_grad:
-            update = _Update(self, self._pending)
+            update = _Update(count=self, pending=self._pending)
             self._pending.add(update)
             if out.grad_fn is None:
                 out.register_hook(update)
@@ -47,16 +47,16 @@ class UpdateCount:
                 out.grad_fn.register_prehook(update)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Update:
     """An autograd hook: counts an update when its backward starts."""
 
-    _count: UpdateCount
-    _pending: WeakSet[_Update]
+    count: UpdateCount
+    pending: WeakSet[_Update]
 
     def __call__(self, *_: object) -> None:
-        self._pending.discard(self)
-        self._count.done += 1
+        self.pending.discard(self)
+        self.count.done += 1
 
 
 class FusedKernel:
