@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
-from rayrec.distributed.comm.place import _size_of_each
+from rayrec.distributed.comm.place import _ranks_of_a_host
 from rayrec.distributed.comm.wire import BF16, FP16, Codec, NumberFormat, int8_rows
 from rayrec.distributed.executors import pooled as tiers
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
@@ -229,10 +229,10 @@ def test_it_runs_where_it_saves_enough(kinds: tuple[ShardingType, ...], local: i
 
 
 def test_hosts_are_known_by_their_size_or_by_their_names() -> None:
-    assert _size_of_each([2, 2, 2, 2]) == 2
-    assert _size_of_each(["a", "a", "b", "b"]) == 2
+    assert _ranks_of_a_host([2, 2, 2, 2]) == 2
+    assert _ranks_of_a_host(["a", "a", "b", "b"]) == 2
     for unlike in ([2, 2, 1, 1], [3, 3, 3, 3], ["a", "a", "a", "b"], ["a", "b", "a", "b"], [2, 2, "b", "b"]):
-        assert _size_of_each(unlike) is None
+        assert _ranks_of_a_host(unlike) is None
 
 
 def weight_gradient(group: dist.ProcessGroup, local: int, batches: list[KeyedJaggedTensor]) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import comm
-from rayrec.distributed.comm import host_connect, host_link
+from rayrec.distributed.comm import collectives, host_connect, host_link
 from rayrec.train.errors import is_lost_peer, is_retryable
 from tests.ranks import RankError, Ranks, on_ranks
 
@@ -52,7 +52,7 @@ def exchanges(group: dist.ProcessGroup, seed: int, sizes: tuple[int, ...]) -> tu
             wait()
         gathered = comm.all_gather(torch.full((2, 3), rank), group)
         assert torch.equal(gathered, torch.arange(world).view(-1, 1, 1).expand(world, 2, 3))
-    link = host_connect.link_of(group, torch.empty(0))
+    link = collectives.link_of(group, torch.empty(0))
     assert link is not None
     return len(link._slots), sum(memory.num_bytes for peer in link._peers for memory in peer.slots.values())
 
@@ -131,7 +131,7 @@ def without_sharing(group: dist.ProcessGroup, how: str) -> bool:
             output = torch.empty(2)
             comm.all_to_all(output, torch.full((2,), float(group.rank())), None, None, apart)()
         assert output.tolist() == [0, 1]
-        return host_connect.link_of(apart, output) is None
+        return collectives.link_of(apart, output) is None
 
 
 @pytest.mark.parametrize("how", ["elsewhere", "refused"])
@@ -288,7 +288,7 @@ def joins_among_strangers(group: dist.ProcessGroup) -> tuple[bool, float, list[i
         for child in children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-    linked = host_connect.link_of(apart, torch.empty(0)) is not None
+    linked = collectives.link_of(apart, torch.empty(0)) is not None
     return linked, time.monotonic() - began, gathered.flatten().tolist()
 
 

@@ -128,7 +128,7 @@ def test_rows_on_the_wire_are_whole_and_carry_their_scale(count: int, row: int) 
 @pytest.mark.parametrize("row", [-4, 0, 2, 3, 5, 30])
 def test_rows_that_no_operator_has_are_refused(row: int) -> None:
     for make in (fp8_rows, int8_rows):
-        with pytest.raises(ValueError, match=f"{row} numbers that share a scale: must be a multiple of 4"):
+        with pytest.raises(ValueError, match=f"row={row}: the elements that share a scale must be a multiple of 4"):
             make(row)
 
 

@@ -96,8 +96,16 @@ def test_padding_changes_no_rule(name: str, dim: int, mode: Any) -> None:
         grad = torch.randn(4, dim, generator=generator)
         out.backward(grad)
         assert bags.grad is not None
-        formulas.apply(true, formulas.Step(rows, true.clone(), grad, state, spec, spec.learning_rate, count))
-        formulas.apply(wide, formulas.Step(rows, wide.clone(), bags.grad, wide_state, held, held.learning_rate, count))
+        formulas.apply(
+            true,
+            formulas.Step(rows, true.clone(), grad, state, spec, spec.learning_rate, count),
+            formulas.formula_of(spec),
+        )
+        formulas.apply(
+            wide,
+            formulas.Step(rows, wide.clone(), bags.grad, wide_state, held, held.learning_rate, count),
+            formulas.formula_of(held),
+        )
         torch.testing.assert_close(wide[:, :dim], true)
         assert not wide[:, dim:].any()
     for key, per_row in rule.rowwise.items():

@@ -51,7 +51,7 @@ def fused(kind: EmbOptimType, params: dict[str, Any], start: torch.Tensor, grads
     for count, grad in enumerate(grads, start=1):
         rows = (grad != 0).any(1).nonzero().squeeze(1)
         step = formulas.Step(rows, weight[rows], grad[rows], state, spec, spec.learning_rate, count)
-        formulas.apply(weight, step)
+        formulas.apply(weight, step, formulas.formula_of(step.spec))
     return weight
 
 
