@@ -129,6 +129,9 @@ class IdExchange:
         """What `SentIds` waits for."""
         outgoing = batch.outgoing.item
         sent: Headers = outgoing.header.tolist()
+        arrival = batch.arrival
+        if arrival is None:  # while ids travel
+            arrival = Arrival(None, None if self.finder is None else self.finder.find(outgoing))
         parts = None if wait is None else wait()
         received = sent
         if batch.received is not None:
@@ -141,11 +144,9 @@ class IdExchange:
         number = received[self._place.rank][NUMBER]
         if any(header[FAILED] or header[NUMBER] != number for header in received):
             self._raise_for(outgoing, received)
-        arrival, batch_sizes = batch.arrival, [header[BATCH] for header in received]
-        alike = min(batch_sizes) == max(batch_sizes)
-        if arrival is None:
-            units = None if self.finder is None else self.finder.find(outgoing)
-            arrival = Arrival(None if alike else self._receiver.chunks(received), units)
+        batch_sizes = [header[BATCH] for header in received]
+        if self._on_cpu and min(batch_sizes) < max(batch_sizes):
+            arrival = replace(arrival, chunks=self._receiver.chunks(received))
         if arrived is not None and batch.message is not None:
             ids = _ids_from(arrived.split(batch.message.pieces), self._weighted)
         elif parts is None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from rayrec.distributed.collections.default_sharders import default_sharders
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
-from rayrec.distributed.comm import broadcast_object
+from rayrec.distributed.comm import call_on_rank
 from rayrec.distributed.plan.module_sharder import ModuleSharder, ShardingPlanner
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner.cost.estimate import Estimate, evaluate
@@ -148,17 +148,7 @@ def plan_on_rank_0(make: Callable[[int], ShardingPlan], pg: dist.ProcessGroup | 
     """
     group = pg if pg is not None else dist.group.WORLD
     assert group is not None, "no process group is initialized"
-    answer: ShardingPlan | Exception | None = None
-    if group.rank() == 0:
-        try:
-            answer = make(group.size())
-        except Exception as error:  # the other ranks wait for the broadcast
-            answer = error
-    answer = broadcast_object(answer, group)
-    if isinstance(answer, Exception):
-        raise answer
-    assert isinstance(answer, ShardingPlan)
-    return answer
+    return call_on_rank(group, 0, make, group.size())
 
 
 def plan_tables(
