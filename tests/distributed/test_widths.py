@@ -6,17 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.kernel import RULES, FusedKernel, OptimizerSpec
+from rayrec.distributed.kernel import RULES, EmbOptimType, FusedKernel, OptimizerSpec
 from rayrec.distributed.kernel import optimizer_formulas as formulas
 from rayrec.distributed.kernel.tbe import Padding, padded
 from rayrec.distributed.plan.cuts import even_widths
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import cut, draw_kjt, train_plain
 from tests.distributed.test_properties import assert_same
+from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
 DIMS = [1, 3, 5, 10, 50]
@@ -117,3 +120,30 @@ def test_columns_are_cut_at_multiples_of_4() -> None:
     assert [span.size for span in even_widths(5, 2)] == [4, 1]
     with pytest.raises(ValueError, match=r"embedding_dim=3 cannot be cut into 2 columns .* at most 1"):
         even_widths(3, 2)
+
+
+def state_of_an_odd_width(group: dist.ProcessGroup, kind: ShardingType) -> tuple[bool, bool]:
+    """Whether a second collection that loads the state of the first one, optimizer too, goes on as it does."""
+    table = EmbeddingBagConfig(name="t", num_embeddings=20, embedding_dim=13, feature_names=["f"])
+    plan = {"t": cut(table, kind, [0, 1])}
+    sharder = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1})
+    env = ShardingEnv.from_process_group(group)
+    one, other = (
+        sharder.shard(EmbeddingBagCollection([table], seed=seed), plan, env, torch.device("cpu")) for seed in (1, 2)
+    )
+    kjt = KeyedJaggedTensor(["f"], torch.tensor([3, 7, 19, 3]), lengths=torch.tensor([2, 2]))
+    one(kjt).wait().values().square().sum().backward()
+    other.load_state_dict(one.state_dict())
+    other.fused_optimizer.load_state_dict(one.fused_optimizer.state_dict())
+    results = []
+    for _ in range(2):
+        first, second = one(kjt).wait().values(), other(kjt).wait().values()
+        results.append(torch.equal(first, second))
+        first.square().sum().backward()
+        second.square().sum().backward()
+    return results[0], results[1]
+
+
+@pytest.mark.parametrize("kind", [ShardingType.ROW_WISE, ShardingType.COLUMN_WISE])
+def test_a_width_that_is_padded_has_a_state_dict_on_many_ranks(kind: ShardingType) -> None:
+    assert on_ranks(2, state_of_an_odd_width, kind) == [(True, True)] * 2

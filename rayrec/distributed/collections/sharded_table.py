@@ -217,11 +217,18 @@ def sharded_tensor(
         for s in shards
     ]
     mine = [m for m, s in zip(metadata, shards, strict=True) if s.rank == place.rank]
-    return ShardedTensor._init_from_local_shards_and_global_metadata(
-        [TensorShard(tensor, m) for tensor, m in zip(local, mine, strict=True)],
+    # torch wants contiguous shards when it is made, and works with any: columns of a padded table are strided
+    contiguous = [
+        tensor.as_strided(tensor.shape, torch.empty(tensor.shape, device="meta").stride()) for tensor in local
+    ]
+    whole = ShardedTensor._init_from_local_shards_and_global_metadata(
+        [TensorShard(tensor, m) for tensor, m in zip(contiguous, mine, strict=True)],
         ShardedTensorMetadata(metadata, torch.Size(shape), TensorProperties(dtype=dtype)),
         process_group=place.group,
     )
+    for shard, tensor in zip(whole.local_shards(), local, strict=True):
+        shard.tensor = tensor
+    return whole
 
 
 def make_tables(setup: Setup[Config], kernels: Sequence[Kernel], routes: Routes) -> dict[str, ShardedTable]:
