@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
+import numpy as np
 import torch
 
 from rayrec.distributed.comm.awaitable import Awaitable
 from rayrec.distributed.comm.trace import ROUTE, span
 from rayrec.distributed.ids.batch import HostIds, Kept, RankIds
 from rayrec.distributed.ids.exchange import IdExchange, SentIds
+from rayrec.distributed.ids.split import split_loops
 from rayrec.distributed.ids.upload import Upload
 from rayrec.modules import BaseEmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
@@ -41,6 +43,7 @@ class IdCheck:
         self._limits: dict[tuple[str, ...], torch.Tensor] = {}
         sizes = {table.num_embeddings for table in self._table_of.values()}
         self._rows_of_all = sizes.pop() if len(sizes) == 1 else None
+        self._loops = split_loops() if self._rows_of_all is None else None
 
     def check(self, kjt: KeyedJaggedTensor) -> None:
         """Raises ValueError for a batch that cannot be looked up, with feature, id and table."""
@@ -65,12 +68,19 @@ class IdCheck:
             least, greatest = values.aminmax()
             if int(least) >= 0 and int(greatest) < self._rows_of_all:
                 return
+        if self._loops is not None and self._all_inside(kjt, self._limits[keys]):
+            return
         most_N = self._limits[keys].repeat_interleave(counts, output_size=values.numel())
         outside = (values >= most_N) | (values < 0)
         if len(self._table_of) < len(keys):  # a feature that no table reads may have any ids
             outside &= most_N < torch.iinfo(torch.int64).max
         if bool(outside.any()):
             self._raise_for(kjt)
+
+    def _all_inside(self, kjt: KeyedJaggedTensor, limit_K: torch.Tensor) -> bool:
+        values = kjt.values().to(torch.int64).contiguous().numpy().view(np.uint64)
+        first_K = np.array(kjt.offset_per_key())
+        return not self._loops.any_outside(values, first_K, limit_K.numpy().view(np.uint64))
 
     def _raise_for(self, kjt: KeyedJaggedTensor) -> None:
         per_key = list(zip(kjt.keys(), kjt.values().split(kjt.length_per_key()), strict=True))

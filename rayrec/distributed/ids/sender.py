@@ -24,6 +24,7 @@ from rayrec.distributed.ids.batch import (
     OutgoingIds,
 )
 from rayrec.distributed.ids.routes import Output, Routes
+from rayrec.distributed.ids.split import CompiledSplit, split_loops
 from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor, ops
 
@@ -39,6 +40,14 @@ class FeatureOrder:
     def __init__(self, features: Sequence[str], weighted: bool) -> None:
         self._features, self._weighted = tuple(features), weighted
         self._orders: dict[tuple[str, ...], torch.Tensor | None] = {}
+
+    def lengths(self, kjt: KeyedJaggedTensor) -> torch.Tensor:
+        """`[F, B]`."""
+        keys = tuple(kjt.keys())
+        lengths = kjt.lengths().view(len(keys), kjt.stride())
+        if keys == self._features:
+            return lengths
+        return lengths[[kjt.index_per_key()[feature] for feature in self._features]]
 
     def of(self, kjt: KeyedJaggedTensor) -> Ids:
         """The features' ids: lengths `[F, B]`, int64 values."""
@@ -92,9 +101,10 @@ class IdSender:
         routes: of the collection.
         weighted: ids carry weights.
         traced: also record where each id goes.
+        compiled: ids of tables that are cut by rows are split by compiled loops, where numba is there.
     """
 
-    def __init__(self, routes: Routes, weighted: bool, traced: bool) -> None:
+    def __init__(self, routes: Routes, weighted: bool, traced: bool, compiled: bool = True) -> None:
         self._routes, self._weighted, self._traced = routes, weighted, traced
         self._features = FeatureOrder(routes.features, weighted)
         self._header_width = GROUPS + routes.num_groups
@@ -122,6 +132,8 @@ class IdSender:
         every = list(range(self._first_row, len(features) + self._num_buckets * len(cut)))
         self._order = None if rows == every else torch.tensor(rows, dtype=torch.int32) - self._first_row
         self._slots, self._sources = self._header_slots()
+        compiled = compiled and self._num_cut > 0 and split_loops() is not None
+        self._compiled = CompiledSplit(routes, weighted, traced) if compiled else None
 
     def _header_slots(self) -> tuple[torch.Tensor, torch.Tensor]:
         """For the flat header, the entry to which each (repeated) stream total is added."""
@@ -145,6 +157,10 @@ class IdSender:
             counts: of this batch, sent to every rank in the header; equally many on all ranks.
             number: of the batch, by which ranks check that they are at the same one.
         """
+        if self._compiled is not None:
+            split = self._compiled.split(kjt)
+            lengths_FB = self._features.lengths(kjt)
+            return OutgoingIds(split.ids, self._header(split.totals, lengths_FB.shape[1], counts, number), None, lengths_FB, split.origins)
         given = ids = self._features.of(kjt)
         origins = torch.arange(given.values.numel()) if self._traced else None
         if self._num_cut:
@@ -153,14 +169,18 @@ class IdSender:
             if origins is not None:
                 origins = ops.permute_segments(self._order, ids.lengths, origins)[1]
             ids = Ids(*ops.permute_segments(self._order, ids.lengths, ids.values, ids.weights))
-        row = [0] * self._header_width
-        row[NUMBER], row[BATCH] = number, given.lengths.shape[1]
-        header = torch.tensor([row] * len(self._streams))
         totals = ids.lengths.sum(1, dtype=torch.int64)
+        return OutgoingIds(ids, self._header(totals, given.lengths.shape[1], counts, number), None, given.lengths, origins)
+
+    def _header(self, totals: torch.Tensor, batch: int, counts: Sequence[int], number: int) -> torch.Tensor:
+        """A row for each rank, from the ids of each stream."""
+        row = [0] * self._header_width
+        row[NUMBER], row[BATCH] = number, batch
+        header = torch.tensor([row] * len(self._streams))
         header.view(-1).index_add_(0, self._slots, totals.index_select(0, self._sources))
         if counts:
             header = torch.cat([header, torch.tensor(counts).expand(header.shape[0], -1)], dim=1)
-        return OutgoingIds(ids, header, None, given.lengths, origins)
+        return header
 
     def pack_nothing(self, error: Exception, num_counts: int, number: int) -> OutgoingIds:
         """A batch without examples, in place of one that cannot be sent: its header makes every rank raise."""

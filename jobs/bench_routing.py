@@ -1,0 +1,132 @@
+"""Times how the ids of a batch are checked and split by the ranks that hold their rows, on this machine's CPU.
+
+    python jobs/bench_routing.py [--threads 1 2] [--ids power-law] [--json]
+
+One process routes a batch of 26 features for 8 ranks; a row for each plan, ids a bag and number of threads. Beside it,
+in the same run and in turns: torch's operators, which rayrec takes where numba is missing, fbgemm's operator that splits
+ids by blocks of rows (`block_bucketize_sparse_features`), and a plain copy of the ids.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from bench_embedding import draw_ids
+
+from rayrec.distributed.comm.host_memory import keep_freed_memory
+from rayrec.distributed.ids.input_dist import IdCheck
+from rayrec.distributed.ids.routes import Routes, make_routes
+from rayrec.distributed.ids.sender import IdSender
+from rayrec.distributed.kernel import OptimizerSpec
+from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
+from rayrec.modules import EmbeddingBagConfig
+from rayrec.sparse import KeyedJaggedTensor
+
+FEATURES, RANKS, ROWS, DIM = 26, 8, 1_000_000, 64
+EXAMPLES = {1: 8192, 20: 8192, 200: 820}  # by mean ids a bag
+GOALS = {1: 15.0, 20: 8.0, 200: 8.0}  # ns an id on one thread, row-wise
+
+
+def tables() -> list[EmbeddingBagConfig]:
+    return [
+        EmbeddingBagConfig(name=f"t{n}", num_embeddings=ROWS, embedding_dim=DIM, feature_names=[f"f{n}"])
+        for n in range(FEATURES)
+    ]
+
+
+def routes_of(kind: ShardingType) -> Routes:
+    plan = {}
+    for number, table in enumerate(tables()):
+        ranks = [number % RANKS] if kind is ShardingType.TABLE_WISE else list(range(RANKS))
+        plan[table.name] = ParameterSharding(kind.value, "fused", shards=CUTS[kind](table.name, ROWS, DIM, ranks))
+    spec = OptimizerSpec.from_fused_params(None)
+    return make_routes(tables(), plan, dict.fromkeys(plan, spec), RANKS, lambda table: table.config.data_type)
+
+
+def batch_of(bag: int, ids: str, weighted: bool) -> KeyedJaggedTensor:
+    generator = torch.Generator().manual_seed(0)
+    bags = FEATURES * EXAMPLES[bag]
+    lengths = torch.ones(bags, dtype=torch.int32)
+    if bag > 1:
+        lengths = torch.randint(0, 2 * bag + 1, (bags,), generator=generator, dtype=torch.int32)
+    values = draw_ids(ROWS, int(lengths.sum()), ids, generator)
+    weights = torch.rand(len(values), generator=generator) if weighted else None
+    return KeyedJaggedTensor([f"f{n}" for n in range(FEATURES)], values, weights, lengths=lengths)
+
+
+def timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def measure(kind: ShardingType, bag: int, threads: int, args: argparse.Namespace) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    routes, batch = routes_of(kind), batch_of(bag, args.ids, args.weighted)
+    check = IdCheck(tables(), args.weighted)
+    compiled, plain = (IdSender(routes, args.weighted, traced=False, compiled=chosen) for chosen in (True, False))
+    copied, blocks = torch.empty_like(batch.values()), torch.full((FEATURES,), -(-ROWS // RANKS))
+
+    def route(sender: IdSender) -> None:
+        check.check(batch)
+        sender.pack(batch, (), 1)
+
+    def fbgemm() -> None:
+        torch.ops.fbgemm.block_bucketize_sparse_features(
+            batch.lengths(), batch.values(), False, False, blocks, RANKS, batch.weights_or_none()
+        )
+
+    sides = [lambda: route(compiled), lambda: route(plain), fbgemm, lambda: copied.copy_(batch.values())]
+    for side in sides:
+        side()
+    rounds = [[timed(side) for side in sides] for _ in range(args.rounds)]
+    num_ids = batch.values().numel()
+    ns = [statistics.median(times) / num_ids * 1e9 for times in zip(*rounds, strict=True)]
+    row: dict[str, Any] = {"plan": kind.value, "ids_a_bag": bag, "ids": num_ids, "threads": threads}
+    row |= dict(zip(("rayrec_ns", "torch_ns", "fbgemm_ns", "copy_ns"), ns, strict=True))
+    row["ids_a_second"] = 1e9 / ns[0]
+    row["goal_ns"] = GOALS[bag] / threads if kind is ShardingType.ROW_WISE else None
+    return row
+
+
+def main() -> None:
+    cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli.add_argument("--threads", type=int, nargs="+", default=[1], help="numbers of threads (default 1)")
+    cli.add_argument("--ids", choices=["uniform", "power-law"], default="uniform", help="how ids are drawn")
+    cli.add_argument("--weighted", action="store_true", help="ids carry weights")
+    cli.add_argument("--rounds", type=int, default=15, help="timed rounds of each side (default 15)")
+    cli.add_argument("--json", action="store_true", help="one object with all rows as the last line")
+    args = cli.parse_args()
+    keep_freed_memory()  # as sharded collections on a CPU do
+    print(
+        f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}; "
+        f"{FEATURES} features, {RANKS} ranks, {args.ids} ids{', weighted' * args.weighted}; ns an id, median of "
+        f"{args.rounds} rounds"
+    )
+    rows = []
+    for kind in (ShardingType.ROW_WISE, ShardingType.TABLE_WISE):
+        for bag in EXAMPLES:
+            for threads in args.threads:
+                row = measure(kind, bag, threads, args)
+                goal = f" (goal ≤ {row['goal_ns']:.1f})" if row["goal_ns"] else ""
+                print(
+                    f"{row['plan']:10s} {bag:3d} ids a bag, {threads} threads: rayrec {row['rayrec_ns']:5.1f}{goal}  "
+                    f"torch {row['torch_ns']:5.1f}  fbgemm {row['fbgemm_ns']:5.1f}  copy {row['copy_ns']:4.1f}",
+                    flush=True,
+                )
+                rows.append(row)
+    if args.json:
+        print(json.dumps({"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
