@@ -10,8 +10,6 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed.comm.local_ranks import get_local_size
-
 _made: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
 
 
@@ -41,27 +39,6 @@ def subgroup(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.devic
 def world_rank(group: dist.ProcessGroup | None, rank: int) -> int:
     """The default process group's rank for a rank of `group`."""
     return rank if group is None else dist.get_global_rank(group, rank)
-
-
-def intra_and_cross_node_pg(
-    device: torch.device | None = None, backend: str | None = None
-) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """Two groups of the default process group's ranks: those of this host, and those with this local rank on any host.
-
-    Collective.
-
-    Args:
-        device: for "meta", there are no groups.
-        backend: ignored; groups have the default group's.
-    """
-    if device is not None and device.type == "meta":
-        return None, None
-    world = dist.group.WORLD
-    assert world is not None, "no process group is initialized"
-    size, rank, local = world.size(), world.rank(), get_local_size(world.size())
-    on = device or torch.device("cuda" if dist.get_backend(world) == "nccl" else "cpu")
-    first = rank // local * local
-    return subgroup(world, range(first, first + local), on), subgroup(world, range(rank % local, size, local), on)
 
 
 def host_group(group: dist.ProcessGroup | None, device: torch.device) -> dist.ProcessGroup | None:

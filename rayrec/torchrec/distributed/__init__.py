@@ -15,9 +15,8 @@ from rayrec.distributed import (
     ShardingPlan,
     ShardingPlanner,
     ShardingType,
-    get_local_rank,
-    get_local_size,
 )
+from rayrec.torchrec.distributed.comm import get_local_rank, get_local_size
 from rayrec.torchrec.distributed.sharded_module import ShardedModule
 from rayrec.torchrec.distributed.train_pipeline import (
     DataLoadingThread,
