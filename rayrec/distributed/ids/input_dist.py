@@ -120,10 +120,6 @@ class InputDist:
                 outgoing = self.exchange.pack_nothing(error)
             return self.exchange.announce(outgoing, kept)
 
-    def start(self, features: KeyedJaggedTensor) -> PendingInput:
-        """Begins a batch."""
-        return PendingInput(self, features)
-
     def begin(self, features: KeyedJaggedTensor) -> PendingInput:
         """Begins a batch that `take` will ask for."""
         self._ahead.append(PendingInput(self, features))

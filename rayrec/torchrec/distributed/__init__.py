@@ -3,12 +3,8 @@
 from rayrec.distributed import (
     Awaitable,
     DistributedModelParallel,
-    EmbeddingBagCollectionSharder,
-    EmbeddingCollectionSharder,
     EmbeddingComputeKernel,
-    ModuleSharder,
     NoWait,
-    ParameterSharding,
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
     ShardingEnv,
@@ -17,6 +13,11 @@ from rayrec.distributed import (
     ShardingType,
 )
 from rayrec.torchrec.distributed.comm import get_local_rank, get_local_size
+from rayrec.torchrec.distributed.module_sharder import (
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    ModuleSharder,
+)
 from rayrec.torchrec.distributed.sharded_module import ShardedModule
 from rayrec.torchrec.distributed.train_pipeline import (
     DataLoadingThread,
@@ -26,7 +27,7 @@ from rayrec.torchrec.distributed.train_pipeline import (
     TrainPipelineBase,
     TrainPipelineSparseDist,
 )
-from rayrec.torchrec.distributed.types import ShardedTensor
+from rayrec.torchrec.distributed.types import ParameterSharding, ShardedTensor
 from rayrec.torchrec.distributed.utils import get_unsharded_module_names, sharded_model_copy
 
 __all__ = [

@@ -3,7 +3,6 @@
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rayrec.distributed.collections.default_sharders import default_sharders as get_default_sharders
 from rayrec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
 from rayrec.distributed.dmp_collection import DMPCollection
 from rayrec.distributed.model_parallel import DistributedModelParallel
