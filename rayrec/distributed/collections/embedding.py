@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayrec.distributed.collections.sharded_collection import ShardedCollection
+from rayrec.distributed.collections.embedding_bag import ShardedCollection
 from rayrec.distributed.collections.sharder import CollectionSharder
 from rayrec.distributed.comm.awaitable import Deferred
 from rayrec.distributed.executors.replicated import ReplicatedExecutor

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import nn
 
 from rayrec.distributed import comm
-from rayrec.distributed.collections.sharded_collection import ShardedCollection
 from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.comm.place import Place
@@ -24,8 +23,15 @@ from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
 from rayrec.distributed.replicas.gradients import same_weights, with_replicas
 from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagCollection, EmbeddingCollection
 
+
+class HasTables(Protocol):
+    """A sharded collection."""
+
+    def tables(self) -> dict[str, ShardedTable]: ...
+
+
 M = TypeVar("M", bound=EmbeddingBagCollection | EmbeddingCollection)
-S = TypeVar("S", bound=ShardedCollection[Any])
+S = TypeVar("S", bound=HasTables)
 
 
 class CollectionSharder(ModuleSharder[M], Generic[M, S]):
@@ -43,7 +49,7 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         ValueError: an unknown setting in `fused_params`.
     """
 
-    sharded_type: type[S]
+    sharded_type: Callable[..., S]
 
     def __init__(
         self, fused_params: Mapping[str, Any] | None = None, *, codec: Codec | None = None, dedup: bool = False
@@ -58,7 +64,7 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         return kernels_of_tables(sharding_type, compute_device_type)
 
-    def shard(self, module: M, params: ModuleSharding, env: ShardingEnv, device: torch.device | None = None) -> S:  # type: ignore[override]
+    def shard(self, module: M, params: ModuleSharding, env: ShardingEnv, device: torch.device | None = None) -> S:
         """The sharded twin. A materialized module's weights are kept; on meta each shard is filled where it lies.
 
         Raises:

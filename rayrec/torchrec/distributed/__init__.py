@@ -2,7 +2,6 @@
 
 from rayrec.distributed import (
     Awaitable,
-    DistributedModelParallel,
     EmbeddingComputeKernel,
     NoWait,
     ShardedEmbeddingBagCollection,
@@ -13,6 +12,7 @@ from rayrec.distributed import (
     ShardingType,
 )
 from rayrec.torchrec.distributed.comm import get_local_rank, get_local_size
+from rayrec.torchrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.torchrec.distributed.module_sharder import (
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,

@@ -71,9 +71,7 @@ def _first(registry: Mapping[str, Codec] | None) -> Codec | None:
     return next(iter((registry or {}).values()), None)
 
 
-class EmbeddingBagCollectionSharder(
-    embedding_bag.EmbeddingBagCollectionSharder, ModuleSharder[EmbeddingBagCollection]
-):
+class EmbeddingBagCollectionSharder(embedding_bag.EmbeddingBagCollectionSharder, ModuleSharder[EmbeddingBagCollection]):
     """`rayrec.distributed.EmbeddingBagCollectionSharder` with TorchRec's arguments.
 
     Args:

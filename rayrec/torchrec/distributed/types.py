@@ -12,7 +12,6 @@ from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, Shard
 
 from rayrec.distributed.comm.awaitable import Awaitable, LazyAwaitable, NoWait
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.dmp_collection import ShardingStrategy
 from rayrec.distributed.plan.module_sharder import ShardingPlanner
 from rayrec.distributed.plan.sharding_plan import EmbeddingModuleShardingPlan, ModuleSharding, ShardingPlan
 from rayrec.distributed.plan.shards import (
@@ -30,6 +29,7 @@ from rayrec.torchrec.distributed.cache_kinds import (
     CacheStatistics,
     MultiPassPrefetchConfig,
 )
+from rayrec.torchrec.distributed.model_parallel import ShardingStrategy
 from rayrec.torchrec.distributed.module_sharder import ModuleSharder
 from rayrec.torchrec.distributed.parameter_sharding import ParameterSharding
 from rayrec.torchrec.distributed.sharded_module import ShardedModule

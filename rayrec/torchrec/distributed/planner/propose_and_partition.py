@@ -119,9 +119,7 @@ def to_sharding_plan(sharding_options: Proposal, topology: Topology) -> Sharding
             option.sharding_type,
             option.compute_kernel,
             cache_params=option.cache_params,
-            enforce_hbm=option.enforce_hbm,
-            bounds_check_mode=option.bounds_check_mode,
-            shards=rectangles,
+            shards=tuple(rectangles),
             device=topology.compute_device,
             local_ranks={r.rank: r.rank % local for r in rectangles if on_gpu and r.rank >= local},
         )
