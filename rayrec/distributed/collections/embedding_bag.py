@@ -110,7 +110,7 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
 
         def result() -> Result:
             with trace.span(trace.VECTORS):
-                found = finish() + (vectors.replicated or [])
+                found = [*([finish()] if finish else []), *(vectors.replicated or [])]
             return self._result(found, ids.kept.collection)
 
         return self.awaitable(result)

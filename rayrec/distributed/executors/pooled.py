@@ -84,21 +84,19 @@ class PooledExecutor:
             self._cache.watch(vectors)
         return vectors
 
-    def output_dist(self, vectors: torch.Tensor, ids: RankIds) -> Callable[[], list[torch.Tensor]]:
+    def output_dist(self, vectors: torch.Tensor, ids: RankIds) -> Callable[[], torch.Tensor] | None:
         """Waits for `[B, total width]`, means if tables ask for them.
 
         With two tiers it returns when the exchange inside the host is done; the slower one is then under way. A small
         batch, as all ranks together see it, takes one tier.
         """
         if not self.blocks:
-            return list
+            return None
         batch_sizes, factors_BE = ids.headers.batch_sizes, ids.kept.sharded
         if self._hosts is not None and sum(batch_sizes) * self._hosts.saved_bytes >= FEW_BYTES:
-            bags = self._hosts.start(vectors, batch_sizes, factors_BE)
-        else:
-            by_rank = vectors if self._hosts is None else self._hosts.by_rank(vectors, batch_sizes)
-            bags = self._direct.start(by_rank, batch_sizes, factors_BE)
-        return lambda: [bags()]
+            return self._hosts.start(vectors, batch_sizes, factors_BE)
+        by_rank = vectors if self._hosts is None else self._hosts.by_rank(vectors, batch_sizes)
+        return self._direct.start(by_rank, batch_sizes, factors_BE)
 
 
 class _HostTier:

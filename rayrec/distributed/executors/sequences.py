@@ -71,14 +71,12 @@ class SequencesExecutor(Generic[Config]):
             self._cache.watch(parts[0])
         return parts
 
-    def output_dist(self, vectors: list[torch.Tensor], ids: RankIds) -> Callable[[], list[torch.Tensor]]:
+    def output_dist(self, vectors: list[torch.Tensor], ids: RankIds) -> Callable[[], torch.Tensor] | None:
         """Waits for `[N, dim]`, output after output (see `sequence_places`), or for bags `[B, total width]`."""
         if not self.blocks:
-            return list
+            return None
         rows, distinct = self._vectors.start(vectors, ids), self._distinct
-        if distinct is None:
-            return lambda: [rows()]
-        return lambda: [distinct.finish(rows(), ids.kept.sharded)]
+        return rows if distinct is None else lambda: distinct.finish(rows(), ids.kept.sharded)
 
 
 def _by_rank(setup: Setup[Config]) -> Setup[Config]:

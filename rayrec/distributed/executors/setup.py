@@ -119,6 +119,6 @@ class ShardedExecutor(Executor, Protocol):
     def exchange(self) -> IdExchange:
         """`input_dist`."""
 
-    def output_dist(self, vectors: Any, ids: RankIds) -> Callable[[], list[torch.Tensor]]:
-        """Begins to send each rank its vectors. The function that it returns waits for those of this rank's own batch,
-        see `blocks`."""
+    def output_dist(self, vectors: Any, ids: RankIds) -> Callable[[], torch.Tensor] | None:
+        """Begins to send each rank its vectors. The function that it returns waits for those of this rank's own batch;
+        None if there are no tables."""

@@ -7,22 +7,20 @@ every rank then raises, instead of waiting for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.comm.awaitable import Awaitable
 from rayrec.distributed.comm.place import Place
-from rayrec.distributed.comm.trace import IDS, span
 from rayrec.distributed.ids.batch import (
     BATCH,
     FAILED,
     GROUPS,
     NUMBER,
     VALUES,
+    WORD,
     WORD_BYTES,
     Arrival,
     BatchHeaders,
@@ -33,6 +31,7 @@ from rayrec.distributed.ids.batch import (
     Kept,
     OutgoingIds,
     RankIds,
+    SentIds,
 )
 from rayrec.distributed.ids.routes import Routes
 from rayrec.distributed.ids.sender import IdSender, part_sizes
@@ -103,36 +102,35 @@ class IdExchange:
         return replace(batch, message=message, arrival=Arrival(self._receiver.chunks(received), units))
 
     def send(self, batch: HostIds) -> SentIds:
-        """Begins to send; waits for this rank's own lookups.
-
-        Raises (from `wait`, on every rank):
-            Exception: some rank could not route its batch, or is at another one.
-        """
+        """Begins to send."""
         message = batch.message
         if message is not None:
             if self._alone or not self._sends:
-                return SentIds(self, batch, None, message.words)
+                return SentIds(batch, arrived=message.words)
             arrived = message.words.new_empty(sum(message.received))
             wait = comm.all_to_all(arrived, message.words, message.received, message.sent, self._place.group)
-            return SentIds(self, batch, wait, arrived)
+            return SentIds(batch, wait, arrived)
         if self._alone or not self._on_cpu:
-            return SentIds(self, batch)
+            return SentIds(batch)
         outgoing = batch.outgoing.item
         parts, sizes = self._sender.words(outgoing)
-        header_words = outgoing.header.shape[1] * (outgoing.header.element_size() // WORD_BYTES)
-        headers = outgoing.header.view(torch.int32).unbind()
+        headers = outgoing.header.view(WORD).unbind()
         words = torch.cat([piece for header, part in zip(headers, parts, strict=True) for piece in (header, *part)])
-        sizes = [size + header_words for size in sizes]
-        return SentIds(self, batch, comm.exchange_messages(words, sizes, self._place.group))
+        sizes = [size + headers[0].numel() for size in sizes]
+        return SentIds(batch, comm.exchange_messages(words, sizes, self._place.group))
 
-    def finish(self, batch: HostIds, wait: Callable[[], Any] | None, arrived: torch.Tensor | None) -> RankIds:
-        """What `SentIds` waits for."""
-        outgoing = batch.outgoing.item
+    def finish(self, under_way: SentIds) -> RankIds:
+        """Waits for this rank's own lookups.
+
+        Raises (on every rank):
+            Exception: some rank could not route its batch, or is at another one.
+        """
+        batch, outgoing = under_way.batch, under_way.batch.outgoing.item
         sent: Headers = outgoing.header.tolist()
         arrival = batch.arrival
         if arrival is None:  # while ids travel
             arrival = Arrival(None, None if self.finder is None else self.finder.find(outgoing))
-        parts = None if wait is None else wait()
+        parts = None if under_way.wait is None else under_way.wait()
         received = sent
         if batch.received is not None:
             received = batch.received.item
@@ -140,22 +138,20 @@ class IdExchange:
             width = outgoing.header.shape[1] * (outgoing.header.element_size() // WORD_BYTES)
             rows = torch.cat([part[:width] for part in parts]).view(torch.int64)
             received = rows.view(len(parts), -1).tolist()
-            parts = [part[width:] for part in parts]
         number = received[self._place.rank][NUMBER]
         if any(header[FAILED] or header[NUMBER] != number for header in received):
             self._raise_for(outgoing, received)
         batch_sizes = [header[BATCH] for header in received]
         if self._on_cpu and min(batch_sizes) < max(batch_sizes):
             arrival = replace(arrival, chunks=self._receiver.chunks(received))
-        if arrived is not None and batch.message is not None:
-            ids = _ids_from(arrived.split(batch.message.pieces), self._weighted)
-        elif parts is None:
-            ids = outgoing.ids
-        else:
+        ids = outgoing.ids
+        if under_way.arrived is not None and batch.message is not None:
+            ids = _ids_from(under_way.arrived.split(batch.message.pieces), self._weighted)
+        elif parts is not None:
             sizes = part_sizes(received, self._streams, self._weighted)
-            ids = _ids_from([p for part, of in zip(parts, sizes, strict=True) for p in part.split(of)], self._weighted)
-        weights = outgoing.ids.weights
-        trained = None
+            split = [part[width:].split(of_part) for part, of_part in zip(parts, sizes, strict=True)]
+            ids = _ids_from([piece for pieces in split for piece in pieces], self._weighted)
+        weights, trained = outgoing.ids.weights, None
         if weights is not None and weights.requires_grad and torch.is_grad_enabled():
             to_ranks, from_ranks = ([header[VALUES] for header in headers] for headers in (sent, received))
             trained = with_gradients(weights, ids, to_ranks, from_ranks, self._place.group)
@@ -183,25 +179,6 @@ class IdExchange:
                 f"rank {other} is at batch {received[other][NUMBER]} of a collection, rank {self._place.rank} is at "
                 f"batch {own}: every rank must call a collection equally often"
             )
-
-
-@dataclass(eq=False)
-class SentIds(Awaitable[RankIds]):
-    """Ids under way.
-
-    Args:
-        wait_for: waits for what arrives; None if nothing does.
-        arrived: where a device receives them; its memory is used by the stream that waits.
-    """
-
-    exchange: IdExchange
-    batch: HostIds
-    wait_for: Callable[[], Any] | None = None
-    arrived: torch.Tensor | None = None
-
-    def _wait_impl(self) -> RankIds:
-        with span(IDS):
-            return self.exchange.finish(self.batch, self.wait_for, self.arrived)
 
 
 def _ids_from(pieces: Sequence[torch.Tensor], weighted: bool) -> Ids:

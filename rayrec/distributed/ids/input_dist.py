@@ -14,9 +14,9 @@ from functools import cache
 import torch
 
 from rayrec.distributed.comm.awaitable import Awaitable
-from rayrec.distributed.comm.trace import ROUTE, span
-from rayrec.distributed.ids.batch import HostIds, Kept, RankIds
-from rayrec.distributed.ids.exchange import IdExchange, SentIds
+from rayrec.distributed.comm.trace import IDS, ROUTE, span
+from rayrec.distributed.ids.batch import HostIds, Kept, RankIds, SentIds
+from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.upload import Upload
 from rayrec.modules import BaseEmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
@@ -199,7 +199,8 @@ class PendingInput(Awaitable[RankIds]):
         if self._device.type != "cpu":
             self._wait_on_device()
         assert self._sent is not None
-        return self._sent.wait()
+        with span(IDS):
+            return self._exchange.finish(self._sent)
 
     def _wait_on_device(self) -> None:
         self.send()

@@ -176,8 +176,7 @@ class IdSender:
         sizes = part_sizes(outgoing.header.tolist(), self._streams, self._weighted)
         columns = [ids.values, ids.lengths.to(torch.int32)]
         columns += [] if ids.weights is None else [ids.weights.detach().to(torch.float32)]
-        # as strided: an expanded tensor of one element is contiguous, and `view` still checks its stride of 0
-        flat = [column.contiguous().as_strided((column.numel(),), (1,)).view(WORD) for column in columns]
+        flat = [ops.as_words(column, WORD) for column in columns]
         pieces = [column.split(of_ranks) for column, of_ranks in zip(flat, zip(*sizes, strict=True), strict=True)]
         return [list(part) for part in zip(*pieces, strict=True)], [sum(of_rank) for of_rank in sizes]
 
