@@ -19,7 +19,7 @@ from rayrec.distributed.executors.setup import Config, PlannedTable, Prepared, S
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.routes import Output, make_outputs
 from rayrec.distributed.ids.sender import FeatureOrder, MeanScale
-from rayrec.distributed.kernel import LocalTable, Lookups, MatrixKernel, RowGroups, make_anchor, make_matrix_kernel
+from rayrec.distributed.kernel import LocalTable, MatrixKernel, RowGroups, make_anchor, make_matrix_kernel
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor, ops
@@ -30,13 +30,17 @@ class GroupIds:
     """A batch's ids for one kernel.
 
     Args:
-        lookups: ids are rows of the kernel's matrix.
-        rows: which of them are the same; None if nothing is to be trained.
+        rows: of the kernel's matrix.
+        offsets: where each bag begins, and one more at the end; None to look up id by id.
+        weights: of each id, or None.
+        groups: which rows are the same; None if nothing is to be trained.
         factors_BE: what makes means of sums, or None.
     """
 
-    lookups: Lookups
-    rows: RowGroups | None
+    rows: torch.Tensor
+    offsets: torch.Tensor | None
+    weights: torch.Tensor | None
+    groups: RowGroups | None
     factors_BE: torch.Tensor | None
 
 
@@ -47,7 +51,7 @@ class _Group(Generic[Config]):
         configs = [table.config for table in tables]
         self.kernel = _whole_tables_kernel(tables, setup.place.device)
         self.outputs = make_outputs(configs)
-        self.pooled = isinstance(configs[0], EmbeddingBagConfig)
+        self._pooled = isinstance(configs[0], EmbeddingBagConfig)
         self._scale = MeanScale(configs, self.outputs)
         self._features = FeatureOrder([output.feature for output in self.outputs], setup.weighted)
 
@@ -55,9 +59,9 @@ class _Group(Generic[Config]):
         """What this kernel looks up. The distinct rows are found only if backward will need them."""
         given = self._features.of(kjt)
         rows = self.kernel.matrix.rows_of(given.values, given.lengths)
-        offsets = ops.complete_cumsum(given.lengths.view(-1).to(torch.int64))
+        offsets = ops.complete_cumsum(given.lengths.view(-1).to(torch.int64)) if self._pooled else None
         groups = RowGroups.of(rows) if torch.is_grad_enabled() else None
-        return GroupIds(Lookups(rows, offsets, given.weights), groups, self._scale.of(kjt))
+        return GroupIds(rows, offsets, given.weights, groups, self._scale.of(kjt))
 
 
 class ReplicatedExecutor(Generic[Config]):
@@ -84,12 +88,12 @@ class ReplicatedExecutor(Generic[Config]):
     def prepare(self, kjt: KeyedJaggedTensor) -> Prepared:
         """All ids stay here; counts are each kernel's distinct rows."""
         kept = tuple(group.ids_of(kjt) for group in self.groups)
-        return Prepared(kjt, kept, tuple(0 if ids.rows is None else ids.rows.distinct.numel() for ids in kept))
+        return Prepared(kjt, kept, tuple(0 if ids.groups is None else ids.groups.distinct.numel() for ids in kept))
 
     def lookup(self, ids: RankIds) -> list[torch.Tensor]:
         """Each kernel's bags, means if tables ask for them, or vectors, output after output."""
         kept: tuple[GroupIds, ...] = ids.kept.replicated
-        weights = [group.lookups.weights for group in kept]
+        weights = [group.weights for group in kept]
         leaves = [leaf for kernel in self.kernels for leaf in kernel.leaves]
         found = _Lookup.apply(self._anchor, self, kept, ids.headers.counts, *weights, *leaves)
         out = []
@@ -116,24 +120,22 @@ class _Lookup(torch.autograd.Function):
         ctx.executor, ctx.kept, ctx.counts = executor, kept, counts
         ctx.rates = [kernel.learning_rate for kernel in executor.kernels]
         return tuple(
-            group.kernel.matrix.bags(ids.lookups) if group.pooled else group.kernel.matrix.vectors(ids.lookups.ids)
-            for group, ids in zip(executor.groups, kept, strict=True)
+            kernel.matrix.look_up(ids.rows, ids.offsets, ids.weights)
+            for kernel, ids in zip(executor.kernels, kept, strict=True)
         )
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         executor, kept = ctx.executor, ctx.kept
         weight_grads = [
-            group.kernel.matrix.weight_gradients(ids.lookups, grad) if needed else None
-            for group, ids, grad, needed in zip(executor.groups, kept, grads, ctx.needs_input_grad[4:], strict=False)
+            kernel.matrix.weight_gradients(ids.rows, ids.offsets, grad) if needed else None
+            for kernel, ids, grad, needed in zip(executor.kernels, kept, grads, ctx.needs_input_grad[4:], strict=False)
         ]
         sums = [
-            group.kernel.matrix.row_gradients(ids.rows, ids.lookups.offsets, ids.lookups.weights, grad)
-            if group.pooled
-            else ids.rows.sum(grad.contiguous())
-            for group, ids, grad in zip(executor.groups, kept, grads, strict=True)
+            kernel.matrix.row_gradients(ids.groups, ids.offsets, ids.weights, grad)
+            for kernel, ids, grad in zip(executor.kernels, kept, grads, strict=True)
         ]
-        rows = [ids.rows.distinct for ids in kept]
+        rows = [ids.groups.distinct for ids in kept]
         of_leaves: list[torch.Tensor] = []
         of_all = exchange_rows(rows, sums, ctx.counts, executor.group)
         for kernel, rate, (all_rows, all_sums) in zip(executor.kernels, ctx.rates, of_all, strict=True):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
-from typing import TypeGuard
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeGuard
 
 import torch
 
@@ -13,7 +13,7 @@ from rayrec.distributed.kernel.fused import FusedKernel, FusedVectorKernel
 from rayrec.distributed.kernel.interface import Kernel, LocalTable, PoolingKernel, UpdatingKernel, VectorKernel
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
 from rayrec.distributed.kernel.recording import RecordingKernel, records
-from rayrec.distributed.kernel.row_kernel import RowKernel
+from rayrec.distributed.kernel.row_kernel import MatrixKernel, RowKernel
 from rayrec.distributed.kernel.stacking import slow_with_several_lookups
 from rayrec.distributed.kernel.tbe import padded
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel
@@ -40,43 +40,31 @@ def vector_group(table: LocalTable, device: torch.device) -> Hashable:
     return (fused, table.optimizer, table.config.data_type, table.load_factor, table.cols.size, table.kernel)
 
 
-def make_pooling_kernel(
-    tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
-) -> PoolingKernel:
-    """The kernel of the tables of one `pooling_group`."""
-    _warn_of_rounding(tables)
-    if _fbgemm_trains(tables[0].optimizer, tables[0].config, tables[0].cols.size, device):
-        kernel: PoolingKernel = FusedKernel(tables, table_of_lookup, device)
-    else:
-        kernel = _matrix_kernel(tables, table_of_lookup, device)
-    return RecordingKernel(kernel, table_of_lookup, device) if records(tables[0]) else kernel
+def make_pooling_kernel(tables: Sequence[LocalTable], readers: Sequence[int], device: torch.device) -> PoolingKernel:
+    """The kernel of the tables of one `pooling_group`; `readers` has the table of each lookup."""
+    return _make(FusedKernel, tables, readers, device)
 
 
-def make_vector_kernel(
-    tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
-) -> VectorKernel:
+def make_vector_kernel(tables: Sequence[LocalTable], readers: Sequence[int], device: torch.device) -> VectorKernel:
     """The kernel of the tables of one `vector_group`."""
-    _warn_of_rounding(tables)
-    if _fbgemm_trains(tables[0].optimizer, tables[0].config, tables[0].cols.size, device):
-        kernel: VectorKernel = FusedVectorKernel(tables, table_of_lookup, device)
-    else:
-        kernel = _matrix_kernel(tables, table_of_lookup, device)
-    return RecordingKernel(kernel, table_of_lookup, device) if records(tables[0]) else kernel
+    return _make(FusedVectorKernel, tables, readers, device)
 
 
-def make_matrix_kernel(
-    tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
-) -> RowKernel | DenseKernel:
+def make_matrix_kernel(tables: Sequence[LocalTable], readers: Sequence[int], device: torch.device) -> MatrixKernel:
     """The kernel, of torch's operators, of tables of one width, dtype and optimizer."""
+    return _make(None, tables, readers, device)
+
+
+def _make(
+    fused: Callable[..., Kernel] | None, tables: Sequence[LocalTable], readers: Sequence[int], device: torch.device
+) -> Any:
+    first = tables[0]
     _warn_of_rounding(tables)
-    return _matrix_kernel(tables, table_of_lookup, device)
-
-
-def _matrix_kernel(
-    tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
-) -> RowKernel | DenseKernel:
-    kind = DenseKernel if tables[0].optimizer is None else RowKernel
-    return kind(tables, table_of_lookup, device)
+    make: Callable[..., Kernel] = DenseKernel if first.optimizer is None else RowKernel
+    if fused is not None and _fbgemm_trains(first.optimizer, first.config, first.cols.size, device):
+        make = fused
+    kernel = make(tables, readers, device)
+    return RecordingKernel(kernel, readers, device) if records(first) else kernel
 
 
 def _warn_of_rounding(tables: Sequence[LocalTable]) -> None:
