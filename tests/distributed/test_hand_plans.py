@@ -13,7 +13,7 @@ from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, Shard
 from rayrec.distributed.collections.embedding_bag import ShardedEmbeddingBagCollection
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.plan import shards as engine
-from rayrec.distributed.plan.sharding_plan import EmbeddingModuleShardingPlan, ShardingPlan
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import CacheParams, Shard, ShardingType, Span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
@@ -24,7 +24,7 @@ from rayrec.torchrec.distributed.module_sharder import (
     EmbeddingCollectionSharder,
     ModuleSharder,
 )
-from rayrec.torchrec.distributed.parameter_sharding import ParameterSharding
+from rayrec.torchrec.distributed.parameter_sharding import EmbeddingModuleShardingPlan, ParameterSharding
 from rayrec.torchrec.distributed.shard import shard, shard_modules
 
 CPU = torch.device("cpu")

@@ -64,7 +64,7 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         return kernels_of_tables(sharding_type, compute_device_type)
 
-    def shard(self, module: M, params: ModuleSharding, env: ShardingEnv, device: torch.device | None = None) -> S:
+    def shard(self, module: M, params: ModuleSharding, env: ShardingEnv, device: torch.device | None = None) -> S:  # type: ignore[override]
         """The sharded twin. A materialized module's weights are kept; on meta each shard is filled where it lies.
 
         Raises:

@@ -13,13 +13,14 @@ from rayrec.distributed.kernel.fused import FusedKernel, FusedVectorKernel
 from rayrec.distributed.kernel.interface import Kernel, LocalTable, PoolingKernel, UpdatingKernel, VectorKernel
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
 from rayrec.distributed.kernel.recording import RecordingKernel, records
-from rayrec.distributed.kernel.row_kernel import MatrixKernel, RowKernel
+from rayrec.distributed.kernel.row_kernel import RowKernel
 from rayrec.distributed.kernel.stacking import slow_with_several_lookups
 from rayrec.distributed.kernel.tbe import padded
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel
 from rayrec.modules import BaseEmbeddingConfig
 
 _logger = logging.getLogger(__name__)
+MatrixKernel = RowKernel | DenseKernel
 
 
 def pooling_group(table: LocalTable, device: torch.device) -> Hashable:

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from rayrec.distributed.kernel import optimizer_formulas as formulas
-from rayrec.distributed.kernel.interface import Kernel, LocalTable, Lookups
+from rayrec.distributed.kernel.interface import LocalTable, Lookups
 
 
 @dataclass(frozen=True)
@@ -142,24 +142,6 @@ class RowMatrix:
 def make_anchor(device: torch.device) -> torch.Tensor:
     """An input that requires gradients, so that autograd calls a backward that has no other such input."""
     return torch.zeros(0, device=device, requires_grad=True)
-
-
-class MatrixKernel(Kernel, Protocol):
-    """A kernel over a `RowMatrix` that applies gradients of rows."""
-
-    @property
-    def matrix(self) -> RowMatrix:
-        """The tables, one below the other."""
-
-    @property
-    def leaves(self) -> Sequence[nn.Parameter]:
-        """Parameters that get a gradient; none if the kernel updates its rows itself."""
-
-    learning_rate: Any  # of the update inside backward; None without one
-
-    def train(self, rows: torch.Tensor, grads: torch.Tensor, rate: float | None) -> Sequence[torch.Tensor]:
-        """Applies the mean gradients `[n, D]` of distinct `rows` at the learning rate of their lookup; returns the
-        gradient of each leaf."""
 
 
 class RowKernel:

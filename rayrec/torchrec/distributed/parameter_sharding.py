@@ -1,4 +1,4 @@
-"""`ParameterSharding` with TorchRec's arguments."""
+"""`ParameterSharding` with TorchRec's arguments, and the plan of one collection."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 
 from rayrec.distributed.plan import shards as plan
+from rayrec.distributed.plan.sharding_plan import ModuleSharding, module_text
 from rayrec.distributed.plan.shards import CacheParams, Shard, Span
 
 _NOT_SUPPORTED = {
@@ -15,6 +16,13 @@ _NOT_SUPPORTED = {
     "output_dtype": "vectors are float32",
     "key_value_params": "there are no tables on disk",
 }
+
+
+class EmbeddingModuleShardingPlan(ModuleSharding):
+    """Shardings of one collection's tables by name; prints as two text tables."""
+
+    def __str__(self) -> str:
+        return module_text("", self).removeprefix("module: \n")
 
 
 class _AnyParameterSharding(type):
