@@ -60,7 +60,9 @@ class DistributedModelParallel(nn.Module):
         self.device = device or default_device()
         chosen = list(sharders) if sharders is not None else default_sharders()
         self._plan = plan if plan is not None else self._default_plan(module, chosen)
-        check_world(self._plan, self._env.world_size)
+        needed, there_are = self._plan.min_world_size, self._env.world_size
+        if needed > there_are:
+            raise ValueError(f"the plan is for {needed} ranks or more, but there are {there_are}; plan again")
         self._sharded: dict[str, Any] = {}
         inner = self._shard(module, chosen)
         self._fused_optimizer = CombinedOptimizer(
@@ -182,13 +184,6 @@ def default_env() -> ShardingEnv:
     if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not None:
         return ShardingEnv.from_process_group(dist.group.WORLD)
     return ShardingEnv.from_local(1, 0)
-
-
-def check_world(plan: ShardingPlan, world_size: int) -> None:
-    """Raises ValueError if the plan has more ranks than the world."""
-    needed = plan.min_world_size
-    if needed > world_size:
-        raise ValueError(f"the plan is for {needed} ranks or more, but there are {world_size}; plan again")
 
 
 def materialize(module: nn.Module, device: torch.device) -> None:

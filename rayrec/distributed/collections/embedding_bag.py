@@ -18,7 +18,7 @@ from rayrec.distributed.comm.host_memory import keep_freed_memory
 from rayrec.distributed.executors.pooled import PooledExecutor, worthwhile_hosts
 from rayrec.distributed.executors.replicated import ReplicatedExecutor
 from rayrec.distributed.executors.sequences import SequencesExecutor
-from rayrec.distributed.executors.setup import BatchVectors, Executor, Setup, ShardedExecutor
+from rayrec.distributed.executors.setup import BatchVectors, Setup, ShardedExecutor
 from rayrec.distributed.ids.batch import Kept, RankIds
 from rayrec.distributed.ids.input_dist import IdCheck, InputDist, PendingInput, RoutedFeatures
 from rayrec.distributed.ids.routes import Output, make_outputs
@@ -88,11 +88,11 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         """
         kjt, of_collection = self._as_sent(features)
         self._check.check(kjt)
-        sharded = self._sharded.prepare(kjt)
+        sent, kept = self._sharded.prepare(kjt)
         if self._replicated is None:
-            return sharded.kjt, (), Kept(sharded.kept, None, of_collection)
-        replicated = self._replicated.prepare(kjt)
-        return sharded.kjt, replicated.counts, Kept(sharded.kept, replicated.kept, of_collection)
+            return sent, (), Kept(kept, None, of_collection)
+        counts, replicated = self._replicated.prepare(kjt)
+        return sent, counts, Kept(kept, replicated, of_collection)
 
     @abstractmethod
     def _as_sent(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Any]:
@@ -141,7 +141,7 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         return [kernel for executor in self.executors for kernel in executor.kernels]
 
     @property
-    def executors(self) -> list[Executor]:
+    def executors(self) -> list[ShardedExecutor | ReplicatedExecutor[Any]]:
         """One or two."""
         return [executor for executor in (self._sharded, self._replicated) if executor is not None]
 

@@ -23,16 +23,17 @@ def subgroup(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.devic
         ranks: ascending; this process's rank is among them.
         device: of the tensors that `group` exchanges.
     """
+    of_world = dist.get_process_group_ranks(group)
+    return _made_once(group, tuple(ranks), [of_world[rank] for rank in ranks], dist.get_backend_config(group), device)
+
+
+def _made_once(
+    group: dist.ProcessGroup, key: tuple[int, ...], ranks: list[int], backend: str, device: torch.device
+) -> dist.ProcessGroup:
     made = _made.setdefault(group, {})
-    key = tuple(ranks)
     if key not in made:
-        of_world = dist.get_process_group_ranks(group)
-        made[key] = dist.new_group(
-            [of_world[rank] for rank in ranks],
-            timeout=timeout_of(group, device),
-            backend=dist.get_backend_config(group),
-            use_local_synchronization=True,
-        )
+        timeout = timeout_of(group, device)
+        made[key] = dist.new_group(ranks, timeout=timeout, backend=backend, use_local_synchronization=True)
     return made[key]
 
 
@@ -48,15 +49,7 @@ def host_group(group: dist.ProcessGroup | None, device: torch.device) -> dist.Pr
     """
     if group is None or group.size() == 1:
         return group
-    made = _made.setdefault(group, {})
-    if () not in made:
-        made[()] = dist.new_group(
-            dist.get_process_group_ranks(group),
-            timeout=timeout_of(group, device),
-            backend="gloo",
-            use_local_synchronization=True,
-        )
-    return made[()]
+    return _made_once(group, (), dist.get_process_group_ranks(group), "gloo", device)
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:

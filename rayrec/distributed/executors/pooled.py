@@ -15,7 +15,7 @@ import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.comm.place import Hosts, find_hosts
-from rayrec.distributed.executors.setup import Prepared, Setup
+from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.routes import make_routes
@@ -65,9 +65,9 @@ class PooledExecutor:
         over = f"{len(self.exchange.routes.ranks)} ranks" if self._hosts is None else str(self._hosts)
         return f"PooledExecutor({len(self.exchange.routes.outputs)} outputs over {over})"
 
-    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared:
+    def prepare(self, kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, torch.Tensor | None]:
         """Keeps the factors that make means of this rank's own sums."""
-        return Prepared(kjt, self._scale.of(kjt))
+        return kjt, self._scale.of(kjt)
 
     def lookup(self, ids: RankIds) -> torch.Tensor:
         """Sums of this rank's lookups for the global batch, `[global B, own width]`, source after source."""

@@ -15,7 +15,7 @@ from typing import Any, Generic
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.executors.setup import Config, PlannedTable, Prepared, Setup
+from rayrec.distributed.executors.setup import Config, PlannedTable, Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.routes import Output, make_outputs
 from rayrec.distributed.ids.sender import FeatureOrder, MeanScale
@@ -49,7 +49,18 @@ class _Group(Generic[Config]):
 
     def __init__(self, setup: Setup[Config], tables: Sequence[PlannedTable[Config]]) -> None:
         configs = [table.config for table in tables]
-        self.kernel = _whole_tables_kernel(tables, setup.place.device)
+        local = [
+            LocalTable(
+                config=table.config,
+                rows=Span(0, table.config.num_embeddings),
+                cols=Span(0, table.config.embedding_dim),
+                kernel=EmbeddingComputeKernel.DENSE if table.optimizer is None else EmbeddingComputeKernel.FUSED,
+                optimizer=table.optimizer,
+            )
+            for table in tables
+        ]
+        readers = [place for place, config in enumerate(configs) for _ in config.feature_names]
+        self.kernel = make_matrix_kernel(local, readers, setup.place.device)
         self.outputs = make_outputs(configs)
         self._pooled = isinstance(configs[0], EmbeddingBagConfig)
         self._scale = MeanScale(configs, self.outputs)
@@ -85,10 +96,10 @@ class ReplicatedExecutor(Generic[Config]):
     def __repr__(self) -> str:
         return f"ReplicatedExecutor({sum(map(len, self.blocks))} outputs on {self.world_size} ranks)"
 
-    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared:
-        """All ids stay here; counts are each kernel's distinct rows."""
+    def prepare(self, kjt: KeyedJaggedTensor) -> tuple[tuple[int, ...], tuple[GroupIds, ...]]:
+        """Each kernel's number of distinct rows, which every rank must know before its lookup, and ids, which stay."""
         kept = tuple(group.ids_of(kjt) for group in self.groups)
-        return Prepared(kjt, kept, tuple(0 if ids.groups is None else ids.groups.distinct.numel() for ids in kept))
+        return tuple(0 if ids.groups is None else ids.groups.distinct.numel() for ids in kept), kept
 
     def lookup(self, ids: RankIds) -> list[torch.Tensor]:
         """Each kernel's bags, means if tables ask for them, or vectors, output after output."""
@@ -171,19 +182,3 @@ def exchange_rows(
         (columns[n].view(torch.int64), columns[n + len(dims)].view(torch.float32).view(-1, dim))
         for n, dim in enumerate(dims)
     ]
-
-
-def _whole_tables_kernel(tables: Sequence[PlannedTable[Config]], device: torch.device) -> MatrixKernel:
-    """The kernel of whole tables, with one lookup for each of a table's features."""
-    local = [
-        LocalTable(
-            config=table.config,
-            rows=Span(0, table.config.num_embeddings),
-            cols=Span(0, table.config.embedding_dim),
-            kernel=EmbeddingComputeKernel.DENSE if table.optimizer is None else EmbeddingComputeKernel.FUSED,
-            optimizer=table.optimizer,
-        )
-        for table in tables
-    ]
-    readers = [place for place, table in enumerate(tables) for _ in table.config.feature_names]
-    return make_matrix_kernel(local, readers, device)

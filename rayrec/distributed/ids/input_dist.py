@@ -133,8 +133,14 @@ class InputDist:
         Raises:
             ValueError: gradients would be scaled.
         """
-        if self._updates and torch.is_grad_enabled() and torch.is_autocast_enabled(self.device.type):
-            self._refuse_float16()
+        kind = self.device.type
+        scaled = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) is torch.float16
+        if scaled and self._updates and torch.is_grad_enabled():
+            raise ValueError(
+                "float16 autocast needs a GradScaler, and the tables' optimizer inside backward would take its factor "
+                "for a part of the gradient; use bfloat16, which needs none, or kernel 'dense', which leaves gradients "
+                "to your optimizer"
+            )
         for pending in self._ahead:
             if pending.features is features:
                 self._ahead.remove(pending)
@@ -142,14 +148,6 @@ class InputDist:
                     return pending
                 break
         return PendingInput(self, features)
-
-    def _refuse_float16(self) -> None:
-        if torch.get_autocast_dtype(self.device.type) is torch.float16:
-            raise ValueError(
-                "float16 autocast needs a GradScaler, and the tables' optimizer inside backward would take its factor "
-                "for a part of the gradient; use bfloat16, which needs none, or kernel 'dense', which leaves gradients "
-                "to your optimizer"
-            )
 
     def drop(self, pending: PendingInput) -> bool:
         """Forgets what was begun; returns whether it had not been taken."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeGuard
+from typing import Any, cast
 
 import torch
 
@@ -83,11 +83,7 @@ def _warn_of_rounding(tables: Sequence[LocalTable]) -> None:
 
 def updating(kernels: Sequence[Kernel]) -> list[UpdatingKernel]:
     """The kernels that update their tables inside backward."""
-    return [kernel for kernel in kernels if _updates(kernel)]
-
-
-def _updates(kernel: Kernel) -> TypeGuard[UpdatingKernel]:
-    return not isinstance(kernel, DenseKernel)
+    return [cast(UpdatingKernel, kernel) for kernel in kernels if not isinstance(kernel, DenseKernel)]
 
 
 def check_trainable(
