@@ -36,7 +36,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         groups = []
         for kernel in kernels:
             of_kernel = []
-            for name in (table.config.name for table in kernel.tables):
+            for name in _names(kernel):
                 held = shards.setdefault(name, [])
                 shard = tables[name].local[len(held)]
                 held.append(shard)

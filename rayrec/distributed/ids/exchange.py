@@ -39,11 +39,11 @@ from rayrec.distributed.ids.sequence_places import PlaceFinder
 from rayrec.distributed.ids.upload import OnHost
 from rayrec.distributed.ids.weight_gradients import with_gradients
 from rayrec.distributed.kernel import Lookups
-from rayrec.sparse import KeyedJaggedTensor, ops
+from rayrec.sparse import ops
 
 
 class IdExchange:
-    """Sends a batch's ids along fixed routes. All ranks call `pack`, `announce` and `send` in the same order.
+    """Sends a batch's ids along fixed routes. All ranks call `announce` and `send` in the same order.
 
     Args:
         routes: of the collection.
@@ -58,32 +58,15 @@ class IdExchange:
         self, routes: Routes, place: Place, weighted: bool, sources: Sequence[int] | None, num_counts: int = 0
     ) -> None:
         self.routes, self._place, self._weighted = routes, place, weighted
-        self._alone, self.num_counts = place.world_size == 1, num_counts
+        self._alone, self._num_counts = place.world_size == 1, num_counts
         self.finder = PlaceFinder(routes) if sources is None else None
-        self._sender = IdSender(routes, weighted, traced=sources is None)
+        self.sender = IdSender(routes, weighted, sources is None, num_counts)
         in_turn = range(place.world_size) if sources is None else sources
         self._receiver = IdReceiver(routes, place.rank, place.device, in_turn, rank_by_rank=sources is None)
         self._streams = [len(routes.ranks[place.rank].streams)] * place.world_size
         self._on_cpu = place.device.type == "cpu"
         self._host_group = None if self._on_cpu else comm.host_group(place.group, place.device)
         self._sends = any(route.streams for route in routes.ranks)  # else there are only replicated tables
-        self._packed = 0  # batches so far
-
-    def pack(self, kjt: KeyedJaggedTensor, counts: Sequence[int]) -> OutgoingIds:
-        """A batch in the order in which it is sent.
-
-        Args:
-            kjt: every feature of the routes, among others; on the host.
-            counts: of this batch, `num_counts` numbers for every rank.
-        """
-        outgoing = self._sender.pack(kjt, counts, self._packed + 1)
-        self._packed += 1
-        return outgoing
-
-    def pack_nothing(self, error: Exception) -> OutgoingIds:
-        """In place of a batch that cannot be sent: waiting for it raises on every rank."""
-        self._packed += 1
-        return self._sender.pack_nothing(error, self.num_counts, self._packed)
 
     def announce(self, outgoing: OutgoingIds, kept: Kept) -> HostIds:
         """The batch, ready to be sent; for GPUs, sizes are exchanged on the hosts."""
@@ -93,7 +76,7 @@ class IdExchange:
         batch = HostIds(OnHost(outgoing), kept, OnHost(received))
         if any(header[FAILED] for header in received):
             return batch
-        parts, sent = self._sender.words(outgoing)
+        parts, sent = self.sender.words(outgoing)
         come = part_sizes(received, self._streams, self._weighted)
         pieces = [size for of_part in come for size in of_part]
         words = torch.cat([piece for part in parts for piece in part])
@@ -113,7 +96,7 @@ class IdExchange:
         if self._alone or not self._on_cpu:
             return SentIds(batch)
         outgoing = batch.outgoing.item
-        parts, sizes = self._sender.words(outgoing)
+        parts, sizes = self.sender.words(outgoing)
         headers = outgoing.header.view(WORD).unbind()
         words = torch.cat([piece for header, part in zip(headers, parts, strict=True) for piece in (header, *part)])
         sizes = [size + headers[0].numel() for size in sizes]
@@ -156,7 +139,7 @@ class IdExchange:
             to_ranks, from_ranks = ([header[VALUES] for header in headers] for headers in (sent, received))
             trained = with_gradients(weights, ids, to_ranks, from_ranks, self._place.group)
             ids = replace(ids, weights=trained)
-        counts = [header[len(header) - self.num_counts :] for header in received]
+        counts = [header[len(header) - self._num_counts :] for header in received]
         return RankIds(
             lookups=self._receiver.order(ids, received, arrival.chunks),
             headers=BatchHeaders(sent, received, batch_sizes, counts),

@@ -115,9 +115,9 @@ class InputDist:
             kept = Kept()
             try:
                 kjt, counts, kept = self._prepare(features)
-                outgoing = self.exchange.pack(kjt, counts)
+                outgoing = self.exchange.sender.pack(kjt, counts)
             except Exception as error:  # any error must reach the ranks that wait for this one
-                outgoing = self.exchange.pack_nothing(error)
+                outgoing = self.exchange.sender.pack_nothing(error)
             return self.exchange.announce(outgoing, kept)
 
     def begin(self, features: KeyedJaggedTensor) -> PendingInput:

@@ -92,10 +92,12 @@ class IdSender:
         routes: of the collection.
         weighted: ids carry weights.
         traced: also record where each id goes.
+        num_counts: how many counts a header has.
     """
 
-    def __init__(self, routes: Routes, weighted: bool, traced: bool) -> None:
-        self._routes, self._weighted, self._traced = routes, weighted, traced
+    def __init__(self, routes: Routes, weighted: bool, traced: bool, num_counts: int) -> None:
+        self._routes, self._weighted, self._traced, self._num_counts = routes, weighted, traced, num_counts
+        self._packed = 0  # batches so far, by which ranks check that they are at the same one
         self._features = FeatureOrder(routes.features, weighted)
         self._header_width = GROUPS + routes.num_groups
         self._streams = [len(route.streams) for route in routes.ranks]
@@ -137,13 +139,12 @@ class IdSender:
             first += len(route.streams)
         return torch.tensor(slots, dtype=torch.int64), torch.tensor(sources, dtype=torch.int64)
 
-    def pack(self, kjt: KeyedJaggedTensor, counts: Sequence[int], number: int) -> OutgoingIds:
+    def pack(self, kjt: KeyedJaggedTensor, counts: Sequence[int]) -> OutgoingIds:
         """A batch, ready to leave.
 
         Args:
             kjt: every feature of the routes, among others; on the host.
-            counts: of this batch, sent to every rank in the header; equally many on all ranks.
-            number: of the batch, by which ranks check that they are at the same one.
+            counts: of this batch, `num_counts` numbers for every rank.
         """
         given = ids = self._features.of(kjt)
         origins = torch.arange(given.values.numel()) if self._traced else None
@@ -154,21 +155,23 @@ class IdSender:
                 origins = ops.permute_segments(self._order, ids.lengths, origins)[1]
             ids = Ids(*ops.permute_segments(self._order, ids.lengths, ids.values, ids.weights))
         row = [0] * self._header_width
-        row[NUMBER], row[BATCH] = number, given.lengths.shape[1]
+        row[NUMBER], row[BATCH] = self._packed + 1, given.lengths.shape[1]
         header = torch.tensor([row] * len(self._streams))
         totals = ids.lengths.sum(1, dtype=torch.int64)
         header.view(-1).index_add_(0, self._slots, totals.index_select(0, self._sources))
         if counts:
             header = torch.cat([header, torch.tensor(counts).expand(header.shape[0], -1)], dim=1)
+        self._packed += 1
         return OutgoingIds(ids, header, None, given.lengths, origins)
 
-    def pack_nothing(self, error: Exception, num_counts: int, number: int) -> OutgoingIds:
+    def pack_nothing(self, error: Exception) -> OutgoingIds:
         """A batch without examples, in place of one that cannot be sent: its header makes every rank raise."""
+        self._packed += 1
         header = torch.zeros(len(self._streams), self._header_width, dtype=torch.int64)
-        header[:, NUMBER], header[:, FAILED] = number, 1
+        header[:, NUMBER], header[:, FAILED] = self._packed, 1
         values = torch.empty(0, dtype=torch.int64)
         ids = Ids(values.new_empty(sum(self._streams), 0), values, values.float() if self._weighted else None)
-        return OutgoingIds(ids, torch.cat([header, header.new_zeros(len(header), num_counts)], dim=1), error)
+        return OutgoingIds(ids, torch.cat([header, header.new_zeros(len(header), self._num_counts)], dim=1), error)
 
     def words(self, outgoing: OutgoingIds) -> tuple[list[list[torch.Tensor]], list[int]]:
         """For each rank the tensors of its part, as words, and how many words they are."""

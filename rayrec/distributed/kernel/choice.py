@@ -91,22 +91,18 @@ def check_trainable(
 ) -> None:
     """Raises ValueError for a table in host memory that a GPU reads, if fbgemm does not have its update."""
     in_host_memory = kernel in (EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING)
-    if (
-        in_host_memory
-        and spec is not None
-        and device.type == "cuda"
-        and not _fbgemm_trains(spec, config, config.embedding_dim, device)
-    ):
-        if _synchronises_every_step(spec):
-            raise ValueError(
-                f"table {config.name!r}: kernel {kernel.value!r} trains by fbgemm only, which updates before the "
-                "gradients of other groups arrive; synchronise every 2 steps or more, or use kernel 'fused'"
-            )
-        raise ValueError(
-            f"table {config.name!r}: kernel {kernel.value!r} trains by fbgemm only, which does not have "
-            f"{spec.optimizer.value!r} with weight decay {spec.decay_mode!r} or width {config.embedding_dim}; use "
-            "kernel 'fused', another optimizer, no weight decay or a width that is a multiple of 4"
-        )
+    if not in_host_memory or spec is None or device.type != "cuda":
+        return
+    if _fbgemm_trains(spec, config, config.embedding_dim, device):
+        return
+    why = (
+        "updates before the gradients of other groups arrive; synchronise every 2 steps or more, or use kernel 'fused'"
+        if _synchronises_every_step(spec)
+        else f"does not have {spec.optimizer.value!r} with weight decay {spec.decay_mode!r} or width "
+        f"{config.embedding_dim}; use kernel 'fused', another optimizer, no weight decay or a width that is a "
+        "multiple of 4"
+    )
+    raise ValueError(f"table {config.name!r}: kernel {kernel.value!r} trains by fbgemm only, which {why}")
 
 
 def _synchronises_every_step(spec: OptimizerSpec) -> bool:
