@@ -1,4 +1,4 @@
-"""The sharded embedding collection, which looks up a vector for every id, and its sharder."""
+"""The sharded embedding collection, which looks up a vector for every id, its sharder, and the default sharders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayrec.distributed.collections.embedding_bag import ShardedCollection
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder, ShardedCollection
 from rayrec.distributed.collections.sharder import CollectionSharder
 from rayrec.distributed.comm.awaitable import Deferred
 from rayrec.distributed.executors.replicated import ReplicatedExecutor
@@ -16,6 +16,7 @@ from rayrec.distributed.executors.sequences import SequencesExecutor
 from rayrec.distributed.executors.setup import Setup, ShardedExecutor
 from rayrec.distributed.ids.routes import make_outputs
 from rayrec.distributed.ids.upload import OnHost
+from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.modules import EmbeddingCollection, EmbeddingConfig
 from rayrec.modules.embedding import output_names
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
@@ -136,3 +137,8 @@ class EmbeddingCollectionSharder(CollectionSharder[EmbeddingCollection, ShardedE
 
     def _executor(self, setup: Setup[EmbeddingConfig], num_counts: int) -> ShardedExecutor:
         return SequencesExecutor(setup, num_counts)
+
+
+def default_sharders() -> list[ModuleSharder[Any]]:
+    """The sharders used when none are given: one per kind of collection, with its default optimizer."""
+    return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from rayrec.distributed.kernel import LocalTable, OptimizerSpec
@@ -142,21 +143,8 @@ def _rectangles(
     edges = {column: _row_edges(shards, column) for column in {shard.cols.start for shard in shards}}
     kernel = EmbeddingComputeKernel(sharding.compute_kernel)
     load_factor = sharding.load_factor if kernel is EmbeddingComputeKernel.FUSED_UVM_CACHING else None
-    return [
-        (
-            shard.rank,
-            LocalTable(
-                config=config,
-                rows=shard.rows,
-                cols=shard.cols,
-                kernel=kernel,
-                optimizer=optimizer,
-                load_factor=load_factor,
-            ),
-            edges[shard.cols.start],
-        )
-        for shard in shards
-    ]
+    make = partial(LocalTable, config=config, kernel=kernel, optimizer=optimizer, load_factor=load_factor)
+    return [(shard.rank, make(rows=shard.rows, cols=shard.cols), edges[shard.cols.start]) for shard in shards]
 
 
 def _rank_route(pieces: Sequence[_Piece]) -> RankRoute:

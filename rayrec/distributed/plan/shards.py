@@ -84,25 +84,18 @@ class Shard:
         return (self.rows.size, self.cols.size)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheParams:
     """The device cache of a table with kernel `fused_uvm_caching`.
 
     Args:
-        algorithm, reserved_memory, precision, prefetch_pipeline, stats, multipass_prefetch_config: accepted, not used.
         load_factor: cached share of the rows; default: fbgemm's.
 
     Raises:
         ValueError: a load factor not above 0 or above 1.
     """
 
-    algorithm: object = None
     load_factor: float | None = None
-    reserved_memory: float | None = None
-    precision: object = None
-    prefetch_pipeline: bool | None = None
-    stats: object = None
-    multipass_prefetch_config: object = None
 
     def __post_init__(self) -> None:
         if self.load_factor is not None and not 0 < self.load_factor <= 1:

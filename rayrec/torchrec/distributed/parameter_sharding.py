@@ -1,21 +1,51 @@
-"""`ParameterSharding` with TorchRec's arguments, and the plan of one collection."""
+"""`ParameterSharding` and `CacheParams` with TorchRec's arguments, and the plan of one collection."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 
 from rayrec.distributed.plan import shards as plan
 from rayrec.distributed.plan.sharding_plan import ModuleSharding, module_text
-from rayrec.distributed.plan.shards import CacheParams, Shard, Span
+from rayrec.distributed.plan.shards import Shard, Span
 
 _NOT_SUPPORTED = {
     "stochastic_rounding": "a setting of the optimizer (fused_params)",
     "output_dtype": "vectors are float32",
     "key_value_params": "there are no tables on disk",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class CacheParams:
+    """The device cache of a table with kernel `fused_uvm_caching`.
+
+    Args:
+        algorithm, reserved_memory, precision, prefetch_pipeline, stats, multipass_prefetch_config: accepted, not used.
+        load_factor: cached share of the rows; default: fbgemm's.
+
+    Raises:
+        ValueError: a load factor not above 0 or above 1.
+    """
+
+    algorithm: object = None
+    load_factor: float | None = None
+    reserved_memory: float | None = None
+    precision: object = None
+    prefetch_pipeline: bool | None = None
+    stats: object = None
+    multipass_prefetch_config: object = None
+
+    def __post_init__(self) -> None:
+        used_of(self)
+
+
+def used_of(params: CacheParams | plan.CacheParams | None) -> plan.CacheParams | None:
+    """The part of the settings that is used."""
+    return None if params is None else plan.CacheParams(load_factor=params.load_factor)
 
 
 class EmbeddingModuleShardingPlan(ModuleSharding):
@@ -52,7 +82,7 @@ class ParameterSharding(plan.ParameterSharding, metaclass=_AnyParameterSharding)
         compute_kernel: str,
         ranks: Sequence[int] | None = None,
         sharding_spec: EnumerableShardingSpec | None = None,
-        cache_params: CacheParams | None = None,
+        cache_params: CacheParams | plan.CacheParams | None = None,
         enforce_hbm: bool | None = None,
         stochastic_rounding: bool | None = None,
         bounds_check_mode: object = None,
@@ -77,7 +107,7 @@ class ParameterSharding(plan.ParameterSharding, metaclass=_AnyParameterSharding)
             compute_kernel,
             shards=tuple(shards),
             device=device,
-            cache_params=cache_params,
+            cache_params=used_of(cache_params),
             local_ranks=local,
         )
 

@@ -17,7 +17,6 @@ from rayrec.distributed.plan.module_sharder import ShardingPlanner
 from rayrec.distributed.plan.sharding_plan import ModuleSharding, ShardingPlan
 from rayrec.distributed.plan.shards import (
     DEFAULT_LOAD_FACTOR,
-    CacheParams,
     Shard,
     ShardingType,
     Span,
@@ -32,7 +31,7 @@ from rayrec.torchrec.distributed.cache_kinds import (
 )
 from rayrec.torchrec.distributed.model_parallel import ShardingStrategy
 from rayrec.torchrec.distributed.module_sharder import ModuleSharder
-from rayrec.torchrec.distributed.parameter_sharding import EmbeddingModuleShardingPlan, ParameterSharding
+from rayrec.torchrec.distributed.parameter_sharding import CacheParams, EmbeddingModuleShardingPlan, ParameterSharding
 from rayrec.torchrec.distributed.sharded_module import ShardedModule
 
 __all__ = [

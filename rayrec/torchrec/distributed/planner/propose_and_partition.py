@@ -11,9 +11,9 @@ from torch import nn
 
 from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
-from rayrec.distributed.plan.shards import ParameterSharding, Span
 from rayrec.distributed.plan.shards import Shard as Rectangle
-from rayrec.torchrec.distributed.parameter_sharding import EmbeddingModuleShardingPlan
+from rayrec.distributed.plan.shards import Span
+from rayrec.torchrec.distributed.parameter_sharding import EmbeddingModuleShardingPlan, ParameterSharding
 from rayrec.torchrec.distributed.planner.bases import Enumerator, Partitioner, PerfModel, Proposer
 from rayrec.torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from rayrec.torchrec.distributed.planner.parts import PlannerError, PlannerErrorType, Proposal, Shard, ShardingOption
