@@ -3,8 +3,8 @@
     python jobs/bench_routing.py [--threads 1 2] [--ids power-law] [--json]
 
 One process routes a batch of 26 features for 8 ranks; a row for each plan, ids a bag and number of threads. Beside it,
-in the same run and in turns: torch's operators, which rayrec takes where numba is missing, fbgemm's operator that splits
-ids by blocks of rows (`block_bucketize_sparse_features`), and a plain copy of the ids.
+in the same run and in turns: torch's operators, which rayrec takes where numba is missing, fbgemm's operator that
+splits ids by blocks of rows (`block_bucketize_sparse_features`), and a plain copy of the ids.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from bench_embedding import draw_ids
 
 from rayrec.distributed.comm.host_memory import keep_freed_memory
-from rayrec.distributed.ids.input_dist import IdCheck
+from rayrec.distributed.ids.check import IdCheck
+from rayrec.distributed.ids.compiled_split import CompiledSplit, make_split
 from rayrec.distributed.ids.routes import Routes, make_routes
-from rayrec.distributed.ids.sender import IdSender
+from rayrec.distributed.ids.split import OperatorSplit
 from rayrec.distributed.kernel import OptimizerSpec
 from rayrec.distributed.plan.cuts import CUTS
 from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
@@ -63,6 +65,11 @@ def batch_of(bag: int, ids: str, weighted: bool) -> KeyedJaggedTensor:
     return KeyedJaggedTensor([f"f{n}" for n in range(FEATURES)], values, weights, lengths=lengths)
 
 
+def route(split: CompiledSplit | OperatorSplit, check: IdCheck, batch: KeyedJaggedTensor) -> None:
+    check.check(batch)
+    split.split(batch)
+
+
 def timed(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
@@ -72,20 +79,18 @@ def timed(work: Callable[[], object]) -> float:
 def measure(kind: ShardingType, bag: int, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(threads)
     routes, batch = routes_of(kind), batch_of(bag, args.ids, args.weighted)
-    check = IdCheck(tables(), args.weighted)
-    compiled, plain = (IdSender(routes, args.weighted, traced=False, compiled=chosen) for chosen in (True, False))
+    sides = []
+    for split in (make_split(routes, args.weighted, False), OperatorSplit(routes, args.weighted, False)):
+        check = IdCheck(tables(), args.weighted, split.checked)
+        sides.append(partial(route, split, check, batch))
     copied, blocks = torch.empty_like(batch.values()), torch.full((FEATURES,), -(-ROWS // RANKS))
-
-    def route(sender: IdSender) -> None:
-        check.check(batch)
-        sender.pack(batch, (), 1)
 
     def fbgemm() -> None:
         torch.ops.fbgemm.block_bucketize_sparse_features(
             batch.lengths(), batch.values(), False, False, blocks, RANKS, batch.weights_or_none()
         )
 
-    sides = [lambda: route(compiled), lambda: route(plain), fbgemm, lambda: copied.copy_(batch.values())]
+    sides += [fbgemm, lambda: copied.copy_(batch.values())]
     for side in sides:
         side()
     rounds = [[timed(side) for side in sides] for _ in range(args.rounds)]

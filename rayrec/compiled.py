@@ -8,8 +8,9 @@ take longer; a warning says so once.
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
@@ -33,18 +34,21 @@ def loops(module: str) -> Any:
     return found
 
 
-def compiled(*signature: str) -> Callable[[F], F]:
-    """Compiles a function of numbers and arrays for types such as "uint64" and "float32[::1]".
+def compiled(types: Mapping[str, str]) -> Callable[[F], F]:
+    """Compiles a function of numbers and arrays, which then runs without the interpreter's lock.
 
-    It runs without the interpreter's lock. Indices that may be negative cost time: use unsigned ones.
+    Indices that may be negative cost time: use unsigned ones.
+
+    Args:
+        types: of its parameters, among others: "uint64", "float32[::1]", "int64[:,::1]".
     """
     import numba
 
     def decorate(function: F) -> F:
-        types = f"({', '.join(signature)})"
+        signature = f"({', '.join(types[name] for name in inspect.signature(function).parameters)})"
         try:
-            return numba.njit([types], nogil=True, cache=True)(function)
-        except RuntimeError:  # no folder can be written
-            return numba.njit([types], nogil=True)(function)
+            return numba.njit([signature], nogil=True, cache=True)(function)
+        except RuntimeError:  # there is no folder that can be written
+            return numba.njit([signature], nogil=True)(function)
 
     return decorate

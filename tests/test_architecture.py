@@ -294,7 +294,6 @@ MUTABLE = {
     "rayrec/torchrec/distributed/train_pipeline/pipeline_stage.py": {"_Item"},
     "rayrec/distributed/planner/search/pack.py": {"Packing"},
     "rayrec/distributed/vectors/transport.py": {"_RoundTrip"},
-    "rayrec/distributed/ids/exchange.py": {"SentIds"},
     "rayrec/distributed/comm/trace.py": {"span"},
 }
 

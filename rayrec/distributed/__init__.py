@@ -5,7 +5,6 @@ from rayrec.distributed.collections.embedding_bag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
 )
-from rayrec.distributed.comm import get_local_rank, get_local_size
 from rayrec.distributed.comm.awaitable import Awaitable, NoWait
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.model_parallel import DistributedModelParallel
@@ -30,6 +29,4 @@ __all__ = [
     "ShardingPlanner",
     "ShardingType",
     "TrainPipeline",
-    "get_local_rank",
-    "get_local_size",
 ]

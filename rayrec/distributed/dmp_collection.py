@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from enum import Enum
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch.distributed as dist
 from torch import nn
 
 from rayrec.distributed.comm import broadcast_object
-from rayrec.distributed.data_parallel import DataParallelWrapper
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
@@ -20,14 +18,6 @@ from rayrec.distributed.replicas.averaging import AllReduce, average
 from rayrec.distributed.replicas.env import ShardingEnv2D
 from rayrec.distributed.replicas.gradients import mean_gradient
 from rayrec.distributed.replicas.layout import GroupLayout
-
-
-class ShardingStrategy(Enum):
-    """How much of a table each group holds."""
-
-    DEFAULT = "default"
-    PER_MODULE = "per_module"
-    FULLY_SHARDED = "fully_sharded"
 
 
 class DMPCollection(DistributedModelParallel):
@@ -47,19 +37,15 @@ class DMPCollection(DistributedModelParallel):
         world_size: ranks of all groups.
         sharding_group_size: ranks of one group.
         global_pg: all ranks.
-        sharding_strategy: DEFAULT, or PER_MODULE, which is the same here.
         node_group_size: ranks per host in a group; by default found from hostnames.
         sharders: one for each kind of collection.
-        init_data_parallel, init_parameters, data_parallel_wrapper: as of `DistributedModelParallel`.
+        init_data_parallel, init_parameters: as of `DistributedModelParallel`.
         use_inter_host_allreduce: the ranks of a group are consecutive, and replicas are on other hosts; else replicas
             are consecutive, and groups span hosts.
-        custom_all_reduce: averages tensors over replicas in place, instead of an all-reduce.
-        submodule_configs, rs_awaitable_hook_module, use_sharded_relay: not offered; leave them out.
         sync_every: steps after which `after_step` averages the groups; None: only `sync` does.
 
     Raises:
-        ValueError: a world that does not divide into groups, or is not that of `global_pg`; a plan for a larger group;
-            an option that is not offered.
+        ValueError: a world that does not divide into groups, or is not that of `global_pg`; a plan for a larger group.
     """
 
     def __init__(
@@ -70,21 +56,14 @@ class DMPCollection(DistributedModelParallel):
         world_size: int,
         sharding_group_size: int,
         global_pg: dist.ProcessGroup,
-        sharding_strategy: ShardingStrategy = ShardingStrategy.DEFAULT,
+        *,
         node_group_size: int | None = None,
         sharders: Sequence[ModuleSharder[Any]] | None = None,
         init_data_parallel: bool = True,
         init_parameters: bool = True,
-        data_parallel_wrapper: DataParallelWrapper | None = None,
         use_inter_host_allreduce: bool = False,
-        custom_all_reduce: AllReduce | None = None,
-        submodule_configs: Sequence[object] | None = None,
-        rs_awaitable_hook_module: str | None = None,
-        use_sharded_relay: bool = False,
-        *,
         sync_every: int | None = None,
     ) -> None:
-        _refuse(sharding_strategy, submodule_configs, rs_awaitable_hook_module, use_sharded_relay)
         if sync_every is not None and sync_every < 1:
             raise ValueError(f"sync_every={sync_every} must be at least 1")
         layout = GroupLayout(world_size, sharding_group_size, strided=not use_inter_host_allreduce)
@@ -94,11 +73,9 @@ class DMPCollection(DistributedModelParallel):
                 "plan for the ranks of one group"
             )
         env = ShardingEnv2D.of_layout(layout, global_pg, device, node_group_size, every_step=sync_every == 1)
-        super().__init__(
-            module, env, device, plan, sharders, init_data_parallel, init_parameters, data_parallel_wrapper
-        )
+        super().__init__(module, env, device, plan, sharders, init_data_parallel, init_parameters)
         self._replica_pg, self._sync_every, self._steps = env.replica_pg, sync_every, 0
-        self._all_reduce = custom_all_reduce
+        self._all_reduce: AllReduce | None = None
         if env.num_sharding_groups() > 1:
             for table in self.tables().values():
                 for item in table.local if table.dense else ():
@@ -123,21 +100,3 @@ class DMPCollection(DistributedModelParallel):
         self._steps += 1
         if self._sync_every is not None and self._steps >= self._sync_every:
             self.sync()
-
-    def set_all_reduce_hook(self, reduce_hook: Callable[[list[torch.Tensor]], None]) -> None:
-        """Sets the function that averages tensors over replicas in place, instead of an all-reduce in `sync`."""
-        self._all_reduce = reduce_hook
-
-
-def _refuse(
-    strategy: ShardingStrategy, submodule_configs: Sequence[object] | None, hook_module: str | None, relay: bool
-) -> None:
-    if strategy is ShardingStrategy.FULLY_SHARDED:
-        raise ValueError(
-            "sharding_strategy=FULLY_SHARDED is not offered: for tables that R copies of do not fit, raise "
-            "sharding_group_size, which shards them over more ranks"
-        )
-    given = {"submodule_configs": submodule_configs, "rs_awaitable_hook_module": hook_module}
-    for name, value in {**given, "use_sharded_relay": relay or None}.items():
-        if value is not None:
-            raise ValueError(f"DMPCollection: {name} is not offered; leave it out: all collections have one group size")

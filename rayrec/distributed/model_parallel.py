@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rayrec.distributed.collections.default_sharders import default_sharders
+from rayrec.distributed.collections.embedding import default_sharders
 from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.collections.sharder import default_device
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
+from rayrec.distributed.data_parallel import data_parallel
 from rayrec.distributed.kernel import Kernel
 from rayrec.distributed.plan.module_sharder import ModuleSharder, modules_to_shard
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
@@ -39,12 +39,10 @@ class DistributedModelParallel(nn.Module):
         sharders: one for each kind of collection.
         init_data_parallel: wraps the module now; else `init_data_parallel()` does.
         init_parameters: allocates and fills parameters on meta, and moves the others to the device.
-        data_parallel_wrapper: DistributedDataParallel by default.
-        model_tracker_configs: must be None.
 
     Raises:
         ValueError: a plan for another model or a larger world; a subclass of a collection that overrides `forward`
-            without a sharder for it; trackers, which are not offered.
+            without a sharder for it.
     """
 
     def __init__(
@@ -56,17 +54,15 @@ class DistributedModelParallel(nn.Module):
         sharders: Sequence[ModuleSharder[Any]] | None = None,
         init_data_parallel: bool = True,
         init_parameters: bool = True,
-        data_parallel_wrapper: DataParallelWrapper | None = None,
-        model_tracker_configs: None = None,
     ) -> None:
         super().__init__()
-        if model_tracker_configs is not None:
-            raise ValueError("model_tracker_configs: trackers are not offered; a checkpoint holds every row")
         self._env = env or default_env()
         self.device = device or default_device()
         chosen = list(sharders) if sharders is not None else default_sharders()
         self._plan = plan if plan is not None else self._default_plan(module, chosen)
-        check_world(self._plan, self._env.world_size)
+        needed, there_are = self._plan.min_world_size, self._env.world_size
+        if needed > there_are:
+            raise ValueError(f"the plan is for {needed} ranks or more, but there are {there_are}; plan again")
         self._sharded: dict[str, Any] = {}
         inner = self._shard(module, chosen)
         self._fused_optimizer = CombinedOptimizer(
@@ -75,14 +71,12 @@ class DistributedModelParallel(nn.Module):
         if init_parameters:
             materialize(inner, self.device)
         self._dmp_wrapped_module = inner  # TorchRec's name: users' wrappers set it
-        self._wrapper = data_parallel_wrapper or DefaultDataParallelWrapper(static_graph=False)
         if init_data_parallel:
             self.init_data_parallel()
 
     def init_data_parallel(self) -> None:
         """Wraps the module for data-parallel training, unless it is wrapped already."""
-        if not isinstance(self._dmp_wrapped_module, DistributedDataParallel):
-            self._wrapper.wrap(self, self._env.whole, self.device)
+        self._dmp_wrapped_module = data_parallel(self._dmp_wrapped_module, self._env.whole, self.device)
 
     def _default_plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
         topology = Topology(world_size=self._env.world_size, compute_device=self.device.type)
@@ -165,18 +159,6 @@ class DistributedModelParallel(nn.Module):
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         return self.module.named_parameters(*args, **kwargs)
 
-    def bare_named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-        """`named_parameters`: names are the unsharded model's in both."""
-        return self.named_parameters(prefix, recurse)
-
-    def sparse_grad_parameter_names(self, destination: list[str] | None = None, prefix: str = "") -> list[str]:
-        """Names of unsharded embeddings with sparse gradients; appended to `destination` if given."""
-        names = [] if destination is None else destination
-        for path, module in self.module.named_modules():
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-                names.append(f"{prefix}{path}.weight" if path else f"{prefix}weight")
-        return names
-
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
         return self.module.named_buffers(*args, **kwargs)
 
@@ -202,13 +184,6 @@ def default_env() -> ShardingEnv:
     if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not None:
         return ShardingEnv.from_process_group(dist.group.WORLD)
     return ShardingEnv.from_local(1, 0)
-
-
-def check_world(plan: ShardingPlan, world_size: int) -> None:
-    """Raises ValueError if the plan has more ranks than the world."""
-    needed = plan.min_world_size
-    if needed > world_size:
-        raise ValueError(f"the plan is for {needed} ranks or more, but there are {world_size}; plan again")
 
 
 def materialize(module: nn.Module, device: torch.device) -> None:

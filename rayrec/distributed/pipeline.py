@@ -16,7 +16,6 @@ from rayrec.distributed.ids.input_dist import PendingInput
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.sparse import KeyedJaggedTensor
 
-S = TypeVar("S")
 T = TypeVar("T")
 Forward = Callable[[Any], tuple[torch.Tensor, Any]]
 
@@ -47,48 +46,15 @@ class _Started(Generic[T]):
 
 
 class _Feed(Generic[T]):
-    """The batches of an iterator, which may be replaced; the last `held` batches wait for the next iterator."""
+    """The batches of an iterator, which may be replaced."""
 
-    def __init__(self, held: int = 0) -> None:
-        self.source: Iterator[T] = iter(())
-        self._held = held
-        self._waiting: deque[T] = deque()
+    source: Iterator[T] = iter(())
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        while len(self._waiting) <= self._held:
-            self._waiting.append(next(self.source))
-        return self._waiting.popleft()
-
-
-class _StartedAhead(Generic[S, T]):
-    """What `start` makes of each item; `start_next` starts one early. An error is raised in the place of its item."""
-
-    def __init__(self, items: Iterable[S], start: Callable[[S], T]) -> None:
-        self._items, self._start = iter(items), start
-        self._started: deque[T | Exception] = deque()
-
-    def start_next(self) -> None:
-        """Starts the next item, if there is one."""
-        try:
-            self._started += [self._start(item) for item in islice(self._items, 1)]
-        except Exception as error:  # raised when this item is due
-            self._started.append(error)
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        if not self._started:
-            self.start_next()
-        if not self._started:
-            raise StopIteration
-        first = self._started.popleft()
-        if isinstance(first, Exception):
-            raise first
-        return first
+        return next(self.source)
 
 
 class TrainPipeline(Generic[T]):
@@ -117,7 +83,6 @@ class TrainPipeline(Generic[T]):
         move: returns the batch on the model's device; by default `batch.to(device, non_blocking=True)`.
         forward: called with the batch instead of the model.
         send_ahead: exchanges the next batch's ids ahead; else only the batch is copied ahead.
-        held_back: number of batches at the end of an iterator that wait for another iterator.
     """
 
     def __init__(
@@ -130,7 +95,6 @@ class TrainPipeline(Generic[T]):
         move: Callable[[T], T] | None = None,
         forward: Forward | None = None,
         send_ahead: bool = True,
-        held_back: int = 0,
     ) -> None:
         modules = [] if model is None else model.modules()
         parallel = next((each for each in modules if isinstance(each, DistributedModelParallel)), None)
@@ -145,7 +109,7 @@ class TrainPipeline(Generic[T]):
         self._copies, self._ids = (torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(2))
         self._begun_for = set(self._collections)  # without those that took nothing in their first step
         self._have_taken: set[str] = set()
-        self._feed: _Feed[T] = _Feed(held_back)
+        self._feed: _Feed[T] = _Feed()
         self._ready: Iterator[T] | None = None
 
     def progress(self, batches: Iterator[T]) -> Any:
@@ -179,23 +143,39 @@ class TrainPipeline(Generic[T]):
 
     def reset(self) -> None:
         """Forgets the iterator, and the batches taken from it ahead."""
-        self._feed, self._ready = _Feed(self._feed._held), None
-
-    def sync_embeddings(self, *_: Any) -> None:
-        """Does nothing: all ranks synchronize in every step."""
+        self._feed, self._ready = _Feed(), None
 
     def ahead(self, batches: Iterable[T]) -> Iterator[T]:
         """Yields the batches. An error in preparing a batch is raised when it is due, after the batches before it."""
-        started = _StartedAhead(batches, self._start)
+        source = iter(batches)
+        started: deque[_Started[T] | Exception] = deque()
+        sent: deque[_Started[T] | Exception] = deque()
 
-        def send(item: _Started[T]) -> _Started[T]:
-            self._send(item)
-            if self._copies is not None:
-                started.start_next()  # after the ids are sent, which are needed first
-            return item
+        def start_next() -> None:
+            try:
+                started.extend(self._start(batch) for batch in islice(source, 1))
+            except Exception as error:  # raised when this batch is due
+                started.append(error)
+
+        def send_next() -> None:
+            if sent and isinstance(sent[-1], Exception):
+                return
+            if not started:
+                start_next()
+            if started:
+                sent.append(started.popleft())
+                if not isinstance(item := sent[-1], Exception):
+                    self._send(item)
+                    if self._copies is not None:
+                        start_next()  # after the ids are sent, which are needed first
 
         try:
-            for item in _one_ahead(started, send):
+            send_next()
+            while sent:
+                send_next()
+                item = sent.popleft()
+                if isinstance(item, Exception):
+                    raise item
                 if item.copied is not None:
                     torch.cuda.current_stream(self._device).wait_event(item.copied)
                 yield item.batch
@@ -236,19 +216,3 @@ class TrainPipeline(Generic[T]):
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             yield
-
-
-def _one_ahead(items: Iterable[S], begin: Callable[[S], T]) -> Iterator[T]:
-    """What `begin` makes of each item, yielded after `begin` was called for the next item too."""
-    source = iter(items)
-    held: list[T] = []
-    while True:
-        try:
-            begun = [begin(item) for item in islice(source, 1)]
-        except Exception:
-            yield from held
-            raise
-        yield from held
-        if not begun:
-            return
-        held = begun

@@ -20,6 +20,12 @@ def complete_cumsum(lengths: torch.Tensor) -> torch.Tensor:
     return _ops.asynchronous_complete_cumsum(lengths)
 
 
+def as_words(tensor: torch.Tensor, word: torch.dtype) -> torch.Tensor:
+    """The tensor's memory, flat."""
+    # As strided: an expanded tensor of one element is contiguous, and `view` still checks its stride of 0.
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(word)
+
+
 def permute_segments(
     order: torch.Tensor,
     lengths_FB: torch.Tensor,

@@ -16,9 +16,10 @@ from rayrec.distributed.comm import call_on_rank as invoke_on_rank_and_broadcast
 from rayrec.distributed.comm import host_link
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.comm.host_link import LEAST_BYTES, ONCE, HostLink, Slots, UnlikeExchanges
-from rayrec.distributed.comm.local_ranks import RANKS, SIZES
 from rayrec.distributed.comm.place import Hosts, Place, find_hosts
+from rayrec.torchrec.distributed import comm as launched
 from rayrec.torchrec.distributed.collective_utils import is_leader, run_on_leader
+from rayrec.torchrec.distributed.comm import RANKS, SIZES
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
@@ -100,15 +101,15 @@ def groups_of(group: dist.ProcessGroup) -> Any:
     assert on_hosts is not None and on_hosts.size() == WORLD
     assert comm.host_group(None, CPU) is None
     with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": "2"}):
-        inside, across = comm.intra_and_cross_node_pg()
-        local = [comm.get_local_size(), comm.get_num_groups(), comm.get_group_rank()]
+        inside, across = launched.intra_and_cross_node_pg()
+        local = [launched.get_local_size(), launched.get_num_groups(), launched.get_group_rank()]
     assert inside is not None and across is not None
-    assert comm.intra_and_cross_node_pg(torch.device("meta")) == (None, None)
+    assert launched.intra_and_cross_node_pg(torch.device("meta")) == (None, None)
     names = [comm.all_gather_object(rank, one) for one in (mine, inside, across, on_hosts)]
     with mock.patch.dict(os.environ):
         for name in (*SIZES, *RANKS):
             os.environ.pop(name, None)
-        here = [comm.get_local_rank(), comm.get_local_size()]
+        here = [launched.get_local_rank(), launched.get_local_size()]
     leaders = [is_leader(group), is_leader(group, 2), is_leader(None), is_leader(None, 1)]
     return names, [comm.world_rank(mine, 1), comm.world_rank(None, 3)], local, here, leaders
 
@@ -155,11 +156,11 @@ def test_the_launcher_says_which_rank_of_its_host_a_process_is(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     worlds = (4, 8, 16, 12)
-    assert [comm.get_local_size(world) for world in worlds] == sizes
-    assert [comm.get_node_group_size(world) for world in worlds] == sizes
-    assert [comm.get_num_groups(world) for world in worlds] == [w // s for w, s in zip(worlds, sizes, strict=True)]
-    assert [comm.get_group_rank(world, 9) for world in worlds] == [9 // size for size in sizes]
-    assert [comm.get_local_rank(world, 9) for world in worlds] == ranks
+    assert [launched.get_local_size(world) for world in worlds] == sizes
+    assert [launched.get_node_group_size(world) for world in worlds] == sizes
+    assert [launched.get_num_groups(world) for world in worlds] == [w // s for w, s in zip(worlds, sizes, strict=True)]
+    assert [launched.get_group_rank(world, 9) for world in worlds] == [9 // size for size in sizes]
+    assert [launched.get_local_rank(world, 9) for world in worlds] == ranks
 
 
 def test_hosts_of_equally_many_ranks() -> None:

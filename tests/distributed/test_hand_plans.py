@@ -10,16 +10,21 @@ import torch
 from torch import nn
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 
-from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
-from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
-from rayrec.distributed.collections.sharder import BaseEmbeddingSharder
+from rayrec.distributed.collections.embedding_bag import ShardedEmbeddingBagCollection
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.plan.module_sharder import ModuleSharder
-from rayrec.distributed.plan.sharding_plan import EmbeddingModuleShardingPlan, ShardingPlan
-from rayrec.distributed.plan.shards import CacheParams, ParameterSharding, Shard, ShardingType, Span
+from rayrec.distributed.plan import shards as engine
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import CacheParams, Shard, ShardingType, Span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.distributed import sharding_plan as by
+from rayrec.torchrec.distributed.module_sharder import (
+    BaseEmbeddingSharder,
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    ModuleSharder,
+)
+from rayrec.torchrec.distributed.parameter_sharding import EmbeddingModuleShardingPlan, ParameterSharding
 from rayrec.torchrec.distributed.shard import shard, shard_modules
 
 CPU = torch.device("cpu")
@@ -260,6 +265,7 @@ def test_a_sharding_says_where_its_rectangles_lie() -> None:
     pieces = [ShardMetadata([0, 0], [6, 4], "rank:3/cuda:1"), ShardMetadata([6, 0], [4, 4], "rank:1/cuda:1")]
     given = ParameterSharding("row_wise", "fused", sharding_spec=EnumerableShardingSpec(pieces))
     assert (given.device, given.local_ranks, given.ranks, given.shape) == ("cuda", {3: 1}, [3, 1], (10, 4))
+    assert isinstance(given, ParameterSharding) and type(given) is engine.ParameterSharding
     assert given.sharding_spec is not None and given.sharding_spec.shards == pieces
     named = given.of_table("t", 10, 4)
     assert named == ParameterSharding(

@@ -15,6 +15,7 @@ from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+from rayrec.torchrec.distributed.model_parallel import DistributedModelParallel as TorchRecsParallel
 from tests.device import DEVICE, exchanges
 from tests.distributed.oracle import cut, draw_kjt, join
 from tests.ranks import on_ranks
@@ -207,7 +208,7 @@ def sparse_names(group: dist.ProcessGroup) -> list[list[str]]:
     inner = torch.nn.ModuleDict({"a": torch.nn.Embedding(4, 2, sparse=True), "b": torch.nn.EmbeddingBag(4, 2)})
     env = ShardingEnv.from_process_group(group)
     none = ShardingPlan({})
-    several, one = (DistributedModelParallel(model, env=env, device=DEVICE, plan=none) for model in (inner, inner["a"]))
+    several, one = (TorchRecsParallel(model, env=env, device=DEVICE, plan=none) for model in (inner, inner["a"]))
     listed = ["before"]
     assert several.sparse_grad_parameter_names(listed, "model.") is listed
     return [several.sparse_grad_parameter_names(), listed, one.sparse_grad_parameter_names(prefix="model.")]

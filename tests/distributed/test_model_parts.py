@@ -15,14 +15,13 @@ from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
-from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
+from rayrec.distributed import ShardingEnv, ShardingPlan
 from rayrec.distributed.collections.sharder import CollectionSharder
 from rayrec.distributed.collections.variable_batch import Examples, same_size
 from rayrec.distributed.comm.awaitable import Awaitable, Deferred, LazyAwaitable, NoWait
 from rayrec.distributed.comm.wire import FP16, Codec
-from rayrec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper, table_parameters
-from rayrec.distributed.ids.input_dist import IdCheck
+from rayrec.distributed.data_parallel import table_parameters
+from rayrec.distributed.ids.check import IdCheck
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, ShardingType
@@ -31,7 +30,14 @@ from rayrec.optim import apply_optimizer_in_backward
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.distributed import utils as helpers
 from rayrec.torchrec.distributed.embedding_types import GroupedEmbeddingConfig, KJTList, ShardedEmbeddingTable
-from rayrec.torchrec.distributed.model_parallel import get_module, get_unwrapped_module
+from rayrec.torchrec.distributed.model_parallel import (
+    DataParallelWrapper,
+    DefaultDataParallelWrapper,
+    DistributedModelParallel,
+    get_module,
+    get_unwrapped_module,
+)
+from rayrec.torchrec.distributed.module_sharder import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
 from rayrec.torchrec.distributed.types import (
     DeviceToHostTensorAwaitable,
     GetItemLazyAwaitable,
@@ -419,8 +425,6 @@ DEFAULTS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
         (EmbeddingBagCollectionSharder(),),
         {
             "fused_params": None,
-            "qcomm_codecs_registry": None,
-            "use_index_dedup": False,
             "codec": None,
             "dedup": False,
         },

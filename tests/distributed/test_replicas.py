@@ -12,13 +12,15 @@ import torch.distributed as dist
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
 from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.comm import count_bytes
-from rayrec.distributed.dmp_collection import DMPCollection, ShardingStrategy
+from rayrec.distributed.dmp_collection import DMPCollection
 from rayrec.distributed.kernel import RULES, OptimizerSpec, check_trainable
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
 from rayrec.distributed.replicas.gradients import Replicas
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.distributed import model_parallel as by_torchrec
+from rayrec.torchrec.distributed.types import ShardingStrategy
 from tests.device import DEVICE
 from tests.distributed.oracle import cut
 from tests.distributed.test_model_parallel import batches, model_and_optimizer, tables
@@ -207,7 +209,10 @@ def test_bytes_between_groups_are_those_of_touched_rows() -> None:
             "the plan is for 2 ranks or more, but a sharding group has 1; plan for",
         ),
         ({"sync_every": 0}, "sync_every=0 must be at least 1"),
-        ({"sharding_strategy": ShardingStrategy.FULLY_SHARDED}, "FULLY_SHARDED is not offered: .* sharding_group_size"),
+        (
+            {"sharding_strategy": ShardingStrategy.FULLY_SHARDED},
+            "FULLY_SHARDED is not offered: .* sharding_group_size",
+        ),
         ({"submodule_configs": []}, "submodule_configs is not offered"),
         ({"use_sharded_relay": True}, "use_sharded_relay is not offered"),
     ],
@@ -229,7 +234,7 @@ def refusal(group: dist.ProcessGroup, settings: dict[str, Any]) -> str:
     given = {"world_size": group.size(), "sharding_group_size": GROUP} | settings
     plan = ShardingPlan({"embedding_bags": mixed(given.pop("plan", given["sharding_group_size"]))})
     with pytest.raises(ValueError) as caught:
-        DMPCollection(model_and_optimizer()[0], DEVICE, plan, global_pg=group, **given)
+        by_torchrec.DMPCollection(model_and_optimizer()[0], DEVICE, plan, global_pg=group, **given)
     return str(caught.value)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.distributed import DistributedModelParallel, ShardingEnv
-from rayrec.distributed.pipeline import _one_ahead
+from rayrec.distributed.pipeline import TrainPipeline
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.distributed import train_pipeline as home
 from rayrec.torchrec.distributed.embedding_types import ShardedEmbeddingModule
@@ -110,7 +110,7 @@ def test_pipelines_train_on_every_batch_by_default(kind: Any, defaults: dict[str
         (
             home.TrainPipeline,
             home.TrainPipeline,
-            {"features": home.sparse_features, "send_ahead": True, "held_back": 0},
+            {"features": home.sparse_features, "send_ahead": True},
         ),
     ],
 )
@@ -206,12 +206,15 @@ def test_the_next_item_is_begun_before_one_is_handed_out_and_an_error_waits_its_
         begun.append(item)
         return 10 * item
 
-    found = _one_ahead([1, 2, 3], begin)
+    def ahead(items: list[int]) -> Iterator[int]:
+        return TrainPipeline[int](move=begin, send_ahead=False).ahead(items)
+
+    found = ahead([1, 2, 3])
     assert next(found) == 10 and begun == [1, 2]
     assert next(found) == 20
     with pytest.raises(OSError, match="gone"):
         next(found)
-    assert list(_one_ahead([1, 2], begin)) == [10, 20] and list(_one_ahead([], begin)) == []
+    assert list(ahead([1, 2])) == [10, 20] and list(ahead([])) == []
 
 
 @pytest.mark.parametrize("set_to_none", [(), (True,), (False,)])

@@ -1,25 +1,22 @@
-"""The sharded embedding collection, which looks up a vector for every id, and its sharder."""
+"""The sharded embedding collection, which looks up a vector for every id, its sharder, and the default sharders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from rayrec.distributed.collections.sharded_collection import ShardedCollection
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder, ShardedCollection
 from rayrec.distributed.collections.sharder import CollectionSharder
-from rayrec.distributed.comm import trace
-from rayrec.distributed.comm.awaitable import Deferred, LazyAwaitable
+from rayrec.distributed.comm.awaitable import Deferred
 from rayrec.distributed.executors.replicated import ReplicatedExecutor
 from rayrec.distributed.executors.sequences import SequencesExecutor
-from rayrec.distributed.executors.setup import BatchVectors, Setup, ShardedExecutor
-from rayrec.distributed.ids.batch import Kept, RankIds
-from rayrec.distributed.ids.input_dist import PendingInput, RoutedFeatures
+from rayrec.distributed.executors.setup import Setup, ShardedExecutor
 from rayrec.distributed.ids.routes import make_outputs
 from rayrec.distributed.ids.upload import OnHost
+from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.modules import EmbeddingCollection, EmbeddingConfig
 from rayrec.modules.embedding import output_names
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
@@ -43,31 +40,29 @@ class _Output:
     block: int
 
 
-class ShardedEmbeddingCollection(ShardedCollection):
-    """The twin of an `EmbeddingCollection` with tables on many ranks: same input, same output, awaited.
+class EmbeddingCollectionAwaitable(Deferred[dict[str, JaggedTensor]]):
+    """Vectors that are being received; waits when it is used as a dict."""
 
-    A step is three stages, which `forward` runs in turn: `input_dist`, `lookup`, `output_dist`. Embedding gradients are
-    averaged over ranks and applied inside backward, or left on the parameters of tables with a dense kernel.
+    result_type = dict
 
-    Args:
-        setup: the tables and their plan.
-        sharded: the executor of the tables that are cut.
-        replicated: of the others; None if there are none.
-        need_indices: the output's weights hold the ids.
-    """
+
+class ShardedEmbeddingCollection(ShardedCollection[dict[str, JaggedTensor]]):
+    """A sharded `EmbeddingCollection`: for each feature the vectors of a rank's ids, `values [N, D]` with the feature's
+    lengths; see `ShardedCollection`."""
 
     shown_as = "embeddings"
+    awaitable = EmbeddingCollectionAwaitable
     embeddings: nn.ModuleDict
 
     def __init__(
         self,
+        module: EmbeddingCollection,
         setup: Setup[EmbeddingConfig],
         sharded: ShardedExecutor,
         replicated: ReplicatedExecutor[EmbeddingConfig] | None,
-        need_indices: bool = False,
     ) -> None:
-        super().__init__(setup, sharded, replicated)
-        self._configs, self._need_indices = tuple(setup.configs), need_indices
+        super().__init__(module, setup, sharded, replicated)
+        self._configs, self._need_indices = tuple(setup.configs), module.need_indices()
         names = [name for of_table in output_names(self._configs) for name in of_table]
         blocks = self.blocks
         self._parts = [[output.feature for output in part] for part in blocks]
@@ -78,53 +73,15 @@ class ShardedEmbeddingCollection(ShardedCollection):
             for name, output in zip(names, make_outputs(self._configs), strict=True)
         ]
 
-    # -- a step
-
-    def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """For each feature the vectors of this rank's ids, `values [N, D]` with the feature's lengths, awaited."""
-        return self.output_dist(self.lookup(self.ids_ahead.take(features).wait()))
-
-    def input_dist(self, features: KeyedJaggedTensor) -> PendingInput:
-        """Sends ids to the ranks that hold their rows.
-
-        Raises (from `wait`, on every rank):
-            ValueError: a feature is missing, or an id is outside its table.
-        """
-        return self.ids_ahead.start(features)
-
-    def _prepare(self, features: KeyedJaggedTensor) -> RoutedFeatures:
-        one = _as_one_example(features)
-        self._check.check(one)
+    def _as_sent(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Features]:
         values = features.values() if self._need_indices else None
-        of_batch = Features(OnHost(features), features.lengths(), values)
-        sharded = self._sharded.prepare(one)
-        if self._replicated is None:
-            return sharded.kjt, (), Kept(sharded.kept, None, of_batch)
-        replicated = self._replicated.prepare(one)
-        return sharded.kjt, replicated.counts, Kept(sharded.kept, replicated.kept, of_batch)
+        return _as_one_example(features), Features(OnHost(features), features.lengths(), values)
 
-    def lookup(self, ids: RankIds) -> BatchVectors:
-        """Looks up this rank's rows for all ranks, and replicated tables for itself."""
-        with trace.span(trace.LOOKUP):
-            replicated = None if self._replicated is None else self._replicated.lookup(ids)
-            return BatchVectors(ids, self._sharded.lookup(ids), replicated)
-
-    def output_dist(self, vectors: BatchVectors) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """Sends every id's vector back to its rank."""
-        ids, finish = vectors.ids, self._sharded.output_dist(vectors.sharded, vectors.ids)
-
-        def by_feature() -> dict[str, JaggedTensor]:
-            with trace.span(trace.VECTORS):
-                found = finish() + (vectors.replicated or [])
-            return self._by_feature(ids.kept.collection, found)
-
-        return EmbeddingCollectionAwaitable(by_feature)
-
-    def _by_feature(self, features: Features, parts: Sequence[torch.Tensor]) -> dict[str, JaggedTensor]:
-        kjt = features.kjt.item
+    def _result(self, found: list[torch.Tensor], of_collection: Features) -> dict[str, JaggedTensor]:
+        features, kjt = of_collection, of_collection.kjt.item
         index, counts = kjt.index_per_key(), kjt.length_per_key()
         sizes = [[counts[index[feature]] for feature in part] for part in self._parts]
-        blocks = _Cut.apply(sizes, *parts)
+        blocks = _Cut.apply(sizes, *found)
         lengths = features.lengths.view(-1).split(kjt.stride_per_key())
         ids = None if features.values is None else features.values.split(counts)
         return {
@@ -144,21 +101,6 @@ class ShardedEmbeddingCollection(ShardedCollection):
 
     def need_indices(self) -> bool:
         return self._need_indices
-
-
-class EmbeddingCollectionAwaitable(Deferred[dict[str, JaggedTensor]]):
-    """Vectors that are being received; waits when it is used as a dict."""
-
-    result_type = dict
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.wait())
-
-    def __len__(self) -> int:
-        return len(self.wait())
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.wait()
 
 
 class _Cut(torch.autograd.Function):
@@ -191,16 +133,12 @@ class EmbeddingCollectionSharder(CollectionSharder[EmbeddingCollection, ShardedE
     `dedup` pays where ids come often, as in histories.
     """
 
-    module_type = EmbeddingCollection
+    module_type, sharded_type = EmbeddingCollection, ShardedEmbeddingCollection
 
-    def _configs(self, module: EmbeddingCollection) -> list[EmbeddingConfig]:
-        return module.embedding_configs()
+    def _executor(self, setup: Setup[EmbeddingConfig], num_counts: int) -> ShardedExecutor:
+        return SequencesExecutor(setup, num_counts)
 
-    def _tables(self, module: EmbeddingCollection) -> nn.ModuleDict:
-        return module.embeddings
 
-    def _twin(self, module: EmbeddingCollection, setup: Setup[EmbeddingConfig]) -> ShardedEmbeddingCollection:
-        cut, whole = setup.only(replicated=False), setup.only(replicated=True)
-        replicated = ReplicatedExecutor(whole) if whole.tables else None
-        sequences = SequencesExecutor(cut, 0 if replicated is None else len(replicated.groups))
-        return ShardedEmbeddingCollection(setup, sequences, replicated, module.need_indices())
+def default_sharders() -> list[ModuleSharder[Any]]:
+    """The sharders used when none are given: one per kind of collection, with its default optimizer."""
+    return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]

@@ -33,14 +33,16 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         self._kernels = list(kernels)
         shards: dict[str, list[LocalShard]] = {}
         params: dict[str, torch.Tensor] = {}
+        state: dict[torch.Tensor, dict[str, Any]] = {}
         groups = []
         for kernel in kernels:
             of_kernel = []
-            for name in (table.config.name for table in kernel.tables):
+            for name in _names(kernel):
                 held = shards.setdefault(name, [])
                 shard = tables[name].local[len(held)]
                 held.append(shard)
                 params[f"{prefix}.{name}.weight" + (f"_{len(held) - 1}" if held[1:] else "")] = shard.parameter
+                state[shard.parameter] = {f"{name}.{key}": value for key, value in shard.state.items()}
                 of_kernel.append(shard.parameter)
             groups.append({"params": of_kernel, "lr": kernel.learning_rate})
         self._steps = [  # (kernel, its tables' parameters and the keys of their counts)
@@ -49,11 +51,6 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             if kernel.tables[0].update.rule.corrects_bias
         ]
         self._tables = {f"{prefix}.{name}.weight": tables[name] for name in shards}
-        state = {
-            shard.parameter: {f"{name}.{key}": value for key, value in shard.state.items()}
-            for name, held in shards.items()
-            for shard in held
-        }
         super().__init__(params, state, groups)
         for param in params.values():
             param._in_backward_optimizers = [self]  # type: ignore[attr-defined]

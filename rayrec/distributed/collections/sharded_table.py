@@ -162,18 +162,10 @@ class ShardedTable(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         destination[prefix + "weight"] = self.weight_tensor()
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Takes the whole table, or a `ShardedTensor` of the same rectangles."""
         name = prefix + "weight"
+        _, _, missing_keys, _, error_msgs = args
         given = state_dict.get(name)
         if given is None:
             missing_keys.append(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
@@ -14,7 +14,8 @@ from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.comm.place import Place
 from rayrec.distributed.comm.wire import Codec
-from rayrec.distributed.executors.setup import PlannedTable, Setup
+from rayrec.distributed.executors.replicated import ReplicatedExecutor
+from rayrec.distributed.executors.setup import PlannedTable, Setup, ShardedExecutor
 from rayrec.distributed.kernel import OptimizerSpec, check_trainable
 from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
@@ -23,72 +24,45 @@ from rayrec.distributed.replicas.gradients import same_weights, with_replicas
 from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagCollection, EmbeddingCollection
 
 
-class ShardedCollection(Protocol):
-    """A collection's sharded twin."""
+class HasTables(Protocol):
+    """A sharded collection."""
 
     def tables(self) -> dict[str, ShardedTable]: ...
 
 
-B = TypeVar("B", bound=nn.Module)
 M = TypeVar("M", bound=EmbeddingBagCollection | EmbeddingCollection)
-S = TypeVar("S", bound=ShardedCollection)
+S = TypeVar("S", bound=HasTables)
 
 
-class BaseEmbeddingSharder(ModuleSharder[B]):
-    """A base for sharders of one's own: settings of the tables' optimizer, and what can run.
-
-    Args:
-        fused_params, qcomm_codecs_registry: as of `CollectionSharder`.
-        sharded_module_order_overwrite: taken and not needed: collections share no exchange.
-    """
-
-    def __init__(
-        self,
-        fused_params: Mapping[str, Any] | None = None,
-        qcomm_codecs_registry: Mapping[str, Any] | None = None,
-        sharded_module_order_overwrite: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(qcomm_codecs_registry)
-        self.fused_params = None if fused_params is None else dict(fused_params)
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        return [kind.value for kind in ShardingType]
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        kernels = [EmbeddingComputeKernel.FUSED]
-        if compute_device_type == "cuda" and sharding_type != ShardingType.DATA_PARALLEL.value:
-            kernels += [EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING]
-        return [kernel.value for kernel in (*kernels, EmbeddingComputeKernel.DENSE)]
-
-
-class CollectionSharder(BaseEmbeddingSharder[M], Generic[M, S]):
+class CollectionSharder(ModuleSharder[M], Generic[M, S]):
     """Shards a collection of tables of one kind.
 
     Args:
         fused_params: the tables' optimizer, as in `{"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.02}`;
             SGD with learning rate 0.01 by default. A table that went through `apply_optimizer_in_backward` keeps the
             optimizer from there. Tables with a dense kernel are left to an optimizer of the user's.
-        codec: number formats of the vectors on the wire; or as `qcomm_codecs_registry`, of `fbgemm_qcomm_codec`.
+        codec: number formats of the vectors on the wire; float32 by default.
         dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once; results are the
-            same. `use_index_dedup` is another name of it.
+            same.
 
     Raises:
         ValueError: an unknown setting in `fused_params`.
     """
 
+    sharded_type: Callable[..., S]
+
     def __init__(
-        self,
-        fused_params: Mapping[str, Any] | None = None,
-        qcomm_codecs_registry: Mapping[str, Codec] | None = None,
-        use_index_dedup: bool = False,
-        *,
-        codec: Codec | None = None,
-        dedup: bool = False,
+        self, fused_params: Mapping[str, Any] | None = None, *, codec: Codec | None = None, dedup: bool = False
     ) -> None:
+        self.fused_params = None if fused_params is None else dict(fused_params)
         self.optimizer = OptimizerSpec.from_fused_params(fused_params)
-        super().__init__(fused_params, qcomm_codecs_registry)
-        self._codec = codec or next(iter((qcomm_codecs_registry or {}).values()), None)
-        self._dedup = dedup or bool(use_index_dedup)
+        self.codec, self._dedup = codec, dedup
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return [kind.value for kind in ShardingType]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return kernels_of_tables(sharding_type, compute_device_type)
 
     def shard(self, module: M, params: ModuleSharding, env: ShardingEnv, device: torch.device | None = None) -> S:  # type: ignore[override]
         """The sharded twin. A materialized module's weights are kept; on meta each shard is filled where it lies.
@@ -97,7 +71,7 @@ class CollectionSharder(BaseEmbeddingSharder[M], Generic[M, S]):
             ValueError: a table that `params` does not have, or the other way round; a kernel that there is not; a
                 sharded table with both a dense kernel and an optimizer inside backward.
         """
-        configs = self._configs(module)
+        configs, _ = tables_of(module)
         check_plan(configs, params)
         params = {c.name: params[c.name].of_table(c.name, c.num_embeddings, c.embedding_dim) for c in configs}
         weights = self.shardable_parameters(module)
@@ -109,32 +83,41 @@ class CollectionSharder(BaseEmbeddingSharder[M], Generic[M, S]):
         setup = Setup(
             tables=tuple(PlannedTable(c, params[c.name], optimizers[c.name]) for c in configs),
             place=Place.of(env, device),
-            codec=self._codec or Codec(),
+            codec=self.codec or Codec(),
             weighted=isinstance(module, EmbeddingBagCollection) and module.is_weighted(),
             dedup=self._dedup,
         )
-        sharded = self._twin(module, setup)
+        whole = setup.only(replicated=True)
+        replicated = ReplicatedExecutor(whole) if whole.tables else None
+        num_counts = 0 if replicated is None else len(replicated.groups)
+        cut = self._executor(setup.only(replicated=False), num_counts)
+        sharded = self.sharded_type(module, setup, cut, replicated)
         fill_tables(sharded.tables(), weights, module.seed, env)
         return sharded
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
-        tables = self._tables(module)
-        return {config.name: cast(nn.Parameter, tables[config.name].weight) for config in self._configs(module)}
-
-    @property
-    def codec(self) -> Codec | None:
-        """Number formats of the vectors on the wire; None for float32."""
-        return self._codec
+        configs, tables = tables_of(module)
+        return {config.name: cast(nn.Parameter, tables[config.name].weight) for config in configs}
 
     @abstractmethod
-    def _configs(self, module: M) -> Sequence[BaseEmbeddingConfig]: ...
+    def _executor(self, setup: Setup[Any], num_counts: int) -> ShardedExecutor:
+        """The executor of the tables that are cut; its headers have `num_counts` counts for the others."""
 
-    @abstractmethod
-    def _tables(self, module: M) -> nn.ModuleDict: ...
 
-    @abstractmethod
-    def _twin(self, module: M, setup: Setup[Any]) -> S:
-        """The sharded module, its tables' memory not yet filled."""
+def tables_of(module: nn.Module) -> tuple[Sequence[BaseEmbeddingConfig], nn.ModuleDict]:
+    """The configs of an unsharded collection, and its tables by name."""
+    if isinstance(module, EmbeddingBagCollection):
+        return module.embedding_bag_configs(), module.embedding_bags
+    assert isinstance(module, EmbeddingCollection)
+    return module.embedding_configs(), module.embeddings
+
+
+def kernels_of_tables(sharding_type: str, compute_device_type: str) -> list[str]:
+    """The kernels that tables can have under a sharding type on "cpu" or "cuda"."""
+    kernels = [EmbeddingComputeKernel.FUSED]
+    if compute_device_type == "cuda" and sharding_type != ShardingType.DATA_PARALLEL.value:
+        kernels += [EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING]
+    return [kernel.value for kernel in (*kernels, EmbeddingComputeKernel.DENSE)]
 
 
 def fill_tables(

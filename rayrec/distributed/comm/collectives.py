@@ -62,12 +62,9 @@ def count(name: str, sent: int = 0) -> None:
         counter[name] += sent
 
 
-def _alone(group: Group) -> bool:
+def alone(group: Group) -> bool:
+    """Whether there is no other rank to exchange with."""
     return group is None or group.size() == 1
-
-
-def _done() -> None:
-    return None
 
 
 def link_of(group: dist.ProcessGroup, tensor: torch.Tensor) -> HostLink | None:
@@ -98,26 +95,17 @@ def all_to_all(
     """
     if group is None or group.size() == 1:
         output.copy_(inputs)
-        return _done
+        return lambda: None
     kept = len(inputs) // group.size() if input_splits is None else input_splits[group.rank()]
     count("all_to_all", (len(inputs) - kept) * inputs[:1].nbytes if len(inputs) else 0)
-    return _begin(output, inputs, output_splits, input_splits, group)
-
-
-def _begin(
-    output: torch.Tensor,
-    inputs: torch.Tensor,
-    output_splits: Sequence[int] | None,
-    input_splits: Sequence[int] | None,
-    group: dist.ProcessGroup,
-) -> Wait:
-    """`all_to_all` and `exchange_on_hosts`, but for what they count."""
     if (link := link_of(group, inputs)) is not None:
         return link.all_to_all(output, inputs, _bytes(output, output_splits, link), _bytes(inputs, input_splits, link))
     outs = None if output_splits is None else list(output_splits)
     ins = None if input_splits is None else list(input_splits)
-    work = dist.all_to_all_single(output, inputs, outs, ins, group=group, async_op=True)
+    return _waiting(dist.all_to_all_single(output, inputs, outs, ins, group=group, async_op=True))
 
+
+def _waiting(work: dist.Work) -> Wait:
     def wait() -> None:
         with span(EXCHANGE):
             work.wait()
@@ -142,24 +130,18 @@ def exchange_messages(words: torch.Tensor, sizes: Sequence[int], group: Group) -
     count("all_to_all", (len(words) - sizes[group.rank()]) * words.element_size())
     if (link := link_of(group, words)) is not None:
         return link.exchange(words, [size * words.element_size() for size in sizes])
-    received = exchange_sizes(sizes, group)
+    sent = torch.tensor(list(sizes), dtype=torch.int64)
+    counts = torch.empty_like(sent)
+    dist.all_to_all_single(counts, sent, group=group)
+    received: list[int] = counts.tolist()
     arrived = words.new_empty(sum(received))
-    work = dist.all_to_all_single(arrived, words, received, list(sizes), group=group, async_op=True)
+    wait = _waiting(dist.all_to_all_single(arrived, words, received, list(sizes), group=group, async_op=True))
 
-    def wait() -> list[torch.Tensor]:
-        with span(EXCHANGE):
-            work.wait()
+    def messages() -> list[torch.Tensor]:
+        wait()
         return list(arrived.split(received))
 
-    return wait
-
-
-def exchange_sizes(sizes: Sequence[int], group: dist.ProcessGroup) -> list[int]:
-    """What each rank sends to this one, where `sizes[r]` is sent to each rank r."""
-    sent = torch.tensor(list(sizes), dtype=torch.int64)
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    return received.tolist()
+    return messages
 
 
 def exchange_on_hosts(inputs: torch.Tensor, group: Group) -> torch.Tensor:
@@ -167,12 +149,17 @@ def exchange_on_hosts(inputs: torch.Tensor, group: Group) -> torch.Tensor:
 
     Counted apart from `all_to_all`: both ends are in host memory, and no device waits.
     """
-    if _alone(group):
+    if alone(group):
         return inputs
     count("exchange_on_hosts")
     assert group is not None
     output = torch.empty_like(inputs)
-    _begin(output, inputs, None, None, group)()
+    if (link := link_of(group, inputs)) is not None:
+        rows = _bytes(inputs, None, link)
+        link.all_to_all(output, inputs, rows, rows)()
+    else:
+        with span(EXCHANGE):
+            dist.all_to_all_single(output, inputs, group=group)
     return output
 
 
@@ -191,7 +178,7 @@ def all_gather(inputs: torch.Tensor, group: Group) -> torch.Tensor:
 
 def all_gather_uneven(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     """`[sum of N]` of every rank's vector `[N]`, in rank order; the host reads their lengths."""
-    if _alone(group):
+    if alone(group):
         return inputs
     counts = all_gather(torch.tensor([len(inputs)], device=inputs.device), group).flatten().tolist()
     padded = inputs.new_zeros(max(counts))
@@ -201,7 +188,7 @@ def all_gather_uneven(inputs: torch.Tensor, group: Group) -> torch.Tensor:
 
 def all_reduce(tensor: torch.Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
     """Reduces the tensor over ranks, in place; returns it."""
-    if _alone(group):
+    if alone(group):
         return tensor
     assert group is not None
     count("all_reduce", 2 * (group.size() - 1) * tensor.nbytes // group.size())  # of a ring
@@ -216,7 +203,7 @@ def all_reduce(tensor: torch.Tensor, group: Group, op: dist.ReduceOp.RedOpType =
 
 def broadcast(tensor: torch.Tensor, group: Group, src: int = 0) -> torch.Tensor:
     """Copies group rank `src`'s tensor to every rank, in place; returns the tensor."""
-    if not _alone(group):
+    if not alone(group):
         count("broadcast")
         dist.broadcast(tensor, group=group, group_src=src)
     return tensor

@@ -10,8 +10,6 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed.comm.local_ranks import get_local_size
-
 _made: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
 
 
@@ -25,43 +23,23 @@ def subgroup(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.devic
         ranks: ascending; this process's rank is among them.
         device: of the tensors that `group` exchanges.
     """
+    of_world = dist.get_process_group_ranks(group)
+    return _made_once(group, tuple(ranks), [of_world[rank] for rank in ranks], dist.get_backend_config(group), device)
+
+
+def _made_once(
+    group: dist.ProcessGroup, key: tuple[int, ...], ranks: list[int], backend: str, device: torch.device
+) -> dist.ProcessGroup:
     made = _made.setdefault(group, {})
-    key = tuple(ranks)
     if key not in made:
-        of_world = dist.get_process_group_ranks(group)
-        made[key] = dist.new_group(
-            [of_world[rank] for rank in ranks],
-            timeout=timeout_of(group, device),
-            backend=dist.get_backend_config(group),
-            use_local_synchronization=True,
-        )
+        timeout = timeout_of(group, device)
+        made[key] = dist.new_group(ranks, timeout=timeout, backend=backend, use_local_synchronization=True)
     return made[key]
 
 
 def world_rank(group: dist.ProcessGroup | None, rank: int) -> int:
     """The default process group's rank for a rank of `group`."""
     return rank if group is None else dist.get_global_rank(group, rank)
-
-
-def intra_and_cross_node_pg(
-    device: torch.device | None = None, backend: str | None = None
-) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """Two groups of the default process group's ranks: those of this host, and those with this local rank on any host.
-
-    Collective.
-
-    Args:
-        device: for "meta", there are no groups.
-        backend: ignored; groups have the default group's.
-    """
-    if device is not None and device.type == "meta":
-        return None, None
-    world = dist.group.WORLD
-    assert world is not None, "no process group is initialized"
-    size, rank, local = world.size(), world.rank(), get_local_size(world.size())
-    on = device or torch.device("cuda" if dist.get_backend(world) == "nccl" else "cpu")
-    first = rank // local * local
-    return subgroup(world, range(first, first + local), on), subgroup(world, range(rank % local, size, local), on)
 
 
 def host_group(group: dist.ProcessGroup | None, device: torch.device) -> dist.ProcessGroup | None:
@@ -71,15 +49,7 @@ def host_group(group: dist.ProcessGroup | None, device: torch.device) -> dist.Pr
     """
     if group is None or group.size() == 1:
         return group
-    made = _made.setdefault(group, {})
-    if () not in made:
-        made[()] = dist.new_group(
-            dist.get_process_group_ranks(group),
-            timeout=timeout_of(group, device),
-            backend="gloo",
-            use_local_synchronization=True,
-        )
-    return made[()]
+    return _made_once(group, (), dist.get_process_group_ranks(group), "gloo", device)
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:

@@ -7,18 +7,14 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from rayrec.distributed.comm.collectives import Group, count
+from rayrec.distributed.comm.collectives import Group, alone, count
 
 T = TypeVar("T")
 
 
-def _alone(group: Group) -> bool:
-    return group is None or group.size() == 1
-
-
 def broadcast_object(obj: T, group: Group, src: int = 0) -> T:
     """Group rank `src`'s object on every rank."""
-    if _alone(group):
+    if alone(group):
         return obj
     count("broadcast_object")
     box: list[Any] = [obj]
@@ -28,7 +24,7 @@ def broadcast_object(obj: T, group: Group, src: int = 0) -> T:
 
 def all_gather_object(obj: T, group: Group) -> list[T]:
     """Every rank's object, in rank order."""
-    if _alone(group):
+    if alone(group):
         return [obj]
     assert group is not None
     count("all_gather_object")
@@ -53,6 +49,6 @@ def call_on_rank(group: dist.ProcessGroup, rank: int, func: Callable[..., T], *a
 
 def barrier(group: Group) -> None:
     """Returns when every rank has called it."""
-    if not _alone(group):
+    if not alone(group):
         count("barrier")
         dist.barrier(group=group)

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 
 from rayrec.distributed.executors.setup import Config, Setup
 from rayrec.distributed.ids.batch import Ids
+from rayrec.distributed.ids.features import FeatureOrder, MeanScale
 from rayrec.distributed.ids.routes import Routes
-from rayrec.distributed.ids.sender import FeatureOrder, MeanScale
 from rayrec.distributed.ids.upload import OnHost
 from rayrec.distributed.kernel import RowGroups
 from rayrec.modules import EmbeddingBagConfig

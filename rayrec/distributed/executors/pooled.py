@@ -15,11 +15,11 @@ import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.comm.place import Hosts, find_hosts
-from rayrec.distributed.executors.setup import Prepared, Setup
+from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
+from rayrec.distributed.ids.features import MeanScale
 from rayrec.distributed.ids.routes import make_routes
-from rayrec.distributed.ids.sender import MeanScale
 from rayrec.distributed.kernel import CacheGuard, PoolingKernel, make_pooling_kernel, pooling_group
 from rayrec.distributed.plan.shards import Span
 from rayrec.distributed.vectors.columns import ColumnMap, across_hosts, columns_of, inside_host, union
@@ -65,9 +65,9 @@ class PooledExecutor:
         over = f"{len(self.exchange.routes.ranks)} ranks" if self._hosts is None else str(self._hosts)
         return f"PooledExecutor({len(self.exchange.routes.outputs)} outputs over {over})"
 
-    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared:
+    def prepare(self, kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, torch.Tensor | None]:
         """Keeps the factors that make means of this rank's own sums."""
-        return Prepared(kjt, self._scale.of(kjt))
+        return kjt, self._scale.of(kjt)
 
     def lookup(self, ids: RankIds) -> torch.Tensor:
         """Sums of this rank's lookups for the global batch, `[global B, own width]`, source after source."""
@@ -84,21 +84,19 @@ class PooledExecutor:
             self._cache.watch(vectors)
         return vectors
 
-    def output_dist(self, vectors: torch.Tensor, ids: RankIds) -> Callable[[], list[torch.Tensor]]:
+    def output_dist(self, vectors: torch.Tensor, ids: RankIds) -> Callable[[], torch.Tensor] | None:
         """Waits for `[B, total width]`, means if tables ask for them.
 
         With two tiers it returns when the exchange inside the host is done; the slower one is then under way. A small
         batch, as all ranks together see it, takes one tier.
         """
         if not self.blocks:
-            return list
+            return None
         batch_sizes, factors_BE = ids.headers.batch_sizes, ids.kept.sharded
         if self._hosts is not None and sum(batch_sizes) * self._hosts.saved_bytes >= FEW_BYTES:
-            bags = self._hosts.start(vectors, batch_sizes, factors_BE)
-        else:
-            by_rank = vectors if self._hosts is None else self._hosts.by_rank(vectors, batch_sizes)
-            bags = self._direct.start(by_rank, batch_sizes, factors_BE)
-        return lambda: [bags()]
+            return self._hosts.start(vectors, batch_sizes, factors_BE)
+        by_rank = vectors if self._hosts is None else self._hosts.by_rank(vectors, batch_sizes)
+        return self._direct.start(by_rank, batch_sizes, factors_BE)
 
 
 class _HostTier:

@@ -15,11 +15,11 @@ from typing import Any, Generic
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.executors.setup import Config, PlannedTable, Prepared, Setup
+from rayrec.distributed.executors.setup import Config, PlannedTable, Setup
 from rayrec.distributed.ids.batch import RankIds
+from rayrec.distributed.ids.features import FeatureOrder, MeanScale
 from rayrec.distributed.ids.routes import Output, make_outputs
-from rayrec.distributed.ids.sender import FeatureOrder, MeanScale
-from rayrec.distributed.kernel import LocalTable, Lookups, MatrixKernel, RowGroups, make_anchor, make_matrix_kernel
+from rayrec.distributed.kernel import LocalTable, MatrixKernel, RowGroups, make_anchor, make_matrix_kernel
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor, ops
@@ -30,13 +30,17 @@ class GroupIds:
     """A batch's ids for one kernel.
 
     Args:
-        lookups: ids are rows of the kernel's matrix.
-        rows: which of them are the same; None if nothing is to be trained.
+        rows: of the kernel's matrix.
+        offsets: where each bag begins, and one more at the end; None to look up id by id.
+        weights: of each id, or None.
+        groups: which rows are the same; None if nothing is to be trained.
         factors_BE: what makes means of sums, or None.
     """
 
-    lookups: Lookups
-    rows: RowGroups | None
+    rows: torch.Tensor
+    offsets: torch.Tensor | None
+    weights: torch.Tensor | None
+    groups: RowGroups | None
     factors_BE: torch.Tensor | None
 
 
@@ -45,9 +49,20 @@ class _Group(Generic[Config]):
 
     def __init__(self, setup: Setup[Config], tables: Sequence[PlannedTable[Config]]) -> None:
         configs = [table.config for table in tables]
-        self.kernel = _whole_tables_kernel(tables, setup.place.device)
+        local = [
+            LocalTable(
+                config=table.config,
+                rows=Span(0, table.config.num_embeddings),
+                cols=Span(0, table.config.embedding_dim),
+                kernel=EmbeddingComputeKernel.DENSE if table.optimizer is None else EmbeddingComputeKernel.FUSED,
+                optimizer=table.optimizer,
+            )
+            for table in tables
+        ]
+        readers = [place for place, config in enumerate(configs) for _ in config.feature_names]
+        self.kernel = make_matrix_kernel(local, readers, setup.place.device)
         self.outputs = make_outputs(configs)
-        self.pooled = isinstance(configs[0], EmbeddingBagConfig)
+        self._pooled = isinstance(configs[0], EmbeddingBagConfig)
         self._scale = MeanScale(configs, self.outputs)
         self._features = FeatureOrder([output.feature for output in self.outputs], setup.weighted)
 
@@ -55,9 +70,9 @@ class _Group(Generic[Config]):
         """What this kernel looks up. The distinct rows are found only if backward will need them."""
         given = self._features.of(kjt)
         rows = self.kernel.matrix.rows_of(given.values, given.lengths)
-        offsets = ops.complete_cumsum(given.lengths.view(-1).to(torch.int64))
+        offsets = ops.complete_cumsum(given.lengths.view(-1).to(torch.int64)) if self._pooled else None
         groups = RowGroups.of(rows) if torch.is_grad_enabled() else None
-        return GroupIds(Lookups(rows, offsets, given.weights), groups, self._scale.of(kjt))
+        return GroupIds(rows, offsets, given.weights, groups, self._scale.of(kjt))
 
 
 class ReplicatedExecutor(Generic[Config]):
@@ -81,15 +96,15 @@ class ReplicatedExecutor(Generic[Config]):
     def __repr__(self) -> str:
         return f"ReplicatedExecutor({sum(map(len, self.blocks))} outputs on {self.world_size} ranks)"
 
-    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared:
-        """All ids stay here; counts are each kernel's distinct rows."""
+    def prepare(self, kjt: KeyedJaggedTensor) -> tuple[tuple[int, ...], tuple[GroupIds, ...]]:
+        """Each kernel's number of distinct rows, which every rank must know before its lookup, and ids, which stay."""
         kept = tuple(group.ids_of(kjt) for group in self.groups)
-        return Prepared(kjt, kept, tuple(0 if ids.rows is None else ids.rows.distinct.numel() for ids in kept))
+        return tuple(0 if ids.groups is None else ids.groups.distinct.numel() for ids in kept), kept
 
     def lookup(self, ids: RankIds) -> list[torch.Tensor]:
         """Each kernel's bags, means if tables ask for them, or vectors, output after output."""
         kept: tuple[GroupIds, ...] = ids.kept.replicated
-        weights = [group.lookups.weights for group in kept]
+        weights = [group.weights for group in kept]
         leaves = [leaf for kernel in self.kernels for leaf in kernel.leaves]
         found = _Lookup.apply(self._anchor, self, kept, ids.headers.counts, *weights, *leaves)
         out = []
@@ -116,24 +131,22 @@ class _Lookup(torch.autograd.Function):
         ctx.executor, ctx.kept, ctx.counts = executor, kept, counts
         ctx.rates = [kernel.learning_rate for kernel in executor.kernels]
         return tuple(
-            group.kernel.matrix.bags(ids.lookups) if group.pooled else group.kernel.matrix.vectors(ids.lookups.ids)
-            for group, ids in zip(executor.groups, kept, strict=True)
+            kernel.matrix.look_up(ids.rows, ids.offsets, ids.weights)
+            for kernel, ids in zip(executor.kernels, kept, strict=True)
         )
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         executor, kept = ctx.executor, ctx.kept
         weight_grads = [
-            group.kernel.matrix.weight_gradients(ids.lookups, grad) if needed else None
-            for group, ids, grad, needed in zip(executor.groups, kept, grads, ctx.needs_input_grad[4:], strict=False)
+            kernel.matrix.weight_gradients(ids.rows, ids.offsets, grad) if needed else None
+            for kernel, ids, grad, needed in zip(executor.kernels, kept, grads, ctx.needs_input_grad[4:], strict=False)
         ]
         sums = [
-            group.kernel.matrix.row_gradients(ids.rows, ids.lookups.offsets, ids.lookups.weights, grad)
-            if group.pooled
-            else ids.rows.sum(grad.contiguous())
-            for group, ids, grad in zip(executor.groups, kept, grads, strict=True)
+            kernel.matrix.row_gradients(ids.groups, ids.offsets, ids.weights, grad)
+            for kernel, ids, grad in zip(executor.kernels, kept, grads, strict=True)
         ]
-        rows = [ids.rows.distinct for ids in kept]
+        rows = [ids.groups.distinct for ids in kept]
         of_leaves: list[torch.Tensor] = []
         of_all = exchange_rows(rows, sums, ctx.counts, executor.group)
         for kernel, rate, (all_rows, all_sums) in zip(executor.kernels, ctx.rates, of_all, strict=True):
@@ -169,19 +182,3 @@ def exchange_rows(
         (columns[n].view(torch.int64), columns[n + len(dims)].view(torch.float32).view(-1, dim))
         for n, dim in enumerate(dims)
     ]
-
-
-def _whole_tables_kernel(tables: Sequence[PlannedTable[Config]], device: torch.device) -> MatrixKernel:
-    """The kernel of whole tables, with one lookup for each of a table's features."""
-    local = [
-        LocalTable(
-            config=table.config,
-            rows=Span(0, table.config.num_embeddings),
-            cols=Span(0, table.config.embedding_dim),
-            kernel=EmbeddingComputeKernel.DENSE if table.optimizer is None else EmbeddingComputeKernel.FUSED,
-            optimizer=table.optimizer,
-        )
-        for table in tables
-    ]
-    readers = [place for place, table in enumerate(tables) for _ in table.config.feature_names]
-    return make_matrix_kernel(local, readers, device)

@@ -12,8 +12,8 @@ from typing import Generic
 
 import torch
 
-from rayrec.distributed.executors.dedup import Distinct
-from rayrec.distributed.executors.setup import Config, Prepared, Setup
+from rayrec.distributed.executors.dedup import Distinct, KeptIds
+from rayrec.distributed.executors.setup import Config, Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.routes import make_routes
@@ -56,9 +56,9 @@ class SequencesExecutor(Generic[Config]):
         dedup, routes = ", each distinct id once" if self._distinct else "", self.exchange.routes
         return f"SequencesExecutor({len(routes.outputs)} outputs over {len(routes.ranks)} ranks{dedup})"
 
-    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared:
+    def prepare(self, kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, KeptIds | None]:
         """Keeps how distinct ids' vectors become the result; without dedup `kjt` is one example."""
-        return Prepared(kjt, None) if self._distinct is None else Prepared(*self._distinct.take_out(kjt))
+        return (kjt, None) if self._distinct is None else self._distinct.take_out(kjt)
 
     def lookup(self, ids: RankIds) -> list[torch.Tensor]:
         """For each kernel of this rank the vectors `[ids, width]` of all ranks' ids, rank after rank."""
@@ -71,14 +71,12 @@ class SequencesExecutor(Generic[Config]):
             self._cache.watch(parts[0])
         return parts
 
-    def output_dist(self, vectors: list[torch.Tensor], ids: RankIds) -> Callable[[], list[torch.Tensor]]:
+    def output_dist(self, vectors: list[torch.Tensor], ids: RankIds) -> Callable[[], torch.Tensor] | None:
         """Waits for `[N, dim]`, output after output (see `sequence_places`), or for bags `[B, total width]`."""
         if not self.blocks:
-            return list
+            return None
         rows, distinct = self._vectors.start(vectors, ids), self._distinct
-        if distinct is None:
-            return lambda: [rows()]
-        return lambda: [distinct.finish(rows(), ids.kept.sharded)]
+        return rows if distinct is None else lambda: distinct.finish(rows(), ids.kept.sharded)
 
 
 def _by_rank(setup: Setup[Config]) -> Setup[Config]:

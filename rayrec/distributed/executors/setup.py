@@ -67,21 +67,6 @@ class Setup(Generic[Config]):
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A batch as an executor takes it, on the host.
-
-    Args:
-        kjt: whose ids are sent.
-        kept: what stays on this rank; its tensors are moved to the device.
-        counts: numbers that every rank must know before its lookup; always equally many.
-    """
-
-    kjt: KeyedJaggedTensor
-    kept: Any
-    counts: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class BatchVectors:
     """A batch after `lookup`: each executor's vectors; of the replicated one None if there is none."""
 
@@ -90,8 +75,9 @@ class BatchVectors:
     replicated: list[torch.Tensor] | None
 
 
-class Executor(Protocol):
-    """Lookups of some tables at a constant number of collectives a step, whatever mix the plan holds."""
+class ShardedExecutor(Protocol):
+    """Lookups of tables that are cut, whose ids are sent to the ranks that hold their rows, at a constant number of
+    collectives a step, whatever mix the plan holds."""
 
     @property
     def kernels(self) -> Sequence[Kernel]:
@@ -101,8 +87,13 @@ class Executor(Protocol):
     def blocks(self) -> list[list[Output]]:
         """For each tensor of the result the outputs that it holds: side by side, or one below the other."""
 
-    def prepare(self, kjt: KeyedJaggedTensor) -> Prepared:
-        """Host work, before ids are sent.
+    @property
+    def exchange(self) -> IdExchange:
+        """`input_dist`."""
+
+    def prepare(self, kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Any]:
+        """Host work, before ids are sent: the ids to send, and what stays on this rank; its tensors are moved to the
+        device.
 
         Args:
             kjt: every feature of the tables, among others; on the host.
@@ -111,14 +102,6 @@ class Executor(Protocol):
     def lookup(self, ids: RankIds) -> Any:
         """Vectors of this rank's tables for all ranks."""
 
-
-class ShardedExecutor(Executor, Protocol):
-    """An executor of tables that are cut, whose ids are sent to the ranks that hold their rows."""
-
-    @property
-    def exchange(self) -> IdExchange:
-        """`input_dist`."""
-
-    def output_dist(self, vectors: Any, ids: RankIds) -> Callable[[], list[torch.Tensor]]:
-        """Begins to send each rank its vectors. The function that it returns waits for those of this rank's own batch,
-        see `blocks`."""
+    def output_dist(self, vectors: Any, ids: RankIds) -> Callable[[], torch.Tensor] | None:
+        """Begins to send each rank its vectors. The function that it returns waits for those of this rank's own batch;
+        None if there are no tables."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,21 @@ class HostIds:
     received: OnHost[Headers] | None = None
     message: DeviceMessage | None = None
     arrival: Arrival | None = None
+
+
+@dataclass(frozen=True)
+class SentIds:
+    """A batch under way.
+
+    Args:
+        batch: what was sent.
+        wait: waits for what arrives, and on CPUs returns each rank's message; None if nothing does.
+        arrived: where a GPU receives parts.
+    """
+
+    batch: HostIds
+    wait: Callable[[], Any] | None = None
+    arrived: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -7,22 +7,20 @@ every rank then raises, instead of waiting for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.comm.awaitable import Awaitable
 from rayrec.distributed.comm.place import Place
-from rayrec.distributed.comm.trace import IDS, span
 from rayrec.distributed.ids.batch import (
     BATCH,
     FAILED,
     GROUPS,
     NUMBER,
     VALUES,
+    WORD,
     WORD_BYTES,
     Arrival,
     BatchHeaders,
@@ -33,6 +31,7 @@ from rayrec.distributed.ids.batch import (
     Kept,
     OutgoingIds,
     RankIds,
+    SentIds,
 )
 from rayrec.distributed.ids.routes import Routes
 from rayrec.distributed.ids.sender import IdSender, part_sizes
@@ -40,11 +39,11 @@ from rayrec.distributed.ids.sequence_places import PlaceFinder
 from rayrec.distributed.ids.upload import OnHost
 from rayrec.distributed.ids.weight_gradients import with_gradients
 from rayrec.distributed.kernel import Lookups
-from rayrec.sparse import KeyedJaggedTensor, ops
+from rayrec.sparse import ops
 
 
 class IdExchange:
-    """Sends a batch's ids along fixed routes. All ranks call `pack`, `announce` and `send` in the same order.
+    """Sends a batch's ids along fixed routes. All ranks call `announce` and `send` in the same order.
 
     Args:
         routes: of the collection.
@@ -59,32 +58,15 @@ class IdExchange:
         self, routes: Routes, place: Place, weighted: bool, sources: Sequence[int] | None, num_counts: int = 0
     ) -> None:
         self.routes, self._place, self._weighted = routes, place, weighted
-        self._alone, self.num_counts = place.world_size == 1, num_counts
+        self._alone, self._num_counts = place.world_size == 1, num_counts
         self.finder = PlaceFinder(routes) if sources is None else None
-        self._sender = IdSender(routes, weighted, traced=sources is None)
+        self.sender = IdSender(routes, weighted, sources is None, num_counts)
         in_turn = range(place.world_size) if sources is None else sources
         self._receiver = IdReceiver(routes, place.rank, place.device, in_turn, rank_by_rank=sources is None)
         self._streams = [len(routes.ranks[place.rank].streams)] * place.world_size
         self._on_cpu = place.device.type == "cpu"
         self._host_group = None if self._on_cpu else comm.host_group(place.group, place.device)
         self._sends = any(route.streams for route in routes.ranks)  # else there are only replicated tables
-        self._packed = 0  # batches so far
-
-    def pack(self, kjt: KeyedJaggedTensor, counts: Sequence[int]) -> OutgoingIds:
-        """A batch in the order in which it is sent.
-
-        Args:
-            kjt: every feature of the routes, among others; on the host.
-            counts: of this batch, `num_counts` numbers for every rank.
-        """
-        outgoing = self._sender.pack(kjt, counts, self._packed + 1)
-        self._packed += 1
-        return outgoing
-
-    def pack_nothing(self, error: Exception) -> OutgoingIds:
-        """In place of a batch that cannot be sent: waiting for it raises on every rank."""
-        self._packed += 1
-        return self._sender.pack_nothing(error, self.num_counts, self._packed)
 
     def announce(self, outgoing: OutgoingIds, kept: Kept) -> HostIds:
         """The batch, ready to be sent; for GPUs, sizes are exchanged on the hosts."""
@@ -94,7 +76,7 @@ class IdExchange:
         batch = HostIds(OnHost(outgoing), kept, OnHost(received))
         if any(header[FAILED] for header in received):
             return batch
-        parts, sent = self._sender.words(outgoing)
+        parts, sent = self.sender.words(outgoing)
         come = part_sizes(received, self._streams, self._weighted)
         pieces = [size for of_part in come for size in of_part]
         words = torch.cat([piece for part in parts for piece in part])
@@ -103,36 +85,35 @@ class IdExchange:
         return replace(batch, message=message, arrival=Arrival(self._receiver.chunks(received), units))
 
     def send(self, batch: HostIds) -> SentIds:
-        """Begins to send; waits for this rank's own lookups.
-
-        Raises (from `wait`, on every rank):
-            Exception: some rank could not route its batch, or is at another one.
-        """
+        """Begins to send."""
         message = batch.message
         if message is not None:
             if self._alone or not self._sends:
-                return SentIds(self, batch, None, message.words)
+                return SentIds(batch, arrived=message.words)
             arrived = message.words.new_empty(sum(message.received))
             wait = comm.all_to_all(arrived, message.words, message.received, message.sent, self._place.group)
-            return SentIds(self, batch, wait, arrived)
+            return SentIds(batch, wait, arrived)
         if self._alone or not self._on_cpu:
-            return SentIds(self, batch)
+            return SentIds(batch)
         outgoing = batch.outgoing.item
-        parts, sizes = self._sender.words(outgoing)
-        header_words = outgoing.header.shape[1] * (outgoing.header.element_size() // WORD_BYTES)
-        headers = outgoing.header.view(torch.int32).unbind()
+        parts, sizes = self.sender.words(outgoing)
+        headers = outgoing.header.view(WORD).unbind()
         words = torch.cat([piece for header, part in zip(headers, parts, strict=True) for piece in (header, *part)])
-        sizes = [size + header_words for size in sizes]
-        return SentIds(self, batch, comm.exchange_messages(words, sizes, self._place.group))
+        sizes = [size + headers[0].numel() for size in sizes]
+        return SentIds(batch, comm.exchange_messages(words, sizes, self._place.group))
 
-    def finish(self, batch: HostIds, wait: Callable[[], Any] | None, arrived: torch.Tensor | None) -> RankIds:
-        """What `SentIds` waits for."""
-        outgoing = batch.outgoing.item
+    def finish(self, under_way: SentIds) -> RankIds:
+        """Waits for this rank's own lookups.
+
+        Raises (on every rank):
+            Exception: some rank could not route its batch, or is at another one.
+        """
+        batch, outgoing = under_way.batch, under_way.batch.outgoing.item
         sent: Headers = outgoing.header.tolist()
         arrival = batch.arrival
         if arrival is None:  # while ids travel
             arrival = Arrival(None, None if self.finder is None else self.finder.find(outgoing))
-        parts = None if wait is None else wait()
+        parts = None if under_way.wait is None else under_way.wait()
         received = sent
         if batch.received is not None:
             received = batch.received.item
@@ -140,27 +121,25 @@ class IdExchange:
             width = outgoing.header.shape[1] * (outgoing.header.element_size() // WORD_BYTES)
             rows = torch.cat([part[:width] for part in parts]).view(torch.int64)
             received = rows.view(len(parts), -1).tolist()
-            parts = [part[width:] for part in parts]
         number = received[self._place.rank][NUMBER]
         if any(header[FAILED] or header[NUMBER] != number for header in received):
             self._raise_for(outgoing, received)
         batch_sizes = [header[BATCH] for header in received]
         if self._on_cpu and min(batch_sizes) < max(batch_sizes):
             arrival = replace(arrival, chunks=self._receiver.chunks(received))
-        if arrived is not None and batch.message is not None:
-            ids = _ids_from(arrived.split(batch.message.pieces), self._weighted)
-        elif parts is None:
-            ids = outgoing.ids
-        else:
+        ids = outgoing.ids
+        if under_way.arrived is not None and batch.message is not None:
+            ids = _ids_from(under_way.arrived.split(batch.message.pieces), self._weighted)
+        elif parts is not None:
             sizes = part_sizes(received, self._streams, self._weighted)
-            ids = _ids_from([p for part, of in zip(parts, sizes, strict=True) for p in part.split(of)], self._weighted)
-        weights = outgoing.ids.weights
-        trained = None
+            split = [part[width:].split(of_part) for part, of_part in zip(parts, sizes, strict=True)]
+            ids = _ids_from([piece for pieces in split for piece in pieces], self._weighted)
+        weights, trained = outgoing.ids.weights, None
         if weights is not None and weights.requires_grad and torch.is_grad_enabled():
             to_ranks, from_ranks = ([header[VALUES] for header in headers] for headers in (sent, received))
             trained = with_gradients(weights, ids, to_ranks, from_ranks, self._place.group)
             ids = replace(ids, weights=trained)
-        counts = [header[len(header) - self.num_counts :] for header in received]
+        counts = [header[len(header) - self._num_counts :] for header in received]
         return RankIds(
             lookups=self._receiver.order(ids, received, arrival.chunks),
             headers=BatchHeaders(sent, received, batch_sizes, counts),
@@ -183,25 +162,6 @@ class IdExchange:
                 f"rank {other} is at batch {received[other][NUMBER]} of a collection, rank {self._place.rank} is at "
                 f"batch {own}: every rank must call a collection equally often"
             )
-
-
-@dataclass(eq=False)
-class SentIds(Awaitable[RankIds]):
-    """Ids under way.
-
-    Args:
-        wait_for: waits for what arrives; None if nothing does.
-        arrived: where a device receives them; its memory is used by the stream that waits.
-    """
-
-    exchange: IdExchange
-    batch: HostIds
-    wait_for: Callable[[], Any] | None = None
-    arrived: torch.Tensor | None = None
-
-    def _wait_impl(self) -> RankIds:
-        with span(IDS):
-            return self.exchange.finish(self.batch, self.wait_for, self.arrived)
 
 
 def _ids_from(pieces: Sequence[torch.Tensor], weighted: bool) -> Ids:

@@ -7,92 +7,18 @@ number from the device, unless the features were made there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
-import numpy as np
 import torch
 
 from rayrec.distributed.comm.awaitable import Awaitable
-from rayrec.distributed.comm.trace import ROUTE, span
-from rayrec.distributed.ids.batch import HostIds, Kept, RankIds
-from rayrec.distributed.ids.exchange import IdExchange, SentIds
-from rayrec.distributed.ids.split import split_loops
+from rayrec.distributed.comm.trace import IDS, ROUTE, span
+from rayrec.distributed.ids.batch import HostIds, Kept, RankIds, SentIds
+from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.upload import Upload
-from rayrec.modules import BaseEmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
-
-
-class IdCheck:
-    """Checks features, weights and ids of a batch against the tables that read them.
-
-    Args:
-        tables: of the collection.
-        weighted: ids must carry weights.
-    """
-
-    def __init__(self, tables: Sequence[BaseEmbeddingConfig], weighted: bool) -> None:
-        self._weighted = weighted
-        self._table_of: dict[str, BaseEmbeddingConfig] = {}  # the smallest that reads the feature
-        for table in tables:
-            for feature in table.feature_names:
-                held = self._table_of.get(feature)
-                if held is None or table.num_embeddings < held.num_embeddings:
-                    self._table_of[feature] = table
-        self._limits: dict[tuple[str, ...], torch.Tensor] = {}
-        sizes = {table.num_embeddings for table in self._table_of.values()}
-        self._rows_of_all = sizes.pop() if len(sizes) == 1 else None
-        self._loops = split_loops() if self._rows_of_all is None else None
-
-    def check(self, kjt: KeyedJaggedTensor) -> None:
-        """Raises ValueError for a batch that cannot be looked up, with feature, id and table."""
-        keys, values = tuple(kjt.keys()), kjt.values()
-        if keys not in self._limits:
-            missing = [feature for feature in self._table_of if feature not in kjt.index_per_key()]
-            if missing:
-                raise ValueError(f"the input has no feature {missing[0]!r}, which a table reads; it has {kjt.keys()}")
-            most = torch.iinfo(torch.int64).max
-            rows = [self._table_of[key].num_embeddings if key in self._table_of else most for key in keys]
-            self._limits[keys] = torch.tensor(rows, dtype=torch.int64, device=values.device)
-        if self._weighted and kjt.weights_or_none() is None:
-            raise ValueError("the collection is weighted, but the input has no weights")
-        if values.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"ids are {values.dtype}; int64 or int32 is needed")
-        counts = kjt.lengths().view(len(keys), kjt.stride()).sum(1)
-        if int(counts.sum()) != values.numel():
-            raise ValueError(f"the input's lengths add up to {int(counts.sum())}, but it has {values.numel()} ids")
-        if values.numel() == 0:
-            return
-        if self._rows_of_all is not None:
-            least, greatest = values.aminmax()
-            if int(least) >= 0 and int(greatest) < self._rows_of_all:
-                return
-        if self._loops is not None and self._all_inside(kjt, self._limits[keys]):
-            return
-        most_N = self._limits[keys].repeat_interleave(counts, output_size=values.numel())
-        outside = (values >= most_N) | (values < 0)
-        if len(self._table_of) < len(keys):  # a feature that no table reads may have any ids
-            outside &= most_N < torch.iinfo(torch.int64).max
-        if bool(outside.any()):
-            self._raise_for(kjt)
-
-    def _all_inside(self, kjt: KeyedJaggedTensor, limit_K: torch.Tensor) -> bool:
-        values = kjt.values().to(torch.int64).contiguous().numpy().view(np.uint64)
-        first_K = np.array(kjt.offset_per_key())
-        return not self._loops.any_outside(values, first_K, limit_K.numpy().view(np.uint64))
-
-    def _raise_for(self, kjt: KeyedJaggedTensor) -> None:
-        per_key = list(zip(kjt.keys(), kjt.values().split(kjt.length_per_key()), strict=True))
-        for feature, table in self._table_of.items():
-            for ids in (of_key for key, of_key in per_key if key == feature):
-                bad = ids[(ids < 0) | (ids >= table.num_embeddings)]
-                if bad.numel():
-                    raise ValueError(
-                        f"feature {feature!r}: id {int(bad[0])} is outside the rows [0, {table.num_embeddings}) of "
-                        f"table {table.name!r}; map ids to rows (for example by hash) or give the table more rows"
-                    )
-
 
 RoutedFeatures = tuple[KeyedJaggedTensor, tuple[int, ...], Kept]
 """The features that are sent, counts for every rank, and what stays on this one."""
@@ -125,14 +51,10 @@ class InputDist:
             kept = Kept()
             try:
                 kjt, counts, kept = self._prepare(features)
-                outgoing = self.exchange.pack(kjt, counts)
+                outgoing = self.exchange.sender.pack(kjt, counts)
             except Exception as error:  # any error must reach the ranks that wait for this one
-                outgoing = self.exchange.pack_nothing(error)
+                outgoing = self.exchange.sender.pack_nothing(error)
             return self.exchange.announce(outgoing, kept)
-
-    def start(self, features: KeyedJaggedTensor) -> PendingInput:
-        """Begins a batch."""
-        return PendingInput(self, features)
 
     def begin(self, features: KeyedJaggedTensor) -> PendingInput:
         """Begins a batch that `take` will ask for."""
@@ -147,8 +69,14 @@ class InputDist:
         Raises:
             ValueError: gradients would be scaled.
         """
-        if self._updates and torch.is_grad_enabled() and torch.is_autocast_enabled(self.device.type):
-            self._refuse_float16()
+        kind = self.device.type
+        scaled = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) is torch.float16
+        if scaled and self._updates and torch.is_grad_enabled():
+            raise ValueError(
+                "float16 autocast needs a GradScaler, and the tables' optimizer inside backward would take its factor "
+                "for a part of the gradient; use bfloat16, which needs none, or kernel 'dense', which leaves gradients "
+                "to your optimizer"
+            )
         for pending in self._ahead:
             if pending.features is features:
                 self._ahead.remove(pending)
@@ -156,14 +84,6 @@ class InputDist:
                     return pending
                 break
         return PendingInput(self, features)
-
-    def _refuse_float16(self) -> None:
-        if torch.get_autocast_dtype(self.device.type) is torch.float16:
-            raise ValueError(
-                "float16 autocast needs a GradScaler, and the tables' optimizer inside backward would take its factor "
-                "for a part of the gradient; use bfloat16, which needs none, or kernel 'dense', which leaves gradients "
-                "to your optimizer"
-            )
 
     def drop(self, pending: PendingInput) -> bool:
         """Forgets what was begun; returns whether it had not been taken."""
@@ -213,7 +133,8 @@ class PendingInput(Awaitable[RankIds]):
         if self._device.type != "cpu":
             self._wait_on_device()
         assert self._sent is not None
-        return self._sent.wait()
+        with span(IDS):
+            return self._exchange.finish(self._sent)
 
     def _wait_on_device(self) -> None:
         self.send()

@@ -10,8 +10,10 @@ Pure facts, equal on every rank; the exchanges and executors only follow them. W
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from rayrec.distributed.kernel import LocalTable, OptimizerSpec
@@ -20,6 +22,7 @@ from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterShar
 from rayrec.modules import BaseEmbeddingConfig
 
 Edges = tuple[int, ...]
+Rectangle = tuple[str, Span, Span]  # table, columns, rows
 GroupKey = Callable[[LocalTable], Hashable]
 
 
@@ -115,69 +118,66 @@ def make_routes(
         ValueError: rectangles that do not cover a table exactly, or lie on a rank outside the world.
     """
     outputs = make_outputs(tables)
-    configs = {table.name: table for table in tables}
-    rectangles = {name: _joined(config, plan[name].shards, world_size) for name, config in configs.items()}
+    held = {t.name: _rectangles(t, plan[t.name], optimizers[t.name], world_size) for t in tables}
     group_index: dict[Hashable, int] = {}
     variant_index: dict[Variant, int] = {}
     by_rank: list[list[_Piece]] = [[] for _ in range(world_size)]
     for place, output in enumerate(outputs):
-        for shard in rectangles[output.table]:
-            edges = _row_edges(rectangles[output.table], shard)
+        for rank, local, edges in held[output.table]:
             variant = Variant(output.feature, edges)
-            bucket = edges.index(shard.rows.start) if edges is not None else 0
-            local = LocalTable(
-                config=configs[output.table],
-                rows=shard.rows,
-                cols=shard.cols,
-                kernel=EmbeddingComputeKernel(plan[output.table].compute_kernel),
-                optimizer=optimizers[output.table],
-                load_factor=_load_factor(plan[output.table]),
-            )
+            bucket = 0 if edges is None else bisect_left(edges, local.rows.start)
             group = group_index.setdefault(group_of(local), len(group_index))
             stream = Stream(variant_index.setdefault(variant, len(variant_index)), bucket)
-            cols = Span(output.col + shard.cols.start, output.col + shard.cols.stop)
-            by_rank[shard.rank].append(_Piece(group, place, local, stream, cols))
+            cols = Span(output.col + local.cols.start, output.col + local.cols.stop)
+            by_rank[rank].append(_Piece(group, place, local, stream, cols))
     ranks = tuple(_rank_route(pieces) for pieces in by_rank)
     features = tuple(dict.fromkeys(output.feature for output in outputs))
     return Routes(features, outputs, tuple(variant_index), ranks, len(group_index))
 
 
-def _load_factor(sharding: ParameterSharding) -> float | None:
-    cached = EmbeddingComputeKernel(sharding.compute_kernel) is EmbeddingComputeKernel.FUSED_UVM_CACHING
-    return sharding.load_factor if cached else None
+def _rectangles(
+    config: BaseEmbeddingConfig, sharding: ParameterSharding, optimizer: OptimizerSpec | None, world_size: int
+) -> list[tuple[int, LocalTable, Edges | None]]:
+    """A table's rectangles, each with its rank and the row edges of its column strip (None where it holds all rows)."""
+    shards = _joined(config, sharding.shards, world_size)
+    edges = {column: _row_edges(shards, column) for column in {shard.cols.start for shard in shards}}
+    kernel = EmbeddingComputeKernel(sharding.compute_kernel)
+    load_factor = sharding.load_factor if kernel is EmbeddingComputeKernel.FUSED_UVM_CACHING else None
+    make = partial(LocalTable, config=config, kernel=kernel, optimizer=optimizer, load_factor=load_factor)
+    return [(shard.rank, make(rows=shard.rows, cols=shard.cols), edges[shard.cols.start]) for shard in shards]
 
 
 def _rank_route(pieces: Sequence[_Piece]) -> RankRoute:
     streams: dict[Stream, int] = {}
-    tables: dict[int, list[LocalTable]] = {}
+    tables: dict[int, dict[Rectangle, LocalTable]] = {}
+    places: dict[Rectangle, int] = {}
     lookups: list[Lookup] = []
     for piece in _rectangle_after_rectangle(pieces):
-        held = tables.setdefault(piece.group, [])
-        if piece.local not in held:
-            held.append(piece.local)
+        held, rectangle = tables.setdefault(piece.group, {}), _rectangle(piece)
+        places.setdefault(rectangle, len(held))
+        held[rectangle] = piece.local
         lookups.append(
             Lookup(
                 output=piece.output,
                 stream=streams.setdefault(piece.stream, len(streams)),
-                table=held.index(piece.local),
+                table=places[rectangle],
                 group=piece.group,
                 cols=piece.cols,
             )
         )
-    frozen = {group: tuple(held) for group, held in tables.items()}
-    return RankRoute(tuple(streams), tuple(lookups), frozen)
+    return RankRoute(tuple(streams), tuple(lookups), {group: tuple(held.values()) for group, held in tables.items()})
+
+
+def _rectangle(piece: _Piece) -> Rectangle:
+    return piece.local.config.name, piece.local.cols, piece.local.rows
 
 
 def _rectangle_after_rectangle(pieces: Sequence[_Piece]) -> list[_Piece]:
     """By group and column, but with all lookups in a rectangle side by side, as fbgemm's CPU kernels need them."""
-
-    def rectangle(piece: _Piece) -> tuple[str, Span, Span]:
-        return piece.local.config.name, piece.local.cols, piece.local.rows
-
-    first: dict[tuple[str, Span, Span], int] = {}
+    first: dict[Rectangle, int] = {}
     for piece in pieces:
-        first[rectangle(piece)] = min(first.get(rectangle(piece), piece.cols.start), piece.cols.start)
-    return sorted(pieces, key=lambda p: (p.group, first[rectangle(p)], p.local.rows, p.cols.start))
+        first[_rectangle(piece)] = min(first.get(_rectangle(piece), piece.cols.start), piece.cols.start)
+    return sorted(pieces, key=lambda p: (p.group, first[_rectangle(p)], p.local.rows, p.cols.start))
 
 
 def _joined(config: BaseEmbeddingConfig, shards: Sequence[Shard], world_size: int) -> list[Shard]:
@@ -214,12 +214,8 @@ def _tiles(spans: Iterable[Span], size: int) -> bool:
     return bool(ordered) and ordered[0].start == 0 and ordered[-1].stop == size and meets
 
 
-def _row_edges(shards: Sequence[Shard], shard: Shard) -> Edges | None:
-    """The row edges of a rectangle's column strip; None where it holds all rows.
-
-    Joining columns may have left strips that overlap in part; the rows that a strip's rectangles share are found by
-    any of its columns.
-    """
-    column = shard.cols.start
-    rows = sorted(other.rows for other in shards if other.cols.start <= column < other.cols.stop)
+def _row_edges(shards: Sequence[Shard], column: int) -> Edges | None:
+    """The row edges of the rectangles that hold a column; None if there is one. Joining columns may have left strips
+    that overlap in part: what a strip's rectangles share is found by any of its columns."""
+    rows = sorted(shard.rows for shard in shards if shard.cols.start <= column < shard.cols.stop)
     return None if len(rows) == 1 else (*(span.start for span in rows), rows[-1].stop)

@@ -1,168 +1,116 @@
-"""A batch's ids in the order of the ranks that hold their rows, by compiled loops."""
+"""A batch's ids in the order of the ranks that hold their rows, by torch's and fbgemm's operators.
+
+Ids of tables that are cut by rows are split by compiled loops where they can be (`compiled_split`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
-from typing import Any
 
-import numpy as np
 import torch
 
-from rayrec.compiled import loops
 from rayrec.distributed.ids.batch import Ids
+from rayrec.distributed.ids.features import FeatureOrder
 from rayrec.distributed.ids.routes import Routes
-from rayrec.sparse import KeyedJaggedTensor
-
-MIN_IDS = 1 << 14  # of a thread: handing work to another one costs about 50 µs
+from rayrec.sparse import KeyedJaggedTensor, ops
 
 
 @dataclass(frozen=True)
 class Split:
-    """Ids stream after stream.
+    """A batch's ids, stream after stream.
 
     Args:
-        ids: lengths `[S, B]`, int32.
-        totals: ids of each stream, `[S]`.
-        origins: for each id its place among the features' ids; None unless asked for.
+        ids: lengths `[S, B]`.
+        totals: how many ids each stream has, int64 `[S]`.
+        lengths_FB: lengths of the features before they were split.
+        origins: for each id its place among the features' ids; None unless traced.
     """
 
     ids: Ids
     totals: torch.Tensor
+    lengths_FB: torch.Tensor
     origins: torch.Tensor | None
 
 
-class IdsOutside(ValueError):
-    """A feature has ids outside the rows of its table; the message is its name."""
-
-
-class CompiledSplit:
-    """Splits the ids of tables that are cut by rows.
+class OperatorSplit:
+    """Splits ids by torch's and fbgemm's operators.
 
     Args:
         routes: of the collection.
         weighted: ids carry weights.
         traced: also record where each id comes from.
+
+    Attributes:
+        checked: features whose ids are compared with the rows of their tables: none.
     """
 
     def __init__(self, routes: Routes, weighted: bool, traced: bool) -> None:
-        self._loops = split_loops()
-        self._features, self._weighted, self._traced = routes.features, weighted, traced
-        feature = {name: number for number, name in enumerate(routes.features)}
-        streams = [stream for route in routes.ranks for stream in route.streams]
-        self._num_streams = len(streams)
-        edges = [variant.edges or (0, 1 << 62) for variant in routes.variants]
-        most = max(map(len, edges))
-        self._feature_V = np.array([feature[variant.feature] for variant in routes.variants])
-        self._buckets_V = np.array([len(of_variant) - 1 for of_variant in edges])
-        self._block_V = np.array([_block(of_variant) for of_variant in edges], dtype=np.uint64)
-        self._edges_VE = np.array([[*e, *[e[-1]] * (most - len(e))] for e in edges], dtype=np.uint64)
-        self._stream_VE = np.full((len(edges), most), -1)
-        repeated = []
-        for number, stream in enumerate(streams):
-            first = self._stream_VE[stream.variant, stream.bucket]
-            if first < 0:
-                self._stream_VE[stream.variant, stream.bucket] = number
-            else:
-                repeated.append((first, number))
-        self._repeated = np.array(repeated, dtype=np.int64).reshape(-1, 2)
+        self.checked: set[str] = set()
+        self._traced = traced
+        self._features = FeatureOrder(routes.features, weighted)
+        features = {feature: place for place, feature in enumerate(routes.features)}
+        cut = [variant for variant in routes.variants if variant.edges is not None]
+        self._cut_features = torch.tensor([features[v.feature] for v in cut], dtype=torch.int32)
+        self._num_cut = len(cut)
+        self._all_cut = [features[v.feature] for v in cut] == list(range(len(features)))
+        edges = [v.edges for v in cut if v.edges is not None]
+        self._num_buckets = max((len(e) - 1 for e in edges), default=0)
+        self._blocks = torch.tensor([e[1] - e[0] for e in edges], dtype=torch.int64)
+        padded = [torch.tensor([*e, *[e[-1]] * (self._num_buckets + 1 - len(e))]) for e in edges]
+        self._edges = None if all(_even(e) for e in edges) else padded
+        cut_place = {variant: place for place, variant in enumerate(cut)}
+        rows = []  # of [raw features | bucket 0 of every cut variant | bucket 1 ...], in the order of ranks and streams
+        for route in routes.ranks:
+            for stream in route.streams:
+                variant = routes.variants[stream.variant]
+                if variant.edges is None:
+                    rows.append(features[variant.feature])
+                else:
+                    rows.append(len(features) + stream.bucket * len(cut) + cut_place[variant])
+        self._first_row = 0 if any(row < len(features) for row in rows) else len(features) * bool(cut)
+        every = list(range(self._first_row, len(features) + self._num_buckets * len(cut)))
+        self._order = None if rows == every else torch.tensor(rows, dtype=torch.int32) - self._first_row
 
     def split(self, kjt: KeyedJaggedTensor) -> Split:
-        """Args:
-        kjt: every feature of the routes, among others; on the host, its ids inside their tables.
-        """
-        place, loops = kjt.index_per_key(), self._loops
-        key_F = np.array([place[feature] for feature in self._features])
-        key_V = key_F[self._feature_V]
-        lengths_KB = kjt.lengths().view(len(kjt.keys()), kjt.stride()).to(torch.int32).contiguous().numpy()
-        values = kjt.values().to(torch.int64).contiguous().numpy().view(np.uint64)
-        first_K = np.array(kjt.offset_per_key())
-        size_V = np.diff(first_K)[key_V]
-        cut_V = np.where(self._buckets_V > 1, size_V, 0)
-        first_V = cut_V.cumsum() - cut_V
-        bucket_N = np.empty(int(cut_V.sum()), np.uint8)
-        lengths_SB = torch.empty(self._num_streams, kjt.stride(), dtype=torch.int32)
-        totals = torch.empty(self._num_streams, dtype=torch.int64)
-        out_SB, total_S = lengths_SB.numpy(), totals.numpy()
-        parts = _in_parts(size_V)
+        """Splits every feature of the routes; `kjt` is on the host, and may have others."""
+        given = ids = self._features.of(kjt)
+        origins = torch.arange(given.values.numel()) if self._traced else None
+        if self._num_cut:
+            ids, origins = self._with_buckets(given, origins)
+        if self._order is not None:
+            if origins is not None:
+                origins = ops.permute_segments(self._order, ids.lengths, origins)[1]
+            ids = Ids(*ops.permute_segments(self._order, ids.lengths, ids.values, ids.weights))
+        return Split(ids, ids.lengths.sum(1, dtype=torch.int64), given.lengths, origins)
 
-        def count(start: int, stop: int) -> None:
-            outside = loops.count(
-                values, lengths_KB, first_K, key_V, self._buckets_V, self._block_V, self._edges_VE, self._stream_VE,
-                first_V, out_SB, total_S, bucket_N, start, stop,
-            )  # fmt: skip
-            if outside >= 0:
-                raise IdsOutside(self._features[self._feature_V[outside]])
-
-        _run(count, parts)
-        total_S[self._repeated[:, 1]] = total_S[self._repeated[:, 0]]
-        num_ids = int(total_S.sum())
-        first_S = (total_S.cumsum() - total_S).view(np.uint64)
-        weights = kjt.weights() if self._weighted else None
-        trained = weights is not None and weights.requires_grad and torch.is_grad_enabled()
-        given = np.empty(0, np.float32)
-        if weights is not None and not trained:
-            given = weights.detach().to(torch.float32).contiguous().numpy()
-        out = torch.empty(num_ids, dtype=torch.int64)
-        moved = torch.empty(num_ids if weights is not None and not trained else 0)
-        origins = torch.empty(num_ids if self._traced or trained else 0, dtype=torch.int64)
-        shift_V = np.zeros_like(first_V)
-        if self._traced:
-            size_F = np.diff(first_K)[key_F]
-            shift_V = (size_F.cumsum() - size_F - first_K[key_F])[self._feature_V]
-        out_N, moved_N, origin_N = out.numpy().view(np.uint64), moved.numpy(), origins.numpy()
-
-        def move(start: int, stop: int) -> None:
-            loops.move(
-                values, given, first_K, key_V, self._buckets_V, self._edges_VE, self._stream_VE,
-                first_V, first_S, bucket_N, out_N, moved_N, origin_N, shift_V, start, stop,
-            )  # fmt: skip
-
-        _run(move, parts)
-        loops.repeat(self._repeated, first_S, total_S, out_SB, out_N, moved_N, origin_N)
-        if weights is not None:
-            moved = weights[origins] if trained else moved.to(weights.dtype)
-        ids = Ids(lengths_SB, out, None if weights is None else moved)
-        return Split(ids, totals, origins if self._traced else None)
+    def _with_buckets(self, given: Ids, origins: torch.Tensor | None) -> tuple[Ids, torch.Tensor | None]:
+        """Every cut variant's buckets, after the raw features if some rank receives one of them."""
+        cut = given
+        if not self._all_cut:
+            cut = Ids(*ops.permute_segments(self._cut_features, given.lengths, given.values, given.weights))
+        lengths, values, weights, positions = ops.bucketize_rows(
+            cut.lengths.reshape(-1),
+            cut.values,
+            cut.weights,
+            self._blocks,
+            self._num_buckets,
+            self._edges,
+            origins is not None,
+        )
+        if origins is not None and positions is not None:
+            of_cut = origins
+            if not self._all_cut:
+                of_cut = ops.permute_segments(self._cut_features, given.lengths, origins)[1]
+            moved = torch.empty_like(of_cut).index_copy_(0, positions.to(torch.int64), of_cut)
+            origins = moved if self._first_row else torch.cat([origins, moved])
+        lengths = lengths.view(self._num_buckets * self._num_cut, given.lengths.shape[1])
+        if self._first_row:
+            return Ids(lengths, values, weights), origins
+        joined = None if given.weights is None or weights is None else torch.cat([given.weights, weights])
+        return Ids(torch.cat([given.lengths, lengths]), torch.cat([given.values, values]), joined), origins
 
 
-def split_loops() -> Any:
-    """The compiled loops, or None."""
-    return loops("rayrec.distributed.ids.split_loops")
-
-
-def _block(edges: Sequence[int]) -> int:
-    """Rows of a bucket, where all have equally many but the last, which has no more; else 0."""
-    sizes = [stop - start for start, stop in pairwise(edges)]
-    even = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0] and edges[-1] <= 1 << 32
-    return sizes[0] if even else 0
-
-
-def _in_parts(size_V: np.ndarray) -> list[tuple[int, int]]:
-    """Variants of about equally many ids for each of torch's threads, or for fewer."""
-    ends = size_V.cumsum()
-    threads = min(torch.get_num_threads(), 1 + int(ends[-1]) // MIN_IDS)
-    bounds = [0, *np.searchsorted(ends, [ends[-1] * n // threads for n in range(1, threads)]).tolist(), len(ends)]
-    return [(start, stop) for start, stop in pairwise(bounds) if stop > start]
-
-
-def _run(work: Callable[[int, int], None], parts: Sequence[tuple[int, int]]) -> None:
-    """All parts, the first on this thread."""
-    if len(parts) == 1:
-        return work(*parts[0])
-    others = [_pool().submit(work, *part) for part in parts[1:]]
-    try:
-        work(*parts[0])
-    finally:
-        wait(others)
-    for other in others:
-        other.result()
-    return None
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="rayrec-loops")
+def _even(edges: Sequence[int]) -> bool:
+    sizes = [b - a for a, b in zip(edges, edges[1:], strict=False)]
+    return len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]

@@ -16,10 +16,19 @@ from rayrec.compiled import compiled
 
 _ONE, _BYTE, _FEW = nb.uint64(1), nb.uint64(255), nb.uint64(8)
 _BITS = nb.uint64(32)  # of an id in a table of equal buckets
-_IDS, _PLACES, _INDEX, _TABLE = "uint64[::1]", "uint8[::1]", "int64[::1]", "int64[:,::1]"
+_TYPES = dict.fromkeys(("values", "rows_K", "block_V", "first_S", "out"), "uint64[::1]")
+_TYPES |= dict.fromkeys(("first_K", "key_V", "buckets_V", "first_V", "total_S", "origins", "shift_V"), "int64[::1]")
+_TYPES |= {
+    "lengths_KB": "int32[:,::1]",
+    "lengths_SB": "int32[:,::1]",
+    "edges_VE": "uint64[:,::1]",
+    "bucket_N": "uint8[::1]",
+}
+_TYPES |= {"stream_VE": "int64[:,::1]", "pair_CC": "int64[:,::1]", "start": "int64", "stop": "int64"}
+_TYPES |= {"weights": "float32[::1]", "out_weights": "float32[::1]"}
 
 
-@compiled(_IDS, _INDEX, _IDS)
+@compiled(_TYPES)
 def any_outside(values: Any, first_K: Any, rows_K: Any) -> Any:
     """Whether an id of some key is no row number: negative ones are the largest of all as unsigned numbers."""
     for key in range(rows_K.size):
@@ -62,7 +71,7 @@ def _pack(lengths_B: Any, place: Any, bucket_N: Any, packed_B: Any) -> Any:
 
 
 @nb.njit
-def _count_long(lengths_B: Any, place: Any, bucket_N: Any, stream_E: Any, out_SB: Any, total_S: Any) -> None:
+def _count_long(lengths_B: Any, place: Any, bucket_N: Any, stream_E: Any, lengths_SB: Any, total_S: Any) -> None:
     """Adds bags of more than 255 ids."""
     for bag in range(nb.uint64(lengths_B.size)):
         length = nb.uint64(lengths_B[bag])
@@ -73,7 +82,7 @@ def _count_long(lengths_B: Any, place: Any, bucket_N: Any, stream_E: Any, out_SB
                 packed += _ONE << (nb.uint64(bucket_N[number]) * _FEW)
             bucket = nb.uint64(0)
             while packed:
-                out_SB[stream_E[bucket], bag] += nb.int32(packed & _BYTE)
+                lengths_SB[stream_E[bucket], bag] += nb.int32(packed & _BYTE)
                 total_S[stream_E[bucket]] += nb.int64(packed & _BYTE)
                 packed >>= _FEW
                 bucket += _ONE
@@ -100,7 +109,7 @@ def _find(values: Any, number: Any, stop: Any, edges_E: Any, buckets: Any, place
     return outside
 
 
-@compiled(_IDS, "int32[:,::1]", _INDEX, _INDEX, _INDEX, _IDS, "uint64[:,::1]", _TABLE, _INDEX, "int32[:,::1]", _INDEX, _PLACES, "int64", "int64")  # fmt: skip
+@compiled(_TYPES)
 def count(
     values: Any,
     lengths_KB: Any,
@@ -111,7 +120,7 @@ def count(
     edges_VE: Any,
     stream_VE: Any,
     first_V: Any,
-    out_SB: Any,
+    lengths_SB: Any,
     total_S: Any,
     bucket_N: Any,
     start: Any,
@@ -129,7 +138,7 @@ def count(
         if buckets == 1:
             stream = stream_VE[variant, 0]
             for bag in range(num_bags):
-                out_SB[stream, bag] = lengths_KB[key, bag]
+                lengths_SB[stream, bag] = lengths_KB[key, bag]
             total_S[stream] = first_K[key + 1] - first_K[key]
         elif block_V[variant] and buckets <= 8:
             rows = edges_VE[variant, buckets]
@@ -137,7 +146,7 @@ def count(
                 return variant
             one_each = _pack(lengths_KB[key], place, bucket_N, packed_B)
             for bucket in range(buckets):
-                shift, total, out_B = _FEW * nb.uint64(bucket), nb.int32(0), out_SB[stream_VE[variant, bucket]]
+                shift, total, out_B = _FEW * nb.uint64(bucket), nb.int32(0), lengths_SB[stream_VE[variant, bucket]]
                 if one_each:
                     for bag in range(num_bags):
                         length = nb.int32(bucket_N[place + bag] == bucket)
@@ -150,7 +159,7 @@ def count(
                         total += length
                 total_S[stream_VE[variant, bucket]] = total
             if not one_each:
-                _count_long(lengths_KB[key], place, bucket_N, stream_VE[variant], out_SB, total_S)
+                _count_long(lengths_KB[key], place, bucket_N, stream_VE[variant], lengths_SB, total_S)
         else:
             if _find(values, number, nb.uint64(first_K[key + 1]), edges_VE[variant], buckets, place, bucket_N):
                 return variant
@@ -158,17 +167,17 @@ def count(
                 stream = stream_VE[variant, bucket]
                 total_S[stream] = 0
                 for bag in range(num_bags):
-                    out_SB[stream, bag] = 0
+                    lengths_SB[stream, bag] = 0
             for bag in range(num_bags):
                 for _ in range(lengths_KB[key, bag]):
                     stream = stream_VE[variant, bucket_N[place]]
-                    out_SB[stream, bag] += 1
+                    lengths_SB[stream, bag] += 1
                     total_S[stream] += 1
                     place += _ONE
     return -1
 
 
-@compiled(_IDS, "float32[::1]", _INDEX, _INDEX, _INDEX, "uint64[:,::1]", _TABLE, _INDEX, _IDS, _PLACES, _IDS, "float32[::1]", _INDEX, _INDEX, "int64", "int64")  # fmt: skip
+@compiled(_TYPES)
 def move(
     values: Any,
     weights: Any,
@@ -232,10 +241,8 @@ def move(
             place += size
 
 
-@compiled(_TABLE, _IDS, _INDEX, "int32[:,::1]", _IDS, "float32[::1]", _INDEX)
-def repeat(
-    pair_CC: Any, first_S: Any, total_S: Any, lengths_SB: Any, out: Any, out_weights: Any, origins: Any
-) -> None:
+@compiled(_TYPES)
+def repeat(pair_CC: Any, first_S: Any, total_S: Any, lengths_SB: Any, out: Any, out_weights: Any, origins: Any) -> None:
     """Fills each stream `pair_CC[n, 1]` as the stream `pair_CC[n, 0]`."""
     for pair in range(pair_CC.shape[0]):
         given, other = pair_CC[pair, 0], pair_CC[pair, 1]

@@ -8,15 +8,11 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from rayrec.sparse import ops
+
 T = TypeVar("T")
 ALIGNMENT = 16  # bytes
 _FILL = torch.zeros(ALIGNMENT, dtype=torch.uint8)
-
-
-def as_words(tensor: torch.Tensor, word: torch.dtype) -> torch.Tensor:
-    """The tensor's memory, flat."""
-    # As strided: an expanded tensor of one element is contiguous, and `view` still checks its stride of 0.
-    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(word)
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class Upload(Generic[T]):
     def __init__(self, item: T) -> None:
         self._item, self._tensors = item, list[torch.Tensor]()
         _mapped(item, lambda tensor: self._tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
-        plain = [as_words(tensor, torch.uint8) for tensor in self._tensors if not tensor.requires_grad]
+        plain = [ops.as_words(tensor, torch.uint8) for tensor in self._tensors if not tensor.requires_grad]
         parts = [part for flat in plain for part in (flat, _FILL[: -len(flat) % ALIGNMENT])]
         self._sizes = [len(part) for part in parts]
         self._pinned = torch.empty(sum(self._sizes), dtype=torch.uint8, pin_memory=True)

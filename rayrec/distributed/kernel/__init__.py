@@ -3,6 +3,7 @@
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from rayrec.distributed.kernel.choice import (
+    MatrixKernel,
     check_trainable,
     make_matrix_kernel,
     make_pooling_kernel,
@@ -23,7 +24,7 @@ from rayrec.distributed.kernel.interface import (
 from rayrec.distributed.kernel.optimizer_rules import RULES, rule_of
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
 from rayrec.distributed.kernel.recording import RecordingKernel
-from rayrec.distributed.kernel.row_kernel import MatrixKernel, RowGroups, make_anchor
+from rayrec.distributed.kernel.row_kernel import RowGroups, make_anchor
 
 __all__ = [
     "RULES",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
-from typing import TypeGuard
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -20,6 +20,7 @@ from rayrec.distributed.plan.shards import EmbeddingComputeKernel
 from rayrec.modules import BaseEmbeddingConfig
 
 _logger = logging.getLogger(__name__)
+MatrixKernel = RowKernel | DenseKernel
 
 
 def pooling_group(table: LocalTable, device: torch.device) -> Hashable:
@@ -40,43 +41,31 @@ def vector_group(table: LocalTable, device: torch.device) -> Hashable:
     return (fused, table.optimizer, table.config.data_type, table.load_factor, table.cols.size, table.kernel)
 
 
-def make_pooling_kernel(
-    tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
-) -> PoolingKernel:
-    """The kernel of the tables of one `pooling_group`."""
-    _warn_of_rounding(tables)
-    if _fbgemm_trains(tables[0].optimizer, tables[0].config, tables[0].cols.size, device):
-        kernel: PoolingKernel = FusedKernel(tables, table_of_lookup, device)
-    else:
-        kernel = _matrix_kernel(tables, table_of_lookup, device)
-    return RecordingKernel(kernel, table_of_lookup, device) if records(tables[0]) else kernel
+def make_pooling_kernel(tables: Sequence[LocalTable], readers: Sequence[int], device: torch.device) -> PoolingKernel:
+    """The kernel of the tables of one `pooling_group`; `readers` has the table of each lookup."""
+    return _make(FusedKernel, tables, readers, device)
 
 
-def make_vector_kernel(
-    tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
-) -> VectorKernel:
+def make_vector_kernel(tables: Sequence[LocalTable], readers: Sequence[int], device: torch.device) -> VectorKernel:
     """The kernel of the tables of one `vector_group`."""
-    _warn_of_rounding(tables)
-    if _fbgemm_trains(tables[0].optimizer, tables[0].config, tables[0].cols.size, device):
-        kernel: VectorKernel = FusedVectorKernel(tables, table_of_lookup, device)
-    else:
-        kernel = _matrix_kernel(tables, table_of_lookup, device)
-    return RecordingKernel(kernel, table_of_lookup, device) if records(tables[0]) else kernel
+    return _make(FusedVectorKernel, tables, readers, device)
 
 
-def make_matrix_kernel(
-    tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
-) -> RowKernel | DenseKernel:
+def make_matrix_kernel(tables: Sequence[LocalTable], readers: Sequence[int], device: torch.device) -> MatrixKernel:
     """The kernel, of torch's operators, of tables of one width, dtype and optimizer."""
+    return _make(None, tables, readers, device)
+
+
+def _make(
+    fused: Callable[..., Kernel] | None, tables: Sequence[LocalTable], readers: Sequence[int], device: torch.device
+) -> Any:
+    first = tables[0]
     _warn_of_rounding(tables)
-    return _matrix_kernel(tables, table_of_lookup, device)
-
-
-def _matrix_kernel(
-    tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device
-) -> RowKernel | DenseKernel:
-    kind = DenseKernel if tables[0].optimizer is None else RowKernel
-    return kind(tables, table_of_lookup, device)
+    make: Callable[..., Kernel] = DenseKernel if first.optimizer is None else RowKernel
+    if fused is not None and _fbgemm_trains(first.optimizer, first.config, first.cols.size, device):
+        make = fused
+    kernel = make(tables, readers, device)
+    return RecordingKernel(kernel, readers, device) if records(first) else kernel
 
 
 def _warn_of_rounding(tables: Sequence[LocalTable]) -> None:
@@ -94,11 +83,7 @@ def _warn_of_rounding(tables: Sequence[LocalTable]) -> None:
 
 def updating(kernels: Sequence[Kernel]) -> list[UpdatingKernel]:
     """The kernels that update their tables inside backward."""
-    return [kernel for kernel in kernels if _updates(kernel)]
-
-
-def _updates(kernel: Kernel) -> TypeGuard[UpdatingKernel]:
-    return not isinstance(kernel, DenseKernel)
+    return [cast(UpdatingKernel, kernel) for kernel in kernels if not isinstance(kernel, DenseKernel)]
 
 
 def check_trainable(
@@ -106,22 +91,18 @@ def check_trainable(
 ) -> None:
     """Raises ValueError for a table in host memory that a GPU reads, if fbgemm does not have its update."""
     in_host_memory = kernel in (EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING)
-    if (
-        in_host_memory
-        and spec is not None
-        and device.type == "cuda"
-        and not _fbgemm_trains(spec, config, config.embedding_dim, device)
-    ):
-        if _synchronises_every_step(spec):
-            raise ValueError(
-                f"table {config.name!r}: kernel {kernel.value!r} trains by fbgemm only, which updates before the "
-                "gradients of other groups arrive; synchronise every 2 steps or more, or use kernel 'fused'"
-            )
-        raise ValueError(
-            f"table {config.name!r}: kernel {kernel.value!r} trains by fbgemm only, which does not have "
-            f"{spec.optimizer.value!r} with weight decay {spec.decay_mode!r} or width {config.embedding_dim}; use "
-            "kernel 'fused', another optimizer, no weight decay or a width that is a multiple of 4"
-        )
+    if not in_host_memory or spec is None or device.type != "cuda":
+        return
+    if _fbgemm_trains(spec, config, config.embedding_dim, device):
+        return
+    why = (
+        "updates before the gradients of other groups arrive; synchronise every 2 steps or more, or use kernel 'fused'"
+        if _synchronises_every_step(spec)
+        else f"does not have {spec.optimizer.value!r} with weight decay {spec.decay_mode!r} or width "
+        f"{config.embedding_dim}; use kernel 'fused', another optimizer, no weight decay or a width that is a "
+        "multiple of 4"
+    )
+    raise ValueError(f"table {config.name!r}: kernel {kernel.value!r} trains by fbgemm only, which {why}")
 
 
 def _synchronises_every_step(spec: OptimizerSpec) -> bool:

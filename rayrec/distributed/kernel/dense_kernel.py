@@ -35,10 +35,11 @@ class DenseKernel:
         return f"DenseKernel({[table.config.name for table in self.tables]})"
 
     def pooled(self, lookups: Lookups) -> torch.Tensor:
-        return self.matrix.bags(self.matrix.row_lookups(lookups), self._joined())
+        of_rows = self.matrix.row_lookups(lookups)
+        return self.matrix.look_up(of_rows.ids, of_rows.offsets, of_rows.weights, self._joined())
 
     def vectors(self, lookups: Lookups) -> torch.Tensor:
-        return self.matrix.vectors(self.matrix.row_lookups(lookups).ids, self._joined())
+        return self.matrix.look_up(self.matrix.row_lookups(lookups).ids, weight_RD=self._joined())
 
     def _joined(self) -> torch.Tensor:
         """The matrix in float32, in which bags and gradients are summed."""

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 import torch
 
-from rayrec.distributed.kernel.interface import LocalTable, Lookups
+from rayrec.distributed.kernel.interface import LocalTable, Lookups, of_inner
 from rayrec.distributed.kernel.stacking import Stack, lookups_by_stack, stacks_of
 from rayrec.distributed.kernel.tbe import TBE, Padding, make_tbe, set_count
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding
@@ -174,7 +174,7 @@ class FusedVectorKernel:
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
         self.tables = list(tables)
         self._stack = Stack(self.tables, table_of_lookup, device)
-        self._whole = FusedKernel([self._stack.table], [0], device)
+        self._inner = FusedKernel([self._stack.table], [0], device)
         self._counting = torch.arange(1, device=device)
 
     def __repr__(self) -> str:
@@ -185,35 +185,20 @@ class FusedVectorKernel:
         if self._counting.numel() <= num_ids:
             with torch.inference_mode(False):  # kept, and an inference tensor cannot be saved for backward
                 self._counting = torch.arange(2 * num_ids + 1, device=self._counting.device)
-        return self._whole.pooled(Lookups(self._stack.ids(lookups), self._counting[: num_ids + 1], None))
-
-    def write_back(self) -> None:
-        self._whole.write_back()
+        return self._inner.pooled(Lookups(self._stack.ids(lookups), self._counting[: num_ids + 1], None))
 
     def weights(self) -> list[torch.Tensor]:
-        (whole,) = self._whole.weights()
+        (whole,) = self._inner.weights()
         return self._stack.split(whole)
 
     def states(self) -> list[dict[str, torch.Tensor]]:
-        (whole,) = self._whole.states()
+        (whole,) = self._inner.states()
         parts = {name: self._stack.split(state) for name, state in whole.items()}
         return [{name: pieces[number] for name, pieces in parts.items()} for number in range(len(self.tables))]
 
-    @property
-    def learning_rate(self) -> float:
-        return self._whole.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._whole.learning_rate = value
-
-    @property
-    def iteration(self) -> int:
-        return self._whole.iteration
-
-    @iteration.setter
-    def iteration(self, value: int) -> None:
-        self._whole.iteration = value
+    write_back = of_inner("write_back")
+    learning_rate = of_inner("learning_rate")
+    iteration = of_inner("iteration")
 
 
 class CacheGuard:
@@ -240,7 +225,7 @@ class CacheGuard:
         Raises:
             RuntimeError: a lookup has not had its backward.
         """
-        if self._names and self._lookups.pending:
+        if self.needed and self._lookups.pending:
             raise RuntimeError(
                 f"tables {self._names}: a second lookup before the backward of the first, with kernel "
                 "'fused_uvm_caching'; run the backward first, drop the first result, or use kernel 'fused_uvm'"
@@ -248,5 +233,5 @@ class CacheGuard:
 
     def watch(self, vectors: torch.Tensor) -> None:
         """Call after a lookup, with its result."""
-        if self._names:
+        if self.needed:
             self._lookups.expect(vectors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -95,3 +95,8 @@ class VectorKernel(Kernel, Protocol):
 
     def vectors(self, lookups: Lookups) -> torch.Tensor:
         """The vector of every id, `[N, width]` float32; its backward trains."""
+
+
+def of_inner(name: str) -> Any:
+    """An attribute that a kernel around another one, `self._inner`, has from it, to read and write."""
+    return property(lambda self: getattr(self._inner, name), lambda self, value: setattr(self._inner, name, value))

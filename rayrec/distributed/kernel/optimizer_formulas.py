@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -35,18 +36,13 @@ def sgd(step: Step) -> torch.Tensor:
     return step.weight_nD - step.lr * step.grad_nD
 
 
-def adagrad(step: Step) -> torch.Tensor:
-    """Duchi et al. 2011: s += g²; w -= lr g / (√s + eps)."""
-    total = step.state["momentum1"][step.rows] + step.grad_nD.square()
+def adagrad(step: Step, rowwise: bool = False) -> torch.Tensor:
+    """Duchi et al. 2011: s += g²; w -= lr g / (√s + eps). Row-wise: one s a row, of the mean of g² over the row."""
+    square = step.grad_nD.square().mean(1) if rowwise else step.grad_nD.square()
+    total = step.state["momentum1"][step.rows] + square
     step.state["momentum1"][step.rows] = total
-    return step.weight_nD - step.lr * step.grad_nD / (total.sqrt() + step.spec.eps)
-
-
-def rowwise_adagrad(step: Step) -> torch.Tensor:
-    """Adagrad with one accumulator a row, the mean of g² over the row."""
-    total = step.state["momentum1"][step.rows] + step.grad_nD.square().mean(1)
-    step.state["momentum1"][step.rows] = total
-    return step.weight_nD - step.lr * step.grad_nD / (total.sqrt() + step.spec.eps)[:, None]
+    root = total.sqrt() + step.spec.eps
+    return step.weight_nD - step.lr * step.grad_nD / (root[:, None] if rowwise else root)
 
 
 def _adam_direction(step: Step, rowwise: bool) -> torch.Tensor:
@@ -60,26 +56,17 @@ def _adam_direction(step: Step, rowwise: bool) -> torch.Tensor:
     return first / (1 - spec.beta1**step.count) / (scale[:, None] if rowwise else scale)
 
 
-def adam(step: Step) -> torch.Tensor:
-    """Kingma & Ba 2015, on the touched rows only."""
-    return step.weight_nD - step.lr * _adam_direction(step, rowwise=False)
-
-
-def partial_rowwise_adam(step: Step) -> torch.Tensor:
-    """Adam with one second moment a row."""
-    return step.weight_nD - step.lr * _adam_direction(step, rowwise=True)
+def adam(step: Step, rowwise: bool = False) -> torch.Tensor:
+    """Kingma & Ba 2015, on the touched rows only. Row-wise: with one second moment a row."""
+    return step.weight_nD - step.lr * _adam_direction(step, rowwise)
 
 
 def lamb(step: Step, rowwise: bool = False) -> torch.Tensor:
-    """You et al. 2020 with the trust ratio taken row by row, as in fbgemm; weight decay is part of the direction."""
+    """You et al. 2020 with the trust ratio taken row by row, as in fbgemm; weight decay is part of the direction.
+    Row-wise: with one second moment a row."""
     direction = _adam_direction(step, rowwise) + step.spec.weight_decay * step.weight_nD
     ratio = _ratio(step.weight_nD.norm(dim=1), direction.norm(dim=1))
     return step.weight_nD - step.lr * ratio[:, None] * direction
-
-
-def partial_rowwise_lamb(step: Step) -> torch.Tensor:
-    """LAMB with one second moment a row."""
-    return lamb(step, rowwise=True)
 
 
 def _ratio(size: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -102,11 +89,11 @@ def lars_sgd(step: Step) -> torch.Tensor:
 _FORMULAS: dict[EmbOptimType, Callable[[Step], torch.Tensor]] = {
     RULES["sgd"].kind: sgd,
     RULES["adagrad"].kind: adagrad,
-    RULES["rowwise_adagrad"].kind: rowwise_adagrad,
+    RULES["rowwise_adagrad"].kind: partial(adagrad, rowwise=True),
     RULES["adam"].kind: adam,
-    RULES["partial_rowwise_adam"].kind: partial_rowwise_adam,
+    RULES["partial_rowwise_adam"].kind: partial(adam, rowwise=True),
     RULES["lamb"].kind: lamb,
-    RULES["partial_rowwise_lamb"].kind: partial_rowwise_lamb,
+    RULES["partial_rowwise_lamb"].kind: partial(lamb, rowwise=True),
     RULES["lars_sgd"].kind: lars_sgd,
 }
 

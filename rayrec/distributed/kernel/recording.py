@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rayrec.distributed.kernel.interface import LocalTable, Lookups
+from rayrec.distributed.kernel.interface import LocalTable, Lookups, of_inner
 
 
 def records(table: LocalTable) -> bool:
@@ -27,14 +27,14 @@ class RecordingKernel:
     """
 
     def __init__(self, kernel: Any, table_of_lookup: Sequence[int], device: torch.device) -> None:
-        self._kernel, self.tables = kernel, list(kernel.tables)
+        self._inner, self.tables = kernel, list(kernel.tables)
         self._sizes = [table.rows.size for table in self.tables]
         *starts, total = [0, *accumulate(self._sizes)]
         self._first_row = torch.tensor([starts[table] for table in table_of_lookup], device=device)
         self._touched = torch.zeros(total, dtype=torch.bool, device=device)
 
     def __repr__(self) -> str:
-        return repr(self._kernel)
+        return repr(self._inner)
 
     def _record(self, lookups: Lookups) -> None:
         if not torch.is_grad_enabled():
@@ -54,37 +54,16 @@ class RecordingKernel:
 
     def pooled(self, lookups: Lookups) -> torch.Tensor:
         self._record(lookups)
-        pooled: torch.Tensor = self._kernel.pooled(lookups)
+        pooled: torch.Tensor = self._inner.pooled(lookups)
         return pooled
 
     def vectors(self, lookups: Lookups) -> torch.Tensor:
         self._record(lookups)
-        vectors: torch.Tensor = self._kernel.vectors(lookups)
+        vectors: torch.Tensor = self._inner.vectors(lookups)
         return vectors
 
-    def write_back(self) -> None:
-        self._kernel.write_back()
-
-    def weights(self) -> list[torch.Tensor]:
-        weights: list[torch.Tensor] = self._kernel.weights()
-        return weights
-
-    def states(self) -> list[dict[str, torch.Tensor]]:
-        states: list[dict[str, torch.Tensor]] = self._kernel.states()
-        return states
-
-    @property
-    def learning_rate(self) -> float:
-        return float(self._kernel.learning_rate)
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._kernel.learning_rate = value
-
-    @property
-    def iteration(self) -> int:
-        return int(self._kernel.iteration)
-
-    @iteration.setter
-    def iteration(self, value: int) -> None:
-        self._kernel.iteration = value
+    write_back = of_inner("write_back")
+    weights = of_inner("weights")
+    states = of_inner("states")
+    learning_rate = of_inner("learning_rate")
+    iteration = of_inner("iteration")

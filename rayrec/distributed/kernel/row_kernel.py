@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from rayrec.distributed.kernel import optimizer_formulas as formulas
-from rayrec.distributed.kernel.interface import Kernel, LocalTable, Lookups
+from rayrec.distributed.kernel.interface import LocalTable, Lookups
 
 
 @dataclass(frozen=True)
@@ -94,39 +94,43 @@ class RowMatrix:
         lengths_LB = (lookups.offsets[1:] - lookups.offsets[:-1]).view(self.num_lookups, num_bags // self.num_lookups)
         return Lookups(self.rows_of(lookups.ids, lengths_LB), lookups.offsets.to(torch.int64), lookups.weights)
 
-    def bags(self, lookups: Lookups, weight_RD: torch.Tensor | None = None) -> torch.Tensor:
-        """`[B, L * D]` float32 sums; ids are rows of the matrix, or of `weight_RD`."""
+    def look_up(
+        self,
+        rows: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+        weight_RD: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Sums of bags `[B, L * D]`, or without offsets each row's vector `[N, D]`; float32.
+
+        Args:
+            rows: of the matrix, or of `weight_RD`.
+        """
         weight_RD = self.weight_RD if weight_RD is None else weight_RD
-        ids = lookups.ids
+        if offsets is None:
+            return F.embedding(rows, weight_RD).float()
         if weight_RD.dtype != torch.float32:  # sums of 16-bit numbers would be rounded to 16 bits
-            weight_RD, ids = F.embedding(ids, weight_RD).float(), torch.arange(ids.numel(), device=ids.device)
+            weight_RD, rows = F.embedding(rows, weight_RD).float(), torch.arange(rows.numel(), device=rows.device)
         out = F.embedding_bag(
-            ids,
-            weight_RD,
-            lookups.offsets,
-            mode="sum",
-            per_sample_weights=lookups.weights,
-            include_last_offset=True,
+            rows, weight_RD, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
         )
         batch = out.shape[0] // self.num_lookups
         by_example = out.view(self.num_lookups, batch, self.dim).transpose(0, 1)
         return by_example.reshape(batch, self.num_lookups * self.dim)
 
-    def vectors(self, rows: torch.Tensor, weight_RD: torch.Tensor | None = None) -> torch.Tensor:
-        """`[N, D]` float32: the vector of each row of the matrix, or of `weight_RD`."""
-        return F.embedding(rows, self.weight_RD if weight_RD is None else weight_RD).float()
-
     def row_gradients(
-        self, groups: RowGroups, offsets: torch.Tensor, weights: torch.Tensor | None, grad: torch.Tensor
+        self, groups: RowGroups, offsets: torch.Tensor | None, weights: torch.Tensor | None, grad: torch.Tensor
     ) -> torch.Tensor:
-        """The gradient of each distinct row, from the gradient of the bags `[B, L * D]`."""
+        """The gradient of each distinct row, from the gradient of what `look_up` returned."""
+        if offsets is None:
+            return groups.sum(grad.contiguous())
         by_bag, bag_of_id = self._by_bag(grad, offsets, groups.order.numel())
         return groups.sum(by_bag, bag_of_id, weights)
 
-    def weight_gradients(self, lookups: Lookups, grad: torch.Tensor) -> torch.Tensor:
-        """The gradient of each id's weight `[N]`; ids are rows of the matrix."""
-        by_bag, bag_of_id = self._by_bag(grad, lookups.offsets, lookups.ids.numel())
-        return (by_bag[bag_of_id] * self.weight_RD[lookups.ids].float()).sum(1)
+    def weight_gradients(self, rows: torch.Tensor, offsets: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient of each id's weight `[N]`, where bags are looked up."""
+        by_bag, bag_of_id = self._by_bag(grad, offsets, rows.numel())
+        return (by_bag[bag_of_id] * self.weight_RD[rows].float()).sum(1)
 
     def _by_bag(self, grad: torch.Tensor, offsets: torch.Tensor, num_ids: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Gradients `[L * B, D]`, and for each id the bag that it is in."""
@@ -138,24 +142,6 @@ class RowMatrix:
 def make_anchor(device: torch.device) -> torch.Tensor:
     """An input that requires gradients, so that autograd calls a backward that has no other such input."""
     return torch.zeros(0, device=device, requires_grad=True)
-
-
-class MatrixKernel(Kernel, Protocol):
-    """A kernel over a `RowMatrix` that applies gradients of rows."""
-
-    @property
-    def matrix(self) -> RowMatrix:
-        """The tables, one below the other."""
-
-    @property
-    def leaves(self) -> Sequence[nn.Parameter]:
-        """Parameters that get a gradient; none if the kernel updates its rows itself."""
-
-    learning_rate: Any  # of the update inside backward; None without one
-
-    def train(self, rows: torch.Tensor, grads: torch.Tensor, rate: float | None) -> Sequence[torch.Tensor]:
-        """Applies the mean gradients `[n, D]` of distinct `rows` at the learning rate of their lookup; returns the
-        gradient of each leaf."""
 
 
 class RowKernel:
@@ -185,11 +171,11 @@ class RowKernel:
 
     def pooled(self, lookups: Lookups) -> torch.Tensor:
         of_rows = self.matrix.row_lookups(lookups)
-        out: torch.Tensor = _Pooled.apply(self._anchor, self, of_rows.ids, of_rows.offsets, of_rows.weights)
+        out: torch.Tensor = _Lookup.apply(self._anchor, self, of_rows.ids, of_rows.offsets, of_rows.weights)
         return out
 
     def vectors(self, lookups: Lookups) -> torch.Tensor:
-        out: torch.Tensor = _Vectors.apply(self._anchor, self, self.matrix.row_lookups(lookups).ids)
+        out: torch.Tensor = _Lookup.apply(self._anchor, self, self.matrix.row_lookups(lookups).ids, None, None)
         return out
 
     def train(self, rows: torch.Tensor, grads: torch.Tensor, rate: float | None) -> tuple[torch.Tensor, ...]:
@@ -215,39 +201,26 @@ class RowKernel:
         return [{name: pieces[number] for name, pieces in parts.items()} for number in range(len(self.tables))]
 
 
-class _Pooled(torch.autograd.Function):
+class _Lookup(torch.autograd.Function):
+    """Forward looks up; backward trains."""
+
     @staticmethod
     def forward(
         ctx: Any,
         anchor: torch.Tensor,
         kernel: RowKernel,
         rows: torch.Tensor,
-        offsets: torch.Tensor,
+        offsets: torch.Tensor | None,
         weights: torch.Tensor | None,
     ) -> torch.Tensor:
-        ctx.kernel, ctx.lookups, ctx.rate = kernel, Lookups(rows, offsets, weights), kernel.learning_rate
-        return kernel.matrix.bags(ctx.lookups)
+        ctx.kernel, ctx.given, ctx.rate = kernel, (rows, offsets, weights), kernel.learning_rate
+        return kernel.matrix.look_up(rows, offsets, weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (grad,) = grads
+        (grad,), (rows, offsets, weights) = grads, ctx.given
         kernel: RowKernel = ctx.kernel
-        lookups: Lookups = ctx.lookups
-        weight_grad = kernel.matrix.weight_gradients(lookups, grad) if ctx.needs_input_grad[4] else None
-        groups = RowGroups.of(lookups.ids)
-        sums = kernel.matrix.row_gradients(groups, lookups.offsets, lookups.weights, grad)
-        kernel.train(groups.distinct, sums, ctx.rate)
+        weight_grad = kernel.matrix.weight_gradients(rows, offsets, grad) if ctx.needs_input_grad[4] else None
+        groups = RowGroups.of(rows)
+        kernel.train(groups.distinct, kernel.matrix.row_gradients(groups, offsets, weights, grad), ctx.rate)
         return None, None, None, None, weight_grad
-
-
-class _Vectors(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, kernel: RowKernel, rows: torch.Tensor) -> torch.Tensor:
-        ctx.kernel, ctx.rows, ctx.rate = kernel, rows, kernel.learning_rate
-        return kernel.matrix.vectors(rows)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        groups = RowGroups.of(ctx.rows)
-        ctx.kernel.train(groups.distinct, groups.sum(grads[0].contiguous()), ctx.rate)
-        return None, None, None

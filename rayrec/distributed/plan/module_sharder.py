@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rayrec.distributed.plan.sharding_plan import ModuleSharding, ShardingPlan
@@ -19,17 +19,9 @@ M = TypeVar("M", bound="nn.Module")
 
 
 class ModuleSharder(ABC, Generic[M]):
-    """Shards one kind of module.
-
-    Args:
-        qcomm_codecs_registry: number formats of communication, from `fbgemm_qcomm_codec`.
-    """
+    """Shards one kind of module."""
 
     module_type: type[M]
-    qcomm_codecs_registry: dict[str, Any] | None = None
-
-    def __init__(self, qcomm_codecs_registry: Mapping[str, Any] | None = None) -> None:
-        self.qcomm_codecs_registry = None if qcomm_codecs_registry is None else dict(qcomm_codecs_registry)
 
     @abstractmethod
     def shard(
@@ -48,17 +40,6 @@ class ModuleSharder(ABC, Generic[M]):
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
         """Return the module's tables by name."""
         return dict(module.named_parameters())
-
-    def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
-        """Return the bytes of a table by memory: "hbm", or "ddr" for CPUs and kernels with tables in host memory.
-
-        Raises:
-            ValueError: another device than "cuda" or "cpu".
-        """
-        if compute_device_type not in ("cuda", "cpu"):
-            raise ValueError(f"compute_device_type={compute_device_type!r} must be 'cuda' or 'cpu'")
-        host = compute_device_type == "cpu" or compute_kernel.startswith("fused_uvm")
-        return {"ddr" if host else "hbm": tensor.numel() * tensor.element_size()}
 
 
 class ShardingPlanner(ABC):

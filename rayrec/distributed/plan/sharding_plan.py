@@ -15,13 +15,6 @@ PLAN_VERSION = 1
 ModuleSharding = dict[str, ParameterSharding]
 
 
-class EmbeddingModuleShardingPlan(ModuleSharding):
-    """Shardings of one collection's tables by name; prints as two text tables."""
-
-    def __str__(self) -> str:
-        return module_text("", self).removeprefix("module: \n")
-
-
 @dataclass(frozen=True)
 class ShardingPlan:
     """Shardings of all tables of a model: `plan[module path][table name]`.

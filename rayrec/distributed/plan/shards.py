@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
+    from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 
 DEFAULT_LOAD_FACTOR = 0.2  # of a device cache; fbgemm's default
 
@@ -84,98 +84,53 @@ class Shard:
         return (self.rows.size, self.cols.size)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheParams:
     """The device cache of a table with kernel `fused_uvm_caching`.
 
     Args:
-        algorithm, reserved_memory, precision, prefetch_pipeline, stats, multipass_prefetch_config: accepted, not used.
         load_factor: cached share of the rows; default: fbgemm's.
 
     Raises:
         ValueError: a load factor not above 0 or above 1.
     """
 
-    algorithm: object = None
     load_factor: float | None = None
-    reserved_memory: float | None = None
-    precision: object = None
-    prefetch_pipeline: bool | None = None
-    stats: object = None
-    multipass_prefetch_config: object = None
 
     def __post_init__(self) -> None:
         if self.load_factor is not None and not 0 < self.load_factor <= 1:
             raise ValueError(f"cache_params: load_factor={self.load_factor} must be above 0 and at most 1")
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True)
 class ParameterSharding:
     """The sharding of one table.
 
-    `shards` cover the table exactly once; a data-parallel table has one full rectangle per rank. If they are given as a
-    `sharding_spec` or as `ranks`, `of_table` adds the table's name and size.
+    `shards` cover the table exactly once; a data-parallel table has one full rectangle per rank. `of_table` adds the
+    table's name where shards have none, and the size of a data-parallel table.
 
     Args:
         sharding_type: a `ShardingType`'s value.
         compute_kernel: an `EmbeddingComputeKernel`'s value.
-        ranks: ranks of a data-parallel table; other tables give `sharding_spec`.
-        sharding_spec: one `ShardMetadata` per rectangle: offsets, sizes, and a placement such as `rank:1/cuda:1`.
-        cache_params: device cache; default: fbgemm's load factor.
-        enforce_hbm, bounds_check_mode: accepted, not used; the kernel defines the memory, and ids are checked on input.
-        stochastic_rounding, output_dtype, key_value_params: not supported; must be None.
-        shards: the rectangles, instead of `ranks` or `sharding_spec`.
+        shards: the rectangles.
         device: device type.
+        cache_params: device cache; default: fbgemm's load factor.
         local_ranks: device index by rank, if it differs from the rank.
-
-    Raises:
-        ValueError: a setting that is not supported.
     """
 
     sharding_type: str
     compute_kernel: str
+    _: KW_ONLY
     shards: tuple[Shard, ...]
-    device: str
-    cache_params: CacheParams | None
-    local_ranks: Mapping[int, int] = field(hash=False)
+    device: str = "cpu"
+    cache_params: CacheParams | None = None
+    local_ranks: Mapping[int, int] = field(default_factory=dict, hash=False)
 
-    def __init__(
-        self,
-        sharding_type: str,
-        compute_kernel: str,
-        ranks: Sequence[int] | None = None,
-        sharding_spec: EnumerableShardingSpec | None = None,
-        cache_params: CacheParams | None = None,
-        enforce_hbm: bool | None = None,
-        stochastic_rounding: bool | None = None,
-        bounds_check_mode: object = None,
-        output_dtype: object = None,
-        key_value_params: object = None,
-        *,
-        shards: Sequence[Shard] | None = None,
-        device: str = "cpu",
-        local_ranks: Mapping[int, int] | None = None,
-    ) -> None:
-        refused = {"stochastic_rounding": "a setting of the optimizer (fused_params)"}
-        refused |= {"output_dtype": "vectors are float32", "key_value_params": "there are no tables on disk"}
-        given = {"stochastic_rounding": stochastic_rounding, "output_dtype": output_dtype}
-        for name, value in {**given, "key_value_params": key_value_params}.items():
-            if value is not None:
-                raise ValueError(f"ParameterSharding: {name} is not supported: {refused[name]}; leave it out")
-        local = dict(local_ranks or {})
-        if shards is None and sharding_spec is not None:
-            shards, device, local = _read_spec(sharding_spec.shards)
-        elif shards is None:
-            shards = [Shard(table="", rows=Span(0, 0), cols=Span(0, 0), rank=rank) for rank in ranks or ()]
-        for name, value in (
-            ("sharding_type", str(getattr(sharding_type, "value", sharding_type))),
-            ("compute_kernel", str(getattr(compute_kernel, "value", compute_kernel))),
-            ("shards", tuple(shards)),
-            ("device", device),
-            ("cache_params", cache_params),
-            ("local_ranks", local),
-        ):
-            object.__setattr__(self, name, value)
+    def __post_init__(self) -> None:
+        for name in ("sharding_type", "compute_kernel"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, str(getattr(value, "value", value)))
+        object.__setattr__(self, "shards", tuple(self.shards))
 
     @property
     def ranks(self) -> list[int]:
@@ -220,18 +175,3 @@ class ParameterSharding:
         if self.replicated:
             named = [replace(shard, rows=Span(0, rows), cols=Span(0, dim)) for shard in named]
         return replace(self, shards=tuple(named))
-
-
-def _read_spec(shards: Iterable[ShardMetadata]) -> tuple[list[Shard], str, dict[int, int]]:
-    """Return rectangles without table name, device type, and device index by rank if it differs."""
-    found: list[Shard] = []
-    device, local = "cpu", {}
-    for each in shards:
-        placement: Any = each.placement
-        (row, col), (rows, cols) = each.shard_offsets, each.shard_sizes
-        rank, on = placement.rank(), placement.device()
-        device = on.type
-        if on.index is not None and on.index != rank:
-            local[rank] = on.index
-        found.append(Shard(table="", rows=Span(row, row + rows), cols=Span(col, col + cols), rank=rank))
-    return found, device, local

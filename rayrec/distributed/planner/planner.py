@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from rayrec.distributed.collections.default_sharders import default_sharders
+from rayrec.distributed.collections.embedding import default_sharders
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.comm import call_on_rank
 from rayrec.distributed.plan.module_sharder import ModuleSharder, ShardingPlanner

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -12,39 +12,20 @@ from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.replicas.layout import GroupLayout
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, kw_only=True)
 class ShardingEnv2D(ShardingEnv):
     """Process groups of 2D parallelism. `world_size`, `rank` and `process_group` are those of this rank's sharding
     group, over which tables are sharded and vectors are exchanged.
 
     Args:
-        sharding_pg: this rank's group.
         replica_pg: the ranks with the same shards, one per group.
         global_pg: all ranks.
-        device_mesh: ignored.
-        node_group_size: ranks per host in the group; by default found from hostnames.
         every_step: gradient rows are averaged over the groups before each update.
     """
 
-    sharding_pg: dist.ProcessGroup = field(init=False)
-    replica_pg: dist.ProcessGroup = field(init=False)
-    global_pg: dist.ProcessGroup = field(init=False)
-    every_step: bool = field(init=False)
-
-    def __init__(
-        self,
-        sharding_pg: dist.ProcessGroup,
-        replica_pg: dist.ProcessGroup,
-        global_pg: dist.ProcessGroup,
-        device_mesh: object = None,
-        node_group_size: int | None = None,
-        *,
-        every_step: bool = False,
-    ) -> None:
-        super().__init__(sharding_pg.size(), sharding_pg.rank(), sharding_pg, node_group_size)
-        for name, value in (("sharding_pg", sharding_pg), ("replica_pg", replica_pg), ("global_pg", global_pg)):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "every_step", every_step)
+    replica_pg: dist.ProcessGroup
+    global_pg: dist.ProcessGroup
+    every_step: bool = False
 
     @classmethod
     def of_layout(
@@ -66,7 +47,15 @@ class ShardingEnv2D(ShardingEnv):
         rank = global_pg.rank()
         sharding = comm.subgroup(global_pg, layout.group_of(rank), device)
         replicas = comm.subgroup(global_pg, layout.replicas_of(rank), device)
-        return cls(sharding, replicas, global_pg, node_group_size=local_world_size, every_step=every_step)
+        return cls(
+            sharding.size(),
+            sharding.rank(),
+            sharding,
+            local_world_size,
+            replica_pg=replicas,
+            global_pg=global_pg,
+            every_step=every_step,
+        )
 
     @property
     def whole(self) -> ShardingEnv:

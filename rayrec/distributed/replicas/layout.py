@@ -25,12 +25,7 @@ class GroupLayout:
     strided: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.group_size <= self.world_size or self.world_size % self.group_size:
-            fit = [str(size) for size in range(1, self.world_size + 1) if self.world_size % size == 0]
-            raise ValueError(
-                f"{self.world_size} ranks cannot be cut into sharding groups of {self.group_size}; "
-                f"group sizes that divide them are {', '.join(fit)}"
-            )
+        _check(self.world_size, self.group_size, f"sharding groups of {self.group_size}", "group sizes")
 
     @classmethod
     def of_replicas(cls, world_size: int, replicas: int) -> GroupLayout:
@@ -39,12 +34,7 @@ class GroupLayout:
         Raises:
             ValueError: the world does not divide into that many groups.
         """
-        if not 1 <= replicas <= world_size or world_size % replicas:
-            fit = [str(count) for count in range(1, world_size + 1) if world_size % count == 0]
-            raise ValueError(
-                f"{world_size} ranks cannot be cut into {replicas} replicas of a sharding group; "
-                f"numbers of replicas that divide them are {', '.join(fit)}"
-            )
+        _check(world_size, replicas, f"{replicas} replicas of a sharding group", "numbers of replicas")
         return cls(world_size, world_size // replicas)
 
     @property
@@ -65,3 +55,9 @@ class GroupLayout:
             first = rank - rank % self.replicas
             return range(first, first + self.replicas)
         return range(rank % self.group_size, self.world_size, self.group_size)
+
+
+def _check(world_size: int, divisor: int, parts: str, divisors: str) -> None:
+    if not 1 <= divisor <= world_size or world_size % divisor:
+        fit = ", ".join(str(count) for count in range(1, world_size + 1) if world_size % count == 0)
+        raise ValueError(f"{world_size} ranks cannot be cut into {parts}; {divisors} that divide them are {fit}")

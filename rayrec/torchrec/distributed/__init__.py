@@ -2,21 +2,21 @@
 
 from rayrec.distributed import (
     Awaitable,
-    DistributedModelParallel,
-    EmbeddingBagCollectionSharder,
-    EmbeddingCollectionSharder,
     EmbeddingComputeKernel,
-    ModuleSharder,
     NoWait,
-    ParameterSharding,
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
     ShardingEnv,
     ShardingPlan,
     ShardingPlanner,
     ShardingType,
-    get_local_rank,
-    get_local_size,
+)
+from rayrec.torchrec.distributed.comm import get_local_rank, get_local_size
+from rayrec.torchrec.distributed.model_parallel import DistributedModelParallel
+from rayrec.torchrec.distributed.module_sharder import (
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    ModuleSharder,
 )
 from rayrec.torchrec.distributed.sharded_module import ShardedModule
 from rayrec.torchrec.distributed.train_pipeline import (
@@ -27,7 +27,7 @@ from rayrec.torchrec.distributed.train_pipeline import (
     TrainPipelineBase,
     TrainPipelineSparseDist,
 )
-from rayrec.torchrec.distributed.types import ShardedTensor
+from rayrec.torchrec.distributed.types import ParameterSharding, ShardedTensor
 from rayrec.torchrec.distributed.utils import get_unsharded_module_names, sharded_model_copy
 
 __all__ = [

@@ -1,9 +1,6 @@
 """`torchrec.distributed.embedding`."""
 
-from rayrec.distributed.collections.embedding import (
-    EmbeddingCollectionAwaitable,
-    EmbeddingCollectionSharder,
-    ShardedEmbeddingCollection,
-)
+from rayrec.distributed.collections.embedding import EmbeddingCollectionAwaitable, ShardedEmbeddingCollection
+from rayrec.torchrec.distributed.module_sharder import EmbeddingCollectionSharder
 
 __all__ = ["EmbeddingCollectionAwaitable", "EmbeddingCollectionSharder", "ShardedEmbeddingCollection"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from rayrec.distributed.collections.sharder import BaseEmbeddingSharder
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel
 from rayrec.streamable import Multistreamable
+from rayrec.torchrec.distributed.module_sharder import BaseEmbeddingSharder
 from rayrec.torchrec.distributed.sharded_module import ShardedEmbeddingModule
 from rayrec.torchrec.modules.embedding_configs import EmbeddingTableConfig
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
+from rayrec.torchrec.distributed.module_sharder import EmbeddingCollectionSharder
 from rayrec.torchrec.modules.fused_embedding_modules import FusedEmbeddingCollection
 
 
 class FusedEmbeddingCollectionSharder(EmbeddingCollectionSharder):
-    """Shards a `FusedEmbeddingCollection` with its optimizer; arguments as for `CollectionSharder`."""
+    """Shards a `FusedEmbeddingCollection` with its optimizer; arguments as of `EmbeddingCollectionSharder`."""
 
     module_type = FusedEmbeddingCollection  # type: ignore[assignment]

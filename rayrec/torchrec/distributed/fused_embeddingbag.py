@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.torchrec.distributed.module_sharder import EmbeddingBagCollectionSharder
 from rayrec.torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 
 class FusedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
-    """Shards a `FusedEmbeddingBagCollection` with its optimizer; arguments as for `CollectionSharder`."""
+    """Shards a `FusedEmbeddingBagCollection` with its optimizer; arguments as of `EmbeddingBagCollectionSharder`."""
 
     module_type = FusedEmbeddingBagCollection  # type: ignore[assignment]

@@ -1,12 +1,23 @@
 """`torchrec.distributed.model_parallel`."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rayrec.distributed.collections.default_sharders import default_sharders as get_default_sharders
-from rayrec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
-from rayrec.distributed.dmp_collection import DMPCollection
-from rayrec.distributed.model_parallel import DistributedModelParallel
+from rayrec.distributed import dmp_collection, model_parallel
+from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed.plan.module_sharder import ModuleSharder
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.replicas.averaging import AllReduce
+from rayrec.torchrec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
+from rayrec.torchrec.distributed.module_sharder import get_default_sharders
 
 __all__ = [
     "DMPCollection",
@@ -19,9 +30,143 @@ __all__ = [
 ]
 
 
+class DistributedModelParallel(model_parallel.DistributedModelParallel):
+    """`rayrec.distributed.DistributedModelParallel` with TorchRec's arguments.
+
+    Args:
+        module, env, device, plan, sharders, init_data_parallel, init_parameters: as of rayrec's.
+        data_parallel_wrapper: DistributedDataParallel by default.
+        model_tracker_configs: must be None.
+
+    Raises:
+        ValueError: as of rayrec's; trackers, which are not offered.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        env: ShardingEnv | None = None,
+        device: torch.device | None = None,
+        plan: ShardingPlan | None = None,
+        sharders: Sequence[ModuleSharder[Any]] | None = None,
+        init_data_parallel: bool = True,
+        init_parameters: bool = True,
+        data_parallel_wrapper: DataParallelWrapper | None = None,
+        model_tracker_configs: None = None,
+    ) -> None:
+        if model_tracker_configs is not None:
+            raise ValueError("model_tracker_configs: trackers are not offered; a checkpoint holds every row")
+        super().__init__(module, env, device, plan, sharders, False, init_parameters)
+        self._wrapper = data_parallel_wrapper
+        if init_data_parallel:
+            self.init_data_parallel()
+
+    def init_data_parallel(self) -> None:
+        """Wraps the module for data-parallel training, unless it is wrapped already."""
+        if self._wrapper is None:
+            super().init_data_parallel()
+        elif not isinstance(self._dmp_wrapped_module, DistributedDataParallel):
+            self._wrapper.wrap(self, self._env.whole, self.device)
+
+    def bare_named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """`named_parameters`: names are the unsharded model's in both."""
+        return self.named_parameters(prefix, recurse)
+
+    def sparse_grad_parameter_names(self, destination: list[str] | None = None, prefix: str = "") -> list[str]:
+        """Names of unsharded embeddings with sparse gradients; appended to `destination` if given."""
+        names = [] if destination is None else destination
+        for path, module in self.module.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+                names.append(f"{prefix}{path}.weight" if path else f"{prefix}weight")
+        return names
+
+
+class ShardingStrategy(Enum):
+    """How much of a table each group holds."""
+
+    DEFAULT = "default"
+    PER_MODULE = "per_module"
+    FULLY_SHARDED = "fully_sharded"
+
+
+class DMPCollection(dmp_collection.DMPCollection, DistributedModelParallel):
+    """`rayrec.distributed.dmp_collection.DMPCollection` with TorchRec's arguments.
+
+    Args:
+        module, device, plan, world_size, sharding_group_size, global_pg, node_group_size, sharders: as of rayrec's.
+        sharding_strategy: DEFAULT, or PER_MODULE, which is the same here.
+        init_data_parallel, init_parameters, data_parallel_wrapper: as of `DistributedModelParallel`.
+        use_inter_host_allreduce, sync_every: as of rayrec's.
+        custom_all_reduce: averages tensors over replicas in place, instead of an all-reduce.
+        submodule_configs, rs_awaitable_hook_module, use_sharded_relay: not offered; leave them out.
+
+    Raises:
+        ValueError: as of rayrec's; an option that is not offered.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        plan: ShardingPlan | None,
+        world_size: int,
+        sharding_group_size: int,
+        global_pg: dist.ProcessGroup,
+        sharding_strategy: ShardingStrategy = ShardingStrategy.DEFAULT,
+        node_group_size: int | None = None,
+        sharders: Sequence[ModuleSharder[Any]] | None = None,
+        init_data_parallel: bool = True,
+        init_parameters: bool = True,
+        data_parallel_wrapper: DataParallelWrapper | None = None,
+        use_inter_host_allreduce: bool = False,
+        custom_all_reduce: AllReduce | None = None,
+        submodule_configs: Sequence[object] | None = None,
+        rs_awaitable_hook_module: str | None = None,
+        use_sharded_relay: bool = False,
+        *,
+        sync_every: int | None = None,
+    ) -> None:
+        _refuse(sharding_strategy, submodule_configs, rs_awaitable_hook_module, use_sharded_relay)
+        super().__init__(
+            module,
+            device,
+            plan,
+            world_size,
+            sharding_group_size,
+            global_pg,
+            node_group_size=node_group_size,
+            sharders=sharders,
+            init_data_parallel=False,
+            init_parameters=init_parameters,
+            use_inter_host_allreduce=use_inter_host_allreduce,
+            sync_every=sync_every,
+        )
+        self._wrapper, self._all_reduce = data_parallel_wrapper, custom_all_reduce
+        if init_data_parallel:
+            self.init_data_parallel()
+
+    def set_all_reduce_hook(self, reduce_hook: Callable[[list[torch.Tensor]], None]) -> None:
+        """Sets the function that averages tensors over replicas in place, instead of an all-reduce in `sync`."""
+        self._all_reduce = reduce_hook
+
+
+def _refuse(
+    strategy: ShardingStrategy, submodule_configs: Sequence[object] | None, hook_module: str | None, relay: bool
+) -> None:
+    if strategy is ShardingStrategy.FULLY_SHARDED:
+        raise ValueError(
+            "sharding_strategy=FULLY_SHARDED is not offered: for tables that R copies of do not fit, raise "
+            "sharding_group_size, which shards them over more ranks"
+        )
+    given = {"submodule_configs": submodule_configs, "rs_awaitable_hook_module": hook_module}
+    for name, value in {**given, "use_sharded_relay": relay or None}.items():
+        if value is not None:
+            raise ValueError(f"DMPCollection: {name} is not offered; leave it out: all collections have one group size")
+
+
 def get_module(module: nn.Module) -> nn.Module:
     """The module inside DistributedModelParallel, with its data-parallel wrapper."""
-    while isinstance(module, DistributedModelParallel):
+    while isinstance(module, model_parallel.DistributedModelParallel):
         module = module.data_parallel
     return module
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayrec.distributed.collections.default_sharders import default_sharders
+from rayrec.distributed.collections.embedding import default_sharders
 from rayrec.distributed.collections.sharder import default_device
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.model_parallel import default_env, materialize, replace_module

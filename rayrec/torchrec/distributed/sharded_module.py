@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from rayrec.distributed.collections.sharded_collection import ShardedCollection
+from rayrec.distributed.collections.embedding_bag import ShardedCollection
 from rayrec.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from rayrec.optim.fused import FusedOptimizerModule
 from rayrec.streamable import Multistreamable

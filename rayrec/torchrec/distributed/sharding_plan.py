@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rayrec.distributed.collections.default_sharders import default_sharders as get_default_sharders
-from rayrec.distributed.comm import get_local_size
 from rayrec.distributed.plan.cuts import blocks
 from rayrec.distributed.plan.module_sharder import ModuleSharder
-from rayrec.distributed.plan.sharding_plan import EmbeddingModuleShardingPlan
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, Shard, ShardingType, Span
+from rayrec.torchrec.distributed.comm import get_local_size
+from rayrec.torchrec.distributed.module_sharder import get_default_sharders
+from rayrec.torchrec.distributed.parameter_sharding import EmbeddingModuleShardingPlan
 
 __all__ = [
     "ParameterShardingGenerator",

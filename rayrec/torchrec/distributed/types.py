@@ -7,23 +7,21 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardingSpec, ShardMetadata
 
 from rayrec.distributed.comm.awaitable import Awaitable, LazyAwaitable, NoWait
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.dmp_collection import ShardingStrategy
-from rayrec.distributed.plan.module_sharder import ModuleSharder, ShardingPlanner
-from rayrec.distributed.plan.sharding_plan import EmbeddingModuleShardingPlan, ModuleSharding, ShardingPlan
+from rayrec.distributed.plan.module_sharder import ShardingPlanner
+from rayrec.distributed.plan.sharding_plan import ModuleSharding, ShardingPlan
 from rayrec.distributed.plan.shards import (
     DEFAULT_LOAD_FACTOR,
-    CacheParams,
-    ParameterSharding,
     Shard,
     ShardingType,
     Span,
 )
-from rayrec.distributed.replicas.env import ShardingEnv2D
+from rayrec.distributed.replicas import env
 from rayrec.streamable import Multistreamable
 from rayrec.torchrec.distributed.cache_kinds import (
     BoundsCheckMode,
@@ -31,6 +29,9 @@ from rayrec.torchrec.distributed.cache_kinds import (
     CacheStatistics,
     MultiPassPrefetchConfig,
 )
+from rayrec.torchrec.distributed.model_parallel import ShardingStrategy
+from rayrec.torchrec.distributed.module_sharder import ModuleSharder
+from rayrec.torchrec.distributed.parameter_sharding import CacheParams, EmbeddingModuleShardingPlan, ParameterSharding
 from rayrec.torchrec.distributed.sharded_module import ShardedModule
 
 __all__ = [
@@ -79,6 +80,36 @@ __all__ = [
 
 K = TypeVar("K")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, init=False)
+class ShardingEnv2D(env.ShardingEnv2D):
+    """Process groups of 2D parallelism, with TorchRec's arguments.
+
+    Args:
+        sharding_pg: this rank's group.
+        replica_pg: the ranks with the same shards, one per group.
+        global_pg: all ranks.
+        device_mesh: ignored.
+        node_group_size: ranks per host in the group; by default found from hostnames.
+    """
+
+    def __init__(
+        self,
+        sharding_pg: dist.ProcessGroup,
+        replica_pg: dist.ProcessGroup,
+        global_pg: dist.ProcessGroup,
+        device_mesh: object = None,
+        node_group_size: int | None = None,
+    ) -> None:
+        size, rank = sharding_pg.size(), sharding_pg.rank()
+        super().__init__(size, rank, sharding_pg, node_group_size, replica_pg=replica_pg, global_pg=global_pg)
+
+    @property
+    def sharding_pg(self) -> dist.ProcessGroup:
+        """This rank's group."""
+        assert self.process_group is not None
+        return self.process_group
 
 
 class PipelineType(Enum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rayrec.distributed.plan.shards import CacheParams
 from rayrec.distributed.planner.tables import constraints
+from rayrec.torchrec.distributed.parameter_sharding import CacheParams, used_of
 
 NOT_SUPPORTED = ("stochastic_rounding", "output_dtype", "key_value_params", "use_virtual_table")
 
@@ -58,7 +58,7 @@ class ParameterConstraints(constraints.ParameterConstraints):
             num_poolings=num_poolings,
             batch_sizes=batch_sizes,
             is_weighted=is_weighted,
-            cache_params=cache_params,
+            cache_params=used_of(cache_params),
             device_group=device_group,
         )
         for name, value in (

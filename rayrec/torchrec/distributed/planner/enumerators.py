@@ -9,10 +9,11 @@ from typing import Any
 from torch import nn
 
 from rayrec.distributed.plan.module_sharder import ModuleSharder
-from rayrec.distributed.plan.shards import CacheParams, ShardingType
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner.search.options import Option, Unit, host_sizes, options
 from rayrec.distributed.planner.tables.from_model import find_tables, planner_tables
 from rayrec.distributed.planner.tables.table import Table
+from rayrec.torchrec.distributed.parameter_sharding import CacheParams
 from rayrec.torchrec.distributed.planner.bases import Enumerator, ShardEstimator
 from rayrec.torchrec.distributed.planner.constraints import ParameterConstraints
 from rayrec.torchrec.distributed.planner.parts import PARTITION_BY, Perf, Proposal, Shard, ShardingOption, Storage

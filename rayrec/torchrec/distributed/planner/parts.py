@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rayrec.distributed.plan.shards import CacheParams, ShardingType
+from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules.embedding import EmbeddingCollectionInterface
+from rayrec.torchrec.distributed.parameter_sharding import CacheParams
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rayrec.distributed.collections.default_sharders import default_sharders
+from rayrec.distributed.collections.embedding import default_sharders
 from rayrec.distributed.plan.module_sharder import ModuleSharder, ShardingPlanner
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner import planner

@@ -10,9 +10,10 @@ from typing import Any
 from torch import nn
 
 from rayrec.distributed.plan.module_sharder import ModuleSharder
-from rayrec.distributed.plan.sharding_plan import EmbeddingModuleShardingPlan, ShardingPlan
-from rayrec.distributed.plan.shards import ParameterSharding, Span
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import Shard as Rectangle
+from rayrec.distributed.plan.shards import Span
+from rayrec.torchrec.distributed.parameter_sharding import EmbeddingModuleShardingPlan, ParameterSharding
 from rayrec.torchrec.distributed.planner.bases import Enumerator, Partitioner, PerfModel, Proposer
 from rayrec.torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from rayrec.torchrec.distributed.planner.parts import PlannerError, PlannerErrorType, Proposal, Shard, ShardingOption
@@ -119,9 +120,7 @@ def to_sharding_plan(sharding_options: Proposal, topology: Topology) -> Sharding
             option.sharding_type,
             option.compute_kernel,
             cache_params=option.cache_params,
-            enforce_hbm=option.enforce_hbm,
-            bounds_check_mode=option.bounds_check_mode,
-            shards=rectangles,
+            shards=tuple(rectangles),
             device=topology.compute_device,
             local_ranks={r.rank: r.rank % local for r in rectangles if on_gpu and r.rank >= local},
         )

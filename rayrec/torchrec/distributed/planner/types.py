@@ -1,6 +1,6 @@
 """TorchRec's module `planner.types`."""
 
-from rayrec.distributed.plan.shards import CacheParams
+from rayrec.torchrec.distributed.parameter_sharding import CacheParams
 from rayrec.torchrec.distributed.planner.bases import (
     Enumerator,
     Partitioner,

@@ -1,6 +1,6 @@
 """TorchRec's training pipelines, over `rayrec.distributed.TrainPipeline`."""
 
-from rayrec.distributed.pipeline import TrainPipeline, sparse_features
+from rayrec.distributed.pipeline import sparse_features
 from rayrec.torchrec.distributed.train_pipeline.gradient_accumulation import (
     GradientAccumulationConfig,
     GradientAccumulationWrapper,
@@ -15,6 +15,7 @@ from rayrec.torchrec.distributed.train_pipeline.train_pipelines import (
     EvalPipelineSparseDist,
     PrefetchTrainPipelineSparseDist,
     TorchCompileConfig,
+    TrainPipeline,
     TrainPipelineBase,
     TrainPipelineFusedSparseDist,
     TrainPipelinePT2,

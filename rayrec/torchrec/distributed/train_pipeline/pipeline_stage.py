@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayrec.distributed.pipeline import TrainPipeline, sparse_features
+from rayrec.distributed import pipeline
+from rayrec.distributed.pipeline import sparse_features
+
+
+class TrainPipeline(pipeline.TrainPipeline[Any]):
+    """`rayrec.distributed.TrainPipeline`."""
+
+    def sync_embeddings(self, *_: Any) -> None:
+        """Does nothing: all ranks synchronize in every step."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class _Item:
 _ITEM: ContextVar[_Item | None] = ContextVar("rayrec staged batch", default=None)  # the item whose stage runs
 
 
-class StagedTrainPipeline(TrainPipeline[Any]):
+class StagedTrainPipeline(TrainPipeline):
     """Returns batches that passed through all stages. There are as many batches in the pipeline as stages.
 
     Args:

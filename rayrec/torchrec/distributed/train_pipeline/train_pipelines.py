@@ -7,6 +7,7 @@ description are accepted for compatibility and ignored.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayrec.distributed.pipeline import Forward, TrainPipeline
+from rayrec.distributed.pipeline import Forward
 from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import (
     PipelineStage,
     SparseDataDistUtil,
     StagedTrainPipeline,
+    TrainPipeline,
 )
 
 __all__ = [
@@ -42,7 +44,23 @@ __all__ = [
 IN_FLIGHT = 2  # batches that TorchRec has taken when it trains on one; without execute_all_batches they stay untrained
 
 
-class TrainPipelineBase(TrainPipeline[Any]):
+class _HeldBack:
+    """The batches of an iterator, which may be replaced; the last two wait for the next iterator."""
+
+    def __init__(self) -> None:
+        self.source: Iterator[Any] = iter(())
+        self._waiting: deque[Any] = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        while len(self._waiting) <= IN_FLIGHT:
+            self._waiting.append(next(self.source))
+        return self._waiting.popleft()
+
+
+class TrainPipelineBase(TrainPipeline):
     """Trains batch after batch, and copies the next one ahead. At the end of an iterator, call `reset` to use another.
 
     Args:
@@ -77,7 +95,7 @@ class TrainPipelineBase(TrainPipeline[Any]):
         self._ended = False
 
 
-class TrainPipelineSparseDist(TrainPipeline[Any]):
+class TrainPipelineSparseDist(TrainPipeline):
     """Sends the next batch's ids during the current step.
 
     Args:
@@ -101,8 +119,18 @@ class TrainPipelineSparseDist(TrainPipeline[Any]):
         enable_inplace_copy_batch: bool = False,
         **unused: Any,
     ) -> None:
-        held_back = 0 if execute_all_batches else IN_FLIGHT
-        super().__init__(model, optimizer, device, forward=custom_model_fwd, held_back=held_back)
+        super().__init__(model, optimizer, device, forward=custom_model_fwd)
+        self._held_back = None if execute_all_batches else _HeldBack()
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        if self._held_back is None:
+            return super()._next(batches)
+        self._held_back.source = batches
+        return super()._next(self._held_back)
+
+    def reset(self) -> None:
+        super().reset()
+        self._held_back = self._held_back and _HeldBack()
 
     def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
         """Replaces the model, if one is given."""

@@ -1,0 +1,127 @@
+"""`ParameterSharding` and `CacheParams` with TorchRec's arguments, and the plan of one collection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
+
+from rayrec.distributed.plan import shards as plan
+from rayrec.distributed.plan.sharding_plan import ModuleSharding, module_text
+from rayrec.distributed.plan.shards import Shard, Span
+
+_NOT_SUPPORTED = {
+    "stochastic_rounding": "a setting of the optimizer (fused_params)",
+    "output_dtype": "vectors are float32",
+    "key_value_params": "there are no tables on disk",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CacheParams:
+    """The device cache of a table with kernel `fused_uvm_caching`.
+
+    Args:
+        algorithm, reserved_memory, precision, prefetch_pipeline, stats, multipass_prefetch_config: accepted, not used.
+        load_factor: cached share of the rows; default: fbgemm's.
+
+    Raises:
+        ValueError: a load factor not above 0 or above 1.
+    """
+
+    algorithm: object = None
+    load_factor: float | None = None
+    reserved_memory: float | None = None
+    precision: object = None
+    prefetch_pipeline: bool | None = None
+    stats: object = None
+    multipass_prefetch_config: object = None
+
+    def __post_init__(self) -> None:
+        used_of(self)
+
+
+def used_of(params: CacheParams | plan.CacheParams | None) -> plan.CacheParams | None:
+    """The part of the settings that is used."""
+    return None if params is None else plan.CacheParams(load_factor=params.load_factor)
+
+
+class EmbeddingModuleShardingPlan(ModuleSharding):
+    """Shardings of one collection's tables by name; prints as two text tables."""
+
+    def __str__(self) -> str:
+        return module_text("", self).removeprefix("module: \n")
+
+
+class _AnyParameterSharding(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, plan.ParameterSharding)
+
+
+class ParameterSharding(plan.ParameterSharding, metaclass=_AnyParameterSharding):
+    """Makes a `rayrec.distributed.ParameterSharding` from TorchRec's arguments; each of those is an instance.
+
+    If rectangles are given as a `sharding_spec` or as `ranks`, sharding adds the table's name and size.
+
+    Args:
+        sharding_type, compute_kernel, cache_params, shards, device, local_ranks: as of rayrec's.
+        ranks: ranks of a data-parallel table; other tables give `sharding_spec`.
+        sharding_spec: one `ShardMetadata` per rectangle: offsets, sizes, and a placement such as `rank:1/cuda:1`.
+        enforce_hbm, bounds_check_mode: accepted, not used; the kernel defines the memory, and ids are checked on input.
+        stochastic_rounding, output_dtype, key_value_params: not supported; must be None.
+
+    Raises:
+        ValueError: a setting that is not supported.
+    """
+
+    def __new__(  # type: ignore[misc]  # not an instance of this class
+        cls,
+        sharding_type: str,
+        compute_kernel: str,
+        ranks: Sequence[int] | None = None,
+        sharding_spec: EnumerableShardingSpec | None = None,
+        cache_params: CacheParams | plan.CacheParams | None = None,
+        enforce_hbm: bool | None = None,
+        stochastic_rounding: bool | None = None,
+        bounds_check_mode: object = None,
+        output_dtype: object = None,
+        key_value_params: object = None,
+        *,
+        shards: Sequence[Shard] | None = None,
+        device: str = "cpu",
+        local_ranks: Mapping[int, int] | None = None,
+    ) -> plan.ParameterSharding:
+        given = {"stochastic_rounding": stochastic_rounding, "output_dtype": output_dtype}
+        for name, value in {**given, "key_value_params": key_value_params}.items():
+            if value is not None:
+                raise ValueError(f"ParameterSharding: {name} is not supported: {_NOT_SUPPORTED[name]}; leave it out")
+        local = dict(local_ranks or {})
+        if shards is None and sharding_spec is not None:
+            shards, device, local = _read_spec(sharding_spec.shards)
+        elif shards is None:
+            shards = [Shard(table="", rows=Span(0, 0), cols=Span(0, 0), rank=rank) for rank in ranks or ()]
+        return plan.ParameterSharding(
+            sharding_type,
+            compute_kernel,
+            shards=tuple(shards),
+            device=device,
+            cache_params=used_of(cache_params),
+            local_ranks=local,
+        )
+
+
+def _read_spec(shards: Iterable[ShardMetadata]) -> tuple[list[Shard], str, dict[int, int]]:
+    """Return rectangles without table name, device type, and device index by rank if it differs."""
+    found: list[Shard] = []
+    device, local = "cpu", {}
+    for each in shards:
+        placement: Any = each.placement
+        (row, col), (rows, cols) = each.shard_offsets, each.shard_sizes
+        rank, on = placement.rank(), placement.device()
+        device = on.type
+        if on.index is not None and on.index != rank:
+            local[rank] = on.index
+        found.append(Shard(table="", rows=Span(row, row + rows), cols=Span(col, col + cols), rank=rank))
+    return found, device, local

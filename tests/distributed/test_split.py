@@ -1,0 +1,189 @@
+"""Ids in the order of the ranks that hold their rows: compiled loops and torch's operators make the same of a batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.distributed.ids.check import IdCheck
+from rayrec.distributed.ids.compiled_split import CompiledSplit, make_split
+from rayrec.distributed.ids.routes import Routes, make_routes
+from rayrec.distributed.ids.split import OperatorSplit, Split
+from rayrec.distributed.kernel import OptimizerSpec
+from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed.plan.shards import ParameterSharding, Shard, ShardingType, Span
+from rayrec.modules import EmbeddingBagConfig
+from rayrec.sparse import KeyedJaggedTensor
+
+SPEC = OptimizerSpec.from_fused_params(None)
+KINDS = {
+    "row_wise": ShardingType.ROW_WISE,
+    "table_wise": ShardingType.TABLE_WISE,
+    "column_wise": ShardingType.COLUMN_WISE,
+}
+
+
+def tables_of(rows: list[int]) -> list[EmbeddingBagConfig]:
+    """Table n reads f<n>; table 1 reads f0 as well."""
+    return [
+        EmbeddingBagConfig(
+            name=f"t{n}", num_embeddings=size, embedding_dim=64, feature_names=[f"f{n}"] + ["f0"] * (n == 1)
+        )
+        for n, size in enumerate(rows)
+    ]
+
+
+def uneven(name: str, rows: int, world: int) -> list[Shard]:
+    """Row shards of sizes 1, 2, 3 …, and the rest."""
+    edges = [0, *(min(rows, n * (n + 1) // 2) for n in range(1, world)), rows]
+    spans = [Span(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+    return [Shard(table=name, rows=span, cols=Span(0, 64), rank=rank) for rank, span in enumerate(spans)]
+
+
+def routes_of(tables: list[EmbeddingBagConfig], kinds: list[str], world: int) -> Routes:
+    plan = {}
+    for number, (table, kind) in enumerate(zip(tables, kinds, strict=True)):
+        ranks = [number % world] if kind == "table_wise" else list(range(world))
+        if kind == "uneven":
+            shards = uneven(table.name, table.num_embeddings, world)
+            plan[table.name] = ParameterSharding("row_wise", "fused", shards=shards)
+        else:
+            shards = CUTS[ShardingType(kind)](table.name, table.num_embeddings, 64, ranks)
+            plan[table.name] = ParameterSharding(kind, "fused", shards=shards)
+    return make_routes(tables, plan, dict.fromkeys(plan, SPEC), world, lambda table: table.config.data_type)
+
+
+def batch_of(
+    tables: list[EmbeddingBagConfig], keys: list[str], batch: int, longest: int, dtype: torch.dtype, weighted: bool
+) -> KeyedJaggedTensor:
+    lengths = torch.randint(0, longest + 1, (len(keys), batch))
+    if longest == 1:
+        lengths[: len(keys) // 2] = 1  # one id a bag, as most features have
+    rows = {key: min([t.num_embeddings for t in tables if key in t.feature_names], default=9) for key in keys}
+    values = torch.cat([torch.randint(0, rows[key], (int(n),)) for key, n in zip(keys, lengths.sum(1), strict=True)])
+    weights = torch.rand(len(values)) if weighted else None
+    return KeyedJaggedTensor(keys, values.to(dtype), weights, lengths=lengths.view(-1).to(dtype), stride=batch)
+
+
+def assert_equal(found: Split, expected: Split) -> None:
+    assert torch.equal(found.ids.values, expected.ids.values)
+    assert torch.equal(found.ids.lengths.long(), expected.ids.lengths.long())
+    assert torch.equal(found.totals, expected.totals)
+    assert torch.equal(found.lengths_FB.long(), expected.lengths_FB.long())
+    for one, other in ((found.ids.weights, expected.ids.weights), (found.origins, expected.origins)):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert torch.equal(one, other)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    world=st.sampled_from([2, 3, 4, 8, 9, 16]),
+    kinds=st.lists(st.sampled_from(["row_wise", "uneven", "table_wise", "column_wise"]), min_size=1, max_size=5),
+    rows=st.lists(st.sampled_from([150, 1000, 10**6, 2**33]), min_size=5, max_size=5),
+    batch=st.sampled_from([0, 1, 3, 17]),
+    longest=st.sampled_from([0, 1, 3, 600]),
+    extra=st.sampled_from(["", "weights", "trained weights", "origins"]),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+    threads=st.sampled_from([1, 3]),
+    seed=st.integers(0, 2**20),
+)
+def test_both_make_the_same(
+    world: int,
+    kinds: list[str],
+    rows: list[int],
+    batch: int,
+    longest: int,
+    extra: str,
+    dtype: torch.dtype,
+    threads: int,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    if world in (3, 9):
+        kinds = ["row_wise" if kind == "column_wise" else kind for kind in kinds]
+    tables = tables_of([size if dtype is torch.int64 or size < 2**31 else 500 for size in rows[: len(kinds)]])
+    routes = routes_of(tables, kinds, world)
+    keys = [f"f{n}" for n in torch.randperm(len(kinds)).tolist()]
+    keys.insert(seed % (len(keys) + 1), "of no table")
+    kjt = batch_of(tables, keys, batch, longest, dtype, "weights" in extra)
+    if extra == "trained weights":
+        kjt.weights().requires_grad_()
+    sides = (CompiledSplit, OperatorSplit)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found, expected = (side(routes, "weights" in extra, extra == "origins").split(kjt) for side in sides)
+    finally:
+        torch.set_num_threads(before)
+    assert_equal(found, expected)
+    if extra == "trained weights":
+        grads = []
+        for split in (found, expected):
+            assert split.ids.weights is not None
+            (grad,) = torch.autograd.grad(
+                (split.ids.weights * torch.arange(split.ids.values.numel())).sum(), kjt.weights()
+            )
+            grads.append(grad)
+        assert torch.equal(*grads)
+
+
+def test_many_ids_are_split_by_several_threads_as_by_one() -> None:
+    tables = tables_of([1000, 5000, 70, 10**6])
+    routes = routes_of(tables, ["row_wise", "uneven", "table_wise", "row_wise"], 4)
+    kjt = batch_of(tables, ["f0", "f1", "f2", "f3"], 2000, 20, torch.int64, weighted=True)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            found.append(CompiledSplit(routes, True, False).split(kjt))
+    finally:
+        torch.set_num_threads(before)
+    for split in found:
+        assert_equal(split, found[0])
+    assert_equal(found[0], OperatorSplit(routes, True, False).split(kjt))
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "uneven"])
+@pytest.mark.parametrize("bad", [-1, 1000, 2**40])
+def test_an_id_outside_its_table_is_named(kind: str, bad: int) -> None:
+    tables = tables_of([1000])
+    split = make_split(routes_of(tables, [kind], 4), False, False)
+    assert split.checked == {"f0"}
+    kjt = KeyedJaggedTensor(["g", "f0"], torch.tensor([5000, 3, bad, 7]), lengths=torch.tensor([1, 0, 2, 1]))
+    IdCheck(tables, False, split.checked).check(kjt)  # leaves this feature to the split
+    with pytest.raises(ValueError, match=rf"feature 'f0': id {bad} is outside the rows \[0, 1000\) of table 't0'"):
+        split.split(kjt)
+
+
+def test_ids_of_tables_of_unlike_sizes_are_checked_with_and_without_compiled_loops() -> None:
+    tables = tables_of([1000, 10])  # f0 is read by both
+    kjt = KeyedJaggedTensor(["f0", "f1", "g"], torch.tensor([9, 10, 99]), lengths=torch.tensor([1, 1, 1]))
+    for compiled in (True, False):
+        check = IdCheck(tables, False)
+        if not compiled:
+            check._loops = None
+        with pytest.raises(ValueError, match="feature 'f1': id 10 is outside the rows"):
+            check.check(kjt)
+        check.check(KeyedJaggedTensor(["f0", "f1", "g"], torch.tensor([9, 9, 99]), lengths=torch.tensor([1, 1, 1])))
+
+
+def test_without_numba_torchs_operators_split_and_a_warning_says_so() -> None:
+    program = """
+import logging, sys
+sys.modules["numba"] = None  # as if it were not installed
+logging.basicConfig(format="%(message)s")
+from tests.distributed.test_split import routes_of, tables_of
+from rayrec.distributed.ids.compiled_split import make_split
+print(type(make_split(routes_of(tables_of([100]), ["row_wise"], 2), False, False)).__name__)
+make_split(routes_of(tables_of([100]), ["row_wise"], 2), False, False)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["OperatorSplit"]
+    assert done.stderr.count("pip install numba") == 1
