@@ -23,10 +23,10 @@ import torch
 from bench_embedding import draw_ids
 
 from rayrec.distributed.comm.host_memory import keep_freed_memory
-from rayrec.distributed.ids.check import IdCheck
-from rayrec.distributed.ids.compiled_split import CompiledSplit, make_split
+from rayrec.distributed.ids.input_dist import IdCheck
+from rayrec.distributed.ids.plain_split import PlainSplit
 from rayrec.distributed.ids.routes import Routes, make_routes
-from rayrec.distributed.ids.split import OperatorSplit
+from rayrec.distributed.ids.sender import CompiledSplit, make_split
 from rayrec.distributed.kernel import OptimizerSpec
 from rayrec.distributed.plan.cuts import CUTS
 from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
@@ -65,7 +65,7 @@ def batch_of(bag: int, ids: str, weighted: bool) -> KeyedJaggedTensor:
     return KeyedJaggedTensor([f"f{n}" for n in range(FEATURES)], values, weights, lengths=lengths)
 
 
-def route(split: CompiledSplit | OperatorSplit, check: IdCheck, batch: KeyedJaggedTensor) -> None:
+def route(split: CompiledSplit | PlainSplit, check: IdCheck, batch: KeyedJaggedTensor) -> None:
     check.check(batch)
     split.split(batch)
 
@@ -80,7 +80,7 @@ def measure(kind: ShardingType, bag: int, threads: int, args: argparse.Namespace
     torch.set_num_threads(threads)
     routes, batch = routes_of(kind), batch_of(bag, args.ids, args.weighted)
     sides = []
-    for split in (make_split(routes, args.weighted, False), OperatorSplit(routes, args.weighted, False)):
+    for split in (make_split(routes, args.weighted, False), PlainSplit(routes, args.weighted, False)):
         check = IdCheck(tables(), args.weighted, split.checked)
         sides.append(partial(route, split, check, batch))
     copied, blocks = torch.empty_like(batch.values()), torch.full((FEATURES,), -(-ROWS // RANKS))

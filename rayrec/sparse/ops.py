@@ -102,47 +102,6 @@ def _chunk_rows(order: torch.Tensor, sizes: torch.Tensor, num_rows: int, num_mov
     return places + (starts - ends + moved).index_select(0, chunk)
 
 
-def bucketize_rows(
-    lengths: torch.Tensor,
-    values: torch.Tensor,
-    weights: torch.Tensor | None,
-    block_sizes: torch.Tensor,
-    num_buckets: int,
-    edges: list[torch.Tensor] | None,
-    with_positions: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Splits every feature's ids by the block of rows they fall in.
-
-    Args:
-        lengths: `[F * B]`, feature after feature.
-        block_sizes: `[F]`, rows of a block, same dtype as `values`.
-        num_buckets: K.
-        edges: for unequal blocks, each feature's `K + 1` row edges; else None.
-        with_positions: also return where each input value went.
-
-    Returns:
-        lengths `[K * F * B]` (bucket-major), ids counted from their block's first row, weights,
-        and for each input value its position in the output (None unless asked).
-    """
-    gather = weights is not None and weights.requires_grad and torch.is_grad_enabled()
-    new_lengths, new_values, new_weights, _, positions = _ops.block_bucketize_sparse_features(
-        lengths,
-        values,
-        False,
-        with_positions or gather,
-        block_sizes,
-        num_buckets,
-        None if gather else weights,
-        block_bucketize_pos=edges,
-    )
-    if gather and weights is not None:
-        source = torch.empty_like(positions).index_copy_(
-            0, positions.to(torch.int64), _count(values).to(positions.dtype)
-        )
-        new_weights = weights[source]
-    return new_lengths, new_values, new_weights, positions if with_positions else None
-
-
 def _needs_gradient(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and tensor.requires_grad and torch.is_grad_enabled()
 

@@ -23,7 +23,7 @@ from tests.distributed.oracle import cut, draw_kjt
 from tests.ranks import on_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_FILES, MOST_FUNCTIONS = 20, 100
+MOST_FILES, MOST_FUNCTIONS = 22, 112
 COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")  # functions to Python 3.11 only
 
 

@@ -33,9 +33,9 @@ def exchange_all(group: dist.ProcessGroup, steps: list[list[int]], ahead: bool) 
     """In each step rank r sends `step[r] * (target + 1)` words to each target; checks what arrives."""
     size, rank, waits = group.size(), group.rank(), []
     for step in steps:
-        sizes = [step[rank] * (target + 1) for target in range(size)]
-        words = torch.cat([message(rank, target, count) for target, count in enumerate(sizes)])
-        waits.append(comm.exchange_messages(words, sizes, group))
+        whole = [message(rank, target, step[rank] * (target + 1)) for target in range(size)]
+        parts = [words.tensor_split(1 + target) for target, words in enumerate(whole)]  # each in some pieces
+        waits.append(comm.exchange_messages(parts, group))
         if not ahead:
             check(waits.pop()(), step, rank)
     for wait, step in zip(waits, steps, strict=False):

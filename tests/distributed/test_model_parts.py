@@ -21,7 +21,7 @@ from rayrec.distributed.collections.variable_batch import Examples, same_size
 from rayrec.distributed.comm.awaitable import Awaitable, Deferred, LazyAwaitable, NoWait
 from rayrec.distributed.comm.wire import FP16, Codec
 from rayrec.distributed.data_parallel import table_parameters
-from rayrec.distributed.ids.check import IdCheck
+from rayrec.distributed.ids.input_dist import IdCheck
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, ShardingType

@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.ids.check import IdCheck
-from rayrec.distributed.ids.compiled_split import CompiledSplit, make_split
+from rayrec.distributed.ids.batch import Split
+from rayrec.distributed.ids.input_dist import IdCheck
+from rayrec.distributed.ids.plain_split import PlainSplit
 from rayrec.distributed.ids.routes import Routes, make_routes
-from rayrec.distributed.ids.split import OperatorSplit, Split
+from rayrec.distributed.ids.sender import CompiledSplit, make_split
 from rayrec.distributed.kernel import OptimizerSpec
 from rayrec.distributed.plan.cuts import CUTS
 from rayrec.distributed.plan.shards import ParameterSharding, Shard, ShardingType, Span
@@ -114,7 +115,7 @@ def test_both_make_the_same(
     kjt = batch_of(tables, keys, batch, longest, dtype, "weights" in extra)
     if extra == "trained weights":
         kjt.weights().requires_grad_()
-    sides = (CompiledSplit, OperatorSplit)
+    sides = (CompiledSplit, PlainSplit)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -147,7 +148,7 @@ def test_many_ids_are_split_by_several_threads_as_by_one() -> None:
         torch.set_num_threads(before)
     for split in found:
         assert_equal(split, found[0])
-    assert_equal(found[0], OperatorSplit(routes, True, False).split(kjt))
+    assert_equal(found[0], PlainSplit(routes, True, False).split(kjt))
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "uneven"])
@@ -180,10 +181,10 @@ import logging, sys
 sys.modules["numba"] = None  # as if it were not installed
 logging.basicConfig(format="%(message)s")
 from tests.distributed.test_split import routes_of, tables_of
-from rayrec.distributed.ids.compiled_split import make_split
+from rayrec.distributed.ids.sender import make_split
 print(type(make_split(routes_of(tables_of([100]), ["row_wise"], 2), False, False)).__name__)
 make_split(routes_of(tables_of([100]), ["row_wise"], 2), False, False)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["OperatorSplit"]
+    assert done.stdout.split() == ["PlainSplit"]
     assert done.stderr.count("pip install numba") == 1

@@ -20,8 +20,7 @@ from rayrec.distributed.executors.replicated import ReplicatedExecutor
 from rayrec.distributed.executors.sequences import SequencesExecutor
 from rayrec.distributed.executors.setup import BatchVectors, Setup, ShardedExecutor
 from rayrec.distributed.ids.batch import Kept, RankIds
-from rayrec.distributed.ids.check import IdCheck
-from rayrec.distributed.ids.input_dist import InputDist, PendingInput, RoutedFeatures
+from rayrec.distributed.ids.input_dist import IdCheck, InputDist, PendingInput, RoutedFeatures
 from rayrec.distributed.ids.routes import Output, make_outputs
 from rayrec.distributed.kernel import Kernel
 from rayrec.distributed.plan.shards import Span

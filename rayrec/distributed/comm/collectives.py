@@ -121,21 +121,24 @@ def _bytes(tensor: torch.Tensor, splits: Sequence[int] | None, link: HostLink) -
     return [row * rows for rows in splits]
 
 
-def exchange_messages(words: torch.Tensor, sizes: Sequence[int], group: Group) -> Callable[[], list[torch.Tensor]]:
-    """Sends `sizes[r]` leading elements of the flat CPU tensor `words` to each rank r; receivers need not know sizes.
+def exchange_messages(parts: Sequence[Sequence[torch.Tensor]], group: Group) -> Callable[[], list[torch.Tensor]]:
+    """Sends the flat CPU tensors `parts[r]`, all of one type, to each rank r as one message of any size.
 
     Returns at once with a function that waits for every rank's message. Between hosts, sizes cost an exchange before.
     """
     assert group is not None
-    count("all_to_all", (len(words) - sizes[group.rank()]) * words.element_size())
-    if (link := link_of(group, words)) is not None:
-        return link.exchange(words, [size * words.element_size() for size in sizes])
-    sent = torch.tensor(list(sizes), dtype=torch.int64)
+    own = torch.cat(list(parts[group.rank()]))
+    sizes = [sum(map(torch.Tensor.numel, part)) for part in parts]
+    count("all_to_all", (sum(sizes) - len(own)) * own.element_size())
+    if (link := link_of(group, own)) is not None:
+        return link.exchange(parts, own)
+    words = torch.cat([piece for part in parts for piece in part])
+    sent = torch.tensor(sizes, dtype=torch.int64)
     counts = torch.empty_like(sent)
     dist.all_to_all_single(counts, sent, group=group)
     received: list[int] = counts.tolist()
     arrived = words.new_empty(sum(received))
-    wait = _waiting(dist.all_to_all_single(arrived, words, received, list(sizes), group=group, async_op=True))
+    wait = _waiting(dist.all_to_all_single(arrived, words, received, sizes, group=group, async_op=True))
 
     def messages() -> list[torch.Tensor]:
         wait()

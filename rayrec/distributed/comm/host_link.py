@@ -175,18 +175,16 @@ class HostLink:
             ((source, size),), [0] * world, [size] * world, Arrival(output, output.data_ptr(), firsts, come)
         )
 
-    def exchange(self, words: torch.Tensor, leave: Sequence[int]) -> Callable[[], Any]:
-        """Sends `leave[r]` bytes of flat `words` to each rank r; the function that it returns waits for every rank's
-        message, of any size, in `words`' type, and returns them."""
-        offsets = [0, *accumulate(leave)]
-        _check(words, words, offsets.pop() == words.nbytes)
-        rank, own, source, item = self.rank, leave[self.rank], words.data_ptr(), words.element_size()
-        first, end = offsets[rank], offsets[rank] + own
-        messages: list[torch.Tensor] = [words.new_empty(0)] * len(leave)
-        messages[rank] = words[first // item : end // item]
-        pieces = ((source, first), (source + end, words.nbytes - end))
-        places = [offset if other < rank else offset - own for other, offset in enumerate(offsets)]
-        return self._begin(pieces, places, leave, Arrival(words, 0, (), (), messages))
+    def exchange(self, parts: Sequence[Sequence[torch.Tensor]], own: torch.Tensor) -> Callable[[], Any]:
+        """Sends the flat, contiguous tensors `parts[r]` to each rank r; the function that it returns waits for every
+        rank's message, of any size, in the type of `own`, this rank's message, and returns them."""
+        leave = [sum(piece.nbytes for piece in part) for part in parts]
+        messages: list[torch.Tensor] = [own.new_empty(0)] * len(parts)
+        messages[self.rank] = own
+        others = [part for rank, part in enumerate(parts) if rank != self.rank]
+        pieces = [(piece.data_ptr(), piece.nbytes) for part in others for piece in part]
+        places = list(accumulate((size if rank != self.rank else 0 for rank, size in enumerate(leave)), initial=0))
+        return self._begin(pieces, places, leave, Arrival(own, 0, (), (), messages))
 
     def _begin(
         self, pieces: Sequence[tuple[int, int]], places: Sequence[int], sizes: Sequence[int], arrival: Arrival

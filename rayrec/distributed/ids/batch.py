@@ -34,6 +34,23 @@ class Ids:
 
 
 @dataclass(frozen=True)
+class Split:
+    """A batch's ids, stream after stream.
+
+    Args:
+        ids: lengths `[S, B]`.
+        totals: how many ids each stream has, int64 `[S]`.
+        lengths_FB: lengths of the features before they were split.
+        origins: for each id its place among the features' ids; None unless traced.
+    """
+
+    ids: Ids
+    totals: torch.Tensor
+    lengths_FB: torch.Tensor
+    origins: torch.Tensor | None
+
+
+@dataclass(frozen=True)
 class OutgoingIds:
     """A batch in the order in which ranks receive it.
 

@@ -96,11 +96,10 @@ class IdExchange:
         if self._alone or not self._on_cpu:
             return SentIds(batch)
         outgoing = batch.outgoing.item
-        parts, sizes = self.sender.words(outgoing)
+        parts, _ = self.sender.words(outgoing)
         headers = outgoing.header.view(WORD).unbind()
-        words = torch.cat([piece for header, part in zip(headers, parts, strict=True) for piece in (header, *part)])
-        sizes = [size + headers[0].numel() for size in sizes]
-        return SentIds(batch, comm.exchange_messages(words, sizes, self._place.group))
+        messages = [(header, *part) for header, part in zip(headers, parts, strict=True)]
+        return SentIds(batch, comm.exchange_messages(messages, self._place.group))
 
     def finish(self, under_way: SentIds) -> RankIds:
         """Waits for this rank's own lookups.
