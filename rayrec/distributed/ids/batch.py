@@ -59,11 +59,13 @@ class Kept:
     Args:
         sharded, replicated: of each executor.
         collection: of the collection.
+        weights: in the order sent, if they need gradients; else None.
     """
 
     sharded: Any = None
     replicated: Any = None
     collection: Any = None
+    weights: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,12 @@ class HostIds:
     Args:
         outgoing: in the order in which ranks receive it.
         kept: what stays on this rank.
-        weights: those of `outgoing` if they need gradients; else None.
         received, message, arrival: for GPUs, every rank's header for this one, what leaves, and where what arrives
             belongs; None between CPUs, where headers travel with the ids.
     """
 
     outgoing: OnHost[OutgoingIds]
     kept: Kept
-    weights: torch.Tensor | None = None
     received: OnHost[Headers] | None = None
     message: DeviceMessage | None = None
     arrival: Arrival | None = None

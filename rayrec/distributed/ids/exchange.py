@@ -89,11 +89,11 @@ class IdExchange:
     def announce(self, outgoing: OutgoingIds, kept: Kept) -> HostIds:
         """The batch, ready to be sent; for GPUs, sizes are exchanged on the hosts."""
         weights = outgoing.ids.weights
-        batch = HostIds(OnHost(outgoing), kept, weights if weights is not None and weights.requires_grad else None)
+        kept = replace(kept, weights=weights if weights is not None and weights.requires_grad else None)
         if self._on_cpu:
-            return batch
+            return HostIds(OnHost(outgoing), kept)
         received: Headers = comm.exchange_on_hosts(outgoing.header, self._host_group).tolist()
-        batch = replace(batch, received=OnHost(received))
+        batch = HostIds(OnHost(outgoing), kept, OnHost(received))
         if any(header[FAILED] for header in received):
             return batch
         parts, sent = self._sender.words(outgoing)
@@ -157,9 +157,9 @@ class IdExchange:
             sizes = part_sizes(received, self._streams, self._weighted)
             ids = _ids_from([p for part, of in zip(parts, sizes, strict=True) for p in part.split(of)], self._weighted)
         trained = None
-        if batch.weights is not None and torch.is_grad_enabled():
+        if batch.kept.weights is not None and torch.is_grad_enabled():
             to_ranks, from_ranks = ([header[VALUES] for header in headers] for headers in (sent, received))
-            trained = with_gradients(batch.weights, ids, to_ranks, from_ranks, self._place.group)
+            trained = with_gradients(batch.kept.weights, ids, to_ranks, from_ranks, self._place.group)
             ids = replace(ids, weights=trained)
         counts = [header[len(header) - self.num_counts :] for header in received]
         return RankIds(
