@@ -1,4 +1,4 @@
-"""What a managed collision module does, whatever its rule: ids in, rows of one table out."""
+"""`ManagedCollisionModule`, the interface of managed collisions: ids in, rows of one table out."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rayrec.distributed.comm import all_gather_uneven
 from rayrec.sparse import JaggedTensor
 
 Features = dict[str, JaggedTensor]
-SEGMENTS = 1025  # numbers that the state keeps of them, whatever they are
+SEGMENTS = 1025  # fixed length of the segments in the state
 
 
 class ManagedCollisionModule(nn.Module, ABC):
-    """Gives ids rows `[0, output_size())`.
+    """Maps ids to rows `[0, output_size())`.
 
     Args:
         device: of its state.
@@ -30,7 +30,7 @@ class ManagedCollisionModule(nn.Module, ABC):
         ValueError: too many segments.
     """
 
-    gather: Callable[[torch.Tensor], torch.Tensor] | None = None  # the ids `[N]` of all ranks, in their order
+    gather: Callable[[torch.Tensor], torch.Tensor] | None = None  # ids `[N]` of all ranks, in rank order
 
     def __init__(
         self,
@@ -111,4 +111,4 @@ class ManagedCollisionModule(nn.Module, ABC):
     def rebuild_with_output_id_range(
         self, output_id_range: tuple[int, int], output_segments: list[int], device: torch.device | None = None
     ) -> ManagedCollisionModule:
-        """A module for a part of the rows."""
+        """Returns a module for a part of the rows."""

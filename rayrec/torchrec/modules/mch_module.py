@@ -112,7 +112,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         found, places = self._places(ids)
         if COUNTS in kept:
             kept[COUNTS][places] += new[COUNTS][found]
-            kept[COUNTS][size - 1] = NO_ID  # the last row stays that of all others
+            kept[COUNTS][size - 1] = NO_ID  # the last row stays the shared one
         if LAST_SEEN in kept:
             kept[LAST_SEEN][places] = new[LAST_SEEN][found]
             kept[LAST_SEEN][size - 1] = iteration
@@ -129,7 +129,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._sort()
 
     def _newest(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The history's different ids that pass the filter, frequent ones first, with their counts and last steps."""
+        """The distinct ids of the history that pass the filter, the most frequent first, with counts and last steps."""
         ids, inverse, counts = torch.unique(
             torch.cat([ids for _, ids in self._history]), return_inverse=True, return_counts=True
         )
@@ -142,8 +142,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         return ids[order], {COUNTS: counts[order], LAST_SEEN: last[order]}
 
     def _passing(self, counts: torch.Tensor) -> torch.Tensor:
-        """The policy's filter of counts: a mask or places. What it draws from torch's generators is the same on all
-        ranks, since they must give an id the same row; the generators' states are restored."""
+        """The policy's filter of counts: a mask or places. It runs with seeded generators, so that all ranks draw the
+        same numbers and give an id the same row; the generators' states are restored afterwards."""
         assert self._policy.threshold_filtering_func is not None
         seed = zlib.crc32(f"{self._name}:{self._iteration}".encode())
         on_gpu = counts.is_cuda
