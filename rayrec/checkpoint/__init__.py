@@ -5,7 +5,7 @@
 | `store` | what users call: save, find, load, prune |
 | `committed` | a checkpoint that is complete, and its manifest |
 | `contents`, `table_state`, `row_state`, `random_state`, `update_counts` | what of a model is saved, and its loading |
-| `rectangles` | tensors in pieces, for torch.distributed.checkpoint's planners: where saved and wanted meet |
+| `rectangles` | tensors in pieces, for torch.distributed.checkpoint's planners: what of the saved is needed |
 | `saving`, `background`, `polling`, `memory` | a save in a thread, beside training, without slow collectives |
 | `writer`, `reader`, `container`, `index`, `manifest` | the files: safetensors, a JSON index with checksums |
 | `convert`, `warm_start` | a checkpoint for other programs; tables and layers for another model |

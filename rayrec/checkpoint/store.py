@@ -111,7 +111,7 @@ class CheckpointStore:
         """As `save`, but returns when what this rank saves is copied to host memory; a thread writes it.
 
         The copy is as large as this rank's share of the state, and is held until it is written. Where a host has no
-        room for its ranks' copies, training waits for the write instead. `ended` tells how it went; a failure costs
+        room for its ranks' copies, training waits for the write instead. `ended` returns the outcome; a failure costs
         this checkpoint only.
 
         Args:
@@ -133,11 +133,11 @@ class CheckpointStore:
         return True
 
     def finish(self, group: comm.Group = None) -> None:
-        """Wait for a save beside training; every rank calls it. `ended` tells how it went."""
+        """Wait for a save beside training; every rank calls it. `ended` returns the outcome."""
         self._underway.settle(group)
 
     def ended(self) -> list[Outcome]:
-        """Saves beside training that are over and were not told yet; rank 0 knows when one is complete."""
+        """Background saves that ended since the last call; rank 0 knows when one is complete."""
         return self._underway.ended()
 
     def close(self, seconds: float) -> None:
@@ -190,7 +190,7 @@ class CheckpointStore:
         )
 
     def _claim(self, step: int, group: comm.Group) -> Attempt:
-        """Own the folder; anew where this step was saved before, so that its bytes are never written over."""
+        """Claims the folder, again if this step was saved before, so that no saved bytes are overwritten."""
         if self._attempt is None or step in self._steps:
             claimed = on_every_rank(lambda: self._take_over() if _is_first(group) else None, group)
             self._attempt = comm.broadcast_object(claimed, group)
