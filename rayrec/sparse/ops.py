@@ -122,7 +122,7 @@ def bucketize_rows(
 
     Returns:
         lengths `[K * F * B]` (bucket-major), ids counted from their block's first row, weights,
-        and for each input value its position in the output (None unless asked).
+        and for each input value its position in the output (None unless `with_positions`).
     """
     gather = weights is not None and weights.requires_grad and torch.is_grad_enabled()
     new_lengths, new_values, new_weights, _, positions = _ops.block_bucketize_sparse_features(

@@ -70,6 +70,8 @@ class IdExchange:
 
     def announce(self, outgoing: OutgoingIds, kept: Kept) -> HostIds:
         """The batch, ready to be sent; for GPUs, sizes are exchanged on the hosts."""
+        weights = outgoing.ids.weights
+        kept = replace(kept, weights=weights if weights is not None and weights.requires_grad else None)
         if self._on_cpu:
             return HostIds(OnHost(outgoing), kept)
         received: Headers = comm.exchange_on_hosts(outgoing.header, self._host_group).tolist()
@@ -134,10 +136,10 @@ class IdExchange:
             sizes = part_sizes(received, self._streams, self._weighted)
             split = [part[width:].split(of_part) for part, of_part in zip(parts, sizes, strict=True)]
             ids = _ids_from([piece for pieces in split for piece in pieces], self._weighted)
-        weights, trained = outgoing.ids.weights, None
-        if weights is not None and weights.requires_grad and torch.is_grad_enabled():
+        trained = None
+        if batch.kept.weights is not None and torch.is_grad_enabled():
             to_ranks, from_ranks = ([header[VALUES] for header in headers] for headers in (sent, received))
-            trained = with_gradients(weights, ids, to_ranks, from_ranks, self._place.group)
+            trained = with_gradients(batch.kept.weights, ids, to_ranks, from_ranks, self._place.group)
             ids = replace(ids, weights=trained)
         counts = [header[len(header) - self._num_counts :] for header in received]
         return RankIds(
