@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rayrec.checkpoint.manifest import Manifest
 from rayrec.distributed import DistributedModelParallel
-from rayrec.distributed.kernel import UpdatingKernel, updating
+from rayrec.distributed.kernel import UpdatingKernel
+from rayrec.distributed.kernel.choice import updating
 
 
 def _trained_tables(model: DistributedModelParallel) -> list[tuple[UpdatingKernel, list[str]]]:

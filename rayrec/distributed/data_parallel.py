@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.distributed.collections.sharded_table import ShardedTable
-from rayrec.distributed.comm import mean_of_gradients
+from rayrec.distributed.comm.collectives import mean_of_gradients
 from rayrec.distributed.comm.env import ShardingEnv
 
 # Buffers are not trained; broadcasting them would be one more collective per step. torch 2.13 renamed the setting.
