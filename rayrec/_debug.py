@@ -1,4 +1,4 @@
-"""Whether a user asked for tracebacks and for what foreign libraries say."""
+"""Debug mode: tracebacks and the messages of other libraries."""
 
 from __future__ import annotations
 

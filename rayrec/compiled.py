@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 _logger = logging.getLogger(__name__)
@@ -47,8 +47,8 @@ def compiled(types: Mapping[str, str]) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         signature = f"({', '.join(types[name] for name in inspect.signature(function).parameters)})"
         try:
-            return numba.njit([signature], nogil=True, cache=True)(function)
+            return cast(F, numba.njit([signature], nogil=True, cache=True)(function))
         except RuntimeError:  # there is no folder that can be written
-            return numba.njit([signature], nogil=True)(function)
+            return cast(F, numba.njit([signature], nogil=True)(function))
 
     return decorate

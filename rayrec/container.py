@@ -37,7 +37,7 @@ def cpus(root: Path = ROOT) -> float:
 def _groups(root: Path, controller: str) -> Iterator[Path]:
     """Folders of this process's control group and those above it; `controller` is empty for version 2.
 
-    Inside a container the path that the kernel tells may be the host's: the mount's own top is then the container's.
+    Inside a container the kernel may report the host's path; the container's group is then the top of the mount.
     """
     mount = root / "sys/fs/cgroup"
     for line in _lines(root / "proc/self/cgroup"):

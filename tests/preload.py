@@ -8,3 +8,6 @@ if os.environ.get("RAYREC_PRETEND_GPUS"):
 import torch.distributed  # noqa: F401
 
 import rayrec.train.worker.loop  # noqa: F401
+from rayrec.distributed.ids.sender import split_loops
+
+split_loops()  # compiled, or loaded, once for all

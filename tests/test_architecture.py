@@ -43,6 +43,7 @@ FBGEMM_DOORS = (
     BENCHMARKS,
 )
 RAY_DOORS = ("rayrec/data/", "rayrec/train/", "rayrec/inference/", "rayrec/serve/", BENCHMARKS)
+NUMBA_DOORS = ("rayrec/compiled.py", "rayrec/distributed/ids/split_loops.py")
 COLLECTIVE_DOORS = ("rayrec/distributed/comm/", BENCHMARKS)
 
 COLLECTIVES = (
@@ -211,6 +212,11 @@ def test_fbgemm_has_few_doors() -> None:
 
 def test_ray_has_few_doors() -> None:
     wrong = outside(RAY_DOORS, r"ray(\..*)?", "rayrec", "jobs", "data")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_numba_has_few_doors() -> None:
+    wrong = outside(NUMBA_DOORS, r"(numba|llvmlite)(\..*)?", "rayrec", "jobs", "data")
     assert not wrong, "\n".join(wrong)
 
 

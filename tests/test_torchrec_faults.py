@@ -39,7 +39,7 @@ from tests.train.test_loop import batches
 
 ROOT = Path(__file__).resolve().parent
 COVERED = {
-    4424: "metrics/test_rec_metrics.py::test_a_window_keeps_the_last_batch_even_where_it_is_larger",
+    4424: "torchrec/test_rec_metrics.py::test_a_window_keeps_the_last_batch_even_where_it_is_larger",
     4461: "metrics/test_binary.py::test_same_on_the_gpu",
     4497: "distributed/test_train_pipeline.py::test_copies_to_a_gpu_run_ahead",
     4602: "distributed/test_dedup.py::test_gradients_of_the_weights_are_those_of_one_process_and_never_travel",

@@ -2,9 +2,10 @@
 
 | file | holds |
 |---|---|
-| `store` | what users call: save, find, load, thin out |
-| `contents`, `table_state`, `row_state`, `random_state` | what of a model is saved, and how it is put back |
-| `rectangles` | tensors in pieces, for torch.distributed.checkpoint's planners: where saved and wanted meet |
+| `store` | what users call: save, find, load, prune |
+| `committed` | a checkpoint that is complete, and its manifest |
+| `contents`, `table_state`, `row_state`, `random_state`, `update_counts` | what of a model is saved, and its loading |
+| `rectangles` | tensors in pieces, for torch.distributed.checkpoint's planners: what of the saved is needed |
 | `saving`, `background`, `polling`, `memory` | a save in a thread, beside training, without slow collectives |
 | `writer`, `reader`, `container`, `index`, `manifest` | the files: safetensors, a JSON index with checksums |
 | `convert`, `warm_start` | a checkpoint for other programs; tables and layers for another model |
@@ -13,9 +14,16 @@
 """
 
 from rayrec.checkpoint.background import Outcome
-from rayrec.checkpoint.errors import CheckpointError, DamagedCheckpointError, FencedError, NoWholeCheckpointError
+from rayrec.checkpoint.committed import Checkpoint
+from rayrec.checkpoint.errors import (
+    CheckpointError,
+    DamagedCheckpointError,
+    FencedError,
+    NoWholeCheckpointError,
+    no_whole,
+)
 from rayrec.checkpoint.scores import Best
-from rayrec.checkpoint.store import Checkpoint, CheckpointStore, Saving, no_whole
+from rayrec.checkpoint.store import CheckpointStore, Saving
 
 __all__ = [
     "Best",

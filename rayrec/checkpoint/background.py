@@ -72,7 +72,7 @@ class Underway:
         causes = [error for error in errors if not isinstance(error, StoppedError)] or errors
         fenced = next((error for error in causes if isinstance(error, FencedError)), None)
         error = fenced or (causes[0] if causes else None)
-        self._tell(job, error)
+        self._report(job, error)
         if error is not None and fenced is None:
             first = group is None or group.rank() == 0
             on_every_rank(lambda: _remove(job) if first else None, group)
@@ -85,15 +85,15 @@ class Underway:
         return self._job is not None and self._job.running
 
     def ended(self) -> list[Outcome]:
-        """Saves that are over and were not told yet, as far as this rank knows; rank 0 knows when one is complete."""
+        """Saves that ended since the last call, as far as this rank knows; rank 0 knows when one is complete."""
         if self._job is not None and not self._job.running:
-            self._tell(self._job, self._job.error)
+            self._report(self._job, self._job.error)
         found, self._ended = self._ended, []
         return found
 
-    def _tell(self, job: Job, error: Exception | None) -> None:
-        if not job.told:
-            job.told = True
+    def _report(self, job: Job, error: Exception | None) -> None:
+        if not job.reported:
+            job.reported = True
             self._ended.append(Outcome(job.step, error, job.seconds))
 
     def close(self, seconds: float) -> None:

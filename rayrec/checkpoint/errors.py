@@ -71,3 +71,11 @@ class NoWholeCheckpointError(CheckpointError):
 
 class FencedError(CheckpointError):
     """A later attempt of the run has taken over the folder: this one may not commit or remove anything."""
+
+
+def no_whole(path: str, damaged: Sequence[object]) -> NoWholeCheckpointError:
+    """The error of a folder in which every checkpoint is damaged."""
+    reasons = "; ".join(map(str, damaged))
+    return NoWholeCheckpointError(
+        f"{path} has no whole checkpoint: {reasons}; restore one from a copy, or start over with --fresh"
+    )

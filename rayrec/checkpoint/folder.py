@@ -37,7 +37,7 @@ class Source(Protocol):
 
 
 class Folder(Protocol):
-    """A folder; files in it are asked for by name. Errors are `OSError`, a missing file `FileNotFoundError`."""
+    """A folder; files in it are accessed by name. Errors are `OSError`, a missing file `FileNotFoundError`."""
 
     @property
     def path(self) -> str:

@@ -18,11 +18,11 @@ def fits_in_memory(need_bytes: int, group: comm.Group) -> bool:
     return _fit(comm.all_gather_object((socket.gethostname(), need_bytes, available_bytes()), group))
 
 
-def _fit(told: Iterable[tuple[str, int, int]]) -> bool:
-    """Of each rank: its host, the bytes that it needs, and those that it finds available there."""
+def _fit(demands: Iterable[tuple[str, int, int]]) -> bool:
+    """For each rank: host, bytes needed, and bytes available there."""
     needs: dict[str, int] = defaultdict(int)
     free: dict[str, int] = {}
-    for host, need, available in told:
+    for host, need, available in demands:
         needs[host] += need
         free[host] = min(available, free.get(host, available))
     return all(needs[host] <= _SHARE * free[host] for host in needs)
@@ -32,7 +32,7 @@ def available_bytes(root: Path = Path("/")) -> int:
     """Memory of this host that is free or can be freed, and that this container may still take.
 
     Args:
-        root: below which the kernel tells of it.
+        root: of the file system with /proc and /sys.
     """
     available = 1 << 62
     with suppress(OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""Slow work on every rank without a slow collective: while it lasts, ranks meet in short exchanges only.
+"""Slow work on every rank without a slow collective: meanwhile ranks only run short exchanges.
 
 A rank whose disk takes longer than the group's timeout would otherwise end the others, which wait for it.
 """

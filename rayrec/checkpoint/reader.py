@@ -85,7 +85,7 @@ class Reader:
                 yield from error.damages
         for key, saved, piece in self.index.pieces():
             if piece.file not in self._sources:
-                continue  # told already
+                continue  # reported already
             for start in range(len(piece.crc32)):
                 low = start * piece.block_rows
                 high = min(piece.rows, low + piece.block_rows)

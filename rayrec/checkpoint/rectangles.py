@@ -1,6 +1,6 @@
 """Tensors of which each rank holds rectangles, in the form that torch.distributed.checkpoint's planners know.
 
-Loading asks for rectangles of its own; the planner finds where they meet the saved ones. That is all of resharding. A
+Loading asks for rectangles of its own; the planner intersects them with the saved ones. That is all of resharding. A
 tensor that every rank holds is one rectangle, and the planner picks who saves it.
 """
 

@@ -146,7 +146,7 @@ class Job:
     def __init__(self, save: Save, step: int, beside_training: bool = False, shares_cpus: bool = False) -> None:
         self.step, self.folder = step, save.folder
         self.error: Exception | None = None
-        self.told = False
+        self.reported = False
         self.seconds = 0.0
         self._pace = Pace(SHARE if beside_training and shares_cpus else 1.0)
         self._thread = threading.Thread(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import torch
 from rayrec.checkpoint import contents
 from rayrec.checkpoint.attempt import Attempt, folder_name, order_of
 from rayrec.checkpoint.background import Outcome, Underway
-from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, NoWholeCheckpointError
+from rayrec.checkpoint.committed import Checkpoint, read_checkpoint
+from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, no_whole
 from rayrec.checkpoint.folder import Folder, open_folder
 from rayrec.checkpoint.manifest import MANIFEST, Manifest
 from rayrec.checkpoint.mapping import MAPPING, check_mapping
@@ -24,28 +25,10 @@ from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangles
 from rayrec.checkpoint.saving import Save, plan_save
 from rayrec.checkpoint.scores import Best, best_of, note_scores
+from rayrec.checkpoint.update_counts import set_update_counts, update_counts
 from rayrec.distributed import DistributedModelParallel, comm
-from rayrec.distributed.kernel import UpdatingKernel, updating
 
 TENSOR = "tensor"
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A committed checkpoint.
-
-    Args:
-        path: its folder, a path or URI; `name`: the folder's.
-        step: training steps behind it.
-        extra: what the caller saved with it (JSON).
-        manifest: all that is known of it without reading tensors.
-    """
-
-    path: str
-    name: str
-    step: int
-    extra: dict[str, Any]
-    manifest: Manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +111,7 @@ class CheckpointStore:
         """As `save`, but returns when what this rank saves is copied to host memory; a thread writes it.
 
         The copy is as large as this rank's share of the state, and is held until it is written. Where a host has no
-        room for its ranks' copies, training waits for the write instead. `ended` tells how it went; a failure costs
+        room for its ranks' copies, training waits for the write instead. `ended` returns the outcome; a failure costs
         this checkpoint only.
 
         Args:
@@ -150,11 +133,11 @@ class CheckpointStore:
         return True
 
     def finish(self, group: comm.Group = None) -> None:
-        """Wait for a save beside training; every rank calls it. `ended` tells how it went."""
+        """Wait for a save beside training; every rank calls it. `ended` returns the outcome."""
         self._underway.settle(group)
 
     def ended(self) -> list[Outcome]:
-        """Saves beside training that are over and were not told yet; rank 0 knows when one is complete."""
+        """Background saves that ended since the last call; rank 0 knows when one is complete."""
         return self._underway.ended()
 
     def close(self, seconds: float) -> None:
@@ -179,7 +162,7 @@ class CheckpointStore:
         further = {f"{TENSOR}/{name}": tensor for name, tensor in (saving.tensors or {}).items()} if rank == 0 else {}
         for key, tensor in {**random_states(rank, model.device), **further}.items():
             state[key] = Rectangles.whole(tensor)
-        facts = comm.all_gather_object((_update_counts(model), error), group)
+        facts = comm.all_gather_object((update_counts(model), error), group)
         for _, error in facts:
             if error is not None:
                 raise error
@@ -207,7 +190,7 @@ class CheckpointStore:
         )
 
     def _claim(self, step: int, group: comm.Group) -> Attempt:
-        """Own the folder; anew where this step was saved before, so that its bytes are never written over."""
+        """Claims the folder, again if this step was saved before, so that no saved bytes are overwritten."""
         if self._attempt is None or step in self._steps:
             claimed = on_every_rank(lambda: self._take_over() if _is_first(group) else None, group)
             self._attempt = comm.broadcast_object(claimed, group)
@@ -308,7 +291,7 @@ class CheckpointStore:
                 loading.finish()
 
         on_every_rank(read, group)
-        _set_update_counts(model, checkpoint.manifest)
+        set_update_counts(model, checkpoint.manifest)
         set_random_states(random, model.device)
         return further
 
@@ -370,54 +353,6 @@ class CheckpointStore:
 
     def _read(self, name: str) -> Checkpoint | None:
         return read_checkpoint(self.root.sub(name))
-
-
-def read_checkpoint(folder: Folder) -> Checkpoint | None:
-    """The checkpoint in a folder of its own; None where there is no manifest.
-
-    Raises:
-        DamagedCheckpointError: its manifest is not what was written.
-        OSError: it cannot be read.
-    """
-    try:
-        manifest = Manifest.from_json(folder.read(MANIFEST))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise DamagedCheckpointError(folder.path, [Damage(MANIFEST, str(error))]) from error
-    return Checkpoint(folder.path, folder.name, manifest.step, manifest.extra, manifest)
-
-
-def no_whole(path: str, damaged: Sequence[object]) -> NoWholeCheckpointError:
-    """That nothing is left to go on from."""
-    told = "; ".join(map(str, damaged))
-    return NoWholeCheckpointError(
-        f"{path} has no whole checkpoint: {told}; restore one from a copy, or start over with --fresh"
-    )
-
-
-def _trained_tables(model: DistributedModelParallel) -> list[tuple[UpdatingKernel, list[str]]]:
-    """This rank's kernels that update inside backward, each with the names of its tables in the model."""
-    names = {id(table): name for name, table in model.tables().items()}
-    return [
-        (kernel, [names[id(collection.tables()[table.config.name])] for table in kernel.tables])
-        for collection in model.sharded_modules().values()
-        for kernel in updating(collection.kernels())
-    ]
-
-
-def _update_counts(model: DistributedModelParallel) -> dict[str, int]:
-    """The updates of each table of which this rank has a part."""
-    counts: dict[str, int] = {}
-    for kernel, tables in _trained_tables(model):
-        counts |= {name: max(kernel.iteration, counts.get(name, 0)) for name in tables}
-    return counts
-
-
-def _set_update_counts(model: DistributedModelParallel, manifest: Manifest) -> None:
-    """A kernel takes the largest count of its tables."""
-    for kernel, tables in _trained_tables(model):
-        kernel.iteration = max(manifest.updates.get(name, manifest.iteration) for name in tables)
 
 
 def _is_first(group: comm.Group) -> bool:

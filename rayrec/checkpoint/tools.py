@@ -10,13 +10,14 @@ from pathlib import Path
 import torch
 
 from rayrec.checkpoint.attempt import order_of
+from rayrec.checkpoint.committed import Checkpoint, read_checkpoint
 from rayrec.checkpoint.contents import DENSE, TABLE
 from rayrec.checkpoint.convert import state_dict, to_safetensors
 from rayrec.checkpoint.errors import CheckpointError, Damage
 from rayrec.checkpoint.folder import open_folder
 from rayrec.checkpoint.index import SavedTensor
 from rayrec.checkpoint.manifest import MANIFEST
-from rayrec.checkpoint.store import Checkpoint, CheckpointStore, read_checkpoint
+from rayrec.checkpoint.store import CheckpointStore
 
 
 def store_of(place: str) -> tuple[CheckpointStore, str | None]:

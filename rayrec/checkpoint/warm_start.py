@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from rayrec.checkpoint.committed import Checkpoint
 from rayrec.checkpoint.contents import DENSE, TABLE, dense_tensors
 from rayrec.checkpoint.errors import CheckpointError
 from rayrec.checkpoint.polling import on_every_rank
 from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangle, Rectangles
-from rayrec.checkpoint.store import Checkpoint, CheckpointStore
+from rayrec.checkpoint.store import CheckpointStore
 from rayrec.distributed import DistributedModelParallel, comm
 from rayrec.distributed.collections.sharded_table import ShardedTable
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from rayrec.checkpoint.committed import read_checkpoint
 from rayrec.checkpoint.contents import DENSE, TABLE
 from rayrec.checkpoint.errors import CheckpointError
 from rayrec.checkpoint.folder import open_folder
 from rayrec.checkpoint.reader import Reader
-from rayrec.checkpoint.store import read_checkpoint
 
 
 class CheckpointWeights:

@@ -122,7 +122,7 @@ def check(
     loaded = load_config(config)
     schema = loaded.data_schema.for_training
     if page is not None:
-        with writing("--html", page):  # told before all data is read
+        with writing("--html", page):  # fails before all data is read
             page.parent.mkdir(parents=True, exist_ok=True)
     report = run_check(manifest_of(loaded.data.train, schema), schema, build.rows_of(loaded), loaded.data.read.bad_rows)
     if page is not None:

@@ -1,4 +1,4 @@
-"""Files that a command was told to write, and may not be able to."""
+"""Output files of a command, and errors in writing them."""
 
 from __future__ import annotations
 

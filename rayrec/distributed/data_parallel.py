@@ -11,13 +11,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.distributed.collections.sharded_table import ShardedTable
-from rayrec.distributed.comm import mean_of_gradients
+from rayrec.distributed.comm.collectives import mean_of_gradients
 from rayrec.distributed.comm.env import ShardingEnv
 
-# buffers are not trained; broadcasting them would be one more collective per step. torch 2.13 renamed the setting
-_SETTINGS = inspect.signature(DistributedDataParallel.__init__).parameters
-_NO_BUFFER_SYNC: dict[str, Any] = {
-    ("forward_sync_buffers" if "forward_sync_buffers" in _SETTINGS else "broadcast_buffers"): False
+# Buffers are not trained; broadcasting them would be one more collective per step. torch 2.13 renamed the setting.
+# Where no bucket size is given, torch begins with a small bucket, which is one more sum per step.
+_KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
+_SETTINGS: dict[str, Any] = {
+    ("forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers"): False,
+    "bucket_cap_mb": 25,
 }
 
 
@@ -50,7 +52,7 @@ def data_parallel(
         device_ids=[device.index] if device.type == "cuda" else None,
         process_group=env.process_group,
         gradient_as_bucket_view=True,
-        **(_NO_BUFFER_SYNC | settings),
+        **(_SETTINGS | settings),
     )
     if (hook := hook or mean_of_gradients(env.process_group, device)) is not None:
         wrapped.register_comm_hook(None, hook)

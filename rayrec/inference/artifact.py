@@ -48,7 +48,7 @@ class Index:
         rows_of: feature → rows of the smallest table that reads it; every id lies below.
         table_of: feature → that table.
         places: the tables in `tables.bin`.
-        logit_shift: is in the graph; told for who compares.
+        logit_shift: already part of the graph; recorded for comparisons.
         dense: number format of the dense layers.
         targets: the graphs that are there, "eager" and perhaps "aoti".
         version: a name for this export, unique.

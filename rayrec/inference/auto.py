@@ -14,7 +14,7 @@ from rayrec.quant.layout import TableConfig
 
 NARROWING = (TableFormat.FP32, TableFormat.FP16, TableFormat.INT8, TableFormat.INT4)
 FREE_LOSS = 1e-5  # nats of log loss in all that a choice without a budget may cost
-_BATCHES = 64  # looked at for every step
+_BATCHES = 64  # scored for every step
 
 
 def choose_formats(

@@ -45,10 +45,10 @@ class Trained:
         inputs: what the model reads.
         mapping: `schema` and `tables` of the training config, plain values.
         rows_of: feature → rows that its ids map to.
-        batches: the evaluation rows, anew at every call.
-        recorded: the figures that the trainer wrote down for this checkpoint and these rows, if it did.
+        batches: iterates over the evaluation rows; called several times.
+        recorded: the figures that the trainer recorded for this checkpoint and these rows, or None.
         logit_shift: added to logits; corrects for negatives that training left out.
-        origin: run, checkpoint, step: told in the index.
+        origin: run, checkpoint and step, written to the index.
     """
 
     make_model: Callable[[], nn.Module]

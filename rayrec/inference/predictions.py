@@ -47,14 +47,14 @@ class Output:
 
     def parts(self) -> set[int]:
         """Numbers of the parts that are there."""
-        with self._told("read"):
+        with self._as_value_error("read"):
             found = (_PART.fullmatch(name) for name in self._folder.names())
         return {int(match[1]) for match in found if match}
 
     def write_part(self, number: int, table: pa.Table) -> None:
         """Two may write the same part at the same time: they write the same."""
         name = f"part-{number:06d}.parquet"
-        with self._told("written"):
+        with self._as_value_error("written"):
             if self._local is None:
                 sink = pa.BufferOutputStream()
                 pq.write_table(table, sink)
@@ -70,7 +70,7 @@ class Output:
 
     def read(self, name: str) -> dict[str, Any] | None:
         """A small JSON file; None where it is not there."""
-        with self._told("read"):
+        with self._as_value_error("read"):
             try:
                 found: dict[str, Any] = json.loads(self._folder.read(name))
             except FileNotFoundError:
@@ -79,7 +79,7 @@ class Output:
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         """A small JSON file."""
-        with self._told("written"):
+        with self._as_value_error("written"):
             self._folder.write(name, (json.dumps(value) + "\n").encode())
 
     @contextmanager
@@ -88,7 +88,7 @@ class Output:
         if self._local is None:
             yield  # no locks there; two jobs would write the same files
             return
-        with self._told("written"):
+        with self._as_value_error("written"):
             self._local.mkdir(parents=True, exist_ok=True)
             lock = open(self._local / "_lock", "a+", encoding="utf-8")  # noqa: SIM115
         with lock:
@@ -103,7 +103,7 @@ class Output:
             yield
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _as_value_error(self, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:

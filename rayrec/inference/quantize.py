@@ -1,4 +1,4 @@
-"""A model's collections in few bits, in place: for who scores in his own process, without an export."""
+"""A model's collections in few bits, in place: to score in the current process, without an export."""
 
 from __future__ import annotations
 

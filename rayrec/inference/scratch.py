@@ -1,4 +1,4 @@
-"""A folder for what is not kept, beside the result; the next export of a name removes what a killed one left."""
+"""A temporary folder next to the result; the next export of the same name removes what a killed one left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOCK = "export.lock"
 
 @contextmanager
 def scratch_beside(out: Path) -> Iterator[Path]:
-    """An empty hidden folder beside `out`, gone at the end.
+    """An empty hidden folder next to `out`, removed at the end.
 
     Raises:
         OSError: it cannot be made.

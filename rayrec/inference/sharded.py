@@ -94,8 +94,9 @@ class ShardedQuantEmbeddingBagCollection(nn.Module):
         except ValueError as error:
             route.refuse(error, device)
         ids = {stream: Ids.of(features[stream.feature], stream.rows, self._is_weighted) for stream in route.streams}
-        asked, stride = route.ask(ids, features.stride(), device), features.stride()
-        found = [torch.empty(0, device=device) if self.own is None else self.own(of).values() for of in asked]
+        requests, stride = route.ask(ids, features.stride(), device), features.stride()
+        nothing = torch.empty(0, device=device)
+        found = [nothing if self.own is None else self.own(request).values() for request in requests]
         widths_R = [[read.shard.cols.size for read in reads] for reads in route.reads_R]
         answers = route.answer(found, [stride * sum(widths) for widths in widths_R])
         outputs = self._outputs(stride, device)
@@ -174,10 +175,10 @@ class ShardedQuantEmbeddingCollection(nn.Module):
                 columns[slice(None) if at is None else at] = part.view(size)
         return self._jagged(features, names, outputs)
 
-    def _vectors(self, asked: KeyedJaggedTensor) -> torch.Tensor:
+    def _vectors(self, request: KeyedJaggedTensor) -> torch.Tensor:
         """Of this rank's shards, one after the other, flat."""
-        empty = torch.empty(0, device=asked.device())
-        of_shards = {} if self.own is None else self.own(asked)
+        empty = torch.empty(0, device=request.device())
+        of_shards = {} if self.own is None else self.own(request)
         return torch.cat([empty, *(jagged.values().reshape(-1) for jagged in of_shards.values())])
 
     def _jagged(

@@ -1,4 +1,4 @@
-"""Which ids a rank asks of which rank, and the way there and back; what is looked up is `sharded`'s."""
+"""Routes ids of sharded tables to the ranks that hold their rows, and vectors back; `sharded` looks up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REFUSED = -1  # instead of a batch size: this rank's batch cannot be used
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Ids that a rank is asked for: a feature's, all of them or those of some rows."""
+    """Ids that a rank looks up for others: of one feature, all of them or those within some rows."""
 
     feature: str
     rows: Span | None
@@ -111,17 +111,17 @@ class Route:
         return dict.fromkeys(stream for streams in self._streams_R for stream in streams)
 
     def refuse(self, error: ValueError, device: torch.device) -> NoReturn:
-        """Instead of `ask`, where this rank's batch cannot be used: the others learn it, and raise too.
+        """Call instead of `ask` if this rank's batch cannot be used: every rank then raises.
 
         Raises:
-            ValueError: the one given.
+            ValueError: `error`.
         """
         with suppress(ValueError):  # that another rank refuses too
             self._sizes(REFUSED, [0] * len(self.reads_R), device)
         raise error
 
     def ask(self, ids_of: Mapping[Stream, Ids], stride: int, device: torch.device) -> list[KeyedJaggedTensor]:
-        """Sends ids to the ranks that have their rows; returns what each rank asks of this one. A collective.
+        """Sends ids to the ranks that have their rows; returns each rank's ids for this one. Collective.
 
         Args:
             stride: bags of a stream.
@@ -129,10 +129,10 @@ class Route:
         Raises:
             ValueError: another rank cannot use its batch.
         """
-        asked = [[ids_of[stream] for stream in streams] for streams in self._streams_R]
+        requests = [[ids_of[stream] for stream in streams] for streams in self._streams_R]
         empty = torch.empty(0, dtype=torch.int64, device=device)
-        values = [torch.cat([empty, *(ids.values for ids in of)]) for of in asked]
-        lengths = [torch.cat([empty, *(ids.lengths for ids in of)]) for of in asked]
+        values = [torch.cat([empty, *(ids.values for ids in of)]) for of in requests]
+        lengths = [torch.cat([empty, *(ids.lengths for ids in of)]) for of in requests]
         strides, counts = self._sizes(stride, [len(of) for of in values], device)
         own = self._streams_R[self.rank]
         got_lengths = self._exchanged(lengths, [len(own) * of for of in strides])
@@ -140,7 +140,7 @@ class Route:
         got_weights: Sequence[torch.Tensor | None] = [None] * len(counts)
         if any(ids.weights is not None for ids in ids_of.values()):
             nothing = torch.empty(0, device=device)
-            weights = [torch.cat([nothing, *(ids.weights for ids in of if ids.weights is not None)]) for of in asked]
+            weights = [torch.cat([nothing, *(ids.weights for ids in of if ids.weights is not None)]) for of in requests]
             got_weights = self._exchanged(weights, counts)
         keys = [stream.key for stream in own]
         return [
@@ -154,8 +154,8 @@ class Route:
         return self._exchanged(vectors_R, counts)
 
     def _sizes(self, stride: int, counts: Sequence[int], device: torch.device) -> tuple[list[int], list[int]]:
-        told = self._exchanged([torch.tensor([stride, count], device=device) for count in counts], [2] * len(counts))
-        strides, got = ([int(of[k]) for of in told] for k in (0, 1))
+        sizes = self._exchanged([torch.tensor([stride, count], device=device) for count in counts], [2] * len(counts))
+        strides, got = ([int(of[k]) for of in sizes] for k in (0, 1))
         if REFUSED in strides:
             raise ValueError(
                 f"rank {strides.index(REFUSED)} of {len(strides)} cannot use its batch; its error says why"

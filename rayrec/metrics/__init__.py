@@ -1,6 +1,6 @@
 """Streaming quality metrics of a click model, accumulated over batches and ranks.
 
-What is measured and how it is defined lives here; when it is measured, and who is told, is `rayrec.train`'s business.
+This package defines the metrics; `rayrec.train` decides when they are computed and reported.
 """
 
 from rayrec.metrics.binary import BinaryMetrics

@@ -1,4 +1,4 @@
-"""`BinaryMetrics`: how good the predictions of a two-class model are, over any number of batches and ranks."""
+"""`BinaryMetrics`: quality of the predictions of a binary classifier, over any number of batches and ranks."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class BinaryMetrics:
     - `ctr`: the share of positives. `mse`, `mae`: mean squared and absolute error of the probabilities.
     - `tasks`, for a model with several labels: all of the above for each label, by name; the first label's stand above.
 
-    With weights, every sum over examples is a weighted one: an example of weight 2 counts as two of them. Only
-    `samples` stays what it is. One of several labels that is NaN was not observed: the example does not count for it.
+    With weights, every sum over examples is weighted: an example of weight 2 counts twice. Only `samples` is not
+    weighted. With several labels, NaN means not observed: the example does not count for that label.
 
-    A figure that is not defined is None: all where no example has a weight above 0, `auc`, `ne` (and, without a
-    positive, `calibration`) where all labels are alike, `logloss` and what depends on it once a logit was not finite.
+    A figure that is not defined is None: all if no example has a weight above 0; `auc` and `ne` (and, without a
+    positive, `calibration`) if all labels are equal; `logloss` and what depends on it once a logit was not finite.
 
     Args:
         device: where the state lives (1 MiB a label); that of the logits avoids copies.
@@ -210,5 +210,5 @@ def _at_half(counts: torch.Tensor, weight: float) -> dict[str, float | None]:
 
 
 def _entropy(rate: float) -> float:
-    """Of a coin that comes up with probability `rate`, in nats."""
+    """Entropy of a Bernoulli variable with probability `rate`, in nats."""
     return -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0)

@@ -1,4 +1,4 @@
-"""`BucketedMetrics`: the metrics of each stretch of time, or of any other numbered part of the rows."""
+"""`BucketedMetrics`: the metrics of each time bucket, or of any other numbered part of the rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BucketedMetrics:
         buckets_B, logits, labels = buckets_B.cpu(), logits.detach().cpu(), labels.cpu()
         weights_B = None if weights_B is None else weights_B.cpu()
         for bucket in buckets_B.unique().tolist():
-            # One too many is kept, so that `compute` can tell on all ranks alike.
+            # One bucket beyond the limit is kept, so that `compute` raises on every rank.
             if bucket in self._buckets or len(self._buckets) <= MOST_BUCKETS:
                 inside = buckets_B == bucket
                 metrics = self._buckets.setdefault(bucket, self._empty())

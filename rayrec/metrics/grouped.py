@@ -1,4 +1,4 @@
-"""`GroupedAuc`: how well rows are ordered inside each group, as each user's among themselves."""
+"""`GroupedAuc`: how well rows are ordered inside each group, for example each user's rows."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 F64 = npt.NDArray[np.float64]
-_SPREAD = -7046029254386353131  # the golden ratio in 64 bits, as a signed number: neighbouring ids go to unlike ranks
+_SPREAD = -7046029254386353131  # golden ratio in 64 bits, as a signed number: neighbouring ids go to different ranks
 
 
 class GroupedAuc:
     """The mean of the groups' AUCs, each weighted by its impressions (GAUC; Zhu et al., "Optimized cost per click in
     Taobao display advertising", KDD 2017, section 5.1).
 
-    A group whose labels are all alike has no AUC and is left out, also of the weights. With sample weights a group's
-    impressions and pairs are weighted as well. It is exact whatever ranks a group's rows came to: the rows are kept (12
-    bytes each and 8 more for every label), and in `compute` each group's are brought to one rank.
+    A group whose labels are all equal has no AUC and is left out, also of the weights. With sample weights a group's
+    impressions and pairs are weighted as well. It is exact: the rows are kept (12 bytes each and 8
+    more for every label), and `compute` sends each group's rows to one rank.
 
-    Beside it, how good the first k of each group are, over the groups with a positive, each counting alike: NDCG@k
-    (Järvelin & Kekäläinen 2002, gains 0 and 1) and recall@k. Of equal logits the negatives come first.
+    Also the unweighted mean over groups with a positive of NDCG@k (Järvelin & Kekäläinen 2002, gains 0 and 1) and of
+    recall@k. Among equal logits, negatives come first.
 
     Args:
         names: of T labels, for a model with several; None for one label.
-        k: how many of a group are looked at.
+        k: cutoff of NDCG and recall.
     """
 
     def __init__(self, names: Sequence[str] | None = None, k: int = 10) -> None:
@@ -69,15 +69,15 @@ class GroupedAuc:
         keys, values = self._gathered(group)
         weights, logits, labels = values[:, 0], *np.split(values[:, 1:], 2, axis=1)
         columns = [(keys, logits[:, t], labels[:, t], weights) for t in range(logits.shape[1])]
-        sums = [(*_sums(*of), *_first_sums(*of, self._k)) for of in columns]
+        sums = [(*_sums(*of), *_top_k_sums(*of, self._k)) for of in columns]
         figures: list[dict[str, Any]] = []
         for total, impressions, groups, *first in all_reduce(torch.tensor(sums, dtype=torch.float64), group).tolist():
             defined = impressions > 0 and np.isfinite(total)
             figures.append({"gauc": total / impressions if defined else None, "groups": int(groups)})
-            ndcg, recall, asked = first
-            known = asked > 0 and np.isfinite(total)
-            figures[-1][f"ndcg@{self._k}"] = ndcg / asked if known else None
-            figures[-1][f"recall@{self._k}"] = recall / asked if known else None
+            ndcg, recall, num_groups = first
+            known = num_groups > 0 and np.isfinite(total)
+            figures[-1][f"ndcg@{self._k}"] = ndcg / num_groups if known else None
+            figures[-1][f"recall@{self._k}"] = recall / num_groups if known else None
         if self._names is None:
             return figures[0]
         return {**figures[0], "tasks": dict(zip(self._names, figures, strict=True))}
@@ -133,7 +133,7 @@ def _sums(
     return float(areas @ impressions), float(impressions.sum()), int(both.sum())
 
 
-def _first_sums(
+def _top_k_sums(
     keys: npt.NDArray[np.int64],
     logits: npt.NDArray[np.float32],
     labels: npt.NDArray[np.float32],
@@ -154,5 +154,5 @@ def _first_sums(
     dcg = np.add.reduceat(gain * positive, starts)
     found = np.add.reduceat((positive & (place < k)).astype(np.float64), starts)
     ideal = np.concatenate(([0.0], np.cumsum(1 / np.log2(np.arange(k) + 2))))[np.minimum(totals, k)]
-    asked = totals > 0
-    return float((dcg[asked] / ideal[asked]).sum()), float((found[asked] / totals[asked]).sum()), int(asked.sum())
+    some = totals > 0
+    return float((dcg[some] / ideal[some]).sum()), float((found[some] / totals[some]).sum()), int(some.sum())

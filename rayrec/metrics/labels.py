@@ -18,7 +18,7 @@ Part = BinaryMetrics | NumberMetrics
 
 
 class LabelMetrics:
-    """`BinaryMetrics` of the binary labels and `NumberMetrics` of the numbers, used as either is.
+    """`BinaryMetrics` of the binary labels and `NumberMetrics` of the numbers, with the same interface.
 
     Args:
         kinds: "binary" or "number" for each label.

@@ -1,4 +1,4 @@
-"""`NumberMetrics`: how far predictions of numbers are from what came, over any number of batches and ranks."""
+"""`NumberMetrics`: errors of regression predictions, over any number of batches and ranks."""
 
 from __future__ import annotations
 

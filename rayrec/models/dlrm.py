@@ -1,4 +1,4 @@
-"""DLRM: dense features and embeddings meet in pairwise dot products (Naumov et al. 2019, arXiv:1906.00091)."""
+"""DLRM: dense features and embeddings interact by pairwise dot products (Naumov et al. 2019, arXiv:1906.00091)."""
 
 from __future__ import annotations
 

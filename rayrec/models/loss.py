@@ -1,4 +1,4 @@
-"""What the models share: checks of their settings, and the loss."""
+"""Shared by the models: checks of settings, and the loss."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_logits(model: str, setting: str, sizes: Sequence[int], task_weights: S
 
 
 class Head(nn.Module):
-    """What follows a model's last layer: the logits in their shape, and the loss.
+    """After a model's last layer: reshapes the logits and computes the loss.
 
     Args:
         task_weights: of several labels' losses; None for one label.
@@ -70,9 +70,9 @@ def mean_loss(
 ) -> torch.Tensor:
     """Binary cross-entropy, or squared error for numbers, averaged over the batch with its weights: Σ w loss / Σ w.
 
-    Of several labels a row's loss is the sum of theirs, weighed by `task_weights_T`. A label that was not observed adds
-    nothing to its row, which counts in Σ w all the same: a label that few rows have weighs as much as its rows do, and
-    the mean over several batches, or ranks, is that over all their rows.
+    With several labels, a row's loss is the sum over its labels, weighted by `task_weights_T`. An unobserved label
+    (NaN) adds nothing, but its row still counts in Σ w: so a rare label weighs as much as the rows that have it, and
+    the mean over batches or ranks is the mean over all their rows.
 
     Args:
         logits: `[B]`, or `[B, T]` as the batch's labels.
@@ -80,7 +80,7 @@ def mean_loss(
         numbers_T: which labels are numbers; None: none of them.
 
     Returns:
-        a scalar; of a batch that is empty, or whose weights are all 0, it is 0, with gradients of 0.
+        a scalar; 0, with zero gradients, for an empty batch or weights that are all 0.
     """
     if batch.rows == 0:
         return logits.sum()
@@ -98,7 +98,7 @@ def mean_loss(
 
 
 def _losses(logits: torch.Tensor, label: torch.Tensor, numbers_T: torch.Tensor | None) -> torch.Tensor:
-    """Of each label of each row."""
+    """The loss of each label of each row."""
     if numbers_T is None:
         return F.binary_cross_entropy_with_logits(logits, label, reduction="none")
     squares = (logits - label).square()

@@ -1,4 +1,4 @@
-"""Activations with parameters of their own."""
+"""Activations with trainable parameters."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class BaseEmbeddingConfig:
         weight_init_max, weight_init_min: the first weights are uniform between them; default ±sqrt(1 / num_embeddings).
         init_fn: fills a block of rows `[n, embedding_dim]` in place, instead.
         num_embeddings_post_pruning, need_pos, input_dim, total_num_buckets, use_virtual_table,
-            virtual_table_eviction_policy, enable_embedding_update, stash_weights: kept for who reads them; a table in
-            a store of its own (`use_virtual_table`) is refused.
+            virtual_table_eviction_policy, enable_embedding_update, stash_weights: stored, not used; a table in a
+            key-value store (`use_virtual_table`) is refused.
 
     Raises:
         ValueError: a size that is not positive, or a virtual table.

@@ -33,7 +33,7 @@ def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
     names, taken = [table.name for table in tables], nn.ModuleDict()
     for table in tables:
         if not table.name or names.count(table.name) > 1:
-            raise ValueError(f"table {table.name!r}: every table needs a name of its own; there are {names}")
+            raise ValueError(f"table {table.name!r}: every table needs a unique name; there are {names}")
         if "." in table.name or hasattr(taken, table.name):
             raise ValueError(
                 f"table {table.name!r}: torch cannot hold a submodule of this name (it has a dot, or is an attribute "
@@ -88,7 +88,7 @@ def draw_seed() -> int:
 
 
 class EmbeddingBagCollectionInterface(nn.Module, ABC):
-    """What looks up bags: a collection on one process, or one of a user's own."""
+    """Interface of pooled lookups: the collection of this module, or your own."""
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
@@ -104,7 +104,7 @@ class EmbeddingBagCollectionInterface(nn.Module, ABC):
 
 
 class EmbeddingCollectionInterface(nn.Module, ABC):
-    """What looks up single vectors: a collection on one process, or one of a user's own."""
+    """Interface of lookups id by id: the collection of this module, or your own."""
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:

@@ -1,4 +1,4 @@
-"""What is done to ids before they are looked up: weights that are learned for each position of a list."""
+"""Feature processors: they give ids weights before the lookup, for example one learned for each position of a list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 
 class FeatureProcessor(nn.Module, ABC):
-    """Gives the ids of one feature their weights."""
+    """Computes the weights of one feature's ids."""
 
     @abstractmethod
     def forward(self, features: JaggedTensor) -> JaggedTensor:
@@ -22,7 +22,7 @@ class FeatureProcessor(nn.Module, ABC):
 
 
 class FeatureProcessorsCollection(nn.Module, ABC):
-    """Gives the ids of all features their weights."""
+    """Computes the weights of all features' ids."""
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -30,7 +30,7 @@ class FeatureProcessorsCollection(nn.Module, ABC):
 
 
 class PositionWeightedProcessor(FeatureProcessorsCollection):
-    """Weighs an id by its place in its list: a learned number for every feature and position, 1 at first.
+    """Weights an id by its position in its list: a learned number for every feature and position, initially 1.
 
     Args:
         max_feature_lengths: feature → number of positions; ids further back share the last position's weight.

@@ -1,4 +1,4 @@
-"""A weighted collection whose ids go through processors first."""
+"""`FeatureProcessedEmbeddingBagCollection`: feature processors before a weighted collection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayrec.sparse import KeyedJaggedTensor
 
 
 class FeatureProcessedEmbeddingBagCollection(nn.Module):
-    """A weighted collection whose ids go through processors first.
+    """A weighted embedding bag collection after feature processors, which compute the weights.
 
     Args:
         embedding_bag_collection: with `is_weighted=True`; DistributedModelParallel shards it in place.
@@ -40,7 +40,7 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
         )
 
     def is_weighted(self) -> bool:
-        """Always: the processors give weights."""
+        """Always True: the processors compute weights."""
         return True
 
     def split(self) -> tuple[nn.Module, nn.Module]:
@@ -48,7 +48,7 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
         return self._feature_processors, self._embedding_bag_collection
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
-        """What the collection gives for the weighted ids: a KeyedTensor, to be waited for where it is sharded."""
+        """The collection's output for the weighted ids: a KeyedTensor, awaitable if the collection is sharded."""
         return self._embedding_bag_collection(self._processed(features))
 
     def _processed(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:

@@ -121,9 +121,9 @@ def _make(
 
 
 def _takes_nothing(function: Callable[..., Any]) -> bool:
-    """Whether it can be called without arguments, as what makes a module can, and a function of a tensor cannot."""
+    """Whether it can be called without arguments: a factory of modules can, a function of a tensor cannot."""
     try:
         inspect.signature(function).bind()
-    except (TypeError, ValueError):  # it needs an argument, or is one of torch's own, which all do
+    except (TypeError, ValueError):  # it needs an argument, or is a builtin of torch, which all do
         return False
     return True

@@ -45,4 +45,4 @@ class KTRegroupAsDict(nn.Module):
         return {name: block.to(self._dtype) for name, block in blocks.items()}
 
     def clear_cache(self) -> None:
-        """Nothing is kept between calls."""
+        """Does nothing: there is no cache."""

@@ -13,7 +13,7 @@ from rayrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
 
 
 class GradientClipping(Enum):
-    """What is bounded: the norm of all gradients together, each number, or nothing."""
+    """What is clipped: the norm of all gradients, each value, or nothing."""
 
     NORM = "norm"
     VALUE = "value"
@@ -21,9 +21,9 @@ class GradientClipping(Enum):
 
 
 class GradientClippingOptimizer(OptimizerWrapper):
-    """Bounds the gradients of the inner optimizer's parameters, then lets it step.
+    """Clips the gradients of the inner optimizer's parameters before its step.
 
-    Dense gradients are averaged over ranks before `step`, so all ranks clip alike. Every rank holds a part of the
+    Dense gradients are averaged over ranks before `step`, so all ranks clip equally. Every rank holds a part of the
     sharded tables with a dense kernel: their norm is taken over all ranks, by one gather of a number. Tables whose
     update is fused into backward have no gradient left here and are not clipped.
 
@@ -63,7 +63,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         return _norm_over_ranks(list(self.params.values()), self._norm_type)
 
     def clip_grad_norm_(self) -> torch.Tensor:
-        """Bounds the norm of all gradients; returns what it was."""
+        """Clips the norm of all gradients; returns the norm before."""
         norm = self.compute_total_grad_norm()
         torch.nn.utils.clip_grads_with_norm_(self._with_gradients(), self._max_gradient, norm)
         return norm

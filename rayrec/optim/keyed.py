@@ -99,7 +99,7 @@ class KeyedOptimizer(Optimizer):
             elif isinstance(mine.get(key), torch.Tensor):
                 mine[key].detach().copy_(value)
             else:
-                mine[key] = value.detach().clone()  # not yet made: an optimizer makes its state in its first step
+                mine[key] = value.detach().clone()  # not yet created: optimizers create state in their first step
 
     def _load_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
         if len(groups) != len(self.param_groups):
@@ -201,7 +201,7 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
 
 
 class OptimizerWrapper(KeyedOptimizer):
-    """A keyed optimizer that does something before or after the step of another one.
+    """Base class of wrappers: a keyed optimizer that acts before or after the step of an inner one.
 
     Args:
         optimizer: the wrapped optimizer.
@@ -262,7 +262,7 @@ class OptimizerWrapper(KeyedOptimizer):
 
 
 class CombinedOptimizer(KeyedOptimizer):
-    """Several keyed optimizers driven as one.
+    """Several keyed optimizers as one.
 
     Args:
         optims: optimizers, or (prefix, optimizer) pairs; a prefix comes before its parameters' names.

@@ -19,7 +19,7 @@ class _RowOptimizer(Optimizer):
     """Finds the touched rows, and leaves their new values to `_update`.
 
     A row is touched where a sparse gradient names it, or where a dense gradient is not all zero. A row is the first
-    dimension; a number of a vector is a row of its own.
+    dimension; each number of a vector is its own row.
     """
 
     fused_rule: ClassVar[str]

@@ -1,4 +1,4 @@
-"""Learning rates that follow a schedule by iteration, for fused and plain optimizers alike."""
+"""Learning rates that follow a schedule by iteration, for fused and plain optimizers."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class TableBytes:
 
 
 class _Quantized(nn.Module, Generic[ConfigT]):
-    """Tables in one array of bytes, and who reads them.
+    """Tables in one array of bytes, and the features that read them.
 
     Args:
         tables: their configs.
@@ -95,7 +95,7 @@ class _Quantized(nn.Module, Generic[ConfigT]):
         return dequantize_rows(rows, place.format, place.dim)
 
     def _check(self, features: KeyedJaggedTensor) -> None:
-        """Ids, before the kernel. A graph that is exported is checked by who calls it."""
+        """Ids, before the kernel. In an exported graph the caller checks the ids."""
         if torch.compiler.is_exporting():
             return
         check_lookups(features, self._configs)
@@ -127,7 +127,7 @@ def _converted(
     data_type: Formats | None,
 ) -> tuple[list[TablePlace], torch.Tensor, int]:
     """Places and bytes of a float collection's tables."""
-    wanted = data_type if data_type is not None else _asked_by_qconfig(module)
+    wanted = data_type if data_type is not None else _qconfig_format(module)
     names = [config.name for config in configs]
     if isinstance(wanted, Mapping):
         formats = {name: TableFormat.of(kind) for name, kind in wanted.items()}
@@ -142,8 +142,8 @@ def _converted(
     return places, data, alignment
 
 
-def _asked_by_qconfig(module: nn.Module) -> Format:
-    """What torch.ao's `qconfig` on the module asks for; int8 without one."""
+def _qconfig_format(module: nn.Module) -> Format:
+    """The format of the module's torch.ao `qconfig`; int8 without one."""
     qconfig = getattr(module, "qconfig", None)
     return torch.qint8 if qconfig is None else qconfig.weight().dtype
 
@@ -275,7 +275,7 @@ class EmbeddingCollection(_Quantized[EmbeddingConfig]):
                 ids = features[feature]
                 values = ids.values()
                 (call,) = calls_of([next(readers)], features.device(), self.row_alignment)
-                bags = torch.arange(values.shape[0] + 1, device=values.device)  # every id is a bag of its own
+                bags = torch.arange(values.shape[0] + 1, device=values.device)  # every id is its own bag
                 vectors_ND = call.run(self.data, values.long(), bags, None)
                 weights = values if self._need_indices else None
                 out[name] = JaggedTensor(values=vectors_ND, weights=weights, lengths=ids.lengths())

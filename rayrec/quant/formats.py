@@ -126,7 +126,7 @@ def _packed(rows_ND: torch.Tensor, format: TableFormat) -> torch.Tensor:
 
 
 def _check_finite(rows_ND: torch.Tensor, packed: torch.Tensor, format: TableFormat, table: str, start: int) -> None:
-    """Scale and bias are as large as a row's largest numbers, but do not tell of a NaN."""
+    """Checks scale and bias for overflow, and the rows themselves for NaN, which scale and bias do not show."""
     finite = rows_ND.isfinite().all(1)
     if format is not TableFormat.FP32:
         halves = packed if format is TableFormat.FP16 else packed[:, : format.header_bytes].contiguous()

@@ -37,8 +37,8 @@ def read_stream(body: bytes, limits: Limits) -> pa.Table:
             _check_copies(name, column, limits)
         return table
     except (pa.ArrowException, OSError, ValueError, IndexError, struct.error, MemoryError) as error:
-        told = str(error).splitlines() or [type(error).__name__]
-        raise BadRequest(400, f"the body is no Arrow IPC stream: {told[0][:300]}") from error
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise BadRequest(400, f"the body is no Arrow IPC stream: {lines[0][:300]}") from error
 
 
 def _headers(body: bytes) -> Iterator[pa.Buffer]:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from rayrec.serve.errors import BadRequest
-from rayrec.serve.service import Answer, Asked, Service
+from rayrec.serve.service import Answer, ScoreRequest, Service
 
 _QUIET_PASSES = 8  # of the event loop without a new request: as many as one takes from its socket to here, on Serve
 
@@ -24,19 +24,19 @@ class Batcher:
 
     def __init__(self, service: Service, together: bool = True) -> None:
         self._service, self._together = service, together
-        self._waiting: deque[tuple[Asked, asyncio.Future[Answer]]] = deque()
+        self._waiting: deque[tuple[ScoreRequest, asyncio.Future[Answer]]] = deque()
         self._looks = False
 
-    async def score(self, asked: Asked) -> Answer:
+    async def score(self, request: ScoreRequest) -> Answer:
         """
         Raises:
             BadRequest: the request is wrong, in any way.
         """
         if not self._together:
-            return _or_raise(self._service.answers([asked])[0])
+            return _or_raise(self._service.answers([request])[0])
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
-        self._waiting.append((asked, answer))
+        self._waiting.append((request, answer))
         if not self._looks:
             self._looks = True
             loop.call_soon(self._look, loop, len(self._waiting), _QUIET_PASSES)
@@ -51,7 +51,7 @@ class Batcher:
         self._looks = False
         group = self._take()
         try:
-            answers: Sequence[Answer | BadRequest] = self._service.answers([asked for asked, _ in group])
+            answers: Sequence[Answer | BadRequest] = self._service.answers([request for request, _ in group])
         except Exception as error:  # nobody may wait for ever, whatever went wrong
             for _, future in group:
                 if not future.done():
@@ -68,7 +68,7 @@ class Batcher:
             self._looks = True
             loop.call_soon(self._look, loop, len(self._waiting), _QUIET_PASSES)
 
-    def _take(self) -> list[tuple[Asked, asyncio.Future[Answer]]]:
+    def _take(self) -> list[tuple[ScoreRequest, asyncio.Future[Answer]]]:
         """The first that waits, and those that can be scored with it; whose client has gone is left out."""
         while self._waiting and self._waiting[0][1].done():
             self._waiting.popleft()
@@ -76,14 +76,14 @@ class Batcher:
             return []
         first = self._waiting[0][0]
         rows, most = 0, first.loaded.pace.most_rows()
-        group, others = [], deque[tuple[Asked, asyncio.Future[Answer]]]()
-        for asked, future in self._waiting:
-            alike = asked.loaded is first.loaded and asked.query.form == first.query.form is not None
-            if asked is first or (alike and rows + asked.query.size <= most and not future.done()):
-                rows += asked.query.size
-                group.append((asked, future))
+        group, others = [], deque[tuple[ScoreRequest, asyncio.Future[Answer]]]()
+        for request, future in self._waiting:
+            alike = request.loaded is first.loaded and request.query.form == first.query.form is not None
+            if request is first or (alike and rows + request.query.size <= most and not future.done()):
+                rows += request.query.size
+                group.append((request, future))
             else:
-                others.append((asked, future))
+                others.append((request, future))
         self._waiting = others
         return group
 

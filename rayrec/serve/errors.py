@@ -1,4 +1,4 @@
-"""What a request that is refused is told."""
+"""Errors of requests: HTTP status, message and details."""
 
 from __future__ import annotations
 

@@ -99,9 +99,9 @@ class App:
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         """Refused as soon as it is known to be too long; no more of it is kept."""
         most = self._service.limits.body_bytes
-        told = headers.get(b"content-length", b"0")
-        if told.isdigit() and int(told) > most:
-            raise BadRequest(413, f"the body has {int(told):,} bytes, a request at most {most:,}; send fewer rows")
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > most:
+            raise BadRequest(413, f"the body has {int(declared):,} bytes, a request at most {most:,}; send fewer rows")
         parts, size = [], 0
         while True:
             message = await receive()

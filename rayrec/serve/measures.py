@@ -1,4 +1,4 @@
-"""What a service tells of itself, for Prometheus: latency, rows, unknown ids, drift of the scores against training."""
+"""Metrics of a service, for Prometheus: latency, rows, unknown ids, drift of the scores against training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayrec.sparse import KeyedJaggedTensor
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-LEAST, MOST = 1_000, 100_000  # scores that drift is told of; beyond the most, earlier ones count half, and half again
+LEAST, MOST = 1_000, 100_000  # scores that drift needs; beyond the most, earlier ones are halved, repeatedly
 
 
 class Measures:
@@ -85,7 +85,7 @@ class Measures:
                 counts //= 2
 
     def text(self, active: Sequence[tuple[str, str]]) -> bytes:
-        """The exposition format; drift is that of the versions that answer now, once it can be told from chance."""
+        """The exposition format; drift is that of the active versions, once there are enough scores."""
         for (model, version, label), counts in self._seen.items():
             if (model, version) in active and counts.sum() >= LEAST:
                 self._drift.labels(model, label).set(stability_index(counts))

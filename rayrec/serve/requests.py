@@ -28,7 +28,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
 _MOST_ERRORS = 20
 _NESTED = frozenset((list, dict))
-_MOST_LISTS = 2  # inside one another, in a value; what the schema wants is told by the mapping
+_MOST_LISTS = 2  # inside one another, in a value; the mapping reports what the schema needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +167,19 @@ class Reader:
             if error.column is not None and error.column not in _columns_of(rows):
                 fix = "give it in every row, or in the context; GET /schema lists what a request needs"
                 missing = DataError(f"column {error.column!r} is missing", column=error.column, fix=fix)
-                raise BadRequest(422, f"{missing.problem}; {fix}", [self._told(None, missing)]) from error
+                raise BadRequest(422, f"{missing.problem}; {fix}", [self._detail(None, missing)]) from error
             row = _odd_row(rows, error.column)
             text = str(error) + ("" if row is None else f" (row {row})")
-            raise BadRequest(422, text, [self._told(row, error)]) from error
+            raise BadRequest(422, text, [self._detail(row, error)]) from error
         if errors:
-            told = [self._told(row, error) for row, error in sorted(errors.items())[:_MOST_ERRORS]]
+            details = [self._detail(row, error) for row, error in sorted(errors.items())[:_MOST_ERRORS]]
             first = min(errors)
-            raise BadRequest(422, f"{len(errors)} of {size} rows cannot be scored; row {first}: {errors[first]}", told)
+            raise BadRequest(
+                422, f"{len(errors)} of {size} rows cannot be scored; row {first}: {errors[first]}", details
+            )
         return batch
 
-    def _told(self, row: int | None, error: DataError) -> dict[str, Any]:
+    def _detail(self, row: int | None, error: DataError) -> dict[str, Any]:
         features = [f.name for f in (*self._schema.dense, *self._schema.sparse) if f.column == error.column]
         return {
             "feature": features[0] if features else None,
@@ -255,7 +257,7 @@ def _odd_row(rows: Any, column: str | None) -> int | None:
 
 
 def _kind(value: Any) -> Any:
-    """JSON's kind of a value; that of a list is its values', which are not looked into further."""
+    """JSON's kind of a value; for a list, the kind of its values, without recursion."""
     if isinstance(value, list):
         return ("list", *sorted({str(_kind_alone(item)) for item in value if item is not None}))
     return _kind_alone(value)

@@ -69,7 +69,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ScoreRequest:
     """A request on its way: its model, the version that answers it, what was read, and when it came."""
 
     name: str
@@ -93,7 +93,7 @@ class Service:
         self.limits, self.measures = limits or Limits(), Measures()
         self._models: dict[str, list[tuple[float, Versions]]] = {}
         for spec in models:
-            versions = Versions(spec.path, self.limits, self._told_of(spec.name))
+            versions = Versions(spec.path, self.limits, self._on_change(spec.name))
             self._models.setdefault(spec.name, []).append((spec.share, versions))
         self.default = models[0].name
         self.log: list[tuple[str, str, str, str]] = []
@@ -111,7 +111,7 @@ class Service:
             raise answer
         return answer
 
-    def read(self, body: bytes, content_type: str, model: str | None = None) -> Asked:
+    def read(self, body: bytes, content_type: str, model: str | None = None) -> ScoreRequest:
         """A request that was read, and the version that will answer it.
 
         Raises:
@@ -119,22 +119,22 @@ class Service:
         """
         begin = time.perf_counter()
         name, loaded = self._choose(model)
-        return Asked(name, loaded, loaded.reader.read(body, content_type), begin)
+        return ScoreRequest(name, loaded, loaded.reader.read(body, content_type), begin)
 
-    def answers(self, asked: Sequence[Asked]) -> list[Answer | BadRequest]:
+    def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | BadRequest]:
         """Of requests for one version, of one form: scored as one batch, or, if one of them is wrong, each alone."""
         try:
-            return list(self._answers(asked))
+            return list(self._answers(requests))
         except BadRequest as error:
-            if len(asked) == 1:
+            if len(requests) == 1:
                 return [error]
-        return [answer for one in asked for answer in self.answers([one])]
+        return [answer for one in requests for answer in self.answers([one])]
 
-    def _answers(self, asked: Sequence[Asked]) -> list[Answer]:
-        if not asked:
+    def _answers(self, requests: Sequence[ScoreRequest]) -> list[Answer]:
+        if not requests:
             return []
-        begin, name, loaded = time.perf_counter(), asked[0].name, asked[0].loaded
-        batch, context = loaded.reader.batch([one.query for one in asked])
+        begin, name, loaded = time.perf_counter(), requests[0].name, requests[0].loaded
+        batch, context = loaded.reader.batch([one.query for one in requests])
         try:
             logits = loaded.model.score(batch, context)
         except ValueError as error:
@@ -147,9 +147,9 @@ class Service:
             if sparse is not None:
                 self.measures.ids(name, loaded.reader.schema, sparse)
         self.measures.scores(name, loaded.version, scores, loaded.quantiles)
-        self.measures.together(name, len(asked))
+        self.measures.together(name, len(requests))
         answers, stop = [], 0
-        for one in asked:
+        for one in requests:
             start, stop = stop, stop + one.query.size
             self.measures.scored(name, loaded.version, one.query.size, now - one.begin)
             part = {label: values[start:stop] for label, values in scores.items()}
@@ -219,13 +219,13 @@ class Service:
             (versions,) = random.choices([of for _, of in found], [share for share, _ in found])
         return name, versions.active  # taken once: a request has one version from beginning to end
 
-    def _told_of(self, name: str) -> Any:
-        def told(outcome: str, version: str, what: str) -> None:
+    def _on_change(self, name: str) -> Any:
+        def record(outcome: str, version: str, what: str) -> None:
             self.measures.version(name, outcome)
             self.log.append((name, outcome, version, what))
             del self.log[:-100]
 
-        return told
+        return record
 
     def _watch(self, seconds: float) -> None:
         while not self._closing.wait(seconds):

@@ -122,14 +122,14 @@ class Versions:
 
     Args:
         path: an export, or a folder of exports.
-        told: hears of every version that took over ("loaded"), or was refused ("refused"), with the reason.
+        on_change: called with "loaded" or "refused", the version, and its folder or the reason.
 
     Raises:
         ExportError, ValueError: the first version cannot be loaded.
     """
 
-    def __init__(self, path: Path, limits: Limits, told: Callable[[str, str, str], object]) -> None:
-        self.path, self._limits, self._told = path, limits, told
+    def __init__(self, path: Path, limits: Limits, on_change: Callable[[str, str, str], object]) -> None:
+        self.path, self._limits, self._on_change = path, limits, on_change
         self.refused: dict[str, str] = {}
         self.active = load(newest(path), limits)
         self._turn = threading.Lock()
@@ -152,11 +152,11 @@ class Versions:
                 loaded = load(folder, self._limits)
             except Exception as error:  # whatever is wrong with a new version, the old one answers
                 if self.refused.get(version) != str(error):
-                    self._told("refused", version, str(error))
+                    self._on_change("refused", version, str(error))
                 self.refused[version] = str(error)
                 self._damaged = files if isinstance(error, ExportError) else ()
                 return False
             self.active = loaded  # requests that began with the old version end with it
             self.refused.clear()
-            self._told("loaded", loaded.version, str(loaded.folder))
+            self._on_change("loaded", loaded.version, str(loaded.folder))
             return True

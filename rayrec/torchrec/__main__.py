@@ -13,9 +13,9 @@ Runs SCRIPT with `import torchrec` meaning rayrec.torchrec."""
 
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-        asked = sys.argv[1:2] in (["-h"], ["--help"])
-        print(USAGE, file=sys.stdout if asked else sys.stderr)
-        sys.exit(0 if asked else 2)
+        wants_help = sys.argv[1:2] in (["-h"], ["--help"])
+        print(USAGE, file=sys.stdout if wants_help else sys.stderr)
+        sys.exit(0 if wants_help else 2)
     del sys.argv[0]
     try:
         open(sys.argv[0], "rb").close()

@@ -76,17 +76,17 @@ def model(config: TrainConfig, device: torch.device | str, factory: Factory | No
     if factory is not None:
         where = f"the factory {getattr(factory, '__name__', factory)}"
     schema = config.data_schema
-    asked: dict[str, Any] = {"is_weighted": True} if schema.weighted else {}
+    extra: dict[str, Any] = {"is_weighted": True} if schema.weighted else {}
     if schema.task_names is not None:
-        asked["task_weights"] = [task.weight for task in schema.tasks]
+        extra["task_weights"] = [task.weight for task in schema.tasks]
     if "number" in schema.label_kinds:
-        asked["label_kinds"] = list(schema.label_kinds)
+        extra["label_kinds"] = list(schema.label_kinds)
     try:
         made = make(
             tables=tables(config),
             num_dense=schema.num_dense,
             device=device,
-            **asked,
+            **extra,
             **config.model.args,
         )
     except TypeError as error:
@@ -172,7 +172,7 @@ def _codec(config: TrainConfig) -> Codec:
 
 
 def dense_optimizer(config: TrainConfig, parameters: Mapping[str, nn.Parameter]) -> KeyedOptimizer:
-    """The optimizer of everything that is not a table, and of tables with a dense kernel; it clips if asked to."""
+    """The optimizer of everything that is not a table, and of tables with a dense kernel; it clips if configured."""
     dense = config.optimizers.dense
     made = KeyedOptimizerWrapper(
         dict(parameters),
@@ -272,7 +272,7 @@ def plan_memory(
     ]
 
 
-# Terms of the planner's cost that plan.json tells together, by its key.
+# Terms of the planner's cost that plan.json adds up, by its key.
 TIMES = {
     "ids_s": ("input_intra", "input_inter"),
     "lookup_s": ("lookup",),

@@ -23,7 +23,7 @@ class Interrupted(TrainError):
     """The run was stopped from outside.
 
     Args:
-        signal: number of the signal that asked for it; a command ends with 128 + it.
+        signal: number of the signal that requested it; a command ends with 128 + it.
     """
 
     def __init__(self, message: str, signal: int = 2) -> None:

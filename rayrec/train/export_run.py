@@ -68,7 +68,7 @@ def exported_run(run: str | Path, allow_code: bool = False) -> Path:
 
 
 def _note(folder: RunFolder, made: Export) -> None:
-    """Tells the run of its export: a line in `exports.jsonl`, and the report anew."""
+    """Records the export in the run: a line in `exports.jsonl`, and the report anew."""
     index, parity = made.index, made.parity
     formats = sorted({place.format.value for place in index.places}, reverse=True)
     line = {
@@ -177,5 +177,5 @@ def _batches(config: TrainConfig, manifest: Manifest) -> Iterator[Batch]:
 def _recorded(folder: RunFolder, step: int) -> dict[str, Any] | None:
     """The figures of the run's evaluation at this step."""
     of_step = [line for line in folder.read_metrics() if line.get("kind") == "eval" and line.get("step") == step]
-    told = ("tasks", "samples", *FIGURES)
-    return {key: of_step[-1][key] for key in told if key in of_step[-1]} if of_step else None
+    names = ("tasks", "samples", *FIGURES)
+    return {key: of_step[-1][key] for key in names if key in of_step[-1]} if of_step else None

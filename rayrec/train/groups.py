@@ -36,8 +36,8 @@ class Decision:
     sync_s: float = 0.0
     sync_bytes: float = 0.0
 
-    def told(self, sync_every: int) -> dict[str, Any]:
-        """For `plan.json`, where there are several groups."""
+    def plan_entry(self, sync_every: int) -> dict[str, Any]:
+        """The entry of `plan.json`; empty for one group."""
         if self.layout.replicas == 1:
             return {}
         facts = {"sync_every": sync_every, "sync_s": self.sync_s, "sync_bytes": self.sync_bytes}

@@ -65,8 +65,8 @@ class Mirror:
                 f"({error.strerror or error}); check address, credentials and permissions"
             ) from error
 
-    def push(self, tell: Callable[[str], object]) -> None:
-        """Copy the files that have changed; what cannot be copied is told, and copied the next time."""
+    def push(self, report: Callable[[str], object]) -> None:
+        """Copy the files that have changed; what cannot be copied is reported, and copied the next time."""
         if self._there is None:
             return
         try:
@@ -81,4 +81,4 @@ class Mirror:
                     self._sent[name] = state
         except OSError as error:
             reason = error.strerror or error
-            tell(f"{self._there.path}: files of the run cannot be written there ({reason}); the run goes on")
+            report(f"{self._there.path}: files of the run cannot be written there ({reason}); the run goes on")

@@ -1,4 +1,4 @@
-"""How workers tell the driver what happens: records (plain dicts) in a mailbox.
+"""How workers report to the driver: records (plain dicts) in a mailbox.
 
 Workers never wait for the driver, and the driver polls. What is done with a record lives in `recorder.py`.
 Kinds of records: begin, plan, progress, train, eval, event, failure and growth (from Ray's controller), stopped, fatal,
@@ -32,14 +32,14 @@ class Sink(Protocol):
     def failed_ranks(self) -> int:
         """How many ranks have sent a fatal record."""
 
-    def stop_asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether the driver wants the workers to stop, with a last checkpoint."""
 
     def growing(self) -> bool:
         """Whether they are to be started again after that, as more of them."""
 
     def waiting(self, rank: int, place: str | None) -> dict[int, str]:
-        """Tells where this rank waits for the others (None: it does not), and returns that of all that wait."""
+        """Reports where this rank waits for the others (None: it does not), and returns the places of all that wait."""
 
 
 class Mailbox:
@@ -81,7 +81,7 @@ class Mailbox:
         """Stop with a checkpoint and start again: there is room for more workers."""
         self._grow = True
 
-    def stop_asked(self) -> bool:
+    def stop_requested(self) -> bool:
         return self._stop or self._grow
 
     def growing(self) -> bool:
@@ -125,8 +125,8 @@ class ActorSink:
     def failed_ranks(self) -> int:
         return int(self._get(self.actor.failed_ranks.remote()))
 
-    def stop_asked(self) -> bool:
-        return bool(self._get(self.actor.stop_asked.remote()))
+    def stop_requested(self) -> bool:
+        return bool(self._get(self.actor.stop_requested.remote()))
 
     def growing(self) -> bool:
         return bool(self._get(self.actor.growing.remote()))
@@ -162,8 +162,8 @@ class DirectSink:
     def failed_ranks(self) -> int:
         return self.mailbox.failed_ranks()
 
-    def stop_asked(self) -> bool:
-        return self.mailbox.stop_asked()
+    def stop_requested(self) -> bool:
+        return self.mailbox.stop_requested()
 
     def growing(self) -> bool:
         return self.mailbox.growing()

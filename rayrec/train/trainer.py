@@ -19,7 +19,7 @@ from rayrec.train.config import TrainConfig
 from rayrec.train.driver.cluster import connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.launch import run_job
-from rayrec.train.driver.recorder import Lines, Recorder, told
+from rayrec.train.driver.recorder import Lines, Recorder, reporting_errors
 from rayrec.train.errors import Interrupted, StorageError, TrainError
 from rayrec.train.init_from import warm_start
 from rayrec.train.mirror import Mirror
@@ -131,12 +131,12 @@ class Trainer:
             outcome = run_job(job, recorder, self.display, self.folder.last_attempt())
         except TrainError as error:
             recorder.close()
-            self._tell_failure(error, recorder)
+            self._report_failure(error, recorder)
             raise self._with_advice(error) from error.__cause__
         recorder.close()
         result = Result(folder=self.folder.path, **outcome, recoveries=recorder.recoveries)
         write_json(self.folder.result, result.to_dict())
-        with told(self.display, self.folder.report):
+        with reporting_errors(self.display, self.folder.report):
             write_report(self.folder.path)
         self._push()
         self._show(result)
@@ -160,7 +160,7 @@ class Trainer:
                 evaluation.check_like(part)
         build.model(config, "meta", self.factory)
         build.given_plan(config, config.trainer.least_workers)
-        self._tell_data(train, evaluation)
+        self._report_data(train, evaluation)
         evaluated = frozenset(int(record["step"]) for record in self.folder.read_metrics() if record["kind"] == "eval")
         mapping = mapping_fingerprint(schema, build.rows_of(config))
         return Job(
@@ -187,13 +187,13 @@ class Trainer:
         train = manifest_of(data.train, schema.for_training, reading, rows)
         return train, None if data.eval is None else Manifest.of(data.eval, schema, reading), None
 
-    def _tell_data(self, train: Manifest | Mix, evaluation: Manifest | None) -> None:
-        told = [f"training on {train.rows:,} rows in {train.num_files:,} files"]
+    def _report_data(self, train: Manifest | Mix, evaluation: Manifest | None) -> None:
+        parts = [f"training on {train.rows:,} rows in {train.num_files:,} files"]
         if self.config.data.negative_rate < 1:
-            told[0] += f" (negatives at a rate of {self.config.data.negative_rate:g})"
+            parts[0] += f" (negatives at a rate of {self.config.data.negative_rate:g})"
         if evaluation is not None:
-            told.append(f"evaluation on {evaluation.rows:,} rows in {evaluation.num_files:,} files")
-        self.display.say(f"run {self.config.name}: {', '.join(told)}")
+            parts.append(f"evaluation on {evaluation.rows:,} rows in {evaluation.num_files:,} files")
+        self.display.say(f"run {self.config.name}: {', '.join(parts)}")
 
     def _count_epochs(self) -> None:
         """Progressive training has as many epochs as there are periods but the last."""
@@ -230,14 +230,14 @@ class Trainer:
                 aside = self.folder.set_aside()
             self.display.say(f"the earlier run was set aside: {aside}", style="yellow")
 
-    def _tell_failure(self, error: TrainError, recorder: Recorder) -> None:
+    def _report_failure(self, error: TrainError, recorder: Recorder) -> None:
         kind = "interrupted" if isinstance(error, Interrupted) else "failed"
         at = {"time": time.time(), "step": recorder.step, "attempt": recorder.attempt}
         record = {"kind": "event", **at, "event": kind, "message": str(error)}
         lines = Lines(self.folder.metrics, self.display)
         lines.add(json.dumps(record))
         lines.close()
-        with told(self.display, self.folder.report):
+        with reporting_errors(self.display, self.folder.report):
             write_report(self.folder.path)
         self._push()
 
@@ -245,7 +245,7 @@ class Trainer:
         """The error, and where the run can be taken up again."""
         try:
             latest = newest_checkpoint(self.folder)
-        except ValueError:  # it is, or hides, what the error tells
+        except ValueError:  # it is, or hides, what the error reports
             return error
         if latest is None:
             return error

@@ -15,6 +15,7 @@ from rayrec.distributed import comm
 from rayrec.distributed.comm import call_on_rank as invoke_on_rank_and_broadcast_result
 from rayrec.distributed.comm import host_link
 from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed.comm.groups import world_rank
 from rayrec.distributed.comm.host_link import LEAST_BYTES, ONCE, HostLink, Slots, UnlikeExchanges
 from rayrec.distributed.comm.place import Hosts, Place, find_hosts
 from rayrec.torchrec.distributed import comm as launched
@@ -111,7 +112,7 @@ def groups_of(group: dist.ProcessGroup) -> Any:
             os.environ.pop(name, None)
         here = [launched.get_local_rank(), launched.get_local_size()]
     leaders = [is_leader(group), is_leader(group, 2), is_leader(None), is_leader(None, 1)]
-    return names, [comm.world_rank(mine, 1), comm.world_rank(None, 3)], local, here, leaders
+    return names, [world_rank(mine, 1), world_rank(None, 3)], local, here, leaders
 
 
 def test_groups_within_a_group() -> None:

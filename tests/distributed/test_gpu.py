@@ -22,6 +22,7 @@ from rayrec.distributed.plan.shards import CacheParams, ParameterSharding, Shard
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import draw_kjt, make_dense_optimizer, make_optimizer, targets, train_plain
+from tests.modules import test_feature_processor as position_weights
 from tests.ranks import on_ranks
 
 TABLES = [
@@ -92,6 +93,18 @@ def test_a_gpu_equals_one_plain_process(nccl: dist.ProcessGroup, kind: ShardingT
 @pytest.mark.parametrize("kind", list(ShardingType), ids=lambda kind: kind.value)
 def test_a_cpu_alone_equals_one_plain_process(kind: ShardingType, kernel: str) -> None:
     on_ranks(1, check, kind, kernel, "cpu")
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["table_wise", "row_wise", "data_parallel", "mixed"])
+def test_position_weights_train_without_nodes_of_the_host(nccl: dist.ProcessGroup, name: str) -> None:
+    expected, outputs = position_weights.train_alone(1)
+    weights, seen = position_weights.train_on_rank(nccl, position_weights.plans(1)[name], torch.device("cuda", 0))
+    for found, whole in zip(seen, outputs, strict=True):
+        torch.testing.assert_close(found.cpu(), whole, atol=1e-5, rtol=1e-4)
+    for feature, weight in weights.items():
+        torch.testing.assert_close(weight.cpu(), expected[feature], atol=1e-5, rtol=1e-4)
 
 
 @needs_gpu

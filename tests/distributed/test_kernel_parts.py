@@ -9,23 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.kernel import (
-    RULES,
-    LocalTable,
-    Lookups,
-    OptimizerSpec,
-    RowGroups,
-    make_pooling_kernel,
-    make_vector_kernel,
-    optimizer_formulas,
-    rule_of,
-)
+from rayrec.distributed.kernel import RULES, LocalTable, Lookups, OptimizerSpec, optimizer_formulas, rule_of
+from rayrec.distributed.kernel.choice import make_pooling_kernel, make_vector_kernel
 from rayrec.distributed.kernel.dense_kernel import DenseKernel
 from rayrec.distributed.kernel.optimizer_formulas import make_state
 from rayrec.distributed.kernel.optimizer_rules import DecayMode
 from rayrec.distributed.kernel.optimizer_spec import twin
 from rayrec.distributed.kernel.recording import RecordingKernel
-from rayrec.distributed.kernel.row_kernel import RowKernel
+from rayrec.distributed.kernel.row_kernel import RowGroups, RowKernel
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import EmbeddingBagConfig
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.distributed.comm.wire import FORMATS, NumberFormat, fp8_rows, int8_rows
-from rayrec.distributed.kernel import RULES, OptimizerSpec, pooling_group, vector_group
-from rayrec.distributed.kernel.choice import _fbgemm_trains, check_trainable
+from rayrec.distributed.kernel import RULES, OptimizerSpec
+from rayrec.distributed.kernel.choice import _fbgemm_trains, check_trainable, pooling_group, vector_group
 from rayrec.distributed.kernel.interface import LocalTable, Lookups
 from rayrec.distributed.kernel.optimizer_formulas import rounded
 from rayrec.distributed.kernel.stacking import Stack, lookups_by_stack, stacks_of

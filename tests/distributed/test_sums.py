@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.distributed import comm
+from rayrec.distributed.comm.collectives import mean_of_gradients
 from rayrec.train.errors import is_lost_peer
 from tests.ranks import RankError, Ranks, on_ranks
 
@@ -54,7 +55,7 @@ def rows(rank: int, step: int) -> torch.Tensor:
 
 def train(group: dist.ProcessGroup, static: bool) -> list[torch.Tensor]:
     """The parameters after three steps with gradients in several buckets."""
-    hook = comm.mean_of_gradients(group, torch.device("cpu"))
+    hook = mean_of_gradients(group, torch.device("cpu"))
     assert hook is not None
     wrapped = DistributedDataParallel(model(), bucket_cap_mb=0.1, static_graph=static, gradient_as_bucket_view=True)
     wrapped.register_comm_hook(None, hook)
@@ -83,7 +84,7 @@ def test_gradients_are_those_of_one_process(world: int, static: bool) -> None:
 
 def loses_a_rank(group: dist.ProcessGroup) -> None:
     wrapped = DistributedDataParallel(model(), bucket_cap_mb=0.1)
-    wrapped.register_comm_hook(None, comm.mean_of_gradients(group, torch.device("cpu")))
+    wrapped.register_comm_hook(None, mean_of_gradients(group, torch.device("cpu")))
     loss = wrapped(rows(0, 0)).sum()
     if group.rank() == 1:
         os._exit(3)

@@ -221,6 +221,15 @@ def test_what_was_begun_without_gradients_is_begun_again_with_them() -> None:
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
+def score(model: DistributedModelParallel, batch: Batch, mode: str) -> torch.Tensor:
+    """Logits of the model in evaluation, under `torch.no_grad` or `torch.inference_mode`."""
+    model.eval()
+    with getattr(torch, mode)():
+        logits: torch.Tensor = model(batch)[1].clone()
+    model.train()
+    return logits
+
+
 def evaluate_or_skip(group: dist.ProcessGroup, second: str, ahead: bool) -> tuple[list[torch.Tensor], int]:
     """Logits and collectives of steps of which the second one does not train."""
     model, out = shard(group, dlrm()), []
@@ -231,8 +240,7 @@ def evaluate_or_skip(group: dist.ProcessGroup, second: str, ahead: bool) -> tupl
             if number == 1 and second == "skip":
                 continue
             if number == 1:
-                with torch.no_grad():
-                    out.append(model(batch)[1])
+                out.append(score(model, batch, second))
             else:
                 out.append(step(model, None, batch))
             waiting.append(len(ids_ahead._ahead))
@@ -242,12 +250,33 @@ def evaluate_or_skip(group: dist.ProcessGroup, second: str, ahead: bool) -> tupl
     return out, sum(counted.values())
 
 
-@pytest.mark.parametrize("second", ["skip"])
+@pytest.mark.parametrize("second", ["skip", "no_grad", "inference_mode"])
 def test_a_batch_evaluated_or_skipped_leaves_sending_ahead_on(second: str) -> None:
     plain = on_ranks(WORLD, evaluate_or_skip, second, False)
     for (out, count), (expected, least) in zip(on_ranks(WORLD, evaluate_or_skip, second, True), plain, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(out, expected, strict=True))
         assert count == least + (second == "skip")  # the ids of the batch that was skipped
+
+
+def evaluate_and_train(group: dist.ProcessGroup, mode: str, ahead: bool) -> tuple[list[torch.Tensor], int]:
+    """Logits of an evaluation, whose batches are begun with gradients enabled, and of the steps after it; how many
+    collectives the evaluation takes."""
+    model = shard(group, dlrm())
+    dense = torch.optim.Adam(list(model.dense_parameters().values()), lr=0.01)
+    batches = drawn(group.rank())
+    step(model, dense, batches[0])
+    with count_collectives() as counted:
+        out = [score(model, batch, mode) for batch in (TrainPipeline(model).ahead(batches) if ahead else batches)]
+    assert not model.sharded_modules()["embedding_bags"].ids_ahead._ahead
+    return [*out, *(step(model, dense, batch) for batch in batches)], sum(counted.values())
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_an_evaluation_is_that_of_the_plain_loop_and_leaves_training_as_it_is(mode: str) -> None:
+    plain = on_ranks(WORLD, evaluate_and_train, mode, False)
+    for (out, count), (expected, least) in zip(on_ranks(WORLD, evaluate_and_train, mode, True), plain, strict=True):
+        assert len(out) == 2 * len(SIZES) and all(torch.equal(a, b) for a, b in zip(out, expected, strict=True))
+        assert count == least  # every batch's ids are sent once
 
 
 class Recording(TrainPipeline[int]):
@@ -280,6 +309,26 @@ def test_on_a_gpu_ids_are_sent_before_the_batch_after_them_is_copied() -> None:
     with pytest.raises(ValueError, match="batch 2 is bad"):
         failing.run(4)
     assert failing.done[-2:] == ["train 0", "train 1"] and "start 3" not in failing.done
+
+
+def test_the_next_item_is_begun_before_one_is_handed_out_and_an_error_waits_its_turn() -> None:
+    begun: list[int] = []
+
+    def begin(item: int) -> int:
+        if item == 3:
+            raise OSError("gone")
+        begun.append(item)
+        return 10 * item
+
+    def ahead(items: list[int]) -> Iterator[int]:
+        return TrainPipeline[int](move=begin, send_ahead=False).ahead(items)
+
+    found = ahead([1, 2, 3])
+    assert next(found) == 10 and begun == [1, 2]
+    assert next(found) == 20
+    with pytest.raises(OSError, match="gone"):
+        next(found)
+    assert list(ahead([1, 2])) == [10, 20] and list(ahead([])) == []
 
 
 def alone(device: torch.device, ahead: bool) -> tuple[list[int], list[torch.Tensor]]:

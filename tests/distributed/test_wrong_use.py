@@ -111,5 +111,5 @@ def test_a_table_that_no_kernel_can_hold_is_refused_at_once() -> None:
         EmbeddingBagConfig(name="t", num_embeddings=3, embedding_dim=0, feature_names=["f"])
     with pytest.raises(ValueError, match="num_embeddings=0 must be at least 1"):
         EmbeddingBagConfig(name="t", num_embeddings=0, embedding_dim=8, feature_names=["f"])
-    with pytest.raises(ValueError, match="'t1': every table needs a name of its own"):
+    with pytest.raises(ValueError, match="'t1': every table needs a unique name"):
         EmbeddingBagCollection([tables()[0], tables()[0]])

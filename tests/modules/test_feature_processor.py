@@ -20,6 +20,7 @@ from rayrec.modules import (
     PositionWeightedProcessor,
 )
 from rayrec.sparse import KeyedJaggedTensor
+from tests.device import DEVICE
 from tests.distributed.oracle import cut, draw_kjt, join, targets
 from tests.ranks import on_ranks
 
@@ -132,12 +133,28 @@ def train_alone(world: int) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]
     return {name: weight.detach() for name, weight in ours._feature_processors.position_weights.items()}, outputs
 
 
-def train_on_rank(group: dist.ProcessGroup, plan: ModuleSharding) -> tuple[dict[str, torch.Tensor], Any]:
+def devices_of_backward(loss: torch.Tensor) -> set[str]:
+    """Where the gradients are that the graph's nodes take."""
+    nodes, found = {loss.grad_fn}, set[str]()
+    ahead = list(nodes)
+    while ahead:
+        node = ahead.pop()
+        assert node is not None
+        found |= {each.device.type for each in node._input_metadata}
+        new = {following for following, _ in node.next_functions if following is not None} - nodes
+        nodes |= new
+        ahead += new
+    return found
+
+
+def train_on_rank(
+    group: dist.ProcessGroup, plan: ModuleSharding, device: torch.device = DEVICE
+) -> tuple[dict[str, torch.Tensor], Any]:
     sharder = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": LR})
     dmp = DistributedModelParallel(
         model(),
         env=ShardingEnv.from_process_group(group),
-        device=torch.device("cpu"),
+        device=device,
         plan=ShardingPlan({"_embedding_bag_collection": plan}),
         sharders=[sharder],
     )
@@ -145,10 +162,13 @@ def train_on_rank(group: dist.ProcessGroup, plan: ModuleSharding) -> tuple[dict[
     outputs = []
     for parts in batches(group.size()):
         optimizer.zero_grad()
-        kt = dmp(parts[group.rank()]).wait()
+        kt = dmp(parts[group.rank()].to(device)).wait()
         outputs.append(kt.values().detach())
         total = sum(part.stride() for part in parts)
-        (targets(kt).sum() * group.size() / total).backward()
+        loss = targets(kt).sum() * group.size() / total
+        # nodes of another device would run in a thread of their own, and collectives of ranks in any order
+        assert devices_of_backward(loss) == {device.type}
+        loss.backward()
         optimizer.step()
     prefix = "_feature_processors.position_weights."
     return {name.removeprefix(prefix): weight.detach() for name, weight in dmp.dense_parameters().items()}, outputs

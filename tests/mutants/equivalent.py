@@ -484,8 +484,8 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
     ("rayrec/train/driver/elastic.py", "timeout=5)", "timeout=6)", "how long a busy Ray is waited for"),
     (
         "rayrec/train/driver/elastic.py",
-        "self._asked = False",
-        "self._asked = True",
+        "self._requested = False",
+        "self._requested = True",
         "of no attempt; the first one sets it anew",
     ),
     (
@@ -562,8 +562,18 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "[-1.0] * (VALUES - len(values))",
         "the padding is cut off after the sum",
     ),
-    ("rayrec/train/worker/loop.py", "self._told_at = 0.0", "self._told_at = 1.0", "the clock is far beyond either"),
-    ("rayrec/train/worker/loop.py", "self._told_at = 0.0", "self._told_at = -1.0", "the clock is far beyond either"),
+    (
+        "rayrec/train/worker/loop.py",
+        "self._reported_at = 0.0",
+        "self._reported_at = 1.0",
+        "the clock is far beyond either",
+    ),
+    (
+        "rayrec/train/worker/loop.py",
+        "self._reported_at = 0.0",
+        "self._reported_at = -1.0",
+        "the clock is far beyond either",
+    ),
     (
         "rayrec/train/worker/loop.py",
         "self.total_steps = 0",

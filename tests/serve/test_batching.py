@@ -19,7 +19,7 @@ from rayrec.serve.errors import BadRequest
 from rayrec.serve.http import App
 from rayrec.serve.pace import DEADLINE_S, Pace
 from rayrec.serve.requests import ARROW, JSON
-from rayrec.serve.service import Answer, Asked
+from rayrec.serve.service import Answer, ScoreRequest
 from tests.serve.server import GOOD, Server
 from tests.serve.test_fuzz import SCHEMA, stream
 
@@ -57,26 +57,26 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, str]:
     return json.dumps(raw).encode(), JSON
 
 
-def together(service: Service, asked: list[Asked]) -> list[Answer | BadRequest]:
+def together(service: Service, requests: list[ScoreRequest]) -> list[Answer | BadRequest]:
     """As the batcher scores them where all of them wait, and there is time for all."""
     answers: dict[int, Answer | BadRequest] = {}
-    while rest := [place for place in range(len(asked)) if place not in answers]:
-        form = asked[rest[0]].query.form
-        group = [place for place in rest if place == rest[0] or asked[place].query.form == form is not None]
-        answers |= dict(zip(group, service.answers([asked[place] for place in group]), strict=True))
-    return [answers[place] for place in range(len(asked))]
+    while rest := [place for place in range(len(requests)) if place not in answers]:
+        form = requests[rest[0]].query.form
+        group = [place for place in rest if place == rest[0] or requests[place].query.form == form is not None]
+        answers |= dict(zip(group, service.answers([requests[place] for place in group]), strict=True))
+    return [answers[place] for place in range(len(requests))]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=st.lists(bodies(), min_size=2, max_size=8))
 def test_requests_together_are_answered_as_each_alone(service: Service, drawn: list[tuple[bytes, str]]) -> None:
-    asked = []
+    requests = []
     for body, kind in drawn:
         try:
-            asked.append(service.read(body, kind))
+            requests.append(service.read(body, kind))
         except BadRequest:
             continue
-    for one, answer in zip(asked, together(service, asked), strict=True):
+    for one, answer in zip(requests, together(service, requests), strict=True):
         (alone,) = service.answers([one])
         if isinstance(alone, BadRequest):
             assert isinstance(answer, BadRequest) and answer.to_dict() == alone.to_dict()
@@ -88,25 +88,25 @@ def test_requests_together_are_answered_as_each_alone(service: Service, drawn: l
 GOOD_BUT_USER = {name: value for name, value in GOOD.items() if name != "user"}
 
 
-def asked_of(service: Service, rows: int, **change: Any) -> Asked:
+def request_of(service: Service, rows: int, **change: Any) -> ScoreRequest:
     return service.read(json.dumps({"rows": [{**GOOD, **change}] * rows}).encode(), JSON)
 
 
 def test_those_that_wait_are_scored_together_and_a_bad_request_spoils_only_itself(service: Service) -> None:
-    users = [asked_of(service, 1, user=user) for user in (1, 2, 3)]
+    users = [request_of(service, 1, user=user) for user in (1, 2, 3)]
     other = service.read(json.dumps({"context": {"user": 1}, "candidates": [{**GOOD_BUT_USER}]}).encode(), JSON)
     loaded = replace(other.loaded, pace=Pace(fixed_s=1e-3, row_s=1e-6))
     users = [replace(one, loaded=loaded) for one in users]
 
-    async def ask(*asked: Asked) -> list[Any]:
+    async def ask(*requests: ScoreRequest) -> list[Any]:
         batcher = Batcher(service)
-        return await asyncio.gather(*(batcher.score(one) for one in asked), return_exceptions=True)
+        return await asyncio.gather(*(batcher.score(one) for one in requests), return_exceptions=True)
 
     before = len_of(service)
     answers = asyncio.run(ask(*users, other))
     batches, requests = (after - first for after, first in zip(len_of(service), before, strict=True))
     assert (batches, requests) == (2, 4) and len({float(answer.scores["label"][0]) for answer in answers}) == 3
-    bad = replace(asked_of(service, 1, user=-1), loaded=loaded)
+    bad = replace(request_of(service, 1, user=-1), loaded=loaded)
     answers = asyncio.run(ask(users[0], bad, users[1]))
     assert [isinstance(answer, Answer) for answer in answers] == [True, False, True] and "'user'" in str(answers[1])
 
@@ -116,7 +116,7 @@ def test_a_request_that_is_alone_waits_for_nobody(service: Service) -> None:
 
     async def ask() -> int:
         loop, times = asyncio.get_running_loop(), 0
-        answer = asyncio.ensure_future(Batcher(service).score(asked_of(service, 1)))
+        answer = asyncio.ensure_future(Batcher(service).score(request_of(service, 1)))
         while not answer.done():
             times += 1
             assert not [handle for handle in loop._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
@@ -129,8 +129,8 @@ def test_a_request_that_is_alone_waits_for_nobody(service: Service) -> None:
 def test_whose_client_has_gone_is_not_scored(service: Service) -> None:
     async def ask() -> Any:
         batcher = Batcher(service)
-        gone = asyncio.ensure_future(batcher.score(asked_of(service, 1)))
-        here = asyncio.ensure_future(batcher.score(asked_of(service, 1)))
+        gone = asyncio.ensure_future(batcher.score(request_of(service, 1)))
+        here = asyncio.ensure_future(batcher.score(request_of(service, 1)))
         await asyncio.sleep(0)
         gone.cancel()
         return await asyncio.wait_for(here, 30)

@@ -113,7 +113,7 @@ class Silent:
     def failed_ranks(self) -> int:
         return 0
 
-    def stop_asked(self) -> bool:
+    def stop_requested(self) -> bool:
         return False
 
     def growing(self) -> bool:

@@ -221,9 +221,11 @@ def test_several_groups_are_told_in_the_plan() -> None:
         reserve_R=np.zeros(2),
     )
     two = Decision(layout=GroupLayout(4, 2), plan=on_ranks(2), estimate=zeros, sync_s=0.5, sync_bytes=7.0)
-    assert two.told(3) == {"replicas": {"groups": 2, "workers": 2, "sync_every": 3, "sync_s": 0.5, "sync_bytes": 7.0}}
+    assert two.plan_entry(3) == {
+        "replicas": {"groups": 2, "workers": 2, "sync_every": 3, "sync_s": 0.5, "sync_bytes": 7.0}
+    }
     one = Decision(layout=GroupLayout(2, 2), plan=on_ranks(2), estimate=zeros)
-    assert (one.told(3), one.sync_s, one.sync_bytes) == ({}, 0.0, 0.0)
+    assert (one.plan_entry(3), one.sync_s, one.sync_bytes) == ({}, 0.0, 0.0)
     costs = np.arange(2.0 * len(Cost._fields)).reshape(2, -1)
     found = build.plan_time(replace(zeros, cost_RT=costs, collectives_s=1.0, routing_s=0.5))
     for rank, line in enumerate(found):
@@ -356,14 +358,14 @@ def test_a_mailbox_counts_attempts_and_what_was_asked() -> None:
     (record,) = box.take()
     assert record["attempt"] == 4 and box.take() == []
     box.ask_growth()
-    assert box.stop_asked() and box.growing()
+    assert box.stop_requested() and box.growing()
     box.begin(leader=False)
     assert box.growing(), "until the next attempt's leader is there"
     box.begin(leader=True)
-    assert not box.growing() and not box.stop_asked()
+    assert not box.growing() and not box.stop_requested()
     box.ask_growth()
     box.ask_stop()
-    assert box.stop_asked() and not box.growing()
+    assert box.stop_requested() and not box.growing()
     assert box.waiting(0, "here") == {0: "here"} and box.waiting(1, "there") == {0: "here", 1: "there"}
     assert box.waiting(0, None) == {1: "there"}
     box.begin(leader=False)
@@ -389,7 +391,7 @@ class Peers(Silent):
         super().__init__()
         self.others, self.stops, self.told = others, 0, []  # type: ignore[var-annotated]
 
-    def stop_asked(self) -> bool:
+    def stop_requested(self) -> bool:
         self.stops += 1
         return True
 
@@ -424,7 +426,7 @@ def test_unlike_places_are_told_when_they_are_seen_twice() -> None:
     first = Watch(peers, 0, 2, hang_s=60, end=None)
     first._look(WORKS, 0.0)
     first._look(WORKS, 0.0)
-    assert peers.stops == 1 and first.stop_asked(), "asked until it is so"
+    assert peers.stops == 1 and first.stop_requested(), "asked until it is so"
 
 
 SLEEPS = "import time\ndef sleep(stop):\n    while not stop.is_set():\n        time.sleep(0.01)\n"
@@ -634,13 +636,13 @@ def test_lines_that_were_never_written_are_counted(tmp_path: Path) -> None:
 def test_a_direct_sink_hands_over_at_once() -> None:
     box, seen = Mailbox(), []  # type: ignore[var-annotated]
     sink = DirectSink(box, seen.append)
-    assert not sink.begin(leader=True) and not sink.stop_asked() and not sink.growing()
+    assert not sink.begin(leader=True) and not sink.stop_requested() and not sink.growing()
     sink.put({"kind": "a"})
     sink.flush({"kind": "fatal", "rank": 1})
     assert [record["kind"] for record in seen] == ["a", "fatal"] and sink.failed_ranks() == 1
     assert all(abs(record["time"] - time.time()) < 600 and record["attempt"] == 1 for record in seen)
     box.ask_growth()
-    assert sink.stop_asked() and sink.growing() and sink.waiting(0, "x") == {0: "x"}
+    assert sink.stop_requested() and sink.growing() and sink.waiting(0, "x") == {0: "x"}
 
 
 def test_neighbours_are_the_ranks_of_ones_host() -> None:

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from rayrec.train import ResourceError, StorageError
 from rayrec.train.driver.console import MIN_S_BETWEEN_LINES, WIDTH_OF_FILES, Display, evaluation_lines, figure
 from rayrec.train.driver.plan_table import plan_table
-from rayrec.train.driver.recorder import Recorder, told
+from rayrec.train.driver.recorder import Recorder, reporting_errors
 from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
 from rayrec.train.mirror import FILES, Mirror
 from rayrec.train.run_folder import RunFolder, newest_checkpoint
@@ -129,14 +129,14 @@ def test_what_cannot_be_written_is_told_with_its_reason() -> None:
     out = io.StringIO()
     display = Display(Console(file=out, width=200))
     for error in (StorageError("too far"), OSError(28, "No space left on device"), OSError("odd")):
-        with told(display, Path("a/b")):
+        with reporting_errors(display, Path("a/b")):
             raise error
     assert out.getvalue().splitlines() == [
         "a/b cannot be written (too far); the run goes on",
         "a/b cannot be written (No space left on device); the run goes on",
         "a/b cannot be written (odd); the run goes on",
     ]
-    with pytest.raises(KeyError), told(display, Path("a")):
+    with pytest.raises(KeyError), reporting_errors(display, Path("a")):
         raise KeyError
 
 

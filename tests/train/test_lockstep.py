@@ -212,7 +212,7 @@ def test_ranks_at_unlike_exchanges_are_told_so() -> None:
 
 def stopped(group: dist.ProcessGroup) -> list[bool]:
     asked = iter([False, group.rank() == 1, False])
-    ranks = Control(group.rank(), group.size(), group, stop_asked=lambda: next(asked))
+    ranks = Control(group.rank(), group.size(), group, stop_requested=lambda: next(asked))
     return [given.stop for given in in_step(Rows([2, 2]), batch(0), ranks)]
 
 

@@ -131,14 +131,14 @@ def test_a_sink_of_an_actor_is_its_mailbox(pretended: PretendedRay) -> None:
     box = Mailbox(2)
     sink = ActorSink(Actor(box))
     assert sink.begin(leader=True) is False and sink.failed_ranks() == 0
-    assert sink.stop_asked() is sink.growing() is False
+    assert sink.stop_requested() is sink.growing() is False
     sink.put({"kind": "a"})
     sink.flush({"kind": "fatal", "rank": 1})
     assert [(record["kind"], record["attempt"]) for record in box.take()] == [("a", 3), ("fatal", 3)]
     assert sink.failed_ranks() == 1 and sink.begin(leader=False) is True
     assert sink.waiting(0, "here") == {0: "here"} and sink.waiting(0, None) == {}
     box.ask_growth()
-    assert sink.stop_asked() is sink.growing() is True
+    assert sink.stop_requested() is sink.growing() is True
 
 
 def test_a_ray_that_is_there_is_used_and_left(pretended: PretendedRay) -> None:
@@ -446,7 +446,7 @@ def test_a_run_on_ray_that_was_stopped_is_interrupted(
     def stops(box: Mailbox) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         until = time.monotonic() + 10
-        while not box.stop_asked() and time.monotonic() < until:
+        while not box.stop_requested() and time.monotonic() < until:
             time.sleep(0.005)
         box.put({"kind": "stopped", "message": "stopped at step 3"})
         raise WorkerGroupError("x", {0: OSError()})

@@ -32,7 +32,7 @@ def test_a_rank_that_does_not_move_tells_its_stacks_and_ends() -> None:
         until = time.monotonic() + 1.5
         while time.monotonic() < until:
             time.sleep(0.01)
-            watch.stop_asked()  # a step
+            watch.stop_requested()  # a step
         assert not seen
         sleeps_in_my_model(2.0)
     assert codes and set(codes) == {EXIT_HUNG}
@@ -44,12 +44,12 @@ def test_a_rank_that_does_not_move_tells_its_stacks_and_ends() -> None:
 def test_the_watch_of_rank_0_hears_of_a_stop() -> None:
     mailbox = Mailbox()
     with Watch(DirectSink(mailbox, lambda _: None), 0, 1, hang_s=60, end=None) as watch:
-        assert not watch.stop_asked()
+        assert not watch.stop_requested()
         mailbox.ask_stop()
         until = time.monotonic() + 10
-        while not watch.stop_asked() and time.monotonic() < until:
+        while not watch.stop_requested() and time.monotonic() < until:
             time.sleep(0.05)
-        assert watch.stop_asked()
+        assert watch.stop_requested()
 
 
 class Late(Silent):
@@ -57,7 +57,7 @@ class Late(Silent):
 
     asked = 0
 
-    def stop_asked(self) -> bool:
+    def stop_requested(self) -> bool:
         self.asked += 1
         if self.asked == 1:
             raise TimeoutError
@@ -70,7 +70,7 @@ def test_a_driver_that_does_not_answer_is_asked_again(monkeypatch: pytest.Monkey
         (thread,) = (one for one in threading.enumerate() if one.name == "rayrec-watch")
         assert thread.daemon, "it keeps no process whose rank has ended"
         until = time.monotonic() + 10
-        while not (heard := watch.stop_asked()) and time.monotonic() < until:
+        while not (heard := watch.stop_requested()) and time.monotonic() < until:
             time.sleep(0.001)
         assert heard
 

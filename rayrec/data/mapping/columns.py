@@ -1,6 +1,6 @@
 """Which Arrow types a column may have for what the schema says it is.
 
-Only types are looked at here, from footers; values are checked in `map_rows.py`.
+Only types are checked here, from footers; values are checked in `map_rows.py`.
 """
 
 from __future__ import annotations

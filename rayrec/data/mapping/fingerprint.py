@@ -1,4 +1,4 @@
-"""What maps an id to a row, told apart: two fingerprints are equal where every id means the same row."""
+"""Fingerprints of what maps ids to rows: equal if every id means the same row."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def hash_texts(texts: pa.Array) -> U64:
     """A 64-bit hash of every string or binary value, whole columns at a time: tens of nanoseconds each.
 
     Eight bytes of all at a time (little-endian, zeros after the end) go into `mix64`, which begins with the length.
-    Anything may stand for a null. Who chooses strings can make two of them meet, unlike with `hash_strings`.
+    Anything may stand for a null. Chosen strings can be made to collide, unlike with `hash_strings`.
     """
     kind = pa.large_binary()
     texts = texts.cast(kind) if texts.type != kind else texts

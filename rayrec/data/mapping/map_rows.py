@@ -42,7 +42,7 @@ def map_rows(
     Args:
         order: the mapped rows come in this order, a permutation (`problems` speaks of the table's own rows). Every
             feature is put in order right after it is mapped, while it is in the processor's cache.
-        labelled: without it only the features' columns are looked at, and labels are NaN.
+        labelled: if False, only the features' columns are read, and labels are NaN.
     """
     names = schema.columns if labelled else schema.feature_columns
     columns = {name: _one_array(table.column(name)) for name in names}

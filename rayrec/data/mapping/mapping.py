@@ -52,7 +52,7 @@ class Mapping:
 
         Args:
             config: a `TrainConfig`, the plain values of one, or the path of a file of them (as `config.yaml` of a run
-                folder), of which `schema` and `tables` are looked at.
+                folder), of which `schema` and `tables` are read.
             labels: False for rows that are to be scored.
             folder: that relative paths of vocabularies start from; default that of the file, or the working folder.
 

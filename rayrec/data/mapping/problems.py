@@ -63,7 +63,7 @@ class Problems:
         value: Callable[[int], str | None],
         fix: str,
     ) -> None:
-        """Notes bad rows; `problem` and `value` are asked with an index into `rows`."""
+        """Records bad rows; `problem` and `value` are called with an index into `rows`."""
         self._findings.append(_Finding(rows, column, problem, value, fix))
 
     def add_error(self, rows: npt.NDArray[np.int64], error: DataError) -> None:

@@ -206,7 +206,7 @@ def _bytes(texts: pa.Array) -> list[bytes]:
 def _map_texts(
     leaf: pa.Array, mapping: Identity | Hash | Vocabulary, num_rows: int
 ) -> tuple[I64, Bools | None, I64 | None]:
-    """As `map_leaf`, for strings: every distinct one is looked at once, but for a vocabulary of many."""
+    """As `map_leaf`, for strings: every distinct one is mapped once, except for a large vocabulary."""
     if isinstance(mapping, Vocabulary) and load_vocabulary(mapping.path).size > _FEW:
         plain = leaf.dictionary_decode() if pa.types.is_dictionary(leaf.type) else leaf
         absent = plain.is_null().to_numpy(zero_copy_only=False) if plain.null_count else None

@@ -148,7 +148,7 @@ class _Source:
 
     @property
     def version(self) -> str:
-        """Names what the file holds, as far as its size and time tell."""
+        """Identifies the file's contents by its size and time."""
         filesystem, inner = open_filesystem(self.path)
         info: pafs.FileInfo = filesystem.get_file_info(inner)
         return _digest(f"{_FORMAT} {info.size} {info.mtime_ns}")

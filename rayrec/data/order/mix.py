@@ -85,7 +85,7 @@ class Mix:
 
     @property
     def rows(self) -> int:
-        """Rows of one epoch, before the filters of the longest data set are asked."""
+        """Rows of one epoch, before the filters of the longest data set."""
         return self.parts[self.longest].rows * sum(self.weights) // self.weights[self.longest]
 
     def passes(self, number: int, world_size: int, leaves_out: bool) -> int:
@@ -154,11 +154,11 @@ def batch_shares(
 
 
 def rows_that_pass(manifest: Manifest, patience: Patience) -> int:
-    """Rows of a pass that meet the filters; those that cannot be read do. Read side by side, on Ray where it runs."""
+    """Rows of a pass that meet the filters; those that cannot be read do. Read in parallel, on Ray if it runs."""
     if not manifest.filters:
         return manifest.rows
-    asked = {condition.column for condition in manifest.filters}
-    columns = tuple((name, kind) for name, kind in manifest.columns if name in asked)
+    wanted = {condition.column for condition in manifest.filters}
+    columns = tuple((name, kind) for name, kind in manifest.columns if name in wanted)
     windows = manifest.windows
     firsts = range(0, len(windows), _WINDOWS_PER_TASK)
     parts = ([slices_of(manifest, window) for window in windows[at : at + _WINDOWS_PER_TASK]] for at in firsts)

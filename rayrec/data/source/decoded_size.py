@@ -1,4 +1,4 @@
-"""How much memory a row group takes when it is decoded, told before it is: a few kilobytes can hold many gigabytes."""
+"""The decoded size of a row group, before it is decoded: a few kilobytes can hold many gigabytes."""
 
 from __future__ import annotations
 

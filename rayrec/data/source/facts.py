@@ -55,7 +55,7 @@ def file_table(
 
     Args:
         columns: what is read.
-        conditions: what rows are asked.
+        conditions: filters of rows.
     """
     which, names, folders = folders_of((one.file.uri for one in found.files), (one.values for one in found.files))
     lists = _list(facts, "group_rows")

@@ -120,7 +120,7 @@ class FooterIndex:
         self._new.append(table.filter(pa.array(known)))
 
     def save(self) -> bool:
-        """Writes what was asked for and what was read, unless the file holds just that; whether it could be written."""
+        """Writes what was requested and read, unless the file holds just that; returns whether it succeeded."""
         if self.path is None or not self._used:
             return True
         new, kept, used = [table for table in self._new if len(table)], self._kept[0], self._used[0]
@@ -144,10 +144,10 @@ def _statistics(table: pa.Table) -> list[str]:
     return [name.removeprefix(LOW) for name in table.column_names if name.startswith(LOW)]
 
 
-def _with_statistics(table: pa.Table, asked: Collection[str] | None) -> I64:
+def _with_statistics(table: pa.Table, columns: Collection[str] | None) -> I64:
     """Rows that hold the statistics of these columns."""
     there = np.ones(len(table), np.bool_)
-    for name in asked or ():
+    for name in columns or ():
         if LOW + name not in table.column_names:
             return np.empty(0, np.int64)
         there &= table[LOW + name].is_valid().to_numpy()

@@ -1,4 +1,4 @@
-"""Footers of many files: read side by side, into columns that any schema and any filters can be asked of later.
+"""Footers of many files: read in parallel, into columns for any later schema and filters.
 
 What follows from them for one data set is `manifest.py`'s matter, where they are kept is `footer_index.py`'s.
 """

@@ -40,7 +40,7 @@ class Manifest:
         windows: cover every row once that the filters do not rule out by its file or row group; they do not depend on
             any number of ranks.
         columns: the Arrow type of every column that is read, partitions among them.
-        filters: what rows are asked when they are read.
+        filters: applied when rows are read.
         limits: of windows: rows and bytes.
     """
 
@@ -86,8 +86,8 @@ class Manifest:
             raise nothing_left(everything.files[0].file.uri, conditions)
         everywhere = set.intersection(*map(set, {tuple(one.values) for one in found.files}))
         to_ask = tuple(c for c in conditions if c.column not in everywhere)
-        asked = {condition.column for condition in to_ask}
-        facts = read_footers([one.file for one in found.files], asked, reading or FooterReading())
+        with_ranges = {condition.column for condition in to_ask}
+        facts = read_footers([one.file for one in found.files], with_ranges, reading or FooterReading())
         types = check_columns(found, facts, schema, conditions)
         files = file_table(found, facts, columns, to_ask)
         windows = Windows.of(files, window_rows, window_bytes)
@@ -143,7 +143,7 @@ class Manifest:
 
     @cached_property
     def rows(self) -> int:
-        """Rows of one epoch, before `filters` are asked."""
+        """Rows of one epoch, before `filters`."""
         return int(self.windows.rows.sum())
 
     @property

@@ -77,5 +77,5 @@ def nothing_left(uri: str, conditions: Sequence[Condition]) -> DataError:
     """The error of a data set that has no row to read."""
     if not conditions:
         return DataError("the data set has no rows", file=uri, fix="check how the files were written")
-    asked = " and ".join(f"`{condition}`" for condition in conditions)
-    return DataError(f"no row can pass the filters {asked}; looked at files like this one", file=uri, fix="check them")
+    wanted = " and ".join(f"`{condition}`" for condition in conditions)
+    return DataError(f"no row can pass the filters {wanted}; looked at files like this one", file=uri, fix="check them")

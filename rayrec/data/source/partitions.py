@@ -20,7 +20,7 @@ def partitions_of(uris: Sequence[str], wanted: Collection[str] | None) -> tuple[
     """The partition columns of each file, and their types: int64 where all values are whole numbers, else string.
 
     Args:
-        wanted: columns that are looked for, other folders mean nothing then; None: all there are.
+        wanted: columns that are read from folder names; None: all.
 
     Raises:
         DataError: a key that comes twice in one path.

@@ -19,7 +19,7 @@ class Periods:
     """The values of a column, ascending: epoch `k` trains on the `k`-th and is evaluated on the next.
 
     Args:
-        rows: of each period, before filters are asked.
+        rows: of each period, before filters.
     """
 
     column: str

@@ -149,7 +149,7 @@ def slices_from(columns: Slices, files: Sequence[DataFile]) -> list[FileSlice]:
 
 
 def passing(table: pa.Table, missing: Sequence[Unreadable], filters: Sequence[Condition]) -> Mask:
-    """For every row whether it passes the filters; rows that could not be read do, so that they are told of."""
+    """For every row whether it passes the filters; unreadable rows do, so that they are reported."""
     mask = rows_that_pass(table, filters)
     for part in missing:
         mask[part.start : part.stop] = True
@@ -259,7 +259,7 @@ class RowGroupStreams:
 def _begin(part: FileSlice, columns: list[str]) -> _Stream:
     parquet = open_parquet(part.uri, part.file.version)
     _check_groups(parquet, [part])
-    whole = _CHUNK_ROWS // 2 < part.rows <= 2 * _CHUNK_ROWS  # one of many of that size: decoded as they are asked for
+    whole = _CHUNK_ROWS // 2 < part.rows <= 2 * _CHUNK_ROWS  # one of many of that size: decoded on demand
     rows = check_size(parquet, part.uri, part.row_group, columns, part.rows if whole else _CHUNK_ROWS)
     batches = parquet.iter_batches(rows, row_groups=[part.row_group], columns=columns, use_threads=False)
     return _Stream(parquet, batches)

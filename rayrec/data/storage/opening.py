@@ -20,7 +20,7 @@ _TAIL_BYTES = 64 << 10  # holds nearly every footer: one request to object stora
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What tells a file from one that was written over it, as far as it is known.
+    """What identifies a file's contents, to detect that it was overwritten, as far as known.
 
     Args:
         changed_ns: time of the last change, on a local file system.

@@ -115,7 +115,7 @@ class _Pool:
     skipped: int = 0
 
     def cursor(self, part: RankPart, passed: int) -> Cursor:
-        """The rank's state after so many rows; asked in order."""
+        """The rank's state after so many rows; call it in ascending order."""
         while self.bad and self.bad[0] <= passed:
             heappop(self.bad)
             self.skipped += 1
@@ -198,7 +198,7 @@ def make_batches(
     Args:
         sizes: rows of one batch after another, without an end.
         fewer: the tables may lack rows that were left out, and say where (`reading.END`).
-        block_ends: as `reading.pieces_of` tells them, where windows come mixed.
+        block_ends: as of `reading.pieces_of`, if windows are mixed.
 
     Raises:
         DataError: the first bad row, or more of them than the policy allows.

@@ -1,4 +1,4 @@
-"""A thread that makes things a few ahead of who takes them: bounded, with errors told to the consumer, and an end."""
+"""A bounded prefetch thread: it passes errors and the end on to the consumer."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Prefetcher(Generic[T]):
             finally:
                 items.close()
             self._put(None)
-        except BaseException as error:  # told to the consumer, whatever it is
+        except BaseException as error:  # raised in the consumer, whatever it is
             self._put(_plain(error))
 
     def _put(self, item: _Item[T] | BaseException | None) -> bool:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # datasets, one after the other.
 _PIECES_PER_DATASET = 2048
 
-# Ray takes up to 0.1 s to notice that a task is done and to start the next one, as long as one window takes to read.
+# Ray takes up to 0.1 s to detect that a task is done and to start the next one, as long as one window takes to read.
 _PIECES_PER_TASK = 4
 
 # A task gives what it has read whenever it is so much, or once and a half; larger tables are cut, smaller ones joined.
@@ -113,7 +113,7 @@ def read_ray(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> G
 
 
 def _hush() -> None:
-    """Ray tells every rank's every epoch on the console; a run has its own progress bar."""
+    """Ray prints every rank's every epoch on the console; a run has its own progress bar."""
     for name in ("ray.data._internal.progress", "ray.data._internal.execution.streaming_executor"):
         logging.getLogger(name).setLevel(logging.ERROR)
 

@@ -83,7 +83,7 @@ def choose(options: ReadOptions) -> Reader:
     """The reader that the options ask for.
 
     Raises:
-        DataError: Ray is asked for but not running.
+        DataError: the reader is Ray, which is not running.
     """
     if options.reader == "local" or (options.reader == "auto" and not _ray_is_up()):
         return read_local
@@ -97,7 +97,7 @@ def choose(options: ReadOptions) -> Reader:
 
 
 def cores_a_rank() -> float:
-    """Cores that Ray has on this node for each rank on it (as `torch.distributed` tells their number)."""
+    """Cores that Ray has on this node for each rank on it (their number is that of `torch.distributed`)."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()

@@ -130,8 +130,8 @@ class Recipe:
         schema, rows_of: how it is mapped.
         seed, epoch, shuffle: how its rows are ordered.
         patience: with reads that fail.
-        bad_rows: what is told of bad rows.
-        filters: what rows are asked; others are left out.
+        bad_rows: records bad rows.
+        filters: rows that do not pass are skipped.
         negative_rate: the part of the negatives that is read.
         interleaves: whether windows come mixed.
     """
@@ -161,7 +161,7 @@ class Planner(Protocol):
 
 
 def pieces_of(planner: Planner, part: RankPart, block_ends: deque[int] | None = None) -> Iterator[Piece]:
-    """The pieces of a rank, in the order they are consumed, those of a block one after another; asked for as they are
+    """The pieces of a rank, in the order they are consumed, those of a block one after another; fetched as they are
     needed.
 
     Args:
@@ -286,7 +286,7 @@ def read_rows(
 
 
 def _problems(origin: Origin, missing: Sequence[Unreadable], kept: I64 | None, redact: bool) -> Problems:
-    """The problems of a table before its values are looked at."""
+    """The problems of a table before its values are checked."""
     problems = Problems(origin, redact)
     for part in missing:
         first, last = part.start, part.stop

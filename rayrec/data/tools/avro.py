@@ -57,7 +57,7 @@ class Avro:
             try:
                 some = list(islice(records, _ROWS))
                 batch = pa.RecordBatch.from_pylist(some, schema)
-            except Exception as error:  # fastavro raises what its decoders meet
+            except Exception as error:  # fastavro raises any error of its decoders
                 raise DataError(
                     f"rows from {done} on are not readable: {type(error).__name__}: {error}",
                     file=uri,

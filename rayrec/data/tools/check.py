@@ -1,4 +1,4 @@
-"""Runs the whole mapping over a data set and reports what it meets: bad rows, nulls, collisions, lengths of lists."""
+"""Runs the whole mapping over a data set and reports what it finds: bad rows, nulls, collisions, lengths of lists."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _FEWEST_ROWS = 10  # fewer say nothing about a law of the values
 
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
-    """One column of the looked-at rows.
+    """One column of the inspected rows.
 
     Args:
         kind: its Arrow type.
@@ -80,8 +80,8 @@ def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[i
     """Looks at one column.
 
     Args:
-        share: of all rows, that are looked at.
-        span: smallest and largest value of all rows by the files' statistics, where they tell.
+        share: inspected rows over all rows.
+        span: smallest and largest value of all rows by the files' statistics, if they have any.
     """
     array = pa.concat_arrays([c.cast(without_views(column.type)) for c in column.chunks])
     leaf, longest, width = array, None, 1

@@ -25,13 +25,13 @@ from rayrec.data.tools.proposal import propose
 
 LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y")
 SAMPLE_ROWS = 500_000
-_TELLING = 0.995  # a column that tells the label so well was made of it
+_TELLING = 0.995  # a column that predicts the label so well was derived from it
 _ROWS_TO_TELL = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What was found: files, rows in all, rows looked at, and the columns."""
+    """What was found: files, rows, inspected rows, and the columns."""
 
     files: int
     rows: int
@@ -85,7 +85,7 @@ def inspect(paths: str | Sequence[str], sample_rows: int = SAMPLE_ROWS, filters:
 
 
 def _widen(spans: dict[str, tuple[int, int] | None], footer: pq.FileMetaData) -> None:
-    """Smallest and largest value of every plain integer column, as far as all row groups tell."""
+    """Smallest and largest value of every plain integer column, if all row groups have statistics."""
     for group in (footer.row_group(number) for number in range(footer.num_row_groups)):
         for chunk in (group.column(number) for number in range(group.num_columns)):
             name, found = chunk.path_in_schema, chunk.statistics
@@ -124,7 +124,7 @@ def _category(facts: ColumnFacts) -> ColumnFacts:
 
 
 def _that_do_not_tell(columns: list[ColumnFacts], table: pa.Table) -> list[ColumnFacts]:
-    """Without the columns that tell the label all by themselves."""
+    """Without the columns that predict the label alone."""
     label = next((c.name for c in columns if c.role == "label"), None)
     if label is None or table.num_rows < _ROWS_TO_TELL:
         return columns

@@ -1,4 +1,4 @@
-"""From what columns look like to the schema and the tables of a train config; writes vocabularies where asked to."""
+"""From what columns look like to the schema and the tables of a train config; writes vocabularies on request."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from rayrec.distributed.collections.sharded_table import LocalShard, ShardedTable
-from rayrec.distributed.kernel import Kernel, UpdatingKernel, updating
+from rayrec.distributed.kernel import Kernel, UpdatingKernel
+from rayrec.distributed.kernel.choice import updating
 from rayrec.optim import CombinedOptimizer
 from rayrec.optim.fused import FusedOptimizer
 

@@ -15,6 +15,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensor
 from torch.distributed._shard.sharding_spec import ShardMetadata
 
 from rayrec.distributed import comm
+from rayrec.distributed.comm.groups import world_rank
 from rayrec.distributed.comm.place import Place
 from rayrec.distributed.executors.setup import Config, Setup
 from rayrec.distributed.ids.routes import Routes
@@ -204,7 +205,7 @@ def sharded_tensor(
         ShardMetadata(
             shard_offsets=[s.rows.start, s.cols.start][: len(shape)],
             shard_sizes=list(s.shape[: len(shape)]),
-            placement=f"rank:{comm.world_rank(place.group, s.rank)}/{place.devices[s.rank]}",
+            placement=f"rank:{world_rank(place.group, s.rank)}/{place.devices[s.rank]}",
         )
         for s in shards
     ]

@@ -12,9 +12,8 @@ from rayrec.distributed.comm.collectives import (
     count_collectives,
     exchange_messages,
     exchange_on_hosts,
-    mean_of_gradients,
 )
-from rayrec.distributed.comm.groups import host_group, leave, subgroup, world_rank
+from rayrec.distributed.comm.groups import host_group, leave, subgroup
 from rayrec.distributed.comm.objects import all_gather_object, barrier, broadcast_object, call_on_rank
 
 __all__ = [
@@ -35,7 +34,5 @@ __all__ = [
     "exchange_on_hosts",
     "host_group",
     "leave",
-    "mean_of_gradients",
     "subgroup",
-    "world_rank",
 ]

@@ -18,7 +18,7 @@ from rayrec.distributed.ids.batch import Ids
 from rayrec.distributed.ids.features import FeatureOrder, MeanScale
 from rayrec.distributed.ids.routes import Routes
 from rayrec.distributed.ids.upload import OnHost
-from rayrec.distributed.kernel import RowGroups
+from rayrec.distributed.kernel.row_kernel import RowGroups
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor, ops
 

@@ -19,7 +19,9 @@ from rayrec.distributed.executors.setup import Config, PlannedTable, Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.features import FeatureOrder, MeanScale
 from rayrec.distributed.ids.routes import Output, make_outputs
-from rayrec.distributed.kernel import LocalTable, MatrixKernel, RowGroups, make_anchor, make_matrix_kernel
+from rayrec.distributed.kernel import LocalTable
+from rayrec.distributed.kernel.choice import MatrixKernel, make_matrix_kernel
+from rayrec.distributed.kernel.row_kernel import RowGroups, make_anchor
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor, ops

@@ -17,7 +17,8 @@ from rayrec.distributed.executors.setup import Config, Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.routes import make_routes
-from rayrec.distributed.kernel import CacheGuard, VectorKernel, make_vector_kernel, vector_group
+from rayrec.distributed.kernel import CacheGuard, VectorKernel
+from rayrec.distributed.kernel.choice import make_vector_kernel, vector_group
 from rayrec.distributed.vectors.sequence_exchange import SequenceExchange
 from rayrec.sparse import KeyedJaggedTensor
 

@@ -76,11 +76,13 @@ class Kept:
     Args:
         sharded, replicated: of each executor.
         collection: of the collection.
+        weights: in the order sent, if they need gradients; else None.
     """
 
     sharded: Any = None
     replicated: Any = None
     collection: Any = None
+    weights: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

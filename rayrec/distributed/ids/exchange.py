@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -37,7 +38,6 @@ from rayrec.distributed.ids.routes import Routes
 from rayrec.distributed.ids.sender import IdSender, part_sizes
 from rayrec.distributed.ids.sequence_places import PlaceFinder
 from rayrec.distributed.ids.upload import OnHost
-from rayrec.distributed.ids.weight_gradients import with_gradients
 from rayrec.distributed.kernel import Lookups
 from rayrec.sparse import ops
 
@@ -70,6 +70,8 @@ class IdExchange:
 
     def announce(self, outgoing: OutgoingIds, kept: Kept) -> HostIds:
         """The batch, ready to be sent; for GPUs, sizes are exchanged on the hosts."""
+        weights = outgoing.ids.weights
+        kept = replace(kept, weights=weights if weights is not None and weights.requires_grad else None)
         if self._on_cpu:
             return HostIds(OnHost(outgoing), kept)
         received: Headers = comm.exchange_on_hosts(outgoing.header, self._host_group).tolist()
@@ -133,10 +135,10 @@ class IdExchange:
             sizes = part_sizes(received, self._streams, self._weighted)
             split = [part[width:].split(of_part) for part, of_part in zip(parts, sizes, strict=True)]
             ids = _ids_from([piece for pieces in split for piece in pieces], self._weighted)
-        weights, trained = outgoing.ids.weights, None
-        if weights is not None and weights.requires_grad and torch.is_grad_enabled():
+        trained = None
+        if batch.kept.weights is not None and torch.is_grad_enabled():
             to_ranks, from_ranks = ([header[VALUES] for header in headers] for headers in (sent, received))
-            trained = with_gradients(weights, ids, to_ranks, from_ranks, self._place.group)
+            trained = with_gradients(batch.kept.weights, ids, to_ranks, from_ranks, self._place.group)
             ids = replace(ids, weights=trained)
         counts = [header[len(header) - self._num_counts :] for header in received]
         return RankIds(
@@ -250,3 +252,36 @@ class IdReceiver:
             ops.permute_chunks(self._order, totals, values, num_values=num_values),
             None if weights is None else ops.permute_chunks(self._order, totals, weights, num_values=num_values),
         )
+
+
+def with_gradients(
+    sent: torch.Tensor, arrived: Ids, sent_counts: Sequence[int], arrived_counts: Sequence[int], group: comm.Group
+) -> torch.Tensor:
+    """The received weights; backward sends their gradients to the ranks they came from, in one more exchange.
+
+    Args:
+        sent: this rank's weights `[N]` in the order sent; needs gradients.
+        arrived: ids of all ranks, rank after rank.
+        sent_counts, arrived_counts: ids sent to, and received from, each rank.
+        group: the ranks; all of them must run backward.
+    """
+    if len(sent_counts) == 1:
+        return sent.to(arrived.values.device)
+    return _Weights.apply(sent, arrived.weights, list(sent_counts), list(arrived_counts), group)
+
+
+class _Weights(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, sent: torch.Tensor, arrived: torch.Tensor, *sizes: Any) -> torch.Tensor:
+        ctx.sizes, ctx.like = sizes, (sent.device, sent.dtype)
+        return arrived.view_as(arrived)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        sent_counts, arrived_counts, group = ctx.sizes
+        (grad,) = grads
+        out = grad.new_empty(sum(sent_counts))
+        comm.all_to_all(out, grad.contiguous(), sent_counts, arrived_counts, group)()
+        # the vectors' gradients were divided by the number of ranks, which averages the tables' updates; the dense
+        # parameters behind the weights are averaged by DistributedDataParallel
+        return out.mul_(len(sent_counts)).to(*ctx.like), None, None, None, None

@@ -19,7 +19,7 @@ from rayrec.distributed.comm.trace import IDS, ROUTE, span
 from rayrec.distributed.ids.batch import HostIds, Kept, RankIds, SentIds
 from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.sender import outside_rows, split_loops
-from rayrec.distributed.ids.upload import Upload
+from rayrec.distributed.ids.upload import TrainedWeights, Upload
 from rayrec.modules import BaseEmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -183,11 +183,15 @@ class PendingInput(Awaitable[RankIds]):
             return
         self._upload: Upload[HostIds] | None = None
         self._event: torch.cuda.Event | None = None
-        on_host, route = features.on_host(), way.route
+        on_host, route, trained = features.on_host(), way.route, None
+        weights = features.weights_or_none()
+        if weights is not None and weights.requires_grad:
+            leaf = on_host.weights().detach().requires_grad_(self.trainable)
+            on_host, trained = on_host.with_weights(leaf), TrainedWeights(weights, leaf)
 
         def prepare() -> Upload[HostIds]:
             with torch.set_grad_enabled(self.trainable):
-                return Upload(route(on_host))
+                return Upload(route(on_host), trained)
 
         self._routed: Future[Upload[HostIds]] = _router().submit(prepare)
 

@@ -22,19 +22,33 @@ class OnHost(Generic[T]):
     item: T
 
 
+@dataclass(frozen=True)
+class TrainedWeights:
+    """Weights that need gradients.
+
+    Args:
+        on_device: as the features have them.
+        leaf: their copy on the host, from which routing takes its weights.
+    """
+
+    on_device: torch.Tensor
+    leaf: torch.Tensor
+
+
 class Upload(Generic[T]):
     """Something on the host, ready for a GPU: its tensors, found in dataclasses, tuples, lists and mappings, lie in one
-    pinned buffer, except those that need gradients.
+    pinned buffer.
 
     Args:
         item: what is to be moved.
+        trained: the weights from which those tensors were made that need gradients; None if there are none.
     """
 
-    def __init__(self, item: T) -> None:
-        self._item, self._tensors = item, list[torch.Tensor]()
+    def __init__(self, item: T, trained: TrainedWeights | None = None) -> None:
+        self._item, self._trained, self._tensors = item, trained, list[torch.Tensor]()
         _mapped(item, lambda tensor: self._tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
-        plain = [ops.as_words(tensor, torch.uint8) for tensor in self._tensors if not tensor.requires_grad]
-        parts = [part for flat in plain for part in (flat, _FILL[: -len(flat) % ALIGNMENT])]
+        words = [ops.as_words(tensor.detach(), torch.uint8) for tensor in self._tensors]
+        parts = [part for flat in words for part in (flat, _FILL[: -len(flat) % ALIGNMENT])]
         self._sizes = [len(part) for part in parts]
         self._pinned = torch.empty(sum(self._sizes), dtype=torch.uint8, pin_memory=True)
         self.on_device: torch.Tensor | None = None  # the one buffer there
@@ -44,12 +58,37 @@ class Upload(Generic[T]):
     def to(self, device: torch.device) -> T:
         """The same with its tensors on `device`. The copy runs on the current stream; nothing waits for it."""
         self.on_device = self._pinned.to(device, non_blocking=True)
-        arrived = iter(self.on_device.split(self._sizes)[::2])
-        moved = (
-            tensor.to(device) if tensor.requires_grad else next(arrived).view(tensor.dtype).view(tensor.shape)
-            for tensor in self._tensors
-        )
-        return _mapped(self._item, lambda _: next(moved))
+        flat = self.on_device.split(self._sizes)[::2]
+        moved = [part.view(of.dtype).view(of.shape) for part, of in zip(flat, self._tensors, strict=True)]
+        places = [place for place, tensor in enumerate(self._tensors) if tensor.requires_grad]
+        if places and self._trained is not None:
+            on_host = [self._tensors[place] for place in places]
+            found = _RoutedOnHost.apply(self._trained, on_host, self._trained.on_device, *(moved[n] for n in places))
+            for place, tensor in zip(places, found, strict=True):
+                moved[place] = tensor
+        remaining = iter(moved)
+        return _mapped(self._item, lambda _: next(remaining))
+
+
+class _RoutedOnHost(torch.autograd.Function):
+    """Weights that were routed on the host, as a function of those on the device.
+
+    Backward calls the host's part itself. As nodes of the graph it would run in another thread than the device's, which
+    would meanwhile begin other nodes' collectives: ranks could then begin them in different orders.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, trained: TrainedWeights, on_host: list[torch.Tensor], weights: torch.Tensor, *routed: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.trained, ctx.on_host, ctx.device = trained, on_host, weights.device
+        return tuple(tensor.view_as(tensor) for tensor in routed)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        on_host = [grad.to("cpu") for grad in grads]
+        (grad,) = torch.autograd.grad(ctx.on_host, ctx.trained.leaf, on_host, retain_graph=True)
+        return None, None, grad.to(ctx.device), *(None for _ in grads)
 
 
 def _mapped(item: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -16,7 +16,8 @@ import torch
 from rayrec.distributed import comm
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.executors.replicated import exchange_rows
-from rayrec.distributed.kernel import OptimizerSpec, RowGroups
+from rayrec.distributed.kernel import OptimizerSpec
+from rayrec.distributed.kernel.row_kernel import RowGroups
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.replicas.env import ShardingEnv2D
 

@@ -57,7 +57,7 @@ class Limit(IterableDataset[T]):
 
 
 class LoadFiles(IterableDataset[tuple[str, Any]]):
-    """(path, open file) of every path, closed when the next one is asked for."""
+    """(path, open file) of every path, closed when the next one is requested."""
 
     def __init__(self, datapipe: Iterable[str], mode: str = "b", **open_kw: Any) -> None:
         super().__init__()

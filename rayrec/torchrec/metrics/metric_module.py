@@ -1,4 +1,4 @@
-"""`RecMetricModule`: all that a training measures, under TorchRec's names; made by `generate_metric_module`."""
+"""`RecMetricModule`: all metrics of a training job, under TorchRec's names; created by `generate_metric_module`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOT_OFFERED = {
 
 
 class StateMetric(ABC):
-    """A part of the training that gives figures of itself."""
+    """A component that reports its own metrics."""
 
     @abstractmethod
     def get_metrics(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class StateMetric(ABC):
 
 
 class MetricsResult(dict[str, Any]):
-    """Figures by key. They are there at once; the methods are for code that waits for them."""
+    """Figures by key, already computed; the methods are for code that waits for a result."""
 
     def resolve(self) -> dict[str, Any]:
         return self
@@ -128,7 +128,7 @@ class RecMetricModule(torch.nn.Module):
         return self.trained_batches % self.compute_interval_steps == 0
 
     def compute(self) -> MetricsResult:
-        """All figures, of all ranks, each of which must call this; of tasks on rank 0 alone, unless configured."""
+        """All figures over all ranks. Collective. Task figures are on rank 0 only, unless configured otherwise."""
         self.compute_count += 1
         found = MetricsResult()
         if len(self.rec_metrics):
@@ -146,11 +146,11 @@ class RecMetricModule(torch.nn.Module):
         return MetricsResult(self.rec_metrics.local_compute())
 
     def sync(self) -> None:
-        """Makes the state that of all ranks, as for a checkpoint, until `unsync`."""
+        """Replaces the state by the sum over ranks, for a checkpoint, until `unsync`."""
         self.rec_metrics.sync()
 
     def unsync(self) -> None:
-        """Takes this rank's own state back."""
+        """Restores this rank's own state."""
         self.rec_metrics.unsync()
 
     def reset(self) -> None:
@@ -158,15 +158,15 @@ class RecMetricModule(torch.nn.Module):
         self.rec_metrics.reset()
 
     def get_required_inputs(self) -> list[str] | None:
-        """Outputs of the model that metrics need beside labels, predictions and weights; None for nothing."""
+        """Outputs of the model that metrics need in addition to labels, predictions and weights; None if none."""
         return self.rec_metrics.get_required_inputs()
 
     def shutdown(self) -> None:
-        """Nothing is left running."""
+        """Does nothing: no thread runs."""
 
     def async_compute(self) -> MetricsResult:
-        """Refused: `compute` is the one way."""
-        raise RecMetricException("figures are computed when asked for: use compute()")
+        """Not supported: use `compute`."""
+        raise RecMetricException("asynchronous computation is not supported: use compute()")
 
     def _adjust_interval(self) -> None:
         """Once, at the second computation."""
@@ -224,7 +224,7 @@ def generate_metric_module(
     batch_size_stages: Sequence[BatchSizeStage] | None = None,
     module_kwargs: dict[str, Any] | None = None,
 ) -> RecMetricModule:
-    """A module of what a config names.
+    """Builds the module that a config describes.
 
     Args:
         metric_class: `RecMetricModule`, or one's own below it.

@@ -56,7 +56,7 @@ class RecMetricEnum(Enum):
 
 
 class StateMetricEnum(Enum):
-    """Metrics that a part of the training gives of itself."""
+    """Components that report their own metrics."""
 
     OPTIMIZERS = "optimizers"
     MODEL_CONFIGURATOR = "model_configurator"
@@ -103,7 +103,7 @@ class RecTaskInfo:
 
 
 class RecComputeMode(Enum):
-    """Whether a metric keeps its tasks' sums apart or in one tensor; the figures are the same."""
+    """Whether a metric keeps one tensor of sums for each task or one for all; the figures are the same."""
 
     FUSED_TASKS_COMPUTATION = 1
     UNFUSED_TASKS_COMPUTATION = 2
@@ -141,7 +141,7 @@ class ThroughputDef:
 
 @dataclass
 class MetricsConfig:
-    """All that a `RecMetricModule` measures.
+    """The metrics of a `RecMetricModule`.
 
     Args:
         rec_tasks: the model's tasks.
@@ -213,6 +213,6 @@ class BatchSizeStage:
 
 
 def validate_batch_size_stages(batch_size_stages: Sequence[BatchSizeStage] | None) -> None:
-    """Raises ValueError where the last stage ends."""
+    """Raises ValueError if the last stage has an end."""
     if batch_size_stages and batch_size_stages[-1].max_iters is not None:
         raise ValueError(f"the last stage ends at {batch_size_stages[-1].max_iters}; its max_iters must be None")

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class MetricPrefix(Enum):
-    """Of what a figure is."""
+    """Over which examples a figure is computed."""
 
     DEFAULT = ""
     LIFETIME = "lifetime_"

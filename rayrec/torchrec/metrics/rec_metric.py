@@ -1,5 +1,5 @@
-"""`RecMetric`: one metric of some tasks, and `RecMetricList`: several, under TorchRec's names. What they measure is
-`rayrec.torchrec.metrics.streaming`'s business."""
+"""`RecMetric`: one metric of some tasks, and `RecMetricList`: several, under TorchRec's names. The definitions of the
+metrics are in `rayrec.torchrec.metrics.streaming`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Computation = StreamedSums | WindowSamples | TaskRate
 
 
 class RecMetricException(Exception):
-    """A metric that was asked for what it cannot give."""
+    """A metric is used or configured in a way that it does not support."""
 
 
 class RecMetric(torch.nn.Module):
-    """One metric; made from a subclass that has a name (`NEMetric`, …).
+    """One metric. Use a subclass that has a name (`NEMetric`, …).
 
     Args:
         world_size: ranks that share a window.
@@ -89,7 +89,7 @@ class RecMetric(torch.nn.Module):
         if should_validate_update:
             for of, computation in zip(groups, self._metrics_computations, strict=True):
                 computation.register_buffer("has_valid_update", torch.zeros(len(of), dtype=torch.uint8))
-        self._own: list[tuple[torch.Tensor, Any, torch.Tensor | None]] = []  # while synced, what was this rank's
+        self._own: list[tuple[torch.Tensor, Any, torch.Tensor | None]] = []  # while synced: this rank's own state
 
     def _groups(self) -> list[list[RecTaskInfo]]:
         """The tasks of each computation."""
@@ -129,7 +129,7 @@ class RecMetric(torch.nn.Module):
         return {"grouping_keys"} if settled.get(f"grouped_{self.name}") else set()
 
     def get_required_inputs(self) -> set[str]:
-        """Names of the model's outputs that it needs beside labels, predictions and weights."""
+        """Names of the model's outputs that it needs in addition to labels, predictions and weights."""
         return self._needed
 
     def update(
@@ -177,7 +177,7 @@ class RecMetric(torch.nn.Module):
         weights: Outputs | None,
         inputs: Mapping[str, torch.Tensor],
     ) -> Examples | None:
-        """None where the model gave nothing for the task."""
+        """None if the model has no output for the task."""
 
         def of(outputs: Outputs) -> torch.Tensor:
             if isinstance(outputs, torch.Tensor):
@@ -201,7 +201,7 @@ class RecMetric(torch.nn.Module):
         return Examples(predictions=scores.double(), labels_TB=labels_TB, weights_TB=weights_TB, inputs=shown)
 
     def compute(self) -> dict[str, torch.Tensor]:
-        """The figures of all ranks, each of which must call this; nothing but on rank 0, unless asked for on all."""
+        """The figures over all ranks. Collective. The result is on rank 0 only, unless configured otherwise."""
         return RecMetricList([self]).compute()
 
     def local_compute(self) -> dict[str, torch.Tensor]:
@@ -226,11 +226,11 @@ class RecMetric(torch.nn.Module):
         return {f"{self.namespace}-{task.name}|{scope}{prefix}{name}": value_T[of] for of, task in tasks}
 
     def sync(self) -> None:
-        """Makes its state that of all ranks, each of which must call this, until `unsync`."""
+        """Replaces its state by the sum over ranks, until `unsync`. Collective."""
         RecMetricList([self]).sync()
 
     def unsync(self) -> None:
-        """Takes this rank's own state back."""
+        """Restores this rank's own state."""
         for computation, (flat, kept, valid) in zip(self._computations(), self._own, strict=False):
             computation.take(flat, [kept])
             if valid is not None:
@@ -252,12 +252,12 @@ class RecMetric(torch.nn.Module):
 
 
 def _valid(computation: torch.nn.Module) -> torch.Tensor:
-    """uint8 [T]: which of its tasks had an update with a weight."""
+    """uint8 [T]: which of its tasks had an update with a nonzero weight."""
     return cast(torch.Tensor, computation.has_valid_update)
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Several batches as one; of a task, those that the model gave something for."""
+    """Joins batches; for each task those in which the model has an output."""
     if len(parts) == 1 or parts[0] is None:
         return parts[0]
     if isinstance(parts[0], torch.Tensor):
@@ -267,7 +267,7 @@ def _joined(parts: list[Any]) -> Any:
 
 
 class RecMetricList(torch.nn.Module):
-    """Several metrics; their sums go between ranks in one collective.
+    """Several metrics, whose sums are reduced over ranks by one collective.
 
     Args:
         rec_metrics: the metrics.
@@ -287,7 +287,7 @@ class RecMetricList(torch.nn.Module):
         return cast(RecMetric, self.rec_metrics[place])
 
     def get_required_inputs(self) -> list[str] | None:
-        """What its metrics need of the model beside labels, predictions and weights; None for nothing."""
+        """Outputs of the model that its metrics need in addition to labels, predictions and weights; None if none."""
         return sorted(set().union(*(metric.get_required_inputs() for metric in self))) or None
 
     def update(self, **outputs: Any) -> None:
@@ -319,7 +319,7 @@ class RecMetricList(torch.nn.Module):
                 self.unsync()
 
     def sync(self) -> None:
-        """Makes the state that of all ranks, each of which must call this, until `unsync`."""
+        """Replaces the state by the sum over ranks, until `unsync`. Collective."""
         if not len(self) or (group := group_of(self[0]._group)) is None:
             return
         parts = []
@@ -344,7 +344,7 @@ class RecMetricList(torch.nn.Module):
                 place += 1
 
     def unsync(self) -> None:
-        """Takes this rank's own state back."""
+        """Restores this rank's own state."""
         for metric in self:
             metric.unsync()
 
@@ -355,7 +355,7 @@ class RecMetricList(torch.nn.Module):
 
 
 def group_of(given: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """The ranks to sum over; None for this one alone."""
+    """The ranks to sum over; None for this rank only."""
     import torch.distributed as dist
 
     if given is None and dist.is_available() and dist.is_initialized():

@@ -18,7 +18,7 @@ RATE_OPTIONS: Mapping[str, Options] = {"tower_qps": {"warmup_steps": 100}}
 
 
 class ThroughputMetric(torch.nn.Module):
-    """Examples per second over all ranks, of this process's steps, which are taken for everybody's.
+    """Examples per second over all ranks, assuming that every rank steps as fast as this one.
 
     Args:
         batch_size: of a rank.
@@ -64,7 +64,7 @@ class ThroughputMetric(torch.nn.Module):
         )
 
     def update(self) -> None:
-        """A step was made."""
+        """Counts a step."""
         now = time.monotonic()
         self._steps += 1
         examples = self._examples()

@@ -24,7 +24,7 @@ class SparseArch(nn.Module):
         self.embedding_bag_collection: nn.Module = embedding_bag_collection
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """What the collection gives."""
+        """The collection's output."""
         pooled: KeyedTensor = self.embedding_bag_collection(features)
         return pooled
 
@@ -68,7 +68,7 @@ class FMInteractionArch(nn.Module):
 
 
 class OverArch(nn.Module):
-    """One probability from all that the parts found."""
+    """One probability from the outputs of all parts."""
 
     def __init__(self, in_features: int) -> None:
         super().__init__()

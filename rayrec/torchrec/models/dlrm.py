@@ -118,7 +118,7 @@ class OverArch(nn.Module):
 
 
 class DLRM(nn.Module):
-    """Logits from dense features and embedding bags, which meet in dot products.
+    """Logits from dense features and embedding bags, which interact by pairwise dot products.
 
     Args:
         embedding_bag_collection: tables of one width D.
@@ -163,7 +163,7 @@ class DLRM(nn.Module):
         self.over_arch = OverArch(width, over_arch_layer_sizes, dense_device)
 
     def _interaction(self, num: int, dim: int, device: torch.device | str | None) -> tuple[nn.Module, int]:
-        """How vectors meet, and the width of what comes out."""
+        """The interaction layer and the width of its output."""
         return InteractionArch(num).to(device), dim + choose(num, 2) + num
 
     def forward(self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor) -> torch.Tensor:
@@ -181,7 +181,7 @@ class DLRM(nn.Module):
 
 
 class DLRM_DCN(DLRM):
-    """DLRM whose vectors meet in a low-rank cross network.
+    """DLRM whose interaction is a low-rank cross network.
 
     Args:
         dcn_num_layers: how often features are crossed.
@@ -211,7 +211,7 @@ class DLRM_DCN(DLRM):
 
 
 class DLRM_Projection(DLRM):
-    """DLRM whose vectors meet in the product of two projections.
+    """DLRM whose interaction is the product of two projections.
 
     Args:
         interaction_branch1_layer_sizes, interaction_branch2_layer_sizes: widths of the two nets, the last one of each a

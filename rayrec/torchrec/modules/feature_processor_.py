@@ -22,7 +22,7 @@ __all__ = [
 
 
 class PositionWeightedModule(FeatureProcessor):
-    """Weighs an id by its place in its list: a learned number for every position, 1 at first.
+    """Weights an id by its position in its list: a learned number for every position, initially 1.
 
     Args:
         max_feature_length: positions; a longer list is an index error.

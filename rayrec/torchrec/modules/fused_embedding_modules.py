@@ -89,7 +89,7 @@ def fuse_embedding_optimizer(
     device: torch.device,
     location: object = None,
 ) -> nn.Module:
-    """Replaces the collections inside a model by fused ones on `device`, with weights of their own; names stay.
+    """Replaces the collections inside a model by fused ones on `device`, with new weights; names stay.
 
     Returns:
         The model; of a collection, its twin.

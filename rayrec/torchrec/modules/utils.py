@@ -16,7 +16,7 @@ TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 def extract_module_or_tensor_callable(
     module_or_callable: nn.Module | Callable[[], nn.Module] | TensorFunction,
 ) -> nn.Module | TensorFunction:
-    """A module as it is, what makes one called, a function of a tensor as it is.
+    """Returns a module or a function of a tensor unchanged, and calls a factory of modules.
 
     Raises:
         ValueError: it takes nothing, and gives no module.
@@ -35,12 +35,12 @@ def extract_module_or_tensor_callable(
 
 
 def get_module_output_dimension(module: nn.Module | TensorFunction, in_features: int) -> int:
-    """Width of what a module makes of `[1, in_features]`."""
+    """Width of a module's output for an input `[1, in_features]`."""
     return module(torch.zeros(1, in_features)).shape[-1]
 
 
 def check_module_output_dimension(module: nn.Module | Iterable[nn.Module], in_features: int, out_features: int) -> bool:
-    """Whether a module, or each of several, makes `out_features` numbers of `in_features`."""
+    """Whether a module, or each of several, maps `in_features` numbers to `out_features`."""
     if isinstance(module, nn.ModuleList) or not isinstance(module, nn.Module):
         return all(get_module_output_dimension(each, in_features) == out_features for each in module)
     return get_module_output_dimension(module, in_features) == out_features

@@ -45,7 +45,7 @@ _Loader.add_constructor("tag:yaml.org,2002:value", lambda loader, node: str(node
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Read a config file and apply `a.b.c=value` overrides; vocabularies are looked for from the file's folder.
+    """Read a config file and apply `a.b.c=value` overrides; vocabularies are searched from the file's folder.
 
     Args:
         path: a YAML file.

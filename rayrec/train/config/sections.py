@@ -154,8 +154,9 @@ class ShardingConfig(Section):
     sync_every: int = Field(
         default=1,
         ge=1,
-        description="steps after which groups are made alike. 1: gradients meet in every step, and groups are one "
-        "training on the global batch; N: each trains its tables on its own rows for N steps, then they are averaged",
+        description="steps after which groups are synchronized. 1: gradients are averaged in every step, and groups "
+        "are one training on the global batch; N: each trains its tables on its own rows for N steps, then they are "
+        "averaged",
     )
     plan: str | None = Field(default=None, description="path of a `plan.json` to use as it is; `null`: plan at start")
     calibration: str | None = Field(

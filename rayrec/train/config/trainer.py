@@ -26,7 +26,7 @@ class EarlyStoppingConfig(Section):
 
 
 class GuardsConfig(Section):
-    """What ends a run that learns nothing; looked at where figures are logged."""
+    """What ends a run that learns nothing; checked where figures are logged."""
 
     max_ne: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="normalized entropy above which, `patience` times in a row, the run ends"
@@ -43,7 +43,7 @@ class GuardsConfig(Section):
         description="how often training goes back to the last checkpoint with half the learning rates where the loss "
         "is not finite any more, before that ends the run",
     )
-    after_steps: int = Field(default=0, ge=0, description="steps in which nothing is looked at (warm-up)")
+    after_steps: int = Field(default=0, ge=0, description="steps without checks (warm-up)")
     patience: int = Field(default=5, ge=1, description="logged lines in a row that must be bad")
 
 
@@ -116,7 +116,7 @@ class TrainerConfig(Section):
     hang_s: float = Field(
         default=900.0,
         gt=0,
-        description="seconds without any movement after which a worker tells its stacks and the workers are restarted",
+        description="seconds without any movement after which a worker reports its stacks and all workers restart",
     )
     wait_for_resources_s: float = Field(
         default=30.0, ge=0, description="seconds to wait for a cluster's CPUs and GPUs to become free before refusing"

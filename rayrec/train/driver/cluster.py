@@ -97,7 +97,7 @@ def await_resources(cluster: Cluster, need: Demand, wait_s: float, display: Disp
         refuse_if_short(need, cluster.total(), cluster.what)
         return
     until = time.monotonic() + wait_s
-    told = False
+    shown = False
     while not (cluster.total().covers(need) and cluster.free().covers(need)):
         if time.monotonic() >= until:
             refuse_if_short(need, cluster.total(), cluster.what)
@@ -105,9 +105,9 @@ def await_resources(cluster: Cluster, need: Demand, wait_s: float, display: Disp
                 need, cluster.free(), f"after {wait_s:g} s of waiting (trainer.wait_for_resources_s) Ray has free"
             )
             return
-        if not told:
+        if not shown:
             display.say(f"waiting up to {wait_s:g} s for {need.cpus:g} CPUs and {need.gpus} GPUs of the Ray cluster …")
-            told = True
+            shown = True
         time.sleep(min(1.0, wait_s / 20))
 
 

@@ -45,7 +45,7 @@ class Growth:
     """Decides when a run is to be started again with more workers.
 
     A node that came while an attempt runs is room for certain. What seemed room when it began was none for Ray: a node
-    that is about to be told dead, or another job's share. That is tried again later, ever more rarely.
+    that is about to be declared dead, or another job's share. That is tried again later, ever more rarely.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Growth:
         self._attempt = self._workers = 0
         self._since = self._came = 0.0
         self._nodes: frozenset[str] = frozenset()
-        self._asked = False
+        self._requested = False
 
     def due(self, running: Attempt, room: int, nodes: Collection[str], now: float, *, counted: bool = False) -> bool:
         """Whether to ask for growth now; once an attempt.
@@ -66,18 +66,18 @@ class Growth:
             counted: whether Ray Train's account is of these nodes.
         """
         if running.attempt != self._attempt:
-            if self._asked:
+            if self._requested:
                 brought_none = running.world_size <= self._workers
                 self.wait_s = min(LONGEST_WAIT_S, 2 * self.wait_s) if brought_none else FIRST_WAIT_S
             self._attempt, self._workers = running.attempt, running.world_size
-            self._since, self._nodes, self._asked = now, frozenset(nodes), False
+            self._since, self._nodes, self._requested = now, frozenset(nodes), False
         has_come = not self._nodes.issuperset(nodes)
         if not has_come:
             self._came = now
         ripe = now - self._since >= self.wait_s or (has_come and (counted or now - self._came >= SETTLED_S))
-        if self._asked or not ripe or not 0 < running.world_size < room:
+        if self._requested or not ripe or not 0 < running.world_size < room:
             return False
-        self._asked = True
+        self._requested = True
         return True
 
 
@@ -128,7 +128,7 @@ def recount() -> bool:
 
 
 def note_request(folder: Path, trainer: Any) -> None:
-    """Write down under which name a trainer's workers are asked for."""
+    """Record the name under which a trainer's workers are requested."""
     run_id = getattr(getattr(trainer, "train_run_context", None), "run_id", None)  # of Ray 2.60; not promised
     if run_id is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def note_request(folder: Path, trainer: Any) -> None:
 
 
 def release_request(folder: Path) -> None:
-    """Free what a driver of this run that was killed had asked for: Ray keeps it for nobody for three minutes."""
+    """Free what a killed driver of this run had requested: Ray keeps it for nobody for three minutes."""
     import ray
 
     with suppress(Exception):  # there was none, or Ray has begun anew since
@@ -145,7 +145,7 @@ def release_request(folder: Path) -> None:
 
 
 def _account() -> Any:
-    """Ray Train's account of what there is and who has asked for how much of it."""
+    """Ray Train's account of resources and requests."""
     import ray
 
     name = "AutoscalingCoordinator"

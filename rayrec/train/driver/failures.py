@@ -1,4 +1,4 @@
-"""What Ray Train's controller does about a worker group that failed, and how failures are told.
+"""What Ray Train's controller does about a worker group that failed, and how failures are reported.
 
 The controller is a process of its own: what is imported here is imported there, so it is little.
 """
@@ -30,7 +30,7 @@ def failure_reporter(actor: Any, max_failures: int) -> Any:
             if ask(actor.growing):
                 actor.put.remote({"kind": "growth"})
                 return
-            if ask(actor.failed_ranks) or ask(actor.stop_asked):
+            if ask(actor.failed_ranks) or ask(actor.stop_requested):
                 raise TrainError(reason)
             failures = ask(actor.failed_again)
             if failures > max_failures:

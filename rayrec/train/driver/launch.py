@@ -33,7 +33,7 @@ class Listener(Protocol):
     Args:
         fatal: why it failed.
         done: the record of its end.
-        stopped: what the workers said when they stopped because they were asked to.
+        stopped: what the workers said when they stopped on request.
         step: the last step heard of.
         world_size: workers of the attempt that runs; 0 before there is one.
         attempt: its number.
@@ -52,7 +52,7 @@ class Listener(Protocol):
 
 
 def run_job(job: Job, listener: Listener, display: Display, attempts_before: int) -> dict[str, Any]:
-    """Run a job to its end and return the outcome its rank 0 told.
+    """Run a job to its end and return the outcome that its rank 0 reported.
 
     Raises:
         TrainError: it failed, with the cause; `ResourceError` where Ray has not what it needs, `Interrupted` where it
@@ -76,11 +76,11 @@ def run_job(job: Job, listener: Listener, display: Display, attempts_before: int
 def _stop_signals(job: Job, ask: Callable[[], object], display: Display) -> StopSignals:
     grace_s = job.config.trainer.grace_s
 
-    def tell_and_ask() -> None:
+    def report_and_ask() -> None:
         display.say(f"stopping: a last checkpoint within {grace_s:g} s (once more to end at once) …", style="yellow")
         ask()
 
-    return StopSignals(tell_and_ask, grace_s)
+    return StopSignals(report_and_ask, grace_s)
 
 
 def _run_alone(job: Job, listener: Listener, display: Display, attempts_before: int) -> StopSignals:
@@ -127,7 +127,7 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
             drained(lambda: ask(actor.take), hear),
             shared(job.train, job.eval) as (train, evaluation),
             growing(trainer, need, listener, lambda: ask(actor.ask_growth)),
-            # A process that is frozen as a whole cannot tell: Ray's controller, which it does not answer, notices.
+            # A process that is frozen as a whole cannot report: Ray's controller gets no answer.
             defaults({"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}),
         ):
             _fit(replace(job, train=train, eval=evaluation), actor, need, signals, cluster)

@@ -117,7 +117,7 @@ def _group() -> Any:
                 "synchronization_actor": sync_actor,
                 "storage_context": self._storage_context,
                 "worker_callbacks": self._worker_callbacks_to_propagate,
-                "controller_actor": None,  # asked only for what `ray.train.report` was given
+                "controller_actor": None,  # used only for what `ray.train.report` was given
             }
             begun = [
                 worker.actor.init_train_context.remote(

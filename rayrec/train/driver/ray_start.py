@@ -47,7 +47,7 @@ HELPERS = ("start_api_server", "start_monitor", "start_log_monitor")
 LOCAL_SYSTEM = {
     # Ray would delete what was freed once a second: of a fast stream that is a quarter of a gigabyte that nobody needs.
     "free_objects_period_milliseconds": 200,
-    # Its object store may not listen yet when it is asked first: asked again after a second, ten times at most.
+    # Its object store may not listen yet at the first try: retried after a second, ten times at most.
     "raylet_client_connect_timeout_milliseconds": 20,
     "raylet_client_num_connect_attempts": 500,
 }
@@ -64,7 +64,7 @@ class _Start:
         self._thread.start()
 
     def _import(self) -> None:
-        with suppress(Exception):  # told where it is used
+        with suppress(Exception):  # reported where it is used
             import_workers()
         self._imported.set()
 
@@ -170,7 +170,7 @@ def defaults(values: Mapping[str, str]) -> Iterator[None]:
 def begun_for(config: Path, overrides: Sequence[str]) -> Iterator[None]:
     """Where the config wants a local Ray, start it in a thread while the body imports and reads; it ends with the body.
 
-    `awaited` waits for it. A start that fails is left to the run, which tries it again and tells why.
+    `awaited` waits for it. A start that fails is left to the run, which tries it again and reports why.
     """
     global _start
     workers = _local_workers(config, overrides)
@@ -207,6 +207,6 @@ def _local_workers(config: Path, overrides: Sequence[str]) -> int:
             if name == "trainer":
                 return 0
             workers = yaml.safe_load(value) if name == "trainer.num_workers" else workers
-    except Exception:  # whatever is wrong with the file is told where it is read
+    except Exception:  # whatever is wrong with the file is reported where it is read
         return 0
     return max(0, workers) if type(workers) is int else 0

@@ -41,8 +41,8 @@ MOST_KEPT = 100_000
 
 
 @contextmanager
-def told(display: Display, path: Path) -> Iterator[None]:
-    """What cannot be written is told, and the run goes on."""
+def reporting_errors(display: Display, path: Path) -> Iterator[None]:
+    """Shows that `path` cannot be written, and continues."""
     try:
         yield
     except (OSError, StorageError) as error:
@@ -51,7 +51,7 @@ def told(display: Display, path: Path) -> Iterator[None]:
 
 
 class Lines:
-    """Appends lines to a file. What cannot be written is told once and kept in memory for the next try."""
+    """Appends lines to a file. A failure is shown once, and the lines are kept in memory for the next try."""
 
     def __init__(self, path: Path, display: Display) -> None:
         self._path, self._display = path, display
@@ -134,13 +134,13 @@ class Recorder:
             case "begin":
                 self._begin(record)
             case "plan":
-                with told(self._display, self._folder.plan):
+                with reporting_errors(self._display, self._folder.plan):
                     write_json(self._folder.plan, record["plan"])
                 self._display.plan(record["plan"])
             case "progress":
                 self._display.progress(record)
             case "train" | "eval" as kind:
-                with told(self._display, self._folder.tensorboard):
+                with reporting_errors(self._display, self._folder.tensorboard):
                     self._curves(kind, record)
                 (self._display.train if kind == "train" else self._display.evaluation)(record)
             case "event":
@@ -217,6 +217,6 @@ class Recorder:
         """Write out what is still in memory."""
         self._metrics.close()
         if self._board is not None:
-            with told(self._display, self._folder.tensorboard):
+            with reporting_errors(self._display, self._folder.tensorboard):
                 self._board.close()
         self._display.close()

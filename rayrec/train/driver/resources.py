@@ -91,7 +91,7 @@ def refuse_if_short(need: Demand, supply: Supply, what: str) -> None:
         what: words for the supply, e.g. "this Ray cluster has".
 
     Raises:
-        ResourceError: names the CPUs or GPUs asked for and there, and the settings that change it.
+        ResourceError: names the CPUs or GPUs requested and available, and the settings that change it.
     """
     if supply.covers(need):
         return

@@ -21,7 +21,7 @@ def write_report(run_dir: Path) -> Path:
         run_dir: `<storage path>/<name>`, with any of config.yaml, plan.json, metrics.jsonl and result.json.
 
     Returns:
-        The path of the report. It replaces an earlier one at once, so a reader never meets half a page.
+        The path of the report. It replaces an earlier one at once, so a reader never sees half a page.
 
     Raises:
         ValueError: `run_dir` is not a run folder, or the report cannot be written there.

@@ -16,7 +16,7 @@ PAGE = "parity.html"
 
 
 def exports_table(exports: Sequence[Line], run_dir: Path) -> str:
-    """Newest first, each with a link to its page; one that has been removed is told to be."""
+    """Newest first, each with a link to its page; a removed one is marked."""
     if not exports:
         return ""
     rows = "".join(_row(line, run_dir) for line in reversed(exports))

@@ -43,7 +43,7 @@ class _Table:
 
 
 def plan_section(plan: ShardingPlan, table_bits: Mapping[str, int]) -> str:
-    """The plan as a picture and as a table, its tables by size; `table_bits` tells those that are not of float32."""
+    """The plan as a picture and as a table, its tables by size; `table_bits` has those that are not float32."""
     tables = [
         _Table(module, name, sharding, table_bits.get(name, 32))
         for module, found in plan.plan.items()

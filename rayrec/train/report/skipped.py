@@ -20,11 +20,11 @@ COLUMNS = {
 
 def skipped_section(events: Sequence[Line]) -> str:
     """How many rows were left out of what, and the described ones with their places; nothing where there were none."""
-    told = [line for line in events if line.get("event") == "skipped"]
-    if not told:
+    skipped = [line for line in events if line.get("event") == "skipped"]
+    if not skipped:
         return ""
-    notes = "".join(f"<p class='note'>{escape(str(line.get('message', '')))}</p>" for line in told)
-    samples = [sample for line in told for sample in line.get("samples") or () if isinstance(sample, dict)]
+    notes = "".join(f"<p class='note'>{escape(str(line.get('message', '')))}</p>" for line in skipped)
+    samples = [sample for line in skipped for sample in line.get("samples") or () if isinstance(sample, dict)]
     head = "".join(f"<th>{title}</th>" for title in COLUMNS.values())
     rows = "".join(
         "<tr>" + "".join(f"<td class='text'>{_cell(sample, key)}</td>" for key in COLUMNS) + "</tr>"
@@ -36,7 +36,7 @@ def skipped_section(events: Sequence[Line]) -> str:
 
 
 def skipped_rows(events: Sequence[Line]) -> int:
-    """How many rows all events tell of."""
+    """Rows of all events."""
     return sum(int(number(line, "count") or 0) for line in events if line.get("event") == "skipped")
 
 

@@ -52,13 +52,13 @@ def timeline_section(line: Line, times: Sequence[Mapping[str, Any]]) -> str:
     kinds = [kind for _, _, of in LANES for kind in of if any(span.name == kind for spans in ranks for span in spans)]
     legend = "".join(f"<span class='key span-{kind}'>{NAMES[kind]}</span>" for kind in kinds)
     note = f"<span class='note'>from step {escape(f'{first:,}')} on</span>" if isinstance(first, int) else ""
-    told = (
+    explanation = (
         "<p class='note'>as each worker's host sees it, from a common start; on a GPU work goes on behind it. Lookups "
         "are compared with the mean of the workers shown.</p>"
     )
     return (
         f"<div class='legend'>{legend}{note}</div><div class='wide'>{_picture(ranks)}</div>"
-        f"<div class='wide'>{_table(ranks, times)}</div>{told}"
+        f"<div class='wide'>{_table(ranks, times)}</div>{explanation}"
     )
 
 
@@ -110,13 +110,13 @@ def _table(ranks: Sequence[Sequence[Span]], times: Sequence[Mapping[str, Any]]) 
         {kind: sum(span.ms for span in spans if span.name == kind) / count for kind in NAMES}
         for spans, count in zip(ranks, steps, strict=True)
     ]
-    looked = _balance([mean["lookup"] for mean in means])
+    measured = _balance([mean["lookup"] for mean in means])
     planned = _balance([_seconds(times[rank]) if rank < len(times) else 0.0 for rank in range(len(ranks))])
     rows = []
     for rank, mean in enumerate(means):
         step = sum(mean[kind] for kind in LANES[0][2])
         cells = [f"{step:.2f} ms", f"{mean['rows']:.2f} ms", f"{mean['exchange']:.2f} ms", f"{mean['lookup']:.2f} ms"]
-        cells += [looked[rank], planned[rank]]
+        cells += [measured[rank], planned[rank]]
         rows.append(f"<tr><td>{rank}</td>{''.join(f'<td class=num>{cell}</td>' for cell in cells)}</tr>")
     heads = ("step", NAMES["rows"], NAMES["exchange"], NAMES["lookup"], "lookups, of the mean", "as planned")
     head = "<th>rank</th>" + "".join(f"<th class=num>{name}</th>" for name in heads)

@@ -202,7 +202,7 @@ def _draws(seed: int) -> Any:
 
 
 def _trackers(search: Search, name: str) -> list[Any]:
-    """Ray's own callbacks for the tracker that was asked for."""
+    """Ray's own callbacks for the chosen tracker."""
     if search.track is None:
         return []
     if search.track not in TRACKERS:
@@ -240,7 +240,7 @@ def _last_line(error: BaseException) -> str:
 
 
 def _write(folder: Path, raw: Mapping[str, Any], search: Search, trials: Sequence[Trial]) -> None:
-    told = [{"trial": t.name, **t.__dict__} for t in trials]
-    write_json(folder / "trials.json", {"metric": search.metric, "mode": search.mode, "trials": told})
+    records = [{"trial": t.name, **t.__dict__} for t in trials]
+    write_json(folder / "trials.json", {"metric": search.metric, "mode": search.mode, "trials": records})
     if trials and trials[0].score is not None:
         write_yaml(folder / "best.yaml", {**with_values(raw, trials[0].values), "name": raw["name"]})

@@ -1,4 +1,4 @@
-"""What runs in a worker: one attempt of a job, and how its end is told to the driver."""
+"""What runs in a worker: one attempt of a job, and how its end is reported to the driver."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def work_on_ray(job: Job, mailbox: Any) -> None:
     sink, trainer = ActorSink(mailbox), job.config.trainer
     rank, world_size = context.get_world_rank(), context.get_world_size()
     with Watch(sink, rank, world_size, hang_s=trainer.hang_s) as watch:
-        attempt(job, sink, rank, world_size, lambda: session_on_ray(sink, trainer.timeout_s, watch.stop_asked))
+        attempt(job, sink, rank, world_size, lambda: session_on_ray(sink, trainer.timeout_s, watch.stop_requested))
 
 
 def work_alone(job: Job, sink: Sink) -> None:
-    """The same in this process, for a world of one; a hang is only told."""
+    """The same in this process, for a world of one; a hang is only reported."""
     set_threads(job.config, 1)
     with Watch(sink, 0, 1, hang_s=job.config.trainer.hang_s, end=None) as watch:
-        attempt(job, sink, 0, 1, lambda: session_alone(sink, lambda: watch.stop_asked() or sink.stop_asked()))
+        attempt(job, sink, 0, 1, lambda: session_alone(sink, lambda: watch.stop_requested() or sink.stop_requested()))
 
 
 def attempt(job: Job, sink: Sink, rank: int, world_size: int, join: Callable[[], Session]) -> None:
-    """Train to the end, or tell the driver why not.
+    """Train to the end, or report to the driver why not.
 
-    An error that another attempt may not meet (a lost peer, a fault of storage) goes up to Ray, which starts the group
-    anew. Any other is told first; where all ranks have one, they just end, and otherwise Ray ends those that wait for
-    this one, and the run (`launch.py`). Should Ray make another attempt all the same, it ends at once.
+    An error that may not recur in another attempt (a lost peer, a fault of storage) is raised to Ray, which restarts
+    the group. Any other is reported first. If all ranks have one, they end; otherwise Ray ends those that wait for this
+    rank, and the run (`launch.py`). If Ray makes another attempt nevertheless, it ends at once.
     """
     if sink.begin(leader=rank == 0):
         return

@@ -1,7 +1,7 @@
 """How ranks stay in step: a small exchange before every step says how many rows it has and whether anyone failed.
 
-It runs on the CPU (gloo) beside the exchanges of the model, so that a rank whose data is bad can tell the others before
-they wait for it. Every exchange carries what it is for and its number, so ranks that disagree are told so.
+It runs on the CPU (gloo) beside the exchanges of the model, so that a rank with bad data can inform the others before
+they wait for it. Every exchange carries its purpose and number, so ranks that disagree raise an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rayrec.models import Batch
 from rayrec.train.errors import TrainError, describe, is_retryable
 
 T = TypeVar("T")
-VALUES = 6  # numbers that one exchange carries; all exchanges are of one size, so that those of unlike kinds still meet
+VALUES = 6  # numbers that one exchange carries; all exchanges are of one size, so that different kinds are still paired
 
 
 class RankError(TrainError):
@@ -37,7 +37,7 @@ class NotFiniteError(RankError):
 
 
 class StopRequested(Exception):
-    """Raised alike on every rank, between two steps, after the driver has asked for a stop."""
+    """Raised alike on every rank, between two steps, after the driver has requested a stop."""
 
 
 class Purpose(IntEnum):
@@ -69,14 +69,14 @@ class Control:
     """The group that joins the ranks for small exchanges on the CPU.
 
     Args:
-        stop_asked: whether this rank has heard that the run is to stop; asked at every step.
+        stop_requested: whether this rank knows that the run is to stop; called at every step.
         numbers: of this rank's exchanges.
     """
 
     rank: int
     world_size: int
     group: Group
-    stop_asked: Callable[[], bool] = lambda: False
+    stop_requested: Callable[[], bool] = lambda: False
     numbers: Iterator[int] = field(default_factory=itertools.count, compare=False, repr=False)
 
     def load(
@@ -92,7 +92,7 @@ class Control:
         Raises:
             RankError: on every rank, if any rank brought an error, or they are not at the same exchange.
         """
-        mine = [rows, weight, wait_s, float(self.stop_asked()), time.monotonic()]
+        mine = [rows, weight, wait_s, float(self.stop_requested()), time.monotonic()]
         by_rank = self._exchange(purpose, mine, error)
         all_rows, all_weight, _, stop = by_rank.sum(dim=0).tolist()[:4]
         return Load(int(all_rows), all_weight, float(by_rank[:, 2].max()), bool(stop), float(by_rank[0, 4]))

@@ -47,7 +47,7 @@ class Loop:
     def __init__(self, job: Job, session: Session, streams: Streams, halvings: int = 0) -> None:
         self.job, self.session, self.streams, self.config = job, session, streams, job.config
         self.halvings = halvings
-        self.saver = Saver(job, session, self._tell_of_checkpoint)
+        self.saver = Saver(job, session, self._report_checkpoint)
         self.position = self._resumed_position()
         self.saved: Checkpoint | None = None  # the last one that is known to be complete
         schema = self.config.data_schema
@@ -65,7 +65,7 @@ class Loop:
         self._evaluated_at_s: float | None = None
         self._exchanges = ExchangeClock()
         self._timeline = Timeline(session.control, self.config.trainer.timeline_steps)
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self._tables_told_at = -math.inf
 
     def _resumed_position(self) -> Position:
@@ -105,7 +105,7 @@ class Loop:
             self.position = position
             self.streams.close()
             self.streams.prepare("train", position.cursor)
-        self._tell_start()
+        self._report_start()
         while True:
             position = self._epoch(position)
             last = position.epoch >= self.last_epoch or self.ended is not None
@@ -124,10 +124,10 @@ class Loop:
             position = position.next_epoch()
 
     def _is_unscored(self, position: Position, last: bool) -> bool:
-        """Whether the whole evaluation is still to be made, and told, at an epoch's end."""
+        """Whether the full evaluation at the end of an epoch is still missing."""
         counted = self.config.trainer.early_stopping is not None
-        told = position.step in self.job.evaluated_steps and not counted
-        return self.scored_step != position.step and (last or not told)
+        reported = position.step in self.job.evaluated_steps and not counted
+        return self.scored_step != position.step and (last or not reported)
 
     def _epoch(self, position: Position) -> Position:
         """What the position's cursor leaves of its epoch."""
@@ -183,7 +183,7 @@ class Loop:
 
     def _after_step(self, position: Position, given: StepInput) -> Position:
         if (timeline := self._timeline.after_step(position.step)) is not None:
-            self._tell("timeline", position, **timeline)
+            self._report("timeline", position, **timeline)
         if due(position.step, self.config.trainer.log_every):
             self._log(position, **self._tables(given))
         if self._evaluation_is_due(position, given):
@@ -196,9 +196,9 @@ class Loop:
             self._evaluated_at_s = None  # the time of an evaluation does not count
         if self.saver.due(position.step, given.clock):
             self._save(position.merged(self.session.control))
-            self._tell_skipped()
-        self.saver.tell_ended()
-        self._tell_progress(position)
+            self._report_skipped()
+        self.saver.report_ended()
+        self._report_progress(position)
         return position
 
     def _evaluation_is_due(self, position: Position, given: StepInput) -> bool:
@@ -241,11 +241,13 @@ class Loop:
         self.figures = self.window.close(position.step)
         dense, sparse = self._learning_rates(position.step - 1)
         norm = self.learner.gradient_norm()
-        self._tell("train", position, **self.figures, lr={"dense": dense, "sparse": sparse}, gradient_norm=norm, **more)
+        self._report(
+            "train", position, **self.figures, lr={"dense": dense, "sparse": sparse}, gradient_norm=norm, **more
+        )
         self.guards.look(position.step, self.figures, norm)
 
     def _evaluate(self, position: Position, most_rows: int | None = None) -> Position:
-        """Score, tell, and return the position with what became the best.
+        """Score, report, and return the position with what became the best.
 
         Raises:
             StopRequested: in the middle of it.
@@ -254,7 +256,7 @@ class Loop:
         stream = self.streams.take("eval", Cursor.start(position.epoch))
         with self._watched(stream, "evaluation"):
             scores = evaluate(self.learner, stream, self.config, self.session, most_rows)
-        self._tell("eval", position, **scores, **({} if most_rows is None else {"partial": True}))
+        self._report("eval", position, **scores, **({} if most_rows is None else {"partial": True}))
         self.scores = scores
         if most_rows is None:
             self.scored_step = position.step
@@ -264,7 +266,7 @@ class Loop:
             position = replace(position, best=position.best.after(scores, position.step, early))
             self.ended = position.best.end(early)
             if self.ended is not None:
-                self._tell("event", position, event="ended", message=f"ends at step {position.step}: {self.ended}")
+                self._report("event", position, event="ended", message=f"ends at step {position.step}: {self.ended}")
         return position
 
     def _save(self, position: Position) -> None:
@@ -286,33 +288,33 @@ class Loop:
             self.window.check(position.step, self.learner.is_finite())
             self.saved = self.saver.save_last(position, self.learner, self.window.state())
 
-    def _tell_of_checkpoint(self, step: int, event: str, message: str) -> None:
-        self._tell("event", replace(self.position, step=step), event=event, message=message)
+    def _report_checkpoint(self, step: int, event: str, message: str) -> None:
+        self._report("event", replace(self.position, step=step), event=event, message=message)
 
-    def tell_event(self, event: str, message: str) -> None:
-        """Tell of something that happened where the run is."""
-        self._tell("event", self.position, event=event, message=message)
+    def report_event(self, event: str, message: str) -> None:
+        """Report an event at the current position."""
+        self._report("event", self.position, event=event, message=message)
 
     @contextmanager
     def _watched(self, stream: Stream, what: str) -> Iterator[None]:
-        """Tell of the rows that a stream leaves out: when it is over, and when too many of them end the run."""
+        """Report rows that a stream skips: at its end, and when too many of them stop the run."""
         outer, self.skipped = self.skipped, SkippedRows(stream, self.session.control, what)
         try:
             yield
         except RankError:
-            self._tell_skipped()
+            self._report_skipped()
             raise
         finally:
             inner, self.skipped = self.skipped, outer
-        self._tell_skipped(inner)
+        self._report_skipped(inner)
 
-    def _tell_skipped(self, skipped: SkippedRows | None = None) -> None:
+    def _report_skipped(self, skipped: SkippedRows | None = None) -> None:
         skipped = skipped or self.skipped
         event = None if skipped is None else skipped.event(self.position.epoch)
         if event is not None:
-            self._tell("event", self.position, **event)
+            self._report("event", self.position, **event)
 
-    def _tell_start(self) -> None:
+    def _report_start(self) -> None:
         resumed = self.saver.resumed
         step = None if resumed is None else resumed.step
         if self.session.rank == 0:
@@ -321,18 +323,18 @@ class Loop:
             decision = self.learner.decision
             memory = build.plan_memory(decision.plan, self.config, decision.layout.group_size, dense)
             planned = planned_for(decision.plan, self.session.machines, self.job.calibration, decision.layout)
-            told = {"memory": memory, "time": build.plan_time(decision.estimate), "planned_for": planned}
-            told |= decision.told(self.config.sharding.sync_every)
-            self.session.sink.put({"kind": "plan", "plan": {**self.learner.plan.to_dict(), **told}})
-        self.saver.tell_start()
+            more = {"memory": memory, "time": build.plan_time(decision.estimate), "planned_for": planned}
+            more |= decision.plan_entry(self.config.sharding.sync_every)
+            self.session.sink.put({"kind": "plan", "plan": {**self.learner.plan.to_dict(), **more}})
+        self.saver.report_start()
 
-    def _tell_progress(self, position: Position) -> None:
-        if time.monotonic() - self._told_at >= PROGRESS_EVERY_S:
-            self._told_at = time.monotonic()
-            self._tell("progress", position, epochs=self.config.trainer.epochs, total_steps=self.total_steps)
+    def _report_progress(self, position: Position) -> None:
+        if time.monotonic() - self._reported_at >= PROGRESS_EVERY_S:
+            self._reported_at = time.monotonic()
+            self._report("progress", position, epochs=self.config.trainer.epochs, total_steps=self.total_steps)
 
-    def _tell(self, kind: str, position: Position, **values: Any) -> None:
-        """Rank 0 tells the driver."""
+    def _report(self, kind: str, position: Position, **values: Any) -> None:
+        """Sends a record to the driver, on rank 0."""
         if self.session.rank == 0:
             at = {"step": position.step, "epoch": position.epoch}
             if kind == "train":
@@ -378,7 +380,7 @@ def fit(job: Job, session: Session) -> dict[str, Any]:
                 if halvings > job.config.trainer.guards.halvings:
                     raise
                 message = f"{error}; going back to the last checkpoint with learning rates times {0.5**halvings:g}"
-                loop.tell_event("halved", message)
+                loop.report_event("halved", message)
 
 
 def score_checkpoint(job: Job, session: Session) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Machine:
     """What one rank sees.
 
     Args:
-        node: what tells hosts apart: Ray's id of the node, or the host's name.
+        node: identifies the host: Ray's id of the node, or the hostname.
         name: what people call it: its address, or the host's name.
         memory_bytes: RAM of the host, as the container sees it, for all its ranks together.
         cpus: CPUs of the host, likewise.

@@ -1,4 +1,4 @@
-"""Memory that ran out, told with what had taken it."""
+"""Out-of-memory errors, reported with what had used the memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OutOfMemory(TrainError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device's or the host's memory ran out. Says what is told, never what is retried."""
+    """Whether the device's or the host's memory ran out. Decides the message, never whether to retry."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return type(error) is RuntimeError and _CPU_ALLOCATOR in str(error)

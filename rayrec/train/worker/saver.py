@@ -1,4 +1,4 @@
-"""One rank's checkpoints: which one the run goes on from, when one is due, saving beside training, telling of it."""
+"""One rank's checkpoints: which one the run goes on from, when one is due, saving in the background, reporting."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from rayrec.train.worker.lockstep import due
 from rayrec.train.worker.position import Position
 from rayrec.train.worker.session import Job, Session
 
-TellEvent = Callable[[int, str, str], None]
+ReportEvent = Callable[[int, str, str], None]
 LAST_WAIT_S = 20.0  # for a save that is under way when this rank's part of the run ends with an error
 
 
 class Saver:
-    """A collective of all ranks, but where it says otherwise.
+    """Checkpoints of one rank. Methods are collective unless they say otherwise.
 
     Args:
-        tell: takes step, event and message of what happened to checkpoints; called on rank 0.
+        report: called on rank 0 with step, event and message.
 
     Raises:
         RankError: checkpoints cannot be read, or there are some but none is whole.
     """
 
-    def __init__(self, job: Job, session: Session, tell: TellEvent) -> None:
-        self._job, self._session, self._tell = job, session, tell
+    def __init__(self, job: Job, session: Session, report: ReportEvent) -> None:
+        self._job, self._session, self._report = job, session, report
         storage = job.config.storage
         metric = storage.keep_best
         best = None if metric is None else Best(metric, larger=metric not in LOWER_IS_BETTER)
@@ -50,7 +50,7 @@ class Saver:
         return self._candidates[0] if self._candidates else None
 
     def load(self, learner: Learner) -> tuple[Learner, Mapping[str, torch.Tensor]]:
-        """The learner as the newest whole checkpoint has it, and what was saved beside it; damaged ones are told.
+        """The learner from the newest whole checkpoint, and the further tensors saved with it; reports damaged ones.
 
         Raises:
             ValueError: the checkpoint is of another model or mapping, or none is whole.
@@ -82,15 +82,15 @@ class Saver:
             taken = load_weights(init.store, init.checkpoint, learner.model, init.names, init.rows, self._group)
             began = f"{len(taken.tables)} tables and {len(taken.layers)} layers are those of {init.checkpoint.path}"
             fresh = f"; fresh: {', '.join(taken.fresh)}" if taken.fresh else ""
-            self._tell_first(0, "warm_start", began + fresh)
+            self._report_first(0, "warm_start", began + fresh)
 
-    def tell_start(self) -> None:
-        """Of checkpoints that are not whole."""
+    def report_start(self) -> None:
+        """Reports damaged checkpoints."""
         if self.resumed is None:
             return
         newer = [error for error in self._damaged if _order(error.name) > _order(self.resumed.name)]
         for error in sorted(newer, key=lambda error: _order(error.name)):
-            self._tell_first(self.resumed.step, "damaged", f"{error}; going on from step {self.resumed.step}")
+            self._report_first(self.resumed.step, "damaged", f"{error}; going on from step {self.resumed.step}")
 
     def due(self, step: int, clock: float) -> bool:
         """Whether a checkpoint is to be made after this step; the same on every rank.
@@ -109,20 +109,20 @@ class Saver:
         return True
 
     def save(self, position: Position, learner: Learner, tensors: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Begin a checkpoint; `position` is that of all ranks. What goes wrong with it is told, and costs only it."""
+        """Begin a checkpoint; `position` is that of all ranks. A failure is reported and costs only this checkpoint."""
         if self._saved_step == position.step:
             return
         step, saving = position.step, self._saving(position, learner, tensors)
         if not self._job.config.storage.background:
             self.store.save(step, learner.model, learner.optimizer, group=self._group, saving=saving)
             self._saved_step = step
-            self._tell_complete(step)
+            self._report_complete(step)
         elif self.store.save_beside(step, learner.model, learner.optimizer, saving, self._group):
             self._saved_step = step
         else:
             why = "the one before is still being written; save less often, or to a faster disk"
-            self._tell_first(step, "save_skipped", f"no checkpoint of step {step}: {why}")
-        self.tell_ended()
+            self._report_first(step, "save_skipped", f"no checkpoint of step {step}: {why}")
+        self.report_ended()
 
     def save_last(
         self, position: Position, learner: Learner, tensors: Mapping[str, torch.Tensor] | None = None
@@ -133,7 +133,7 @@ class Saver:
             OSError: it cannot be saved.
         """
         self.store.finish(self._group)
-        self.tell_ended()
+        self.report_ended()
         newest = self._session.control.together(lambda: self.store.latest() if self._session.rank == 0 else None)
         newest = broadcast_object(newest, self._group)
         if newest is not None and newest.step == position.step:
@@ -141,31 +141,33 @@ class Saver:
         saving = self._saving(position, learner, tensors)
         saved = self.store.save(position.step, learner.model, learner.optimizer, group=self._group, saving=saving)
         self._saved_step = position.step
-        self._tell_complete(position.step)
+        self._report_complete(position.step)
         return saved
 
     def note_scores(self, position: Position, scores: Mapping[str, Any]) -> None:
-        """How good the model of `position` is; rank 0 writes it down where the best checkpoint is to stay."""
+        """Records the scores of the model at `position`, on rank 0, if the best checkpoint is kept."""
         if self._session.rank == 0 and self._job.config.storage.keep_best is not None:
             try:
                 self.store.note_scores(position.step, scores)
             except OSError as error:
-                self._tell(position.step, "save_failed", f"the scores of step {position.step} cannot be kept: {error}")
+                self._report(
+                    position.step, "save_failed", f"the scores of step {position.step} cannot be kept: {error}"
+                )
 
-    def tell_ended(self) -> None:
-        """Of checkpoints that have become complete, or failed; exchanges nothing."""
+    def report_ended(self) -> None:
+        """Reports checkpoints that completed or failed. Not collective."""
         for outcome in self.store.ended():
             if outcome.error is None:
-                self._tell_complete(outcome.step)
+                self._report_complete(outcome.step)
             else:
                 why = f"{type(outcome.error).__name__}: {outcome.error}"
                 text = f"the checkpoint of step {outcome.step} failed, earlier ones are intact ({why})"
-                self._tell_first(outcome.step, "save_failed", text)
+                self._report_first(outcome.step, "save_failed", text)
 
     def close(self) -> None:
-        """Let a save come to its end; exchanges nothing."""
+        """Waits for a save to end. Not collective."""
         self.store.close(LAST_WAIT_S)
-        self.tell_ended()
+        self.report_ended()
 
     def _saving(self, position: Position, learner: Learner, tensors: Mapping[str, torch.Tensor] | None) -> Saving:
         config: TrainConfig = self._job.config
@@ -177,12 +179,12 @@ class Saver:
         }
         return Saving(extra=extra, tensors=tensors, mapping=self._job.mapping or None)
 
-    def _tell_complete(self, step: int) -> None:
-        self._tell_first(step, "checkpoint", f"checkpoint of step {step} is complete")
+    def _report_complete(self, step: int) -> None:
+        self._report_first(step, "checkpoint", f"checkpoint of step {step} is complete")
 
-    def _tell_first(self, step: int, event: str, message: str) -> None:
+    def _report_first(self, step: int, event: str, message: str) -> None:
         if self._session.rank == 0:
-            self._tell(step, event, message)
+            self._report(step, event, message)
 
 
 def _order(name: str) -> tuple[int, int]:

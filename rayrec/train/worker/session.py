@@ -58,7 +58,7 @@ class Job:
     periods: Periods | None = None
 
     def epoch_rows(self, epoch: int) -> int:
-        """Rows of an epoch, before filters are asked."""
+        """Rows of an epoch, before filters."""
         return self.train.rows if self.periods is None else self.periods.rows[epoch]
 
     @property
@@ -100,7 +100,7 @@ class Session:
 
     @property
     def env(self) -> ShardingEnv:
-        """With the number of ranks on this one's host: unlike numbers tell executors that hosts are unlike."""
+        """With the number of ranks on this one's host: executors see from different numbers that hosts differ."""
         return ShardingEnv(self.world_size, self.rank, self.group, local_world_size=len(self.neighbours))
 
 
@@ -112,13 +112,13 @@ def session_of(
     return Session(device=device, group=group, control=control, sink=sink, machines=tuple(machines))
 
 
-def session_alone(sink: Sink, stop_asked: Callable[[], bool] = lambda: False) -> Session:
+def session_alone(sink: Sink, stop_requested: Callable[[], bool] = lambda: False) -> Session:
     """A world of one, on the CPU of this process."""
-    control = Control(0, 1, None, stop_asked=stop_asked)
+    control = Control(0, 1, None, stop_requested=stop_requested)
     return session_of(torch.device("cpu"), None, control, sink)
 
 
-def session_on_ray(sink: Sink, timeout_s: float, stop_asked: Callable[[], bool]) -> Session:
+def session_on_ray(sink: Sink, timeout_s: float, stop_requested: Callable[[], bool]) -> Session:
     """The session of a Ray Train worker, whose process group Ray has made; exchanges fail after `timeout_s`."""
     import ray
     import ray.train.torch
@@ -126,9 +126,9 @@ def session_on_ray(sink: Sink, timeout_s: float, stop_asked: Callable[[], bool])
     device = ray.train.torch.get_device()
     group = dist.group.WORLD
     assert group is not None
-    # A group of its own: the control exchange must never wait for a GPU, nor meet an exchange of the model.
+    # A separate group: the control exchange must never wait for a GPU, nor be paired with a collective of the model.
     own = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-    control = Control(group.rank(), group.size(), own, stop_asked=stop_asked)
+    control = Control(group.rank(), group.size(), own, stop_requested=stop_requested)
     machine = Machine.here(device, ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
     return session_of(device, group, control, sink, machine)
 

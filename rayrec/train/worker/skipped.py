@@ -1,4 +1,4 @@
-"""What the run folder is told of rows that could not be used and were left out."""
+"""Reports rows that could not be used and were skipped."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rayrec.train.worker.lockstep import Control
 
 
 class SkippedRows:
-    """The rows that one stream leaves out, told in parts: at checkpoints, and when the stream is over.
+    """The rows that one stream skips, reported at checkpoints and at its end.
 
-    A stream reads ahead, so what is told may lie a few batches beyond the checkpoint.
+    A stream reads ahead, so reported rows may lie a few batches beyond the checkpoint.
 
     Args:
         what: whose rows they are, "training" or "evaluation".
@@ -19,15 +19,15 @@ class SkippedRows:
 
     def __init__(self, stream: BatchStream | MixedStream, control: Control, what: str) -> None:
         self._stream, self._control, self._what = stream, control, what
-        self._told = self._told_samples = 0
+        self._reported = self._reported_samples = 0
 
     def event(self, epoch: int) -> dict[str, Any] | None:
         """An event with the rows of all ranks since the last one: `count`, and `samples` with their places. None where
         there are none. A collective.
         """
         found = self._stream.skipped
-        count, samples = found.count - self._told, found.samples[self._told_samples :]
-        self._told, self._told_samples = self._told + count, self._told_samples + len(samples)
+        count, samples = found.count - self._reported, found.samples[self._reported_samples :]
+        self._reported, self._reported_samples = self._reported + count, self._reported_samples + len(samples)
         ranks = self._control.gather((count, [sample.to_dict() for sample in samples]))
         count = sum(counted for counted, _ in ranks)
         if not count:

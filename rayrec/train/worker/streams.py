@@ -22,7 +22,7 @@ class Streams:
         self._ready: dict[tuple[Use, int], Stream | Exception] = {}
 
     def prepare(self, use: Use, cursor: Cursor) -> None:
-        """Start reading now what `take` will be asked for; what goes wrong is told then."""
+        """Start reading ahead for `take`, which raises what goes wrong."""
         key = (use, cursor.epoch)
         if key not in self._ready:
             try:

@@ -40,7 +40,7 @@ class Timeline:
         self._began: float
 
     def after_step(self, step: int) -> dict[str, Any] | None:
-        """What is to be told after a step, once; every rank calls it, after each step that follows another.
+        """The record to report after a step, once; every rank calls it, after each step that follows another.
 
         Returns:
             `first_step`, and for each rank its spans: name, start and length in ms, from a start that ranks have in

@@ -1,4 +1,4 @@
-"""A thread beside a rank's loop: hears of a stop, notices a rank that hangs and ranks that wait for each other.
+"""A thread beside a rank's loop: polls for a stop, detects a rank that hangs and ranks that wait for each other.
 
 It never touches the step: it looks at the main thread's stack and at the number of exchanges made.
 """
@@ -62,10 +62,10 @@ class Watch:
 
     Args:
         sink: the way to the driver.
-        hang_s: seconds without any movement of the main thread after which the stacks are told and the process ends,
-            which restarts the worker group.
+        hang_s: seconds without any movement of the main thread after which the stacks are reported and the process
+            ends, which restarts the worker group.
         suspicious_s: seconds in one exchange after which ranks compare where they wait.
-        end: how the process ends; None: what is noticed is only told.
+        end: how the process ends; None: hangs are only reported.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Watch:
         self._waiting = False
         self._thread = threading.Thread(target=self._run, name="rayrec-watch", daemon=True)
 
-    def stop_asked(self) -> bool:
-        """Whether the driver has asked for a stop; called at every step, so it also counts as movement."""
+    def stop_requested(self) -> bool:
+        """Whether the driver has requested a stop; called at every step, so it also counts as movement."""
         self._steps += 1
         return self._stop.is_set()
 
@@ -110,11 +110,11 @@ class Watch:
             except Exception:
                 continue  # the driver is busy or away; it ends the workers if it is gone for good
             if still_s > self._hang_s:
-                self._tell_hang(place, still_s)
+                self._report_hang(place, still_s)
                 since = time.monotonic()
 
     def _look(self, place: Place, still_s: float) -> None:
-        if self._rank == 0 and not self._stop.is_set() and self._sink.stop_asked():
+        if self._rank == 0 and not self._stop.is_set() and self._sink.stop_requested():
             self._stop.set()
         waits = place.in_exchange and still_s > self._suspicious_s
         if not waits and not self._waiting:
@@ -124,9 +124,9 @@ class Watch:
         unlike = len(everyone) == self._world_size and len(set(everyone.values())) > 1
         self._suspected = self._suspected + 1 if unlike else 0
         if self._suspected > 1:
-            self._tell_unlike(everyone)
+            self._report_unlike(everyone)
 
-    def _tell_unlike(self, everyone: dict[int, str]) -> None:
+    def _report_unlike(self, everyone: dict[int, str]) -> None:
         places = "; ".join(f"rank {rank} in {at}" for rank, at in sorted(everyone.items()))
         text = (
             f"ranks wait for each other at different places: {places}; a model must make the same exchanges on every "
@@ -136,7 +136,7 @@ class Watch:
         if self._end is not None:
             self._end(EXIT_UNLIKE)
 
-    def _tell_hang(self, place: Place, still_s: float) -> None:
+    def _report_hang(self, place: Place, still_s: float) -> None:
         message = f"rank {self._rank} has not moved for {still_s:.0f} s (trainer.hang_s), in {place.at}"
         record = {"kind": "event", "event": "hang", "message": message, "rank": self._rank, "stacks": stacks()}
         try:

@@ -121,7 +121,7 @@ class Window:
 
 
 def _quality(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """What is told of a label while training: of a binary one `ne` and `auc`, of a number `rmse` and `r2`."""
+    """Figures of a label in lines of training: of a binary one `ne` and `auc`, of a number `rmse` and `r2`."""
     return {name: figures[name] for name in ("ne", "auc", "rmse", "r2") if name in figures}
 
 

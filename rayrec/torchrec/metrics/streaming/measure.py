@@ -1,4 +1,4 @@
-"""What a metric is: sums over examples, and figures of sums."""
+"""Definition of a metric: sums over examples, and figures computed from sums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Examples:
     Args:
         predictions: float64 [T, B]; of a task with C classes [T, B, C].
         labels_TB, weights_TB: float64.
-        inputs: other outputs of the model that a metric asked for, by name; each [T, B].
+        inputs: further outputs of the model that the metric requires, by name; each [T, B].
     """
 
     predictions: torch.Tensor

@@ -34,7 +34,7 @@ def _base_entropy(sums: Sums) -> torch.Tensor:
 
 
 def _or_missing(ne: torch.Tensor, sums: Sums, options: Options) -> torch.Tensor:
-    """Of a task whose weights were all 0, `TINY` where that was asked for."""
+    """`TINY` for a task whose weights are all 0, if the option is set."""
     missing = options.get("allow_missing_label_with_zero_weight", False)
     return torch.where(sums["weighted_num_samples"] > 0, ne, TINY) if missing else ne
 

@@ -1,4 +1,4 @@
-"""`WindowSamples`: the last examples themselves, for metrics of their order: exact areas under curves."""
+"""`WindowSamples`: keeps the last examples, for metrics of their order: exact areas under curves."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class WindowSamples(torch.nn.Module):
         self._name, self._options, self._window = name, options, window
         self._empty = (torch.zeros(3, num_tasks, 0), torch.zeros(0, dtype=torch.int64))
         self.reset()
-        self._run = [0.0, 0.0]  # Σ area · weight and Σ weight over what `figures` was asked, of "auprc"
+        self._run = [0.0, 0.0]  # of "auprc": Σ area · weight and Σ weight over the calls of `figures`
 
     def add(self, examples: Examples) -> None:
-        """Adds a batch, and forgets what then lies before the window."""
+        """Adds a batch, and drops examples that are older than the window."""
         batch = torch.stack((examples.predictions, examples.labels_TB, examples.weights_TB)).float()
         self._parts.append(batch[:, :, -self._window :])
         keys = examples.inputs["grouping_keys"][0] if self._grouped else examples.labels_TB.new_zeros(examples.count)
@@ -87,7 +87,7 @@ class WindowSamples(torch.nn.Module):
 
 
 def _mean_over_groups(area: Area, samples: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Each group counts alike; 0.5 without one."""
+    """Unweighted mean over groups; 0.5 without any."""
     areas = [area(*samples[:, keys == key]) for key in keys.unique()]
     return torch.stack(areas).mean() if areas else samples.new_tensor(0.5)
 

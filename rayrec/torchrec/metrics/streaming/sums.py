@@ -1,4 +1,4 @@
-"""`StreamedSums`: what a metric adds up, over the run and over a window of its last examples."""
+"""`StreamedSums`: the sums of a metric, over the run and over a window of its last examples."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class StreamedSums(torch.nn.Module):
             self._recent -= oldest
 
     def figures(self) -> list[Figure]:
-        """Of what was added; after `take`, of all ranks."""
+        """Figures of what was added; after `take`, of all ranks."""
         names = self._measure.sums
         of_run: Sums = {name: getattr(self, name) for name in names}
         of_window = dict(zip(names, self._recent, strict=True))
@@ -71,11 +71,11 @@ class StreamedSums(torch.nn.Module):
         self._held = 0
 
     def flat(self) -> torch.Tensor:
-        """What adds up over ranks."""
+        """State that is summed over ranks."""
         return torch.cat([*(getattr(self, name).flatten() for name in self._measure.sums), self._recent.flatten()])
 
     def kept(self) -> Any:
-        """What is put side by side over ranks: nothing."""
+        """State that is concatenated over ranks: none."""
 
     def take(self, flat: torch.Tensor, kept: Sequence[Any]) -> None:
         """Makes the sums those that `flat` holds."""

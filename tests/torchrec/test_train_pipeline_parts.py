@@ -14,7 +14,6 @@ from torch import nn
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.distributed import DistributedModelParallel, ShardingEnv
-from rayrec.distributed.pipeline import TrainPipeline
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.distributed import train_pipeline as home
 from rayrec.torchrec.distributed.embedding_types import ShardedEmbeddingModule
@@ -195,26 +194,6 @@ def test_a_batchs_features_are_found() -> None:
         home.sparse_features(Of(a=1))
     with pytest.raises(ValueError, match="int has no KeyedJaggedTensor"):
         home.sparse_features(3)
-
-
-def test_the_next_item_is_begun_before_one_is_handed_out_and_an_error_waits_its_turn() -> None:
-    begun: list[int] = []
-
-    def begin(item: int) -> int:
-        if item == 3:
-            raise OSError("gone")
-        begun.append(item)
-        return 10 * item
-
-    def ahead(items: list[int]) -> Iterator[int]:
-        return TrainPipeline[int](move=begin, send_ahead=False).ahead(items)
-
-    found = ahead([1, 2, 3])
-    assert next(found) == 10 and begun == [1, 2]
-    assert next(found) == 20
-    with pytest.raises(OSError, match="gone"):
-        next(found)
-    assert list(ahead([1, 2])) == [10, 20] and list(ahead([])) == []
 
 
 @pytest.mark.parametrize("set_to_none", [(), (True,), (False,)])
