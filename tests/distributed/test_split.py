@@ -151,6 +151,22 @@ def test_many_ids_are_split_by_several_threads_as_by_one() -> None:
     assert_equal(found[0], PlainSplit(routes, True, False).split(kjt))
 
 
+def test_rows_that_no_rank_reads_in_one_of_two_cuts_are_left_out() -> None:
+    """Both halves of the first rows lie on rank 0 and are read as one; only below are the halves cut in two ways."""
+    (table,) = tables_of([12])
+    rectangles = [(0, 6, 0, 0), (6, 12, 0, 1), (0, 6, 32, 0), (6, 9, 32, 1), (9, 12, 32, 0)]
+    shards = [
+        Shard(table="t0", rows=Span(first, stop), cols=Span(col, col + 32), rank=rank)
+        for first, stop, col, rank in rectangles
+    ]
+    plan = {"t0": ParameterSharding(ShardingType.GRID_SHARD.value, "fused", shards=shards)}
+    routes = make_routes([table], plan, {"t0": SPEC}, 2, lambda local: local.cols)
+    assert len(routes.variants) == 2
+    kjt = KeyedJaggedTensor(["f0"], torch.arange(12).repeat(3), lengths=torch.tensor([20, 0, 16]))
+    for extra in (False, True):
+        assert_equal(CompiledSplit(routes, False, extra).split(kjt), PlainSplit(routes, False, extra).split(kjt))
+
+
 @pytest.mark.parametrize("kind", ["row_wise", "uneven"])
 @pytest.mark.parametrize("bad", [-1, 1000, 2**40])
 def test_an_id_outside_its_table_is_named(kind: str, bad: int) -> None:

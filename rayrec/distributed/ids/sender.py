@@ -162,6 +162,11 @@ class CompiledSplit:
             else:
                 repeated.append((first, number))
         self._repeated = np.array(repeated, dtype=np.int64).reshape(-1, 2)
+        # no rank receives a bucket of rows that one rank holds with those of another variant: such ids come last
+        unread = [(v, n) for v, of_v in enumerate(edges) for n in range(len(of_v) - 1) if self._stream_VE[v, n] < 0]
+        for number, place in enumerate(unread, self._num_streams):
+            self._stream_VE[place] = number
+        self._num_unread = len(unread)
         reads = [(routes.variants[r.streams[look.stream].variant], look) for r in routes.ranks for look in r.lookups]
         self._tables = {variant: routes.outputs[lookup.output].table for variant, lookup in reads}
         self._variants = routes.variants
@@ -185,8 +190,8 @@ class CompiledSplit:
         cut_V = np.where(self._buckets_V > 1, size_V, 0)
         first_V = cut_V.cumsum() - cut_V
         bucket_N = np.empty(int(cut_V.sum()), np.uint8)
-        lengths_SB = torch.empty(self._num_streams, kjt.stride(), dtype=torch.int32)
-        totals = torch.empty(self._num_streams, dtype=torch.int64)
+        lengths_SB = torch.empty(self._num_streams + self._num_unread, kjt.stride(), dtype=torch.int32)
+        totals = torch.empty(len(lengths_SB), dtype=torch.int64)
         out_SB, total_S = lengths_SB.numpy(), totals.numpy()
         parts = _in_parts(size_V)
 
@@ -226,6 +231,10 @@ class CompiledSplit:
         loops.repeat(self._repeated, first_S, total_S, out_SB, out_N, moved_N, origin_N)
         if weights is not None:
             moved = weights[origins] if trained else moved.to(weights.dtype)
+        if self._num_unread:
+            num_ids = int(totals[: self._num_streams].sum())
+            lengths_SB, totals = lengths_SB[: self._num_streams], totals[: self._num_streams]
+            out, moved, origins = out[:num_ids], moved[:num_ids], origins[:num_ids]
         ids = Ids(lengths_SB, out, None if weights is None else moved)
         lengths_FB = torch.from_numpy(lengths_KB[key_F])
         return Split(ids, totals, lengths_FB, origins if self._traced else None)
