@@ -22,7 +22,7 @@ class PlainSplit:
     """
 
     def __init__(self, routes: Routes, weighted: bool, traced: bool) -> None:
-        self.checked: set[str] = set()
+        self.checked: frozenset[str] = frozenset()
         self._features, self._weighted, self._traced = routes.features, weighted, traced
         self._streams = [
             (stream, routes.variants[stream.variant]) for route in routes.ranks for stream in route.streams

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -31,10 +30,12 @@ from rayrec.distributed.ids.batch import (
     Split,
 )
 from rayrec.distributed.ids.plain_split import PlainSplit
-from rayrec.distributed.ids.routes import Routes, Variant
+from rayrec.distributed.ids.routes import Routes
+from rayrec.modules import BaseEmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor, ops
 
 MOST_BUCKETS = 256
+_pool = ThreadPoolExecutor(thread_name_prefix="rayrec-loops")  # starts threads when it has work
 MIN_IDS = 1 << 14  # of a thread: handing work to another one costs about 50 µs
 
 
@@ -138,7 +139,7 @@ class CompiledSplit:
         traced: also record where each id comes from.
 
     Attributes:
-        checked: features whose ids are compared with the rows of all tables that read them.
+        checked: features whose ids are compared with the rows of the tables of `routes`: all.
     """
 
     def __init__(self, routes: Routes, weighted: bool, traced: bool) -> None:
@@ -147,7 +148,9 @@ class CompiledSplit:
         feature = {name: number for number, name in enumerate(routes.features)}
         streams = [stream for route in routes.ranks for stream in route.streams]
         self._num_streams = len(streams)
-        edges = [variant.edges or (0, 1 << 62) for variant in routes.variants]
+        self._table_V = _smallest_tables(routes)
+        with_tables = zip(routes.variants, self._table_V, strict=True)
+        edges = [variant.edges or (0, table.num_embeddings) for variant, table in with_tables]
         most = max(map(len, edges), default=2)
         self._feature_V = np.array([feature[variant.feature] for variant in routes.variants], np.int64)
         self._buckets_V = np.array([len(of_variant) - 1 for of_variant in edges], np.int64)
@@ -167,18 +170,13 @@ class CompiledSplit:
         for number, place in enumerate(unread, self._num_streams):
             self._stream_VE[place] = number
         self._num_unread = len(unread)
-        reads = [(routes.variants[r.streams[look.stream].variant], look) for r in routes.ranks for look in r.lookups]
-        self._tables = {variant: routes.outputs[lookup.output].table for variant, lookup in reads}
-        self._variants = routes.variants
-        self.checked = {v.feature for v in routes.variants if v.edges} - {
-            v.feature for v in routes.variants if not v.edges
-        }
+        self.checked = frozenset(routes.features)
 
     def split(self, kjt: KeyedJaggedTensor) -> Split:
         """Splits every feature of the routes; `kjt` is on the host, and may have others.
 
         Raises:
-            ValueError: an id is outside the rows of a table that is cut.
+            ValueError: an id is outside its table's rows.
         """
         place, loops = kjt.index_per_key(), self._loops
         key_F = np.array([place[feature] for feature in self._features], np.int64)
@@ -201,7 +199,7 @@ class CompiledSplit:
                 first_V, out_SB, total_S, bucket_N, start, stop,
             )  # fmt: skip
             if outside >= 0:
-                raise self._error(kjt, self._variants[outside])
+                raise self._error(kjt, outside)
 
         _run(count, parts)
         total_S[self._repeated[:, 1]] = total_S[self._repeated[:, 0]]
@@ -222,10 +220,12 @@ class CompiledSplit:
         out_N, moved_N, origin_N = out.numpy().view(np.uint64), moved.numpy(), origins.numpy()
 
         def move(start: int, stop: int) -> None:
-            loops.move(
+            outside = loops.move(
                 values, given, first_K, key_V, self._buckets_V, self._edges_VE, self._stream_VE,
                 first_V, first_S, bucket_N, out_N, moved_N, origin_N, shift_V, start, stop,
             )  # fmt: skip
+            if outside >= 0:
+                raise self._error(kjt, outside)
 
         _run(move, parts)
         loops.repeat(self._repeated, first_S, total_S, out_SB, out_N, moved_N, origin_N)
@@ -239,11 +239,22 @@ class CompiledSplit:
         lengths_FB = torch.from_numpy(lengths_KB[key_F])
         return Split(ids, totals, lengths_FB, origins if self._traced else None)
 
-    def _error(self, kjt: KeyedJaggedTensor, variant: Variant) -> ValueError:
-        assert variant.edges is not None
-        ids, rows = kjt[variant.feature].values(), variant.edges[-1]
-        number = int(ids[(ids < 0) | (ids >= rows)][0])
-        return outside_rows(variant.feature, number, rows, self._tables[variant])
+    def _error(self, kjt: KeyedJaggedTensor, variant: int) -> ValueError:
+        feature, table = self._features[self._feature_V[variant]], self._table_V[variant]
+        ids = kjt[feature].values()
+        number = int(ids[(ids < 0) | (ids >= table.num_embeddings)][0])
+        return outside_rows(feature, number, table.num_embeddings, table.name)
+
+
+def _smallest_tables(routes: Routes) -> list[BaseEmbeddingConfig]:
+    """For each variant the smallest table that reads it."""
+    found: dict[int, BaseEmbeddingConfig] = {}
+    for route in routes.ranks:
+        for lookup in route.lookups:
+            variant, table = route.streams[lookup.stream].variant, route.tables[lookup.group][lookup.table].config
+            if variant not in found or table.num_embeddings < found[variant].num_embeddings:
+                found[variant] = table
+    return [found[variant] for variant in range(len(routes.variants))]
 
 
 def outside_rows(feature: str, number: int, rows: int, table: str) -> ValueError:
@@ -278,7 +289,7 @@ def _in_parts(size_V: np.ndarray) -> list[tuple[int, int]]:
 
 def _run(work: Callable[[int, int], None], parts: Sequence[tuple[int, int]]) -> None:
     """All parts, the first on this thread."""
-    others = [_pool().submit(work, *part) for part in parts[1:]]
+    others = [_pool.submit(work, *part) for part in parts[1:]]
     try:
         for part in parts[:1]:
             work(*part)
@@ -287,8 +298,3 @@ def _run(work: Callable[[int, int], None], parts: Sequence[tuple[int, int]]) -> 
             wait(others)
     for other in others:
         other.result()
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="rayrec-loops")

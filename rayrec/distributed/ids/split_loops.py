@@ -177,6 +177,26 @@ def count(
     return -1
 
 
+@nb.njit
+def _copy_whole(
+    values: Any, weights: Any, number: Any, size: Any, rows: Any, out: Any, out_weights: Any, origins: Any, first: Any,
+    shift: Any,
+) -> Any:  # fmt: skip
+    """A feature's ids to a stream of its own, from place `first`; whether an id is outside the table's rows."""
+    outside = False
+    for each in range(size):
+        row = values[number + each]
+        outside |= row >= rows
+        out[first + each] = row
+    if out_weights.size > 0:
+        for each in range(size):
+            out_weights[first + each] = weights[number + each]
+    if origins.size > 0:
+        for each in range(size):
+            origins[first + each] = nb.int64(number + each) + shift
+    return outside
+
+
 @compiled(_TYPES)
 def move(
     values: Any,
@@ -195,10 +215,14 @@ def move(
     shift_V: Any,
     start: Any,
     stop: Any,
-) -> None:
+) -> Any:
     """Ids, counted from their bucket's first row, to the streams of variants `start` to `stop`; `weights` with them,
-    and to `origins` the places that they come from plus `shift_V`, where these are not empty."""
+    and to `origins` the places that they come from plus `shift_V`, where these are not empty.
+
+    Returns the first variant that is not cut and has an id outside its table's rows, or -1.
+    """
     with_weights, traced = out_weights.size > 0, origins.size > 0
+    more = with_weights or traced
     target_C, next_E = np.empty(255, np.uint64), np.empty(edges_VE.shape[1], np.uint64)
     for variant in range(start, stop):
         key, buckets, low_E = key_V[variant], buckets_V[variant], edges_VE[variant]
@@ -206,22 +230,25 @@ def move(
         place, shift_origin = nb.uint64(first_V[variant]), shift_V[variant]
         for bucket in range(buckets):
             next_E[bucket] = first_S[stream_VE[variant, bucket]]
+        if buckets == 1:
+            size, rows = stop_number - number, low_E[1]
+            if _copy_whole(
+                values, weights, number, size, rows, out, out_weights, origins, next_E[0], shift_origin
+            ):  # fmt: skip
+                return variant
+            continue
         while number < stop_number:
             size = min(stop_number - number, nb.uint64(255))
-            if buckets == 1:
-                for each in range(size):
-                    out[next_E[0] + each] = values[number + each]
-                    target_C[each] = next_E[0] + each
-                next_E[0] += size
-            elif buckets <= 8:
+            if buckets <= 8:
                 packed = nb.uint64(0)
                 for each in range(size):
                     bucket = nb.uint64(bucket_N[place + each])
                     shift = bucket * _FEW
                     target = next_E[bucket] + ((packed >> shift) & _BYTE)
                     out[target] = values[number + each] - low_E[bucket]
-                    target_C[each] = target
                     packed += _ONE << shift
+                    if more:
+                        target_C[each] = target
                 for bucket in range(nb.uint64(buckets)):
                     next_E[bucket] += (packed >> (bucket * _FEW)) & _BYTE
             else:
@@ -239,6 +266,7 @@ def move(
                     origins[target_C[each]] = nb.int64(number + each) + shift_origin
             number += size
             place += size
+    return -1
 
 
 @compiled(_TYPES)
