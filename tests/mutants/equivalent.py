@@ -323,12 +323,6 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "of one dimension the first is the last",
     ),
     (
-        "rayrec/distributed/ids/input_dist.py",
-        "if len(self._table_of) < len(keys)",
-        "if len(self._table_of) <= len(keys)",
-        "with as many keys as read features every limit is a table's",
-    ),
-    (
         "rayrec/distributed/ids/exchange.py",
         "weights[0].view(torch.float32)",
         "weights[-1].view(torch.float32)",
