@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rayrec.train.tolerance import Tolerance
+
 Record = dict[str, Any]
 
 
@@ -173,32 +175,40 @@ class DirectSink:
 
 
 @contextlib.contextmanager
-def drained(take: Callable[[], list[Record]], handle: Callable[[Record], None], every_s: float = 0.2) -> Iterator[None]:
+def drained(
+    take: Callable[[], list[Record]],
+    handle: Callable[[Record], None],
+    tolerance: Tolerance | None = None,
+    every_s: float = 0.2,
+) -> Iterator[None]:
     """Hand records over from a thread while the body runs; what is left is handed over at its end.
 
-    A `take` that fails is tried again at the next tick: a busy machine must not end a run.
+    A `take` that fails is tried again at the next tick: a busy machine must not end a run. An error of `handle`, even
+    SystemExit, costs its record and no other.
 
     Raises:
-        Exception: the first that `handle` raised, or the last `take`; after the body.
+        Exception: the one of the last `take`; after the body.
     """
     stop = threading.Event()
-    broken: list[Exception] = []
+    tolerance = tolerance or Tolerance()
 
     def drain(last: bool) -> None:
         try:
             records = take()
-        except Exception as error:
+        except Exception:
             if last:
-                broken.append(error)
+                raise
             return
-        try:
-            for record in records:
+        for record in records:
+            try:
                 handle(record)
-        except Exception as error:
-            broken.append(error)
+            except BaseException as error:
+                if last and isinstance(error, KeyboardInterrupt):
+                    raise
+                tolerance.report(error)
 
     def loop() -> None:
-        while not stop.wait(every_s) and not broken:
+        while not stop.wait(every_s):
             drain(last=False)
 
     thread = threading.Thread(target=loop, name="rayrec-run-log", daemon=True)
@@ -208,7 +218,4 @@ def drained(take: Callable[[], list[Record]], handle: Callable[[Record], None], 
     finally:
         stop.set()
         thread.join(timeout=30)
-        if not broken:
-            drain(last=True)
-    if broken:
-        raise broken[0]
+        drain(last=True)

@@ -76,11 +76,14 @@ def run_job(job: Job, listener: Listener, display: Display, attempts_before: int
 def _stop_signals(job: Job, ask: Callable[[], object], display: Display) -> StopSignals:
     grace_s = job.config.trainer.grace_s
 
-    def report_and_ask() -> None:
-        display.say(f"stopping: a last checkpoint within {grace_s:g} s (once more to end at once) …", style="yellow")
-        ask()
+    def ask_and_report() -> None:
+        try:
+            ask()
+        finally:
+            text = f"stopping: a last checkpoint within {grace_s:g} s (once more to end at once) …"
+            display.say(text, style="yellow")
 
-    return StopSignals(report_and_ask, grace_s)
+    return StopSignals(ask_and_report, grace_s)
 
 
 def _run_alone(job: Job, listener: Listener, display: Display, attempts_before: int) -> StopSignals:
@@ -118,13 +121,14 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
     exported = ExportedMetrics(job.config.name, trainer.batch_size)
 
     def hear(record: Record) -> None:
-        exported(record)
+        with display.tolerance:
+            exported(record)
         listener(record)
 
     try:
         with (
             listening(signals),
-            drained(lambda: ask(actor.take), hear),
+            drained(lambda: ask(actor.take), hear, display.tolerance),
             shared(job.train, job.eval) as (train, evaluation),
             growing(trainer, need, listener, lambda: ask(actor.ask_growth)),
             # A process that is frozen as a whole cannot report: Ray's controller gets no answer.
