@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from rayrec.train.driver.terminal import notice
 
 
 class Tolerance:
@@ -35,8 +36,7 @@ class Tolerance:
         self._reported = True
         cause = error.__context__ if _is_closed_pipe(error) else error
         what = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
-        with suppress(Exception):  # stderr may be the same closed pipe
-            print(f"rayrec: output or a record was lost ({what}); the run goes on", file=sys.stderr, flush=True)
+        notice(f"output or a record was lost ({what}); the run goes on")
 
 
 def _is_closed_pipe(error: BaseException) -> bool:

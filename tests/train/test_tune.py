@@ -21,7 +21,7 @@ from rich.console import Console
 
 from rayrec.train.config.file import ConfigError, load_config, parse_config, read_yaml
 from rayrec.train.errors import TrainError
-from rayrec.train.tune.search import Search, Trial, _trackers, _trials, _write, tune
+from rayrec.train.tune.search import Search, Trial, _trackers, _trials, _write, check_metric, tune
 from rayrec.train.tune.space import check_space, space_of, with_values
 from rayrec.train.tune.table import trials_table
 from tests.train.small import raw_config, write_all
