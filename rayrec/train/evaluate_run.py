@@ -37,6 +37,8 @@ class _Ending:
             notice(record["message"])
         elif record["kind"] == "fatal":
             self.fatal = self.fatal or record["error"]
+        elif record["kind"] == "excused":
+            self.fatal = None
         elif record["kind"] == "done":
             self.done = record
         elif record["kind"] == "stopped":

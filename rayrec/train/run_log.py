@@ -2,7 +2,7 @@
 
 Workers never wait for the driver, and the driver polls. What is done with a record lives in `recorder.py`.
 Kinds of records: begin, plan, progress, train, eval, event, failure and growth (from Ray's controller), stopped, fatal,
-done.
+excused (fatal records so far come from a lost worker), done.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,10 +52,11 @@ class Mailbox:
         self._attempt = attempts_before
         self._failed: set[int] = set()
         self._waiting: dict[int, str] = {}
-        self._stop = self._grow = False
+        self._stop = self._grow = self._excused = False
         self._saved_step = self._failures = 0
 
     def begin(self, leader: bool) -> bool:
+        self._excused = False
         self._attempt += leader and not self._failed
         self._grow = self._grow and not leader
         self._waiting.clear()
@@ -63,6 +64,8 @@ class Mailbox:
 
     def put(self, record: Record) -> None:
         if record["kind"] == "fatal":
+            if self._excused and not record.get("final"):
+                return  # of the attempt that lost a worker
             self._failed.add(record["rank"])
         if record.get("event") == "checkpoint" and record["step"] > self._saved_step:
             self._saved_step, self._failures = record["step"], 0
@@ -70,6 +73,16 @@ class Mailbox:
 
     def failed_ranks(self) -> int:
         return len(self._failed)
+
+    def excuse(self, dead: Collection[int]) -> bool:
+        """Whether one of these lost ranks had reported no error: those of the others may come from its loss, and no
+        longer count."""
+        if self._failed.issuperset(dead):
+            return False
+        self._failed.clear()
+        self._excused = True
+        self._records.append({"time": time.time(), "attempt": self._attempt, "kind": "excused"})
+        return True
 
     def failed_again(self) -> int:
         """Counts a failure of the worker group: how many there were since the run last got further."""

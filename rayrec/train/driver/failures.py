@@ -17,7 +17,10 @@ END_WAIT = "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"  # how long Ray Train waits 
 
 def failure_reporter(actor: Any, max_failures: int) -> Any:
     """Tells the driver why a worker group failed, and ends the run where it would fail again or has failed too often
-    without getting further; Ray calls it in its controller, which starts no new group after a callback has failed."""
+    without getting further; Ray calls it in its controller, which starts no new group after a callback has failed.
+
+    A lost worker counts more than what other ranks report: their errors may come from its loss, and others come again.
+    """
     from ray.train import UserCallback
 
     end_wait_s = os.environ.get(END_WAIT)
@@ -30,12 +33,15 @@ def failure_reporter(actor: Any, max_failures: int) -> Any:
             if ask(actor.growing):
                 actor.put.remote({"kind": "growth"})
                 return
-            if ask(actor.failed_ranks) or ask(actor.stop_requested):
+            if ask(actor.stop_requested):
+                raise TrainError(reason)
+            dead = [rank for rank, error in worker_exceptions.items() if _death(error)]
+            if ask(actor.failed_ranks) and not ask(actor.excuse, dead):
                 raise TrainError(reason)
             failures = ask(actor.failed_again)
             if failures > max_failures:
                 text = too_often(failures, max_failures, reason)
-                ask(actor.put, {"kind": "fatal", "rank": 0, "error": text})
+                ask(actor.put, {"kind": "fatal", "rank": 0, "error": text, "final": True})
                 raise TrainError(text)
             actor.put.remote({"kind": "failure", "reason": reason})
 

@@ -149,6 +149,8 @@ class Recorder:
                 self._reasons.append(record["reason"])
             case "fatal":
                 self.fatal = self.fatal or record["error"]
+            case "excused":
+                self.fatal = None
             case "stopped":
                 self.stopped = record["message"]
             case "done":
