@@ -13,7 +13,7 @@ from rayrec.checkpoint.attempt import order_of
 from rayrec.checkpoint.committed import Checkpoint, read_checkpoint
 from rayrec.checkpoint.contents import DENSE, TABLE
 from rayrec.checkpoint.convert import state_dict, to_safetensors
-from rayrec.checkpoint.errors import CheckpointError, Damage
+from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError
 from rayrec.checkpoint.folder import open_folder
 from rayrec.checkpoint.index import SavedTensor
 from rayrec.checkpoint.manifest import MANIFEST
@@ -51,8 +51,9 @@ def find(place: str, tell: Tell = lambda text: None) -> tuple[CheckpointStore, C
         OSError: it cannot be read.
     """
     store, name = store_of(place)
+    damaged: list[DamagedCheckpointError] = []
     if name is not None:
-        found, damaged = read_checkpoint(store.root.sub(name)), []
+        found = read_checkpoint(store.root.sub(name))
     else:
         whole, damaged = store.candidates()
         found = next(iter(whole), None)

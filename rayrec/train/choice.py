@@ -99,7 +99,8 @@ def _of_step(
     folder: RunFolder, step: int, whole: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError]
 ) -> Checkpoint:
     """The newest one of this step: an attempt that began anew may have come to it again."""
-    every: dict[str, Checkpoint | DamagedCheckpointError] = {one.name: one for one in [*whole, *damaged]}
+    every: dict[str, Checkpoint | DamagedCheckpointError] = {one.name: one for one in whole}
+    every |= {error.name: error for error in damaged}
     names = sorted((name for name in every if _order(name)[1] == step), key=_order)
     if not names:
         raise TrainError(f"--checkpoint {step}: {folder.path} has no checkpoint of that step; it has {_steps(whole)}")

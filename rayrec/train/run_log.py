@@ -54,15 +54,20 @@ class Mailbox:
         self._waiting: dict[int, str] = {}
         self._stop = self._grow = self._excused = False
         self._saved_step = self._failures = 0
+        self._idle_since: float | None = time.monotonic()
 
     def begin(self, leader: bool) -> bool:
-        self._excused = False
+        self._excused, self._idle_since = False, None
         self._attempt += leader and not self._failed
         self._grow = self._grow and not leader
         self._waiting.clear()
         return bool(self._failed)
 
     def put(self, record: Record) -> None:
+        if record["kind"] in ("failure", "growth"):
+            self._idle_since = time.monotonic()
+        elif record["kind"] in ("progress", "train"):  # also where this mailbox is a second one, and has heard no begin
+            self._idle_since = None
         if record["kind"] == "fatal":
             if self._excused and not record.get("final"):
                 return  # of the attempt that lost a worker
@@ -73,6 +78,10 @@ class Mailbox:
 
     def failed_ranks(self) -> int:
         return len(self._failed)
+
+    def idle_s(self) -> float:
+        """Seconds without a worker group; 0 where one runs."""
+        return 0.0 if self._idle_since is None else time.monotonic() - self._idle_since
 
     def excuse(self, dead: Collection[int]) -> bool:
         """Whether one of these lost ranks had reported no error: those of the others may come from its loss, and no

@@ -13,6 +13,7 @@ from rayrec.train.errors import TrainError, describe
 from rayrec.train.run_log import ask
 
 END_WAIT = "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"  # how long Ray Train waits for ranks that hang
+FAILED_STARTS = 3  # of worker groups in a row, not for lack of room
 
 
 def failure_reporter(actor: Any, max_failures: int) -> Any:
@@ -46,6 +47,32 @@ def failure_reporter(actor: Any, max_failures: int) -> Any:
             actor.put.remote({"kind": "failure", "reason": reason})
 
     return FailureReporter()
+
+
+def patient(policy: Any, actor: Any) -> Any:
+    """Ray's failure policy without an end to waits for room; failed starts in a row end the run all the same.
+
+    Args:
+        policy: the one that Ray has made, without a limit of its own.
+        actor: the mailbox; where the run has failed already, as it waited too long, no other wait begins.
+    """
+    from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+    from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
+
+    class Patient(FailurePolicy):
+        def __init__(self) -> None:
+            super().__init__(policy.failure_config)
+            self._failed_starts = 0
+
+        def make_decision(self, training_failed_error: Any) -> Any:
+            failure = getattr(training_failed_error, "controller_failure", None)
+            failed_start = isinstance(failure, WorkerGroupStartupFailedError)
+            self._failed_starts = self._failed_starts + 1 if failed_start else 0
+            if self._failed_starts > FAILED_STARTS or (failure is not None and ask(actor.failed_ranks)):
+                return FailureDecision.RAISE
+            return policy.make_decision(training_failed_error)
+
+    return Patient()
 
 
 def too_often(failures: int, max_failures: int, reason: str) -> str:
