@@ -1,6 +1,6 @@
 """Evaluate: `ray job submit --working-dir . -- python jobs/evaluate.py --run FOLDER [--data PATH] [--workers N]`.
 
-Scores the last checkpoint of a run; takes the options of `rayrec evaluate`.
+Scores a checkpoint of a run, by default the newest; takes the options of `rayrec evaluate`.
 """
 
 from __future__ import annotations

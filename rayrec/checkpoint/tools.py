@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -13,11 +13,13 @@ from rayrec.checkpoint.attempt import order_of
 from rayrec.checkpoint.committed import Checkpoint, read_checkpoint
 from rayrec.checkpoint.contents import DENSE, TABLE
 from rayrec.checkpoint.convert import state_dict, to_safetensors
-from rayrec.checkpoint.errors import CheckpointError, Damage
+from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError
 from rayrec.checkpoint.folder import open_folder
 from rayrec.checkpoint.index import SavedTensor
 from rayrec.checkpoint.manifest import MANIFEST
 from rayrec.checkpoint.store import CheckpointStore
+
+Tell = Callable[[str], object]
 
 
 def store_of(place: str) -> tuple[CheckpointStore, str | None]:
@@ -38,17 +40,28 @@ def store_of(place: str) -> tuple[CheckpointStore, str | None]:
     raise CheckpointError(f"{place} is neither a checkpoint (it has no {MANIFEST}) nor a run with checkpoints")
 
 
-def find(place: str) -> tuple[CheckpointStore, Checkpoint]:
+def find(place: str, tell: Tell = lambda text: None) -> tuple[CheckpointStore, Checkpoint]:
     """The checkpoint that a path or URI means; of a run the newest.
+
+    Args:
+        tell: called with each newer one whose manifest is damaged.
 
     Raises:
         CheckpointError: there is none.
         OSError: it cannot be read.
     """
     store, name = store_of(place)
-    found = store.latest() if name is None else read_checkpoint(store.root.sub(name))
+    damaged: list[DamagedCheckpointError] = []
+    if name is not None:
+        found = read_checkpoint(store.root.sub(name))
+    else:
+        whole, damaged = store.candidates()
+        found = next(iter(whole), None)
     if found is None:
         raise CheckpointError(f"{place} has no complete checkpoint")
+    for error in damaged:
+        if (order_of(error.name) or (0, 0)) > (order_of(found.name) or (0, 0)):
+            tell(f"{error}; read instead: step {found.step}")
     return store, found
 
 
@@ -64,9 +77,9 @@ def verify_place(place: str) -> Iterator[tuple[str, list[Damage]]]:
         raise CheckpointError(f"{place} has no complete checkpoint")
 
 
-def describe(place: str) -> list[str]:
-    """Lines that say what a checkpoint holds."""
-    store, checkpoint = find(place)
+def describe(place: str, tell: Tell = lambda text: None) -> list[str]:
+    """Lines that say what a checkpoint holds; `tell` as in `find`."""
+    store, checkpoint = find(place, tell)
     manifest = checkpoint.manifest
     with store.reader(checkpoint) as reader:
         tensors = reader.index.tensors
@@ -90,14 +103,19 @@ def describe(place: str) -> list[str]:
     return lines
 
 
-def convert_place(place: str, out: Path, to: str, optimizer: bool) -> tuple[int, int]:
-    """Write one file; returns how many tensors it has, and its bytes.
+def convert_place(
+    place: str, out: Path, to: str, optimizer: bool, tell: Tell = lambda text: None
+) -> tuple[Checkpoint, int, int]:
+    """Write one file; returns the checkpoint that it is of, how many tensors it has, and its bytes.
+
+    Args:
+        tell: as in `find`.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
         OSError: the file cannot be written.
     """
-    store, checkpoint = find(place)
+    store, checkpoint = find(place, tell)
     with store.reader(checkpoint) as reader:
         if to == "safetensors":
             count = to_safetensors(reader, out, optimizer)
@@ -105,7 +123,7 @@ def convert_place(place: str, out: Path, to: str, optimizer: bool) -> tuple[int,
             state = state_dict(reader)
             torch.save(state, out)
             count = len(state)
-    return count, out.stat().st_size
+    return checkpoint, count, out.stat().st_size
 
 
 def _numbers(saved: SavedTensor) -> int:

@@ -10,6 +10,7 @@ import typer
 from rayrec.cli.checkpoint import app as checkpoint
 from rayrec.cli.data import app as data
 from rayrec.cli.export import export
+from rayrec.cli.options import CHECKPOINT
 from rayrec.cli.predict import predict
 from rayrec.cli.runs import app as runs
 from rayrec.cli.serve import serve
@@ -78,11 +79,12 @@ def evaluate(
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
     ] = False,
+    checkpoint: Annotated[str, typer.Option(metavar="newest|best|STEP", help=CHECKPOINT)] = "newest",
 ) -> None:
-    """Score the last checkpoint of a run; writes evaluation.json there."""
+    """Score a checkpoint of a run; writes evaluation.json there."""
     from rayrec.train.evaluate_run import evaluate_run
 
-    evaluate_run(run_dir, data, workers, allow_code=allow_code)
+    evaluate_run(run_dir, data, workers, allow_code=allow_code, checkpoint=checkpoint)
 
 
 @app.command()

@@ -36,8 +36,9 @@ def verify(place: Place) -> None:
 def inspect(place: Place) -> None:
     """Show what a checkpoint holds: step, tables and layers with their sizes, and how ids are mapped."""
     from rayrec.checkpoint.tools import describe
+    from rayrec.train.driver.terminal import notice
 
-    typer.echo("\n".join(describe(place)))
+    typer.echo("\n".join(describe(place, notice)))
 
 
 @app.command()
@@ -54,6 +55,8 @@ def convert(
 ) -> None:
     """Write a checkpoint's weights, under the names of the unsharded model, to one file."""
     from rayrec.checkpoint.tools import convert_place
+    from rayrec.train.driver.terminal import notice
 
-    count, size = convert_place(place, out, to, optimizer)
+    checkpoint, count, size = convert_place(place, out, to, optimizer, notice)
+    typer.echo(f"read the checkpoint of step {checkpoint.step}: {checkpoint.path}")
     typer.echo(f"{out}: {count} tensors, {size / 1e6:,.1f} MB")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rayrec.cli.options import CHECKPOINT
+
 FORMATS = "fp32, fp16, int8, int4, or AUTO: each table's is chosen by the loss of quality that was measured for it."
 
 
@@ -26,13 +28,15 @@ def export(
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
     ] = False,
+    checkpoint: Annotated[str, typer.Option(metavar="newest|best|STEP", help=CHECKPOINT)] = "newest",
 ) -> None:
     """Export a trained model with the proof that it scores as the trainer does: parity.html in the folder."""
     from rayrec.inference import Wanted
     from rayrec.train.export_run import export_run
 
     wanted = Wanted(tables=tables, dense=dense, target=target, budget=budget, force=force)
-    made = export_run(source, out, wanted, data, allow_code=allow_code)
+    made = export_run(source, out, wanted, data, allow_code=allow_code, checkpoint=checkpoint)
+    typer.echo(f"read the checkpoint of step {made.index.origin['step']}: {made.index.origin['checkpoint']}")
     parity = made.parity
     typer.echo(
         f"{made.folder}: {made.index.version}, {parity.bytes['tables']:,} bytes of tables "

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -21,7 +22,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def main() -> None:
     """The `rayrec` command."""
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except OSError:  # a closed pipe or a full disk; Python's own flush at the exit would change the status
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(status)
 
 
 def run(args: Sequence[str]) -> int:
@@ -51,8 +57,14 @@ def _is_main_thread() -> bool:
 
 def _end(number: int, _: FrameType | None) -> NoReturn:
     """Before and after a run, which listens itself, a stop signal ends the command at once."""
-    Console(stderr=True).print("interrupted", style="yellow")
+    _tell("interrupted", style="yellow")
     raise SystemExit(128 + number)
+
+
+def _tell(text: str, style: str | None = None) -> None:
+    """Print on stderr; where that fails, as on a closed pipe, the status still tells how the command ended."""
+    with suppress(Exception, SystemExit):
+        Console(stderr=True).print(text, style=style, highlight=False, soft_wrap=True)
 
 
 def _report(error: Exception) -> int:
@@ -60,13 +72,13 @@ def _report(error: Exception) -> int:
     from rayrec.train.driver.terminal import plain
     from rayrec.train.errors import Interrupted
 
-    console = Console(stderr=True)
     if debugging():
-        console.print_exception()
+        with suppress(Exception, SystemExit):
+            Console(stderr=True).print_exception()
     if isinstance(error, Interrupted):
-        console.print(plain(str(error)), style="yellow", highlight=False, soft_wrap=True)
+        _tell(plain(str(error)), style="yellow")
         return 128 + error.signal
     own = isinstance(error, ValueError) and str(error)
     text = str(error) if own else f"{type(error).__name__}: {error} (--debug shows where)"
-    console.print(f"[bold red]error:[/] {plain(text)}", highlight=False, soft_wrap=True)
+    _tell(f"[bold red]error:[/] {plain(text)}")
     return 1

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rayrec.cli.options import CHECKPOINT
+
 
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL|RUN", help="An exported folder, or a run folder.")],
@@ -21,6 +23,7 @@ def predict(
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
     ] = False,
+    checkpoint: Annotated[str, typer.Option(metavar="newest|best|STEP", help=CHECKPOINT)] = "newest",
 ) -> None:
     """Score Parquet files: every row once, its columns kept; the same command again goes on where it stopped."""
     from rayrec.inference.predict import predict as run_predict
@@ -29,7 +32,9 @@ def predict(
     if bad_rows not in ("error", "skip"):
         raise typer.BadParameter(f"--bad-rows {bad_rows}: error or skip")
     if (model / "config.yaml").exists():
-        model = exported_run(model, allow_code)
+        model = exported_run(model, allow_code, checkpoint, tell=typer.echo)
+    elif checkpoint != "newest":
+        raise typer.BadParameter(f"--checkpoint {checkpoint}: {model} is no run folder; an export has one checkpoint")
     done = run_predict(
         model,
         data,

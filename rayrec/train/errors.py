@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from rayrec.data.errors import DataUnavailable
@@ -33,16 +34,44 @@ class Interrupted(TrainError):
 
 # An error that comes out of here is what a rank sees of the others: torch raises most of them as plain RuntimeErrors.
 _EXCHANGES = ("torch.distributed.", "rayrec.distributed.comm.")
+# DistributedDataParallel exchanges in C++, inside of a backward: of a lost peer only gloo's or NCCL's text is left.
+_BACKWARD = "torch.autograd."
+_CONNECTION = re.compile(
+    r"gloo[/\\].*(connection|closed|reset|refused|broken pipe|read error|write error|timed out)"
+    r"|connection (closed|reset) by peer|NCCL (error|communicator was aborted)|ncclRemoteError",
+    re.IGNORECASE | re.DOTALL,
+)
+# Of a device or its driver, where it is no torch.AcceleratorError: cuBLAS and other packages raise RuntimeErrors.
+_DEVICE = re.compile(
+    r"CUDA error: .*(ECC error|unspecified launch failure|launch failed|hardware stack error|illegal instruction"
+    r"|CUBLAS_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_INTERNAL_ERROR|device unavailable|system not yet initialized)"
+    r"|\bXid\b|fallen off the bus",
+    re.IGNORECASE,
+)
 
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether `error` is what a rank sees of another rank's end, so not a cause of its own.
 
-    Decided by its type and by where it was raised, never by its words.
+    Decided by its type and by where it was raised; by its words only where it comes out of C++ in a backward.
     """
     if "torch.distributed" in sys.modules and isinstance(error, sys.modules["torch.distributed"].DistError):
         return True
-    return type(error) in (RuntimeError, TimeoutError, ConnectionError) and _raised_in(error).startswith(_EXCHANGES)
+    if type(error) not in (RuntimeError, TimeoutError, ConnectionError):
+        return False
+    where = _raised_in(error)
+    return where.startswith(_EXCHANGES) or (where.startswith(_BACKWARD) and bool(_CONNECTION.search(str(error))))
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """Whether a GPU or its driver failed (ECC, a launch failure, a lost mapping): a new process may find it well.
+
+    A wrong index in a kernel looks the same to CUDA; it comes again, and `trainer.max_failures` ends the run.
+    """
+    accelerator = getattr(sys.modules.get("torch"), "AcceleratorError", None)
+    if accelerator is not None and isinstance(error, accelerator):
+        return True
+    return type(error) is RuntimeError and bool(_DEVICE.search(str(error)))
 
 
 def _raised_in(error: BaseException) -> str:
@@ -54,8 +83,9 @@ def _raised_in(error: BaseException) -> str:
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether a new attempt may end otherwise: lost workers and faults of storage or network, never a wrong input."""
-    if is_lost_peer(error) or _is_lost_by_ray(error) or isinstance(error, DataUnavailable):
+    """Whether a new attempt may end otherwise: lost workers, faults of a device, of storage or network, never a wrong
+    input."""
+    if is_lost_peer(error) or is_device_fault(error) or _is_lost_by_ray(error) or isinstance(error, DataUnavailable):
         return True
     if _is_fenced(error):  # this attempt is over; the one that has replaced it goes on
         return True

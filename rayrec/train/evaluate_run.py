@@ -1,4 +1,4 @@
-"""Scoring the last checkpoint of a run, on its own evaluation rows or on others."""
+"""Scoring a checkpoint of a run, on its own evaluation rows or on others."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any
 from rayrec.data import Manifest
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.train import build
+from rayrec.train.choice import NEWEST, choose
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display, evaluation_lines
 from rayrec.train.driver.launch import run_job
+from rayrec.train.driver.terminal import notice
 from rayrec.train.errors import TrainError
 from rayrec.train.run_config import config_of_run
-from rayrec.train.run_folder import RunFolder, newest_checkpoint, write_json
+from rayrec.train.run_folder import RunFolder, write_json
 from rayrec.train.run_log import Record
 from rayrec.train.worker.session import Job
 
 
 @dataclass
 class _Ending:
-    """Hears only how a job ended."""
+    """Hears only how a job ended, and of damaged checkpoints, which go to stderr."""
 
     fatal: str | None = None
     done: Record | None = None
@@ -31,8 +33,12 @@ class _Ending:
     attempt: int = 0
 
     def __call__(self, record: Record) -> None:
-        if record["kind"] == "fatal":
+        if record.get("event") == "damaged":
+            notice(record["message"])
+        elif record["kind"] == "fatal":
             self.fatal = self.fatal or record["error"]
+        elif record["kind"] == "excused":
+            self.fatal = None
         elif record["kind"] == "done":
             self.done = record
         elif record["kind"] == "stopped":
@@ -46,8 +52,11 @@ def evaluate_run(
     factory: build.Factory | None = None,
     display: Display | None = None,
     allow_code: bool = False,
+    checkpoint: str = NEWEST,
 ) -> dict[str, Any]:
-    """Load a run's last committed checkpoint, score it, print the figures and write them to `evaluation.json`.
+    """Load a checkpoint of a run, score it, print the figures and write them to `evaluation.json`.
+
+    Damage of a newer checkpoint than the one that is read is reported on stderr.
 
     Args:
         run_dir: a run folder.
@@ -55,6 +64,7 @@ def evaluate_run(
         num_workers: workers to spread the tables over, however many the run had; 0 scores in this process.
         factory: makes the model, for a run that was given one in Python.
         allow_code: whether a `model.factory` that the run folder names may be imported.
+        checkpoint: "newest" (that is whole), "best" by `storage.keep_best`, or a step.
 
     Returns:
         `auc`, `ne`, `logloss`, `calibration`, `samples` (also for each of several labels in `tasks`), `skipped`, with
@@ -65,16 +75,23 @@ def evaluate_run(
     """
     display = display or Display()
     folder = RunFolder(Path(run_dir).absolute())
-    job = _job(config_of_run(folder, allow_code=allow_code or factory is not None), folder, data, num_workers, factory)
+    raw = config_of_run(folder, allow_code=allow_code or factory is not None)
+    job = _job(raw, folder, data, num_workers, factory, checkpoint)
     outcome = run_job(job, _Ending(), display, attempts_before=0)
     write_json(folder.path / "evaluation.json", outcome)
+    display.say(f"read the checkpoint of step {outcome['step']}: {outcome['checkpoint']}")
     for line in evaluation_lines(f"{outcome['data']} (step {outcome['step']})", outcome):
         display.say(line, style="bold")
     return outcome
 
 
 def _job(
-    raw: dict[str, Any], folder: RunFolder, data: str | None, num_workers: int, factory: build.Factory | None
+    raw: dict[str, Any],
+    folder: RunFolder,
+    data: str | None,
+    num_workers: int,
+    factory: build.Factory | None,
+    checkpoint: str,
 ) -> Job:
     raw["trainer"]["num_workers"] = num_workers
     raw["trainer"]["batch_size"] = max(raw["trainer"]["batch_size"], num_workers)
@@ -86,8 +103,7 @@ def _job(
     config = parse_config(raw)
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; give the rows to score with --data")
-    if newest_checkpoint(folder) is None:
-        raise TrainError(f"{folder.path} has no complete checkpoint yet; train it first")
+    chosen = choose(folder, checkpoint).checkpoint
     manifest = Manifest.of(config.data.eval, config.data_schema)
     mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))
     return Job(
@@ -99,4 +115,5 @@ def _job(
         factory=factory,
         mapping=mapping,
         task="evaluate",
+        checkpoint=None if checkpoint == NEWEST else chosen.name,
     )

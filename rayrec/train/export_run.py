@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rayrec.checkpoint import Checkpoint, CheckpointStore
+from rayrec.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError
+from rayrec.checkpoint.committed import read_checkpoint
 from rayrec.checkpoint.folder import open_folder
 from rayrec.checkpoint.weights import CheckpointWeights
 from rayrec.data import BatchStream, Manifest
@@ -19,6 +20,7 @@ from rayrec.inference.graph import Inputs
 from rayrec.inference.parity import FIGURES
 from rayrec.models import Batch
 from rayrec.train import build
+from rayrec.train.choice import NEWEST, Tell, choose
 from rayrec.train.config import TrainConfig
 from rayrec.train.config.file import parse_config
 from rayrec.train.errors import StorageError, TrainError
@@ -35,35 +37,66 @@ def export_run(
     data: str | None = None,
     factory: build.Factory | None = None,
     allow_code: bool = False,
+    checkpoint: str = NEWEST,
 ) -> Export:
-    """Export a run's last checkpoint, or the one given, whatever plan and world it was saved under.
+    """Export a checkpoint of a run, whatever plan and world it was saved under.
+
+    One with damaged tensors is refused; that a newer one has a damaged manifest is reported on stderr.
 
     Args:
         source: a run folder, or a checkpoint inside it.
         data: rows to compare scores on; default the run's `data.eval`.
         factory: makes the model, for a run that was given one in Python.
         allow_code: whether a `model.factory` that the run folder names may be imported.
+        checkpoint: of a run folder: "newest", "best" by `storage.keep_best`, or a step.
 
     Raises:
         ValueError: not a run, no checkpoint, no evaluation rows, or what `rayrec.inference.export` raises.
     """
-    folder, checkpoint = find_checkpoint(Path(source).absolute())
-    made = export(trained_of(folder, checkpoint, data, factory, allow_code), out, wanted)
+    folder, found = find_checkpoint(Path(source).absolute(), checkpoint)
+    made = _export(folder, found, out, wanted, data, factory, allow_code)
     with suppress(OSError, StorageError):  # an export needs no run that can be written
         _note(folder, made)
     return made
 
 
-def exported_run(run: str | Path, allow_code: bool = False) -> Path:
-    """The fp32 export of a run's last checkpoint in the run's own folder; made where it is not there yet.
+def _export(
+    folder: RunFolder,
+    checkpoint: Checkpoint,
+    out: str | Path,
+    wanted: Wanted | None,
+    data: str | None,
+    factory: build.Factory | None,
+    allow_code: bool,
+) -> Export:
+    try:
+        return export(trained_of(folder, checkpoint, data, factory, allow_code), out, wanted)
+    except DamagedCheckpointError as error:
+        others = [one.step for one in CheckpointStore(folder.checkpoints).all() if one.name != checkpoint.name]
+        if not others:
+            raise
+        steps = ", ".join(map(str, sorted(set(others))))
+        raise TrainError(f"{error}; another may be whole: --checkpoint with its step ({steps})") from error
+
+
+def exported_run(run: str | Path, allow_code: bool = False, checkpoint: str = NEWEST, tell: Tell | None = None) -> Path:
+    """The fp32 export of a run's checkpoint in the run's own folder; made where it is not there yet.
+
+    Args:
+        checkpoint: "newest", "best" by `storage.keep_best`, or a step.
+        tell: called with which one it is.
 
     Raises:
         ValueError: as `export_run`.
     """
-    folder, checkpoint = find_checkpoint(Path(run).absolute())
-    out = folder.path / "exports" / open_folder(checkpoint.path).name
+    folder, found = find_checkpoint(Path(run).absolute(), checkpoint)
+    if tell is not None:
+        tell(f"read the checkpoint of step {found.step}: {found.path}")
+    out = folder.path / "exports" / open_folder(found.path).name
     if not out.exists():
-        export_run(run, out, allow_code=allow_code)
+        made = _export(folder, found, out, None, None, None, allow_code)
+        with suppress(OSError, StorageError):
+            _note(folder, made)
     return out
 
 
@@ -89,20 +122,25 @@ def _note(folder: RunFolder, made: Export) -> None:
     write_report(folder.path)
 
 
-def find_checkpoint(source: Path) -> tuple[RunFolder, Checkpoint]:
-    """The run and the checkpoint that a path names.
+def find_checkpoint(source: Path, which: str = NEWEST) -> tuple[RunFolder, Checkpoint]:
+    """The run and the checkpoint that a path names; of a run folder, the one that `which` means (see `choose`).
 
     Raises:
         TrainError: it names neither a run nor a committed checkpoint.
+        CheckpointError: it is damaged, or no other is whole.
     """
     for folder in (RunFolder(source), RunFolder(source.parent.parent)):
         if not folder.config.exists():
             continue
-        store = CheckpointStore(folder.checkpoints)
         if folder.path == source:
-            found = store.latest()
-        else:
-            found = next((one for one in store.all() if open_folder(one.path).name == source.name), None)
+            choice = choose(folder, which)
+            choice.report()
+            return folder, choice.checkpoint
+        if which != NEWEST:
+            raise TrainError(
+                f"--checkpoint {which}: {source} is a checkpoint already; give the run folder {folder.path}"
+            )
+        found = read_checkpoint(CheckpointStore(folder.checkpoints).root.sub(source.name))
         if found is None:
             raise TrainError(
                 f"{source} has no complete checkpoint: train it first, or name one of {folder.checkpoints}"

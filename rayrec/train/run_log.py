@@ -2,7 +2,7 @@
 
 Workers never wait for the driver, and the driver polls. What is done with a record lives in `recorder.py`.
 Kinds of records: begin, plan, progress, train, eval, event, failure and growth (from Ray's controller), stopped, fatal,
-done.
+excused (fatal records so far come from a lost worker), done.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from rayrec.train.tolerance import Tolerance
 
 Record = dict[str, Any]
 
@@ -50,17 +52,25 @@ class Mailbox:
         self._attempt = attempts_before
         self._failed: set[int] = set()
         self._waiting: dict[int, str] = {}
-        self._stop = self._grow = False
+        self._stop = self._grow = self._excused = False
         self._saved_step = self._failures = 0
+        self._idle_since: float | None = time.monotonic()
 
     def begin(self, leader: bool) -> bool:
+        self._excused, self._idle_since = False, None
         self._attempt += leader and not self._failed
         self._grow = self._grow and not leader
         self._waiting.clear()
         return bool(self._failed)
 
     def put(self, record: Record) -> None:
+        if record["kind"] in ("failure", "growth"):
+            self._idle_since = time.monotonic()
+        elif record["kind"] in ("progress", "train"):  # also where this mailbox is a second one, and has heard no begin
+            self._idle_since = None
         if record["kind"] == "fatal":
+            if self._excused and not record.get("final"):
+                return  # of the attempt that lost a worker
             self._failed.add(record["rank"])
         if record.get("event") == "checkpoint" and record["step"] > self._saved_step:
             self._saved_step, self._failures = record["step"], 0
@@ -68,6 +78,20 @@ class Mailbox:
 
     def failed_ranks(self) -> int:
         return len(self._failed)
+
+    def idle_s(self) -> float:
+        """Seconds without a worker group; 0 where one runs."""
+        return 0.0 if self._idle_since is None else time.monotonic() - self._idle_since
+
+    def excuse(self, dead: Collection[int]) -> bool:
+        """Whether one of these lost ranks had reported no error: those of the others may come from its loss, and no
+        longer count."""
+        if self._failed.issuperset(dead):
+            return False
+        self._failed.clear()
+        self._excused = True
+        self._records.append({"time": time.time(), "attempt": self._attempt, "kind": "excused"})
+        return True
 
     def failed_again(self) -> int:
         """Counts a failure of the worker group: how many there were since the run last got further."""
@@ -173,32 +197,40 @@ class DirectSink:
 
 
 @contextlib.contextmanager
-def drained(take: Callable[[], list[Record]], handle: Callable[[Record], None], every_s: float = 0.2) -> Iterator[None]:
+def drained(
+    take: Callable[[], list[Record]],
+    handle: Callable[[Record], None],
+    tolerance: Tolerance | None = None,
+    every_s: float = 0.2,
+) -> Iterator[None]:
     """Hand records over from a thread while the body runs; what is left is handed over at its end.
 
-    A `take` that fails is tried again at the next tick: a busy machine must not end a run.
+    A `take` that fails is tried again at the next tick: a busy machine must not end a run. An error of `handle`, even
+    SystemExit, costs its record and no other.
 
     Raises:
-        Exception: the first that `handle` raised, or the last `take`; after the body.
+        Exception: the one of the last `take`; after the body.
     """
     stop = threading.Event()
-    broken: list[Exception] = []
+    tolerance = tolerance or Tolerance()
 
     def drain(last: bool) -> None:
         try:
             records = take()
-        except Exception as error:
+        except Exception:
             if last:
-                broken.append(error)
+                raise
             return
-        try:
-            for record in records:
+        for record in records:
+            try:
                 handle(record)
-        except Exception as error:
-            broken.append(error)
+            except BaseException as error:
+                if last and isinstance(error, KeyboardInterrupt):
+                    raise
+                tolerance.report(error)
 
     def loop() -> None:
-        while not stop.wait(every_s) and not broken:
+        while not stop.wait(every_s):
             drain(last=False)
 
     thread = threading.Thread(target=loop, name="rayrec-run-log", daemon=True)
@@ -208,7 +240,4 @@ def drained(take: Callable[[], list[Record]], handle: Callable[[Record], None], 
     finally:
         stop.set()
         thread.join(timeout=30)
-        if not broken:
-            drain(last=True)
-    if broken:
-        raise broken[0]
+        drain(last=True)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.train.run_folder import RunFolder
@@ -63,7 +63,9 @@ class Supervised:
         patience_s: in all; a wait that goes on for longer fails.
     """
 
-    def __init__(self, config: Path, run: RunFolder, log: Path, door: Door, patience_s: float) -> None:
+    more_env: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, config: Path, run: RunFolder, log: Path, door: Door | None, patience_s: float) -> None:
         self.config, self.run, self.log, self.door = config, run, log, door
         self.until = time.monotonic() + patience_s
         self.mark = secrets.token_hex(8)
@@ -78,7 +80,7 @@ class Supervised:
             quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_METRICS_ENABLED": "0"}
             quiet |= {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
             # Ray would kill processes of this run where the machine's memory is short, whoever took it.
-            self._env = {**env, **own, **quiet, "RAY_memory_monitor_refresh_ms": "0"}
+            self._env = {**env, **own, **quiet, "RAY_memory_monitor_refresh_ms": "0", **self.more_env}
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             self._cluster = subprocess.Popen([sys.executable, "-c", CLUSTER], env=self._env, text=True, **pipes)
             try:
@@ -217,6 +219,7 @@ def disk_full(run: Supervised, now: float) -> None:
 
 
 def store_away(run: Supervised, now: float) -> None:
+    assert run.door is not None
     run.door.shut()
     time.sleep(AWAY_S)
     run.door.reopen()

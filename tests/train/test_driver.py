@@ -199,14 +199,29 @@ def test_records_left_at_the_end_are_handed_over() -> None:
     assert [record["step"] for record in seen] == [1, 2]
 
 
-def test_a_record_that_cannot_be_kept_is_an_error_and_a_late_answer_is_not() -> None:
-    def full(record: Record) -> None:
-        raise OSError("disk is full")
+def test_neither_a_record_that_cannot_be_kept_nor_a_late_answer_ends_recording(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kept: list[int] = []
+
+    def breaks(record: Record) -> None:
+        if record["step"] <= 3:
+            raise (OSError("disk is full"), SystemExit(1), KeyError("auc"))[record["step"] - 1]
+        kept.append(record["step"])
 
     box = Mailbox()
-    box.put({"kind": "progress", "step": 1})
-    with pytest.raises(OSError, match="disk is full"), drained(box.take, full, every_s=60):
-        pass
+    with drained(box.take, breaks, every_s=0.01):
+        for step in (1, 4, 2, 5, 3, 6):
+            box.put({"kind": "progress", "step": step})
+            time.sleep(0.05)
+        until = time.monotonic() + 10
+        while len(kept) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert kept == [4, 5, 6]  # heard while the run goes on
+        box.put({"kind": "progress", "step": 3})
+        box.put({"kind": "progress", "step": 7})
+    assert kept == [4, 5, 6, 7]
+    assert capsys.readouterr().err == "rayrec: output or a record was lost (OSError: disk is full); the run goes on\n"
 
     answers: list[Any] = [TimeoutError("busy"), [{"kind": "x"}]]
 

@@ -18,7 +18,7 @@ from rayrec.data.order.epoch import dealt
 from rayrec.distributed.comm import all_to_all, count_collectives
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train.errors import is_lost_peer, is_retryable
+from rayrec.train.errors import _raised_in, is_lost_peer, is_retryable
 from rayrec.train.worker.lockstep import Control, RankError, StepInput, in_step
 from rayrec.train.worker.window import Window
 from tests.ranks import on_ranks
@@ -151,6 +151,11 @@ def test_a_batch_is_dealt_out_whole(batch_size: int, world_size: int) -> None:
         (dist.DistBackendError("NCCL error"), True),
         (RuntimeError("Connection reset by peer"), False),  # words decide nothing
         (WorkerCrashedError(), True),
+        (torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"), True),
+        (torch.AcceleratorError("CUDA error: device-side assert triggered"), True),  # until trainer.max_failures
+        (RuntimeError("CUDA error: unspecified launch failure"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm(...)`"), False),
     ],
 )
 def test_only_what_may_end_otherwise_is_tried_again(error: Exception, retry: bool) -> None:
@@ -176,6 +181,41 @@ def outlives_rank_1(group: dist.ProcessGroup, folder: Path, exchange: str) -> No
             wait()
     except Exception as error:
         (folder / "told").write_text(f"{is_lost_peer(error)} {is_retryable(error)} {type(error).__name__}")
+
+
+def outlives_rank_1_in_backward(group: dist.ProcessGroup, folder: Path) -> None:
+    """The gradients' all-reduce of DistributedDataParallel runs in C++, as between several CPU hosts."""
+    layers = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
+    model = torch.nn.parallel.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=1)
+    if group.rank() == 1:
+        layers[4].weight.register_hook(lambda _: os._exit(1))
+    try:
+        model(torch.ones(4, 512)).sum().backward()
+    except Exception as error:
+        told = f"{is_lost_peer(error)} {is_retryable(error)} {_raised_in(error)} {type(error).__name__} {error}"
+        (folder / "told").write_text(told)
+
+
+def test_a_death_seen_inside_of_backward_is_a_lost_peer(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="rank 1: the process died"):
+        on_ranks(2, outlives_rank_1_in_backward, tmp_path)
+    assert (tmp_path / "told").read_text().startswith("True True torch.autograd.")
+
+
+def test_an_error_of_the_model_in_backward_is_none_of_a_peer() -> None:
+    class Breaks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad[:1]  # of another shape: torch refuses it in C++
+
+    with pytest.raises(RuntimeError) as caught:
+        Breaks.apply(torch.ones(3, requires_grad=True)).sum().backward()
+    assert _raised_in(caught.value).startswith("torch.autograd.")
+    assert not is_lost_peer(caught.value) and not is_retryable(caught.value)
 
 
 @pytest.mark.parametrize("exchange", ["control", "model"])

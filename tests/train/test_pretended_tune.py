@@ -164,3 +164,5 @@ def test_evaluations_are_counted_as_they_are_told() -> None:
     for number in (1, 2):
         reports.evaluation({"auc": 0.5, "start": "x", "by_time": [], "step": 3})
         assert Tuner.reports[-1] == {"auc": 0.5, "step": 3, "evaluations": number}
+    reports.evaluation({"auc": None, "ne": 1.0, "step": 4})
+    assert (reports.count, str(reports.problem)) == (2, "evaluations have no figure 'auc'; there are ne, step")

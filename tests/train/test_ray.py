@@ -33,6 +33,7 @@ from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import note_request, release_request
 from rayrec.train.driver.exported import GAUGES
 from rayrec.train.driver.failures import END_WAIT, failure_reporter
+from rayrec.train.driver.recorder import Recorder
 from rayrec.train.evaluate_run import evaluate_run
 from rayrec.train.run_folder import RunFolder
 from rayrec.train.run_log import Mailbox
@@ -269,6 +270,46 @@ def test_failures_beyond_the_limit_end_the_run_with_how_often_and_why(monkeypatc
     assert last["kind"] == "fatal" and "trainer.max_failures=1" in last["error"]
     with pytest.raises(TrainError, match=r"^worker 0: RuntimeError: connection closed$"):  # fatal already: not counted
         reporter.after_exception(None, {0: lost[0]})
+    ray.kill(mailbox)
+
+
+def test_a_lost_worker_counts_more_than_errors_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neighbour's mappings vanish with a killed worker: what a rank then reports need not come again."""
+    monkeypatch.delenv(END_WAIT, raising=False)
+    mailbox: Any = ray.remote(num_cpus=0)(Mailbox).remote()
+    recorder = Recorder(RunFolder(tmp_path), Display(Console(quiet=True)))
+
+    def hear() -> None:
+        for record in ray.get(mailbox.take.remote()):
+            recorder(record)
+
+    def report(rank: int) -> None:
+        ray.get(mailbox.put.remote({"kind": "fatal", "rank": rank, "error": f"bad row on rank {rank}"}))
+
+    reporter = failure_reporter(mailbox, max_failures=2)
+    report(1)
+    hear()
+    assert recorder.fatal == "bad row on rank 1"
+    reporter.after_exception(None, {0: RayActorError(), 1: ValueError("bad row on rank 1")})
+    report(2)  # of the same group, a little later
+    hear()
+    assert recorder.fatal is None and recorder.last_reason is not None and "worker 0 was lost" in recorder.last_reason
+    assert ray.get(mailbox.begin.remote(True)) is False  # the next attempt trains
+
+    report(1)  # the error comes again, and without a death it ends the run
+    with pytest.raises(TrainError, match="bad row"):
+        reporter.after_exception(None, {1: ValueError("bad row on rank 1")})
+    hear()
+    assert recorder.fatal == "bad row on rank 1" and ray.get(mailbox.begin.remote(False)) is True
+    with pytest.raises(TrainError, match="worker 1 was lost"):  # it had reported, and then ended itself (`watch.py`)
+        reporter.after_exception(None, {1: RayActorError()})
+
+    reporter.after_exception(None, {0: RayActorError(), 1: ValueError("bad row on rank 1")})  # the second failure
+    report(1)
+    with pytest.raises(TrainError, match=r"max_failures=2"):
+        reporter.after_exception(None, {0: RayActorError()})
+    hear()
+    assert recorder.fatal is not None and "failed 3 times" in recorder.fatal
     ray.kill(mailbox)
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from rayrec.train.config.file import ConfigError, load_config, parse_config, read_yaml
 from rayrec.train.errors import TrainError
-from rayrec.train.tune.search import Search, Trial, _trackers, _trials, _write, tune
+from rayrec.train.tune.search import Search, Trial, _trackers, _trials, _write, check_metric, tune
 from rayrec.train.tune.space import check_space, space_of, with_values
 from rayrec.train.tune.table import trials_table
 from tests.train.small import raw_config, write_all
@@ -168,6 +168,21 @@ def test_a_search_that_cannot_be_is_refused_before_anything_starts(tmp_path: Pat
         wrong = parse_config({**raw_config(tmp_path), field: value})
         with pytest.raises(TrainError, match=text):
             tune(wrong, Search(params=params))
+    for metric, text in (
+        ("aux", r"metric=aux: no such figure; did you mean 'auc'\? \(evaluations of this config have auc, ne, "),
+        ("gauc", r"metric=gauc: only of rows with groups \(schema\.group\); did you mean 'auc'"),
+        ("rmse", r"metric=rmse: no such figure"),
+    ):
+        with pytest.raises(TrainError, match=text):
+            tune(config, Search(params=params, metric=metric))
+    raw = raw_config(tmp_path)
+    raw["schema"]["group"] = {"column": "user"}
+    check_metric("gauc", parse_config(raw))
+    raw = raw_config(tmp_path)
+    raw["schema"]["label"] = {"column": "age", "kind": "number"}
+    check_metric("rmse", parse_config(raw))
+    with pytest.raises(TrainError, match="metric=auc: no such figure"):
+        check_metric("auc", parse_config(raw))
     with pytest.raises(ConfigError, match="nothing to search over"):
         tune(config, Search(params=[]))
     assert _trackers(Search(params=params), "small") == []

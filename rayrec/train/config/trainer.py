@@ -121,6 +121,11 @@ class TrainerConfig(Section):
     wait_for_resources_s: float = Field(
         default=30.0, ge=0, description="seconds to wait for a cluster's CPUs and GPUs to become free before refusing"
     )
+    wait_for_room_s: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="seconds that a run which lost a node waits for room for its workers before it fails; `null`: "
+        "until there is room. Looked at every two minutes at least; a line every minute says what is missing",
+    )
     timeout_s: int = Field(default=300, ge=1, description="seconds after which a stuck exchange between workers fails")
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rayrec._debug import debugging
 from rayrec.train.driver.plan_table import host_lines, memory_lines, plan_table
 from rayrec.train.driver.terminal import plain
+from rayrec.train.tolerance import Tolerance, lenient, tolerated
 
 MIN_S_BETWEEN_LINES = 1.0
 WIDTH_OF_FILES = 120
@@ -23,9 +25,12 @@ def figure(value: float | None, digits: int = 4) -> str:
 
 
 class Display:
-    """Shows a run on a `rich` console."""
+    """Shows a run on a `rich` console. If that fails (a closed pipe, a full disk), output is lost, never the run."""
 
     def __init__(self, console: Console | None = None) -> None:
+        self.tolerance = Tolerance()
+        if console is None:
+            lenient(sys.stdout)
         self.console = console or Console()
         if console is None and not self.console.is_terminal:
             self.console.width = WIDTH_OF_FILES
@@ -34,6 +39,7 @@ class Display:
         self._figures: dict[str, float | None] = {}
         self._last_line_at = 0.0
 
+    @tolerated
     def say(self, text: str, style: str | None = None) -> None:
         """One line of plain text; no markup is read from it."""
         self.console.print(plain(text), style=style, highlight=False, soft_wrap=True)
@@ -42,12 +48,14 @@ class Display:
         if text and debugging():
             self.say(text, style="dim")
 
+    @tolerated
     def plan(self, plan: Mapping[str, Any]) -> None:
         """The sharding plan as a table, the bytes it puts on each rank, and what it was made for."""
         self.console.print(plan_table(plan))
         for line in [*memory_lines(plan), *host_lines(plan)]:
             self.say(line)
 
+    @tolerated
     def begin(self, record: Mapping[str, Any]) -> None:
         """A worker group starts, at `resumed_step` or 0."""
         self._pause()
@@ -65,6 +73,7 @@ class Display:
             self._task = self._progress.add_task("training", total=None, figures="")
             self._progress.start()
 
+    @tolerated
     def progress(self, record: Mapping[str, Any]) -> None:
         """A step was made."""
         if self._progress is None:
@@ -77,6 +86,7 @@ class Display:
             figures=self._figures_text(),
         )
 
+    @tolerated
     def train(self, record: Mapping[str, Any]) -> None:
         """Figures of the steps since the last logging step."""
         self._figures = {name: record.get(name) for name in ("samples_per_second", "loss", "ne", "rmse")}
@@ -86,12 +96,14 @@ class Display:
             self._last_line_at = time.monotonic()
             self.say(f"epoch {record['epoch'] + 1}  step {record['step']}  {self._figures_text()}")
 
+    @tolerated
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """One pass over the evaluation rows."""
         head = f"evaluation after epoch {record['epoch'] + 1} (step {record['step']})"
         for line in evaluation_lines(head, record):
             self.say(line, style="bold")
 
+    @tolerated
     def event(self, record: Mapping[str, Any]) -> None:
         """Something happened that a user should know of; a checkpoint only with RAYREC_DEBUG."""
         if record["event"] == "checkpoint":
@@ -101,6 +113,7 @@ class Display:
         if record.get("stacks"):
             self.say(record["stacks"], style="dim")
 
+    @tolerated
     def summary(self, result: Mapping[str, Any], places: Mapping[str, str]) -> None:
         """How the run ended and where everything is."""
         self._pause()
@@ -120,6 +133,7 @@ class Display:
         for name, value in rows:
             self.say(f"{name:<{width}}  {value}")
 
+    @tolerated
     def close(self) -> None:
         self._pause()
 

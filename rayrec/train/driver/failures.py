@@ -13,11 +13,15 @@ from rayrec.train.errors import TrainError, describe
 from rayrec.train.run_log import ask
 
 END_WAIT = "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"  # how long Ray Train waits for ranks that hang
+FAILED_STARTS = 3  # of worker groups in a row, not for lack of room
 
 
 def failure_reporter(actor: Any, max_failures: int) -> Any:
     """Tells the driver why a worker group failed, and ends the run where it would fail again or has failed too often
-    without getting further; Ray calls it in its controller, which starts no new group after a callback has failed."""
+    without getting further; Ray calls it in its controller, which starts no new group after a callback has failed.
+
+    A lost worker counts more than what other ranks report: their errors may come from its loss, and others come again.
+    """
     from ray.train import UserCallback
 
     end_wait_s = os.environ.get(END_WAIT)
@@ -30,16 +34,45 @@ def failure_reporter(actor: Any, max_failures: int) -> Any:
             if ask(actor.growing):
                 actor.put.remote({"kind": "growth"})
                 return
-            if ask(actor.failed_ranks) or ask(actor.stop_requested):
+            if ask(actor.stop_requested):
+                raise TrainError(reason)
+            dead = [rank for rank, error in worker_exceptions.items() if _death(error)]
+            if ask(actor.failed_ranks) and not ask(actor.excuse, dead):
                 raise TrainError(reason)
             failures = ask(actor.failed_again)
             if failures > max_failures:
                 text = too_often(failures, max_failures, reason)
-                ask(actor.put, {"kind": "fatal", "rank": 0, "error": text})
+                ask(actor.put, {"kind": "fatal", "rank": 0, "error": text, "final": True})
                 raise TrainError(text)
             actor.put.remote({"kind": "failure", "reason": reason})
 
     return FailureReporter()
+
+
+def patient(policy: Any, actor: Any) -> Any:
+    """Ray's failure policy without an end to waits for room; failed starts in a row end the run all the same.
+
+    Args:
+        policy: the one that Ray has made, without a limit of its own.
+        actor: the mailbox; where the run has failed already, as it waited too long, no other wait begins.
+    """
+    from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+    from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
+
+    class Patient(FailurePolicy):
+        def __init__(self) -> None:
+            super().__init__(policy.failure_config)
+            self._failed_starts = 0
+
+        def make_decision(self, training_failed_error: Any) -> Any:
+            failure = getattr(training_failed_error, "controller_failure", None)
+            failed_start = isinstance(failure, WorkerGroupStartupFailedError)
+            self._failed_starts = self._failed_starts + 1 if failed_start else 0
+            if self._failed_starts > FAILED_STARTS or (failure is not None and ask(actor.failed_ranks)):
+                return FailureDecision.RAISE
+            return policy.make_decision(training_failed_error)
+
+    return Patient()
 
 
 def too_often(failures: int, max_failures: int, reason: str) -> str:

@@ -14,10 +14,11 @@ from rayrec.train.driver.cluster import Cluster, await_resources, connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import NEVER_S, growing, note_request, reading_unreserved, release_request
 from rayrec.train.driver.exported import ExportedMetrics
-from rayrec.train.driver.failures import failure_reason, failure_reporter, line_of
+from rayrec.train.driver.failures import failure_reason, failure_reporter, line_of, patient
 from rayrec.train.driver.local_group import run_here
 from rayrec.train.driver.ray_start import defaults
 from rayrec.train.driver.resources import Demand, demand_of
+from rayrec.train.driver.room import waiting_for_room
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted, TrainError, describe
 from rayrec.train.run_log import DirectSink, Mailbox, Record, ask, drained
@@ -76,11 +77,14 @@ def run_job(job: Job, listener: Listener, display: Display, attempts_before: int
 def _stop_signals(job: Job, ask: Callable[[], object], display: Display) -> StopSignals:
     grace_s = job.config.trainer.grace_s
 
-    def report_and_ask() -> None:
-        display.say(f"stopping: a last checkpoint within {grace_s:g} s (once more to end at once) …", style="yellow")
-        ask()
+    def ask_and_report() -> None:
+        try:
+            ask()
+        finally:
+            text = f"stopping: a last checkpoint within {grace_s:g} s (once more to end at once) …"
+            display.say(text, style="yellow")
 
-    return StopSignals(report_and_ask, grace_s)
+    return StopSignals(ask_and_report, grace_s)
 
 
 def _run_alone(job: Job, listener: Listener, display: Display, attempts_before: int) -> StopSignals:
@@ -118,15 +122,17 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
     exported = ExportedMetrics(job.config.name, trainer.batch_size)
 
     def hear(record: Record) -> None:
-        exported(record)
+        with display.tolerance:
+            exported(record)
         listener(record)
 
     try:
         with (
             listening(signals),
-            drained(lambda: ask(actor.take), hear),
+            drained(lambda: ask(actor.take), hear, display.tolerance),
             shared(job.train, job.eval) as (train, evaluation),
             growing(trainer, need, listener, lambda: ask(actor.ask_growth)),
+            waiting_for_room(trainer.wait_for_room_s, need, actor, cluster, display),
             # A process that is frozen as a whole cannot report: Ray's controller gets no answer.
             defaults({"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}),
         ):
@@ -191,6 +197,8 @@ def _torch_trainer(job: Job, actor: Any, need: Demand, cluster: Cluster, left: t
             return [made for made in super()._create_default_callbacks() if type(made).__name__ not in unneeded]
 
         def _initialize_and_run_controller(self, **given: Any) -> Any:
+            if "failure_policy" in given:  # of Ray 2.60; not promised
+                given["failure_policy"] = patient(given["failure_policy"], actor)
             return run_here(left, given) if cluster.local else super()._initialize_and_run_controller(**given)
 
     trainer = job.config.trainer
@@ -214,8 +222,9 @@ def _torch_trainer(job: Job, actor: Any, need: Demand, cluster: Cluster, left: t
         run_config=RunConfig(
             name=job.config.name,
             storage_path=str(job.files.ray_state),
-            # a wait for room that has ended counts as a failure of the controller, over the whole run
-            failure_config=failures(max_failures=-1, controller_failure_limit=-1 if trainer.elastic else 3),
+            # A wait for room that has ended counts as a failure of the controller, over the whole run: `room.py` limits
+            # waits, `patient` failed starts.
+            failure_config=failures(max_failures=-1, controller_failure_limit=-1),
             callbacks=[failure_reporter(actor, trainer.max_failures)],
         ),
     )

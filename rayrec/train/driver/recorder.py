@@ -45,8 +45,9 @@ def reporting_errors(display: Display, path: Path) -> Iterator[None]:
     """Shows that `path` cannot be written, and continues."""
     try:
         yield
-    except (OSError, StorageError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except Exception as error:
+        foreign = not isinstance(error, (OSError, StorageError))
+        reason = f"{type(error).__name__}: {error}" if foreign else getattr(error, "strerror", None) or error
         display.say(f"{path} cannot be written ({reason}); the run goes on", style="yellow")
 
 
@@ -103,7 +104,9 @@ def _append(path: Path, lines: bytes) -> None:
 
 
 class Recorder:
-    """Takes every record of a run, in order.
+    """Takes every record of a run, in order: remembers what the run needs to know, then keeps and shows the record.
+
+    Keeping and showing may fail in any way; the next record is kept and shown again.
 
     Args:
         folder: where `metrics.jsonl`, `plan.json` and TensorBoard events go.
@@ -126,13 +129,37 @@ class Recorder:
         self.attempt = 0
 
     def __call__(self, record: Record) -> None:
+        self._remember(record)
+        with self._display.tolerance:
+            if record["kind"] in KEPT:
+                self._metrics.add(json.dumps(record))
+        with self._display.tolerance:
+            self._show(record)
+
+    def _remember(self, record: Record) -> None:
         self.attempt = max(self.attempt, record["attempt"])
-        if record["kind"] in KEPT:
-            self._metrics.add(json.dumps(record))
-        self._step = max(self._step, int(record.get("step") or 0)) if record["kind"] != "begin" else self._step
+        if record["kind"] != "begin":
+            self._step = max(self._step, int(record.get("step") or 0))
         match record["kind"]:
             case "begin":
                 self._begin(record)
+            case "growth":
+                self._grows = True
+            case "failure":
+                self._reasons.append(record["reason"])
+            case "fatal":
+                self.fatal = self.fatal or record["error"]
+            case "excused":
+                self.fatal = None
+            case "stopped":
+                self.stopped = record["message"]
+            case "done":
+                self.done = record
+
+    def _show(self, record: Record) -> None:
+        match record["kind"]:
+            case "begin":
+                self._display.begin(record)
             case "plan":
                 with reporting_errors(self._display, self._folder.plan):
                     write_json(self._folder.plan, record["plan"])
@@ -147,17 +174,8 @@ class Recorder:
                 self._display.event(record)
                 if record["event"] == "checkpoint":
                     self._on_checkpoint()
-            case "growth":
-                self._grows = True
-            case "failure":
-                self._reasons.append(record["reason"])
             case "fatal":
-                self.fatal = self.fatal or record["error"]
                 self._display.debug(record.get("traceback", ""))
-            case "stopped":
-                self.stopped = record["message"]
-            case "done":
-                self.done = record
 
     def _begin(self, record: Record) -> None:
         """A worker group starts: the first one, one that goes on from a checkpoint, or one after a failure."""
@@ -178,7 +196,6 @@ class Recorder:
         elif resumed is not None:
             self._event(record, "resumed", where)
         self._step = resumed or 0
-        self._display.begin(record)
 
     def _event(self, record: Record, event: str, message: str) -> None:
         self(
@@ -215,7 +232,8 @@ class Recorder:
 
     def close(self) -> None:
         """Write out what is still in memory."""
-        self._metrics.close()
+        with self._display.tolerance:
+            self._metrics.close()
         if self._board is not None:
             with reporting_errors(self._display, self._folder.tensorboard):
                 self._board.close()

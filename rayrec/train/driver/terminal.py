@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from contextlib import suppress
 
 from rich.markup import escape
 
@@ -19,3 +21,9 @@ def visible(text: str) -> str:
 def plain(text: str) -> str:
     """`text` for a rich console: no control characters, no markup read from it."""
     return escape(visible(text))
+
+
+def notice(text: str) -> None:
+    """A line on stderr, where a pipe or a file of results does not have it."""
+    with suppress(Exception):  # stderr may be closed
+        print(f"rayrec: {visible(text)}", file=sys.stderr, flush=True)

@@ -10,13 +10,15 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 
 from rayrec.train.build import Factory
 from rayrec.train.config import LOWER_IS_BETTER, TrainConfig
+from rayrec.train.config.checks import suggestion
 from rayrec.train.config.file import parse_config
+from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric
 from rayrec.train.driver.cluster import Cluster, connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.resources import demand_of, refuse_if_short
@@ -26,6 +28,7 @@ from rayrec.train.run_folder import write_json, write_yaml
 from rayrec.train.tune.space import check_space, space_of, with_values
 
 TRACKERS = ("mlflow", "wandb")
+OF_GROUPS = frozenset({"gauc", "ndcg@10", "recall@10"})
 NEARLY_NONE = 0.001  # CPUs; Ray Tune takes no 0
 NEVER = 10**9  # evaluations of a trial: the config ends it
 
@@ -77,19 +80,26 @@ class Trial:
 
 
 class _Reports(Display):
-    """Tells Ray Tune of each evaluation, and shows nothing itself."""
+    """Tells Ray Tune of each evaluation, and shows nothing itself.
+
+    Args:
+        problem: an evaluation that cannot be reported; the trial raises it when its training has ended.
+    """
 
     def __init__(self, metric: str) -> None:
         super().__init__(Console(quiet=True, force_terminal=False))
         self._metric, self.count = metric, 0
+        self.problem: TrainError | None = None
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         from ray import tune
 
-        self.count += 1
         figures = {name: value for name, value in record.items() if isinstance(value, (int, float))}
         if record.get(self._metric) is None:
-            raise TrainError(f"evaluations have no figure {self._metric!r}; there are {', '.join(sorted(figures))}")
+            there = ", ".join(sorted(figures))
+            self.problem = TrainError(f"evaluations have no figure {self._metric!r}; there are {there}")
+            return
+        self.count += 1
         tune.report({**figures, "evaluations": self.count})
 
 
@@ -102,7 +112,7 @@ def tune(
     the values of the best one.
 
     Raises:
-        ValueError: a wrong search space, no evaluation data, too few CPUs or GPUs, or every trial failed.
+        ValueError: a wrong search space or metric, no evaluation data, too few CPUs or GPUs, or every trial failed.
     """
     display = display or Display()
     config = resolved(config)
@@ -110,6 +120,7 @@ def tune(
         raise TrainError("data.eval: a search compares evaluations; name rows to evaluate on")
     if "://" in config.storage.path:
         raise TrainError(f"storage.path={config.storage.path}: a search keeps its state in a folder that all nodes see")
+    check_metric(search.metric, config)
     space, raw = space_of(search.params), config.to_dict()
     check_space(raw, space)
     folder = Path(config.storage.path) / f"{config.name}-tune"
@@ -120,6 +131,24 @@ def tune(
     if all(trial.score is None for trial in trials):
         raise TrainError(f"no trial came to an evaluation: {next((t.error for t in trials if t.error), 'all stopped')}")
     return trials
+
+
+def check_metric(metric: str, config: TrainConfig) -> None:
+    """Evaluations of this config have the figure.
+
+    Raises:
+        TrainError: they have not; names those that they have.
+    """
+    numbers, groups = config.data_schema.label_kinds[0] == "number", config.data_schema.group is not None
+    known = [
+        name
+        for name in get_args(Metric)
+        if (name in OF_NUMBERS if numbers else name not in ONLY_OF_NUMBERS) and (groups or name not in OF_GROUPS)
+    ]
+    if metric not in known:
+        why = "only of rows with groups (schema.group)" if metric in OF_GROUPS and not groups else "no such figure"
+        there = f"{suggestion(metric, known)} (evaluations of this config have {', '.join(known)})"
+        raise TrainError(f"metric={metric}: {why}{there}")
 
 
 def _run(
@@ -189,6 +218,8 @@ def _train_one(
     result = Trainer(parse_config(own), factory=factory, display=reports).fit()
     if not reports.count and result.eval is not None:  # it had ended when the search was stopped, unheard
         reports.evaluation(result.eval)
+    if reports.problem is not None:
+        raise reports.problem
 
 
 def _trial_name(trial: Any) -> str:

@@ -384,12 +384,14 @@ def fit(job: Job, session: Session) -> dict[str, Any]:
 
 
 def score_checkpoint(job: Job, session: Session) -> dict[str, Any]:
-    """Figures of the last committed checkpoint on the evaluation rows."""
+    """Figures of a checkpoint, the job's or the newest whole one, on the evaluation rows."""
     with Streams(job, session) as streams:
         loop = Loop(job, session, streams)
         learner = loop.load()
         resumed = loop.saver.resumed
-        assert resumed is not None, "the driver has checked that there is a checkpoint"
+        if resumed is None:  # the driver has found one
+            raise ValueError(f"{job.checkpoints}: the checkpoint was removed meanwhile; run the command again")
+        loop.saver.report_start()
         scores = evaluate(learner, streams.take("eval", EVAL_ROWS), job.config, session)
     at = {"step": resumed.step, "checkpoint": resumed.path, "data": str(job.config.data.eval)}
     return {**scores, **at}

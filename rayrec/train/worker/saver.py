@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from rayrec.checkpoint import Best, Checkpoint, CheckpointStore, DamagedCheckpointError, Saving, no_whole
+from rayrec.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError, Saving, no_whole
 from rayrec.checkpoint.attempt import order_of
 from rayrec.checkpoint.warm_start import load_weights
 from rayrec.distributed.comm import broadcast_object
-from rayrec.train.config import LOWER_IS_BETTER, TrainConfig
+from rayrec.train.choice import best_by
+from rayrec.train.config import TrainConfig
 from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import due
 from rayrec.train.worker.position import Position
@@ -35,12 +36,12 @@ class Saver:
     def __init__(self, job: Job, session: Session, report: ReportEvent) -> None:
         self._job, self._session, self._report = job, session, report
         storage = job.config.storage
-        metric = storage.keep_best
-        best = None if metric is None else Best(metric, larger=metric not in LOWER_IS_BETTER)
-        self.store = CheckpointStore(job.checkpoints, storage.keep, best)
+        self.store = CheckpointStore(job.checkpoints, storage.keep, best_by(storage.keep_best))
         self._group = session.control.group
         listed = session.control.together(lambda: self.store.candidates() if session.rank == 0 else None)
         self._candidates, self._damaged = broadcast_object(listed, self._group) or ([], [])
+        if job.checkpoint is not None:
+            self._candidates = [one for one in self._candidates if one.name == job.checkpoint]
         self._saved_step = self.resumed.step if self.resumed is not None else None
         self._saved_at: float | None = None
 
@@ -67,6 +68,8 @@ class Saver:
                 )
             except DamagedCheckpointError as error:
                 self._damaged.append(error)
+                if self._job.checkpoint is not None:
+                    raise
                 if len(self._candidates) == 1:
                     raise no_whole(self.store.root.path, self._damaged) from error
                 self._candidates.pop(0)
@@ -88,9 +91,12 @@ class Saver:
         """Reports damaged checkpoints."""
         if self.resumed is None:
             return
+        if self._job.checkpoint is not None:
+            return
+        then = "going on from" if self._job.task == "fit" else "read instead:"
         newer = [error for error in self._damaged if _order(error.name) > _order(self.resumed.name)]
         for error in sorted(newer, key=lambda error: _order(error.name)):
-            self._report_first(self.resumed.step, "damaged", f"{error}; going on from step {self.resumed.step}")
+            self._report_first(self.resumed.step, "damaged", f"{error}; {then} step {self.resumed.step}")
 
     def due(self, step: int, clock: float) -> bool:
         """Whether a checkpoint is to be made after this step; the same on every rank.

@@ -39,7 +39,8 @@ class Job:
         evaluated_steps: steps whose evaluation an earlier launch has already written down.
         mapping: what maps an id to a row, by feature; checkpoints of another mapping are refused.
         warm_start: weights that a run without a checkpoint begins with.
-        task: train to the end, or only score the last checkpoint on the evaluation rows.
+        task: train to the end, or only score a checkpoint on the evaluation rows.
+        checkpoint: name of the only one to load; None: the newest whole one.
         calibration: measured speeds for the planner.
         periods: where each epoch trains on one, and is evaluated on the next.
     """
@@ -54,6 +55,7 @@ class Job:
     mapping: dict[str, dict[str, Any]] = field(default_factory=dict)
     warm_start: WarmStart | None = None
     task: Literal["fit", "evaluate"] = "fit"
+    checkpoint: str | None = None
     calibration: Calibration | None = None
     periods: Periods | None = None
 

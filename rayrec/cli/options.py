@@ -1,0 +1,5 @@
+"""What several commands have in common: the checkpoint of a run that is read."""
+
+from __future__ import annotations
+
+CHECKPOINT = "Which checkpoint of the run: the newest, the best by storage.keep_best, or that of a step."
