@@ -191,6 +191,12 @@ def test_ids_of_tables_of_unlike_sizes_are_checked_with_and_without_compiled_loo
         check.check(KeyedJaggedTensor(["f0", "f1", "g"], torch.tensor([9, 9, 99]), lengths=torch.tensor([1, 1, 1])))
 
 
+def test_a_negative_length_is_refused_before_ids_are_counted_by_it() -> None:
+    kjt = KeyedJaggedTensor(["f0"], torch.tensor([1, 2, 3]), lengths=torch.tensor([-2, 5]))
+    with pytest.raises(ValueError, match="a length of -2; lengths are 0 or more"):
+        IdCheck(tables_of([1000]), False, frozenset({"f0"})).check(kjt)
+
+
 def test_without_numba_torchs_operators_split_and_a_warning_says_so() -> None:
     program = """
 import logging, sys

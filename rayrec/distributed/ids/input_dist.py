@@ -64,7 +64,10 @@ class IdCheck:
             raise ValueError("the collection is weighted, but the input has no weights")
         if values.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"ids are {values.dtype}; int64 or int32 is needed")
-        counts = kjt.lengths().view(len(keys), kjt.stride()).sum(1)
+        lengths_KB = kjt.lengths().view(len(keys), kjt.stride())
+        if lengths_KB.numel() and int(lengths_KB.min()) < 0:  # compiled loops count by them
+            raise ValueError(f"the input has a length of {int(lengths_KB.min())}; lengths are 0 or more")
+        counts = lengths_KB.sum(1)
         if int(counts.sum()) != values.numel():
             raise ValueError(f"the input's lengths add up to {int(counts.sum())}, but it has {values.numel()} ids")
         if values.numel() and self._table_of and not self._all_inside(kjt, self._limits[keys], counts):

@@ -7,7 +7,7 @@ and, where ids carry weights, weights (float32). Messages are tensors of 4-byte 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -191,17 +191,14 @@ class CompiledSplit:
         lengths_SB = torch.empty(self._num_streams + self._num_unread, kjt.stride(), dtype=torch.int32)
         totals = torch.empty(len(lengths_SB), dtype=torch.int64)
         out_SB, total_S = lengths_SB.numpy(), totals.numpy()
-        parts = _in_parts(size_V)
-
-        def count(start: int, stop: int) -> None:
-            outside = loops.count(
-                values, lengths_KB, first_K, key_V, self._buckets_V, self._block_V, self._edges_VE, self._stream_VE,
-                first_V, out_SB, total_S, bucket_N, start, stop,
-            )  # fmt: skip
-            if outside >= 0:
-                raise self._error(kjt, outside)
-
-        _run(count, parts)
+        outside = _in_threads(
+            loops.count,
+            size_V,
+            (values, lengths_KB, first_K, key_V, self._buckets_V, self._block_V, self._edges_VE, self._stream_VE),
+            (first_V, out_SB, total_S, bucket_N),
+        )
+        if outside >= 0:
+            raise self._error(kjt, outside)
         total_S[self._repeated[:, 1]] = total_S[self._repeated[:, 0]]
         num_ids = int(total_S.sum())
         first_S = (total_S.cumsum() - total_S).view(np.uint64)
@@ -219,15 +216,14 @@ class CompiledSplit:
             shift_V = (size_F.cumsum() - size_F - first_K[key_F])[self._feature_V]
         out_N, moved_N, origin_N = out.numpy().view(np.uint64), moved.numpy(), origins.numpy()
 
-        def move(start: int, stop: int) -> None:
-            outside = loops.move(
-                values, given, first_K, key_V, self._buckets_V, self._edges_VE, self._stream_VE,
-                first_V, first_S, bucket_N, out_N, moved_N, origin_N, shift_V, start, stop,
-            )  # fmt: skip
-            if outside >= 0:
-                raise self._error(kjt, outside)
-
-        _run(move, parts)
+        outside = _in_threads(
+            loops.move,
+            size_V,
+            (values, given, first_K, key_V, self._buckets_V, self._edges_VE, self._stream_VE, first_V, first_S),
+            (bucket_N, out_N, moved_N, origin_N, shift_V),
+        )
+        if outside >= 0:
+            raise self._error(kjt, outside)
         loops.repeat(self._repeated, first_S, total_S, out_SB, out_N, moved_N, origin_N)
         if weights is not None:
             moved = weights[origins] if trained else moved.to(weights.dtype)
@@ -277,24 +273,17 @@ def _block(edges: Sequence[int]) -> int:
     return sizes[0] if even else 0
 
 
-def _in_parts(size_V: np.ndarray) -> list[tuple[int, int]]:
-    """Variants of about equally many ids for each of torch's threads, or for fewer."""
-    ends = size_V.cumsum()
-    if not len(ends):
-        return []
+def _in_threads(loop: Callable[..., int], size_V: np.ndarray, *args: tuple[Any, ...]) -> int:
+    """Calls a loop for all variants, those of about equally many ids on each of torch's threads, or on fewer.
+
+    Returns:
+        the largest result: a variant with an id outside its table's rows, or -1.
+    """
+    if not len(size_V):
+        return -1
+    ends, given = size_V.cumsum(), [arg for some in args for arg in some]
     threads = min(torch.get_num_threads(), 1 + int(ends[-1]) // MIN_IDS)
     bounds = [0, *np.searchsorted(ends, [ends[-1] * n // threads for n in range(1, threads)]).tolist(), len(ends)]
-    return [(start, stop) for start, stop in pairwise(bounds) if stop > start]
-
-
-def _run(work: Callable[[int, int], None], parts: Sequence[tuple[int, int]]) -> None:
-    """All parts, the first on this thread."""
-    others = [_pool.submit(work, *part) for part in parts[1:]]
-    try:
-        for part in parts[:1]:
-            work(*part)
-    finally:
-        if others:
-            wait(others)
-    for other in others:
-        other.result()
+    parts = [(start, stop) for start, stop in pairwise(bounds) if stop > start]
+    others = [_pool.submit(loop, *given, *part) for part in parts[1:]]
+    return max(loop(*given, *parts[0]), *(other.result() for other in others), -1)
