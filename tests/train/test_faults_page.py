@@ -1,0 +1,76 @@
+"""FAULTS.md is true line by line: the tests that show each of its rows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# what happens, as the page has it, and the tests in which it happens
+SHOWN = {
+    "a worker or its node dies": [
+        "train/test_ray.py::test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened",
+        "train/test_chaos.py::test_a_run_that_meets_every_fault_ends_as_if_nothing_had_happened",
+    ],
+    "there is no room for as many workers any more": [
+        "hosts/test_cluster.py::test_a_host_is_cut_off_and_the_run_goes_on_then_grows",
+        "train/test_room.py::test_a_run_that_lost_a_node_waits_until_another_comes",
+        "train/test_room.py::test_a_wait_for_room_has_a_limit_where_one_is_set",
+        "train/test_room.py::test_waits_are_not_counted_and_failed_starts_are_in_a_row",
+    ],
+    "the command is started again": [
+        "train/test_ray.py::test_a_run_goes_on_with_other_numbers_of_workers_after_its_model_failed",
+        "train/test_fit.py::test_an_interrupted_run_goes_on_where_it_was",
+    ],
+    "SIGTERM or Ctrl-C": [
+        "train/test_signals.py::test_a_stop_ends_the_run_whole_and_leaves_nothing_running",
+        "train/test_console_faults.py::test_ctrl_c_with_tee_beside_takes_a_last_checkpoint",
+    ],
+    "one worker fails, others wait": [
+        "train/test_lockstep.py::test_an_error_of_one_rank_ends_all_with_its_text",
+        "train/test_lockstep.py::test_only_what_may_end_otherwise_is_tried_again",
+        "train/test_ray.py::test_a_lost_worker_counts_more_than_errors_of_the_others",
+    ],
+    "a GPU or its driver fails": [
+        "train/test_lockstep.py::test_only_what_may_end_otherwise_is_tried_again",
+        "train/test_ray.py::test_failures_beyond_the_limit_end_the_run_with_how_often_and_why",
+    ],
+    "a model makes an exchange on one rank only": [
+        "train/test_watch.py::test_ranks_that_wait_for_each_other_at_unlike_places_end_with_the_places",
+    ],
+    "a worker does not move at all": [
+        "train/test_watch.py::test_a_rank_that_does_not_move_tells_its_stacks_and_ends",
+        "train/test_ray.py::test_the_only_worker_is_replaced_where_it_is_frozen",
+    ],
+    "the loss or a dense parameter is not finite": [
+        "train/test_fit.py::test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint_has_it",
+        "train/test_guards.py::test_parameters_that_are_not_finite_never_reach_a_checkpoint",
+        "train/test_guards.py::test_training_goes_back_with_half_the_learning_rate_where_it_may",
+    ],
+    "a checkpoint is damaged": [
+        "train/test_choice.py::test_evaluate_names_what_it_read_and_damage_of_a_newer_one",
+        "train/test_choice.py::test_export_and_predict_read_no_damaged_one_in_silence",
+    ],
+    "metrics, plan or report cannot be written": [
+        "train/test_driver.py::test_lines_stay_whole_where_the_disk_is_full_or_a_driver_was_killed",
+    ],
+    "the console fails": [
+        "train/test_console_faults.py::test_a_run_whose_console_is_gone_is_trained_to_its_end",
+        "train/test_console_faults.py::test_a_terminal_that_is_not_utf8_shows_what_it_can",
+    ],
+}
+
+
+def test_each_row_of_the_page_is_shown_by_tests() -> None:
+    page = (ROOT / "rayrec" / "train" / "FAULTS.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+?) \|", page, flags=re.M)
+    happens = [re.sub(r" \(.*\)$", "", row) for row in rows if row != "what happens"]
+    assert happens == list(SHOWN)
+
+
+def test_the_tests_that_show_them_are_there() -> None:
+    for names in SHOWN.values():
+        for name in names:
+            file, test = name.split("::")
+            assert f"def {test}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), name
