@@ -48,7 +48,7 @@ def compiled(types: Mapping[str, str]) -> Callable[[F], F]:
         signature = f"({', '.join(types[name] for name in inspect.signature(function).parameters)})"
         try:
             return cast(F, numba.njit([signature], nogil=True, cache=True)(function))
-        except RuntimeError:  # there is no folder that can be written
+        except (RuntimeError, OSError):  # there is no folder that can be written, or no room in it
             return cast(F, numba.njit([signature], nogil=True)(function))
 
     return decorate
