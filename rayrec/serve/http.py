@@ -16,7 +16,6 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from rayrec.serve.batching import Batcher
@@ -123,7 +122,8 @@ def _model_in(path: str, root: str) -> str | None:
 
 
 def _as_json(answer: Answer) -> bytes:
-    scores = {label: values.astype(np.float64).round(7).tolist() for label, values in answer.scores.items()}
+    # nine digits name a float32, however small: a probability of 4e-8 keeps its rank
+    scores = {label: [float(f"{one:.9g}") for one in values.tolist()] for label, values in answer.scores.items()}
     return json.dumps({"model": answer.model, "version": answer.version, "scores": scores}).encode()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ import torch
 pytest.importorskip("uvicorn")
 
 from rayrec.serve import ModelSpec, Service
-from rayrec.serve.http import App
+from rayrec.serve.http import App, _as_json
 from rayrec.serve.requests import ARROW
+from rayrec.serve.service import Answer
 from rayrec.train.export_run import export_run
 from tests.inference.runs import TWO_LABELS, WEIGHTED, train, trainer_scores, write_weighted
 from tests.serve.server import Server
@@ -47,3 +49,10 @@ def test_served_is_evaluated_for_every_label(tmp_path: Path) -> None:
         assert answers[0] == answers[1] and len(answers[0]["like"]) == 7
     finally:
         server.close()
+
+
+def test_json_has_each_score_as_it_is_however_small() -> None:
+    scores = np.array([4e-8, 4.1e-8, 1.2345e-6, 0.1, 0.5, 0.99999994, 1.0], np.float32)
+    answer = json.loads(_as_json(Answer("ctr", "v1", {"click": scores})))
+    assert np.array_equal(np.array(answer["scores"]["click"], np.float32), scores)
+    assert answer["scores"]["click"][3:5] == [0.100000001, 0.5]
