@@ -188,7 +188,9 @@ def test_ids_of_tables_of_unlike_sizes_are_checked_with_and_without_compiled_loo
             check._loops = None
         with pytest.raises(ValueError, match="feature 'f1': id 10 is outside the rows"):
             check.check(kjt)
-        check.check(KeyedJaggedTensor(["f0", "f1", "g"], torch.tensor([9, 9, 99]), lengths=torch.tensor([1, 1, 1])))
+        for unread in (99, -99, 2**63 - 1):
+            ids = torch.tensor([9, 9, unread])
+            check.check(KeyedJaggedTensor(["f0", "f1", "g"], ids, lengths=torch.tensor([1, 1, 1])))
 
 
 def test_a_negative_length_is_refused_before_ids_are_counted_by_it() -> None:

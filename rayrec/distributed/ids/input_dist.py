@@ -46,10 +46,8 @@ class IdCheck:
                 held = self._table_of.get(feature)
                 if feature not in checked and (held is None or table.num_embeddings < held.num_embeddings):
                     self._table_of[feature] = table
-        self._limits: dict[tuple[str, ...], torch.Tensor] = {}
-        sizes = {table.num_embeddings for table in self._table_of.values()}
-        self._rows_of_all = sizes.pop() if len(sizes) == 1 else None
-        self._loops = split_loops() if sizes else None
+        self._limits: dict[tuple[str, ...], np.ndarray] = {}
+        self._loops = split_loops() if self._table_of else None
 
     def check(self, kjt: KeyedJaggedTensor) -> None:
         """Raises ValueError for a batch that cannot be looked up, with feature, id and table."""
@@ -59,7 +57,7 @@ class IdCheck:
             if missing:
                 raise ValueError(f"the input has no feature {missing[0]!r}, which a table reads; it has {kjt.keys()}")
             rows = [self._table_of[key].num_embeddings if key in self._table_of else _ANY for key in keys]
-            self._limits[keys] = torch.tensor(rows, dtype=torch.int64, device=values.device)
+            self._limits[keys] = np.array(rows, np.uint64)
         if self._weighted and kjt.weights_or_none() is None:
             raise ValueError("the collection is weighted, but the input has no weights")
         if values.dtype not in (torch.int64, torch.int32):
@@ -67,33 +65,24 @@ class IdCheck:
         lengths_KB = kjt.lengths().view(len(keys), kjt.stride())
         if lengths_KB.numel() and int(lengths_KB.min()) < 0:  # compiled loops count by them
             raise ValueError(f"the input has a length of {int(lengths_KB.min())}; lengths are 0 or more")
-        counts = lengths_KB.sum(1)
-        if int(counts.sum()) != values.numel():
-            raise ValueError(f"the input's lengths add up to {int(counts.sum())}, but it has {values.numel()} ids")
-        if values.numel() and self._table_of and not self._all_inside(kjt, self._limits[keys], counts):
-            self._raise_for(kjt)
-
-    def _all_inside(self, kjt: KeyedJaggedTensor, limit_K: torch.Tensor, count_K: torch.Tensor) -> bool:
-        values = kjt.values()
-        if self._rows_of_all is not None:
-            least, greatest = values.aminmax()
-            if int(least) >= 0 and int(greatest) < self._rows_of_all:
-                return True
+        total = int(lengths_KB.sum())
+        if total != values.numel():
+            raise ValueError(f"the input's lengths add up to {total}, but it has {values.numel()} ids")
+        if not self._table_of:
+            return
         if self._loops is not None:
             ids = values.to(torch.int64).contiguous().numpy().view(np.uint64)
-            ends = np.array(kjt.offset_per_key())
-            return not self._loops.any_outside(ids, ends, limit_K.numpy().view(np.uint64))
-        most_N = limit_K.repeat_interleave(count_K, output_size=values.numel())
-        outside = ((values >= most_N) | (values < 0)) & (most_N < _ANY)  # of other features any id will do
-        return not bool(outside.any())
+            if not self._loops.any_outside(ids, np.array(kjt.offset_per_key()), self._limits[keys]):
+                return
+        self._raise_for(kjt)
 
     def _raise_for(self, kjt: KeyedJaggedTensor) -> None:
+        """Raises for the first id that is outside its table; nothing if there is none."""
         per_key = list(zip(kjt.keys(), kjt.values().split(kjt.length_per_key()), strict=True))
         for feature, table in self._table_of.items():
             for ids in (of_key for key, of_key in per_key if key == feature):
-                bad = ids[(ids < 0) | (ids >= table.num_embeddings)]
-                if bad.numel():
-                    raise outside_rows(feature, int(bad[0]), table.num_embeddings, table.name)
+                if (error := outside_rows(feature, ids, table)) is not None:
+                    raise error
 
 
 RoutedFeatures = tuple[KeyedJaggedTensor, tuple[int, ...], Kept]

@@ -10,7 +10,7 @@ from rayrec.sparse import KeyedJaggedTensor
 
 
 class PlainSplit:
-    """Splits ids by sorting them by their stream.
+    """Splits ids by selecting those of each stream in turn.
 
     Args:
         routes: of the collection.

@@ -35,8 +35,8 @@ from rayrec.modules import BaseEmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor, ops
 
 MOST_BUCKETS = 256
-_pool = ThreadPoolExecutor(thread_name_prefix="rayrec-loops")  # starts threads when it has work
 MIN_IDS = 1 << 14  # of a thread: handing work to another one costs about 50 µs
+_pool = ThreadPoolExecutor(thread_name_prefix="rayrec-loops")  # starts threads when it has work
 
 
 class IdSender:
@@ -236,10 +236,10 @@ class CompiledSplit:
         return Split(ids, totals, lengths_FB, origins if self._traced else None)
 
     def _error(self, kjt: KeyedJaggedTensor, variant: int) -> ValueError:
-        feature, table = self._features[self._feature_V[variant]], self._table_V[variant]
-        ids = kjt[feature].values()
-        number = int(ids[(ids < 0) | (ids >= table.num_embeddings)][0])
-        return outside_rows(feature, number, table.num_embeddings, table.name)
+        feature = self._features[self._feature_V[variant]]
+        error = outside_rows(feature, kjt[feature].values(), self._table_V[variant])
+        assert error is not None
+        return error
 
 
 def _smallest_tables(routes: Routes) -> list[BaseEmbeddingConfig]:
@@ -253,11 +253,15 @@ def _smallest_tables(routes: Routes) -> list[BaseEmbeddingConfig]:
     return [found[variant] for variant in range(len(routes.variants))]
 
 
-def outside_rows(feature: str, number: int, rows: int, table: str) -> ValueError:
-    """The error of an id that no row of its table has."""
+def outside_rows(feature: str, ids: torch.Tensor, table: BaseEmbeddingConfig) -> ValueError | None:
+    """The error of the first of a feature's ids that no row of its table has; None if there is none."""
+    rows = table.num_embeddings
+    outside = ids[(ids < 0) | (ids >= rows)]
+    if not outside.numel():
+        return None
     return ValueError(
-        f"feature {feature!r}: id {number} is outside the rows [0, {rows}) of table {table!r}; map ids to rows (for "
-        "example by hash) or give the table more rows"
+        f"feature {feature!r}: id {int(outside[0])} is outside the rows [0, {rows}) of table {table.name!r}; map ids "
+        "to rows (for example by hash) or give the table more rows"
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from rayrec.compiled import compiled
 
+_ANY = nb.uint64(2**63 - 1)
 _ONE, _BYTE, _FEW = nb.uint64(1), nb.uint64(255), nb.uint64(8)
 _BITS = nb.uint64(32)  # of an id in a table of equal buckets
 _TYPES = dict.fromkeys(("values", "rows_K", "block_V", "first_S", "out"), "uint64[::1]")
@@ -30,9 +31,14 @@ _TYPES |= {"weights": "float32[::1]", "out_weights": "float32[::1]"}
 
 @compiled(_TYPES)
 def any_outside(values: Any, first_K: Any, rows_K: Any) -> Any:
-    """Whether an id of some key is no row number: negative ones are the largest of all as unsigned numbers."""
+    """Whether an id of some key is no row number: negative ones are the largest of all as unsigned numbers.
+
+    Keys with the largest int64 as rows may have any ids, and are not read.
+    """
     for key in range(rows_K.size):
         rows, outside = rows_K[key], False
+        if rows == _ANY:
+            continue
         for number in range(nb.uint64(first_K[key]), nb.uint64(first_K[key + 1])):
             outside |= values[number] >= rows
         if outside:
