@@ -14,7 +14,7 @@
 """
 
 from rayrec.checkpoint.background import Outcome
-from rayrec.checkpoint.committed import Checkpoint
+from rayrec.checkpoint.committed import Checkpoint, newer_damaged
 from rayrec.checkpoint.errors import (
     CheckpointError,
     DamagedCheckpointError,
@@ -35,5 +35,6 @@ __all__ = [
     "NoWholeCheckpointError",
     "Outcome",
     "Saving",
+    "newer_damaged",
     "no_whole",
 ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from rayrec.checkpoint.attempt import order_of
 from rayrec.checkpoint.errors import Damage, DamagedCheckpointError
 from rayrec.checkpoint.folder import Folder
 from rayrec.checkpoint.manifest import MANIFEST, Manifest
@@ -42,3 +44,13 @@ def read_checkpoint(folder: Folder) -> Checkpoint | None:
     except ValueError as error:
         raise DamagedCheckpointError(folder.path, [Damage(MANIFEST, str(error))]) from error
     return Checkpoint(folder.path, folder.name, manifest.step, manifest.extra, manifest)
+
+
+def newer_damaged(checkpoint: Checkpoint, damaged: Iterable[DamagedCheckpointError]) -> list[DamagedCheckpointError]:
+    """Those of the damaged ones that are newer than a checkpoint, the oldest first."""
+
+    def order(name: str) -> tuple[int, int]:
+        return order_of(name) or (0, 0)
+
+    newer = (error for error in damaged if order(error.name) > order(checkpoint.name))
+    return sorted(newer, key=lambda error: order(error.name))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from rayrec.checkpoint.attempt import order_of
-from rayrec.checkpoint.committed import Checkpoint, read_checkpoint
+from rayrec.checkpoint.committed import Checkpoint, newer_damaged, read_checkpoint
 from rayrec.checkpoint.contents import DENSE, TABLE
 from rayrec.checkpoint.convert import state_dict, to_safetensors
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError
@@ -59,9 +59,8 @@ def find(place: str, tell: Tell = lambda text: None) -> tuple[CheckpointStore, C
         found = next(iter(whole), None)
     if found is None:
         raise CheckpointError(f"{place} has no complete checkpoint")
-    for error in damaged:
-        if (order_of(error.name) or (0, 0)) > (order_of(found.name) or (0, 0)):
-            tell(f"{error}; read instead: step {found.step}")
+    for error in newer_damaged(found, damaged):
+        tell(f"{error}; read instead: step {found.step}")
     return store, found
 
 

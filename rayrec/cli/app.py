@@ -10,7 +10,7 @@ import typer
 from rayrec.cli.checkpoint import app as checkpoint
 from rayrec.cli.data import app as data
 from rayrec.cli.export import export
-from rayrec.cli.options import CHECKPOINT
+from rayrec.cli.options import WhichCheckpoint
 from rayrec.cli.predict import predict
 from rayrec.cli.runs import app as runs
 from rayrec.cli.serve import serve
@@ -79,7 +79,7 @@ def evaluate(
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
     ] = False,
-    checkpoint: Annotated[str, typer.Option(metavar="newest|best|STEP", help=CHECKPOINT)] = "newest",
+    checkpoint: WhichCheckpoint = "newest",
 ) -> None:
     """Score a checkpoint of a run; writes evaluation.json there."""
     from rayrec.train.evaluate_run import evaluate_run

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rayrec.cli.options import CHECKPOINT
+from rayrec.cli.options import WhichCheckpoint
 
 FORMATS = "fp32, fp16, int8, int4, or AUTO: each table's is chosen by the loss of quality that was measured for it."
 
@@ -28,7 +28,7 @@ def export(
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
     ] = False,
-    checkpoint: Annotated[str, typer.Option(metavar="newest|best|STEP", help=CHECKPOINT)] = "newest",
+    checkpoint: WhichCheckpoint = "newest",
 ) -> None:
     """Export a trained model with the proof that it scores as the trainer does: parity.html in the folder."""
     from rayrec.inference import Wanted

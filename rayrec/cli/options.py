@@ -2,4 +2,14 @@
 
 from __future__ import annotations
 
-CHECKPOINT = "Which checkpoint of the run: the newest, the best by storage.keep_best, or that of a step."
+from typing import Annotated
+
+import typer
+
+WhichCheckpoint = Annotated[
+    str,
+    typer.Option(
+        metavar="newest|best|STEP",
+        help="Which checkpoint of the run: the newest, the best by storage.keep_best, or that of a step.",
+    ),
+]

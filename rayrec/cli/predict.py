@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rayrec.cli.options import CHECKPOINT
+from rayrec.cli.options import WhichCheckpoint
 
 
 def predict(
@@ -23,7 +23,7 @@ def predict(
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
     ] = False,
-    checkpoint: Annotated[str, typer.Option(metavar="newest|best|STEP", help=CHECKPOINT)] = "newest",
+    checkpoint: WhichCheckpoint = "newest",
 ) -> None:
     """Score Parquet files: every row once, its columns kept; the same command again goes on where it stopped."""
     from rayrec.inference.predict import predict as run_predict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rayrec.checkpoint import Best, Checkpoint, CheckpointStore, DamagedCheckpointError, no_whole
+from rayrec.checkpoint import Best, Checkpoint, CheckpointStore, DamagedCheckpointError, newer_damaged, no_whole
 from rayrec.checkpoint.attempt import order_of
 from rayrec.checkpoint.scores import best_of
 from rayrec.train.config import LOWER_IS_BETTER
@@ -67,8 +67,7 @@ def choose(folder: RunFolder, which: str = NEWEST) -> Choice:
     if which == NEWEST:
         if not whole:
             raise no_whole(store.root.path, damaged)
-        newer = [error for error in damaged if _order(error.name) > _order(whole[-1].name)]
-        return Choice(checkpoint=whole[-1], damaged=tuple(newer))
+        return Choice(checkpoint=whole[-1], damaged=tuple(newer_damaged(whole[-1], damaged)))
     return Choice(checkpoint=_of_step(folder, int(which), whole, damaged))
 
 

@@ -54,10 +54,7 @@ def export_run(
         ValueError: not a run, no checkpoint, no evaluation rows, or what `rayrec.inference.export` raises.
     """
     folder, found = find_checkpoint(Path(source).absolute(), checkpoint)
-    made = _export(folder, found, out, wanted, data, factory, allow_code)
-    with suppress(OSError, StorageError):  # an export needs no run that can be written
-        _note(folder, made)
-    return made
+    return _export(folder, found, out, wanted, data, factory, allow_code)
 
 
 def _export(
@@ -70,13 +67,16 @@ def _export(
     allow_code: bool,
 ) -> Export:
     try:
-        return export(trained_of(folder, checkpoint, data, factory, allow_code), out, wanted)
+        made = export(trained_of(folder, checkpoint, data, factory, allow_code), out, wanted)
     except DamagedCheckpointError as error:
         others = [one.step for one in CheckpointStore(folder.checkpoints).all() if one.name != checkpoint.name]
         if not others:
             raise
         steps = ", ".join(map(str, sorted(set(others))))
         raise TrainError(f"{error}; another may be whole: --checkpoint with its step ({steps})") from error
+    with suppress(OSError, StorageError):  # an export needs no run that can be written
+        _note(folder, made)
+    return made
 
 
 def exported_run(run: str | Path, allow_code: bool = False, checkpoint: str = NEWEST, tell: Tell | None = None) -> Path:
@@ -94,9 +94,7 @@ def exported_run(run: str | Path, allow_code: bool = False, checkpoint: str = NE
         tell(f"read the checkpoint of step {found.step}: {found.path}")
     out = folder.path / "exports" / open_folder(found.path).name
     if not out.exists():
-        made = _export(folder, found, out, None, None, None, allow_code)
-        with suppress(OSError, StorageError):
-            _note(folder, made)
+        _export(folder, found, out, None, None, None, allow_code)
     return out
 
 

@@ -89,20 +89,36 @@ def growing(trainer: TrainerConfig, need: Demand, running: Attempt, ask: Callabl
         return
     import ray
 
-    closed, growth = threading.Event(), Growth()
+    growth = Growth()
+    known: set[str] = set()  # nodes that Ray Train's account is of
+
+    def look() -> None:
+        nonlocal known
+        nodes: dict[str, Any] = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+        if known != set(nodes) and recount():
+            known = set(nodes)
+        room = room_for(need.each, list(nodes.values()), trainer.most_workers)
+        if growth.due(running, room, nodes, time.monotonic(), counted=known == set(nodes)):
+            ask()
+
+    with looking(look, LOOK_EVERY_S, "rayrec-growth"):
+        yield
+
+
+@contextmanager
+def looking(look: Callable[[], object], every_s: float, name: str) -> Iterator[None]:
+    """Calls `look` every so many seconds, from a thread, while the body runs.
+
+    An error costs only that look: the cluster is busy or away, and the next one may find it.
+    """
+    closed = threading.Event()
 
     def watch() -> None:
-        known: set[str] = set()  # nodes that Ray Train's account is of
-        while not closed.wait(LOOK_EVERY_S):
-            with suppress(Exception):  # the cluster is busy or away; the next look may find it
-                nodes: dict[str, Any] = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-                if known != set(nodes) and recount():
-                    known = set(nodes)
-                room = room_for(need.each, list(nodes.values()), trainer.most_workers)
-                if growth.due(running, room, nodes, time.monotonic(), counted=known == set(nodes)):
-                    ask()
+        while not closed.wait(every_s):
+            with suppress(Exception):
+                look()
 
-    thread = threading.Thread(target=watch, name="rayrec-growth", daemon=True)
+    thread = threading.Thread(target=watch, name=name, daemon=True)
     thread.start()
     try:
         yield

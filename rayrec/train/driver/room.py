@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from rayrec.train.driver.cluster import Cluster
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.elastic import room_for
+from rayrec.train.driver.elastic import looking, room_for
 from rayrec.train.driver.resources import Demand, Supply
 from rayrec.train.run_log import ask
 
@@ -98,7 +97,7 @@ def waiting_for_room(
         return
     import ray
 
-    closed, wait, pending_at = threading.Event(), Wait(need, limit_s), 0.0
+    wait, pending_at = Wait(need, limit_s), 0.0
 
     def missing() -> str | None:
         nonlocal pending_at
@@ -112,19 +111,14 @@ def waiting_for_room(
         # Ray Train withdraws its request and makes it again; what is not free may be these workers' own.
         return what if now - pending_at < PENDING_S else None
 
-    def watch() -> None:
-        while not closed.wait(LOOK_EVERY_S) and wait.given_up is None:
-            with suppress(Exception):  # the cluster is busy or away; the next look may find it
-                line = wait.look(ask(actor.idle_s), missing, time.monotonic())
-                if line is not None:
-                    display.say(line, style="yellow")
+    def look() -> None:
+        if wait.given_up is not None:
+            return
+        line = wait.look(ask(actor.idle_s), missing, time.monotonic())
+        if line is not None:
+            display.say(line, style="yellow")
         if wait.given_up is not None:
             ask(actor.put, {"kind": "fatal", "rank": 0, "error": wait.given_up, "final": True})
 
-    thread = threading.Thread(target=watch, name="rayrec-room", daemon=True)
-    thread.start()
-    try:
+    with looking(look, LOOK_EVERY_S, "rayrec-room"):
         yield
-    finally:
-        closed.set()
-        thread.join(timeout=5)

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from rayrec.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError, Saving, no_whole
-from rayrec.checkpoint.attempt import order_of
+from rayrec.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError, Saving, newer_damaged, no_whole
 from rayrec.checkpoint.warm_start import load_weights
 from rayrec.distributed.comm import broadcast_object
 from rayrec.train.choice import best_by
@@ -89,13 +88,10 @@ class Saver:
 
     def report_start(self) -> None:
         """Reports damaged checkpoints."""
-        if self.resumed is None:
-            return
-        if self._job.checkpoint is not None:
+        if self.resumed is None or self._job.checkpoint is not None:
             return
         then = "going on from" if self._job.task == "fit" else "read instead:"
-        newer = [error for error in self._damaged if _order(error.name) > _order(self.resumed.name)]
-        for error in sorted(newer, key=lambda error: _order(error.name)):
+        for error in newer_damaged(self.resumed, self._damaged):
             self._report_first(self.resumed.step, "damaged", f"{error}; {then} step {self.resumed.step}")
 
     def due(self, step: int, clock: float) -> bool:
@@ -191,7 +187,3 @@ class Saver:
     def _report_first(self, step: int, event: str, message: str) -> None:
         if self._session.rank == 0:
             self._report(step, event, message)
-
-
-def _order(name: str) -> tuple[int, int]:
-    return order_of(name) or (0, 0)
