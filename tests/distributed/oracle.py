@@ -23,6 +23,11 @@ from rayrec.optim import in_backward_optimizer_filter
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
 from tests.device import DEVICE
 
+SGD = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1}
+# Without an eps far above rounding, a gradient of 1e-7, whose sign is chance, moves its weight by the learning rate.
+ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1, "eps": 0.01}
+ROWWISE = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1, "eps": 0.01}
+
 
 def cut(table: BaseEmbeddingConfig, kind: ShardingType, ranks: Any, kernel: str = "fused") -> ParameterSharding:
     """The table cut in the given way over the given ranks (lists of ranks for a grid)."""

@@ -10,14 +10,13 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
-from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE, drawn
-from tests.distributed.oracle import cut, draw_kjt, targets, train_plain
-from tests.distributed.test_equality import ADAGRAD, MIXED, ROWWISE, SGD, check, uniform
+from tests.distributed.oracle import ADAGRAD, ROWWISE, SGD, cut, draw_kjt, targets, train_plain
+from tests.distributed.test_equality import MIXED, check, uniform
 from tests.distributed.test_properties import assert_same, problems
 from tests.ranks import on_ranks
 
@@ -54,8 +53,7 @@ def test_drawn_plans_equal_one_process(problem: Any) -> None:
     generator = torch.Generator().manual_seed(seed)
     steps = [[draw_kjt(generator, tables, size, 6, weighted) for size in sizes] for _ in range(2)]
     ebc = EmbeddingBagCollection(tables, is_weighted=weighted, seed=seed)
-    params = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1}
-    assert_same(ebc, plan, steps, params, train_plain(ebc, steps, params), dedup=True)
+    assert_same(ebc, plan, steps, ADAGRAD, train_plain(ebc, steps, ADAGRAD), dedup=True)
 
 
 TABLES = [

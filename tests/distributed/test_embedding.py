@@ -17,12 +17,9 @@ from rayrec.sparse import KeyedJaggedTensor
 from tests.device import drawn, exchanges
 from tests.distributed import oracle
 from tests.distributed.embedding_oracle import assert_equal, train_plain, train_sharded
-from tests.distributed.oracle import cut, draw_kjt
+from tests.distributed.oracle import ADAGRAD, ROWWISE, SGD, cut, draw_kjt
 from tests.ranks import on_ranks
 
-SGD = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1}
-ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1}
-ROWWISE = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1}
 ADAM = {"optimizer": EmbOptimType.ADAM, "learning_rate": 0.05, "eps": 1e-4}
 T = ShardingType
 Kinds = list[tuple[ShardingType, Any]]

@@ -8,16 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import ParameterSharding, Shard, ShardingType, Span
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
-from tests.distributed.oracle import cut, draw_kjt, join, train_plain, train_sharded
+from tests.distributed.oracle import ADAGRAD, ROWWISE, SGD, cut, draw_kjt, join, train_plain, train_sharded
 from tests.ranks import on_ranks
 
-SGD = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1}
-ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1}
-ROWWISE = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1}
 T = ShardingType
 
 

@@ -16,12 +16,11 @@ import torch.distributed as dist
 
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.cuts import CUTS
 from rayrec.distributed.plan.shards import CacheParams, ParameterSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
-from tests.distributed.oracle import draw_kjt, make_dense_optimizer, make_optimizer, targets, train_plain
+from tests.distributed.oracle import ADAGRAD, draw_kjt, make_dense_optimizer, make_optimizer, targets, train_plain
 from tests.modules import test_feature_processor as position_weights
 from tests.ranks import on_ranks
 
@@ -29,7 +28,6 @@ TABLES = [
     EmbeddingBagConfig(name="a", num_embeddings=50, embedding_dim=16, feature_names=["f1", "f2"]),
     EmbeddingBagConfig(name="b", num_embeddings=30, embedding_dim=32, feature_names=["f3"], pooling=PoolingType.MEAN),
 ]
-ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1}
 KERNELS = ["fused", "fused_uvm", "fused_uvm_caching", "dense"]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -28,8 +28,8 @@ from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingTy
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE, drawn, exchanges
 from tests.distributed import test_variable_batch as variable
-from tests.distributed.oracle import cut, draw_kjt, targets, train_plain, train_sharded
-from tests.distributed.test_equality import ADAGRAD, ROWWISE, SGD, check, uniform
+from tests.distributed.oracle import ADAGRAD, ROWWISE, SGD, cut, draw_kjt, targets, train_plain, train_sharded
+from tests.distributed.test_equality import check, uniform
 from tests.distributed.test_properties import assert_same
 from tests.ranks import on_ranks
 

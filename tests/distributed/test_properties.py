@@ -21,7 +21,7 @@ from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
-from tests.distributed.oracle import cut, draw_kjt, join, targets, train_plain, train_sharded
+from tests.distributed.oracle import ADAGRAD, cut, draw_kjt, join, targets, train_plain, train_sharded
 from tests.ranks import on_ranks
 
 WORLD = 2
@@ -61,8 +61,7 @@ def test_drawn_plans_equal_one_process(problem: Any) -> None:
     generator = torch.Generator().manual_seed(seed)
     steps = [[draw_kjt(generator, tables, size, 3, weighted) for size in sizes] for _ in range(2)]
     ebc = EmbeddingBagCollection(tables, is_weighted=weighted, seed=seed)
-    params = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1}
-    assert_same(ebc, plan, steps, params, train_plain(ebc, steps, params))
+    assert_same(ebc, plan, steps, ADAGRAD, train_plain(ebc, steps, ADAGRAD))
 
 
 def assert_same(
