@@ -128,7 +128,8 @@ class KeyedJagged(Jagged):
 
     def length_per_key(self) -> list[int]:
         """How many values each key has. On a GPU the first call may synchronise."""
-        if self._length_per_key is None and (host := self.host_copy()) is not None:
+        host = None if self._host is None else self.host_copy()
+        if self._length_per_key is None and host is not None:
             self._length_per_key = host.length_per_key()
         if self._length_per_key is None:
             if self._strides is None:

@@ -20,12 +20,6 @@ def complete_cumsum(lengths: torch.Tensor) -> torch.Tensor:
     return _ops.asynchronous_complete_cumsum(lengths)
 
 
-def as_words(tensor: torch.Tensor, word: torch.dtype) -> torch.Tensor:
-    """The tensor's memory, flat."""
-    # As strided: an expanded tensor of one element is contiguous, and `view` still checks its stride of 0.
-    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(word)
-
-
 def permute_segments(
     order: torch.Tensor,
     lengths_FB: torch.Tensor,
@@ -44,20 +38,10 @@ def permute_segments(
     Returns:
         lengths `[F', B]`, values, weights.
     """
-    if weights is None or not weights.requires_grad or not torch.is_grad_enabled():
-        return _permuted(order, lengths_FB, values, weights, num_values)
-    lengths, moved, _ = _permuted(order, lengths_FB, values, None, num_values)
-    places = _permuted(order, lengths_FB, _count(values), None, num_values)[1]
-    return lengths, moved, weights[places]
-
-
-def _permuted(
-    order: torch.Tensor,
-    lengths_FB: torch.Tensor,
-    values: torch.Tensor,
-    weights: torch.Tensor | None,
-    num_values: int | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    if weights is not None and weights.requires_grad and torch.is_grad_enabled():
+        lengths, moved, _ = permute_segments(order, lengths_FB, values, None, num_values)
+        places = permute_segments(order, lengths_FB, _count(values), None, num_values)[1]
+        return lengths, moved, weights[places]
     if values.is_cuda and lengths_FB.shape[1] > 1:
         return _ops.permute_2D_sparse_data(order, lengths_FB, values, weights, num_values)
     totals, lengths = lengths_FB.sum(1), lengths_FB.index_select(0, order)
@@ -81,7 +65,8 @@ def permute_chunks(
     Raises:
         ValueError: there are 2³¹ units or more.
     """
-    if (data.is_cuda and num_values is not None) or data.numel() > MOST_NUMBERS or _needs_gradient(data):
+    trained = data.requires_grad and torch.is_grad_enabled()
+    if trained or (data.is_cuda and num_values is not None) or data.numel() > MOST_NUMBERS:
         if data.numel() // unit > MOST_NUMBERS:
             raise ValueError(f"{data.numel() // unit} ids are more than one exchange takes; use smaller batches")
         num_rows = None if num_values is None else num_values // unit
@@ -100,10 +85,6 @@ def _chunk_rows(order: torch.Tensor, sizes: torch.Tensor, num_rows: int, num_mov
     places = torch.arange(num_moved, device=sizes.device)
     chunk = torch.searchsorted(ends, places, right=True)
     return places + (starts - ends + moved).index_select(0, chunk)
-
-
-def _needs_gradient(tensor: torch.Tensor | None) -> bool:
-    return tensor is not None and tensor.requires_grad and torch.is_grad_enabled()
 
 
 def _count(like: torch.Tensor) -> torch.Tensor:

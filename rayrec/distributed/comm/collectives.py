@@ -6,7 +6,6 @@ For a group of None, or of one rank, nothing is sent.
 Annotations are not strings here: DistributedDataParallel compares those of its hook with types.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -99,7 +98,7 @@ def all_to_all(
     kept = len(inputs) // group.size() if input_splits is None else input_splits[group.rank()]
     count("all_to_all", (len(inputs) - kept) * inputs[:1].nbytes if len(inputs) else 0)
     if (link := link_of(group, inputs)) is not None:
-        return link.all_to_all(output, inputs, _bytes(output, output_splits, link), _bytes(inputs, input_splits, link))
+        return link.all_to_all(output, inputs, output_splits, input_splits)
     outs = None if output_splits is None else list(output_splits)
     ins = None if input_splits is None else list(input_splits)
     return _waiting(dist.all_to_all_single(output, inputs, outs, ins, group=group, async_op=True))
@@ -111,14 +110,6 @@ def _waiting(work: dist.Work) -> Wait:
             work.wait()
 
     return wait
-
-
-def _bytes(tensor: torch.Tensor, splits: Sequence[int] | None, link: HostLink) -> list[int]:
-    """The size of each rank's part of a tensor."""
-    if splits is None:
-        return [tensor.nbytes // link.world_size] * link.world_size
-    row = tensor.element_size() * math.prod(tensor.shape[1:])
-    return [row * rows for rows in splits]
 
 
 def exchange_messages(parts: Sequence[Sequence[torch.Tensor]], group: Group) -> Callable[[], list[torch.Tensor]]:
@@ -158,8 +149,7 @@ def exchange_on_hosts(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     assert group is not None
     output = torch.empty_like(inputs)
     if (link := link_of(group, inputs)) is not None:
-        rows = _bytes(inputs, None, link)
-        link.all_to_all(output, inputs, rows, rows)()
+        link.all_to_all(output, inputs)()
     else:
         with span(EXCHANGE):
             dist.all_to_all_single(output, inputs, group=group)
@@ -225,7 +215,7 @@ def begin_sum(link: HostLink, tensor: torch.Tensor) -> Wait:
     own = parts[link.rank]
     gathered = flat.new_empty(world * own.numel())
     if by_parts:
-        wait = link.all_to_all(gathered, flat, [own.nbytes] * world, sizes)
+        wait = link.all_to_all(gathered, flat, [own.numel()] * world, [part.numel() for part in parts])
     else:
         wait = link.all_gather(gathered, flat, sizes)
 

@@ -153,8 +153,22 @@ class HostLink:
         _open_sockets.update(sockets.values())
         weakref.finalize(self, close, list(sockets.values()))
 
-    def all_to_all(self, output: torch.Tensor, inputs: torch.Tensor, come: Sequence[int], leave: Sequence[int]) -> Wait:
-        """Sends `leave[r]` bytes of `inputs` to each rank r, and receives `come[r]` bytes likewise into `output`."""
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        inputs: torch.Tensor,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+    ) -> Wait:
+        """Sends `input_splits[r]` leading rows of `inputs` to each rank r; receives `output_splits[r]` into `output`.
+
+        Without splits, parts are equal.
+        """
+        world = self.world_size
+        come, leave = (
+            [tensor.nbytes // world] * world if rows is None else [number * tensor[:1].nbytes for number in rows]
+            for tensor, rows in ((output, output_splits), (inputs, input_splits))
+        )
         firsts, offsets = [0, *accumulate(come)], [0, *accumulate(leave)]
         _check(output, inputs, firsts.pop() == output.nbytes and offsets.pop() == inputs.nbytes)
         rank, own, source = self.rank, leave[self.rank], inputs.data_ptr()

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 
 from rayrec.distributed.executors.setup import Config, Setup
 from rayrec.distributed.ids.batch import Ids
-from rayrec.distributed.ids.features import FeatureOrder, MeanScale
+from rayrec.distributed.ids.input_dist import FeatureOrder
 from rayrec.distributed.ids.routes import Routes
 from rayrec.distributed.ids.upload import OnHost
 from rayrec.distributed.kernel.row_kernel import RowGroups
+from rayrec.distributed.vectors.pooled_exchange import MeanScale
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor, ops
 

@@ -18,13 +18,12 @@ from rayrec.distributed.comm.place import Hosts, find_hosts
 from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
-from rayrec.distributed.ids.features import MeanScale
 from rayrec.distributed.ids.routes import make_routes
 from rayrec.distributed.kernel import CacheGuard, PoolingKernel
 from rayrec.distributed.kernel.choice import make_pooling_kernel, pooling_group
 from rayrec.distributed.plan.shards import Span
 from rayrec.distributed.vectors.columns import ColumnMap, across_hosts, columns_of, inside_host, union
-from rayrec.distributed.vectors.pooled_exchange import PooledExchange
+from rayrec.distributed.vectors.pooled_exchange import MeanScale, PooledExchange
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 

@@ -17,12 +17,13 @@ import torch
 from rayrec.distributed import comm
 from rayrec.distributed.executors.setup import Config, PlannedTable, Setup
 from rayrec.distributed.ids.batch import RankIds
-from rayrec.distributed.ids.features import FeatureOrder, MeanScale
+from rayrec.distributed.ids.input_dist import FeatureOrder
 from rayrec.distributed.ids.routes import Output, make_outputs
 from rayrec.distributed.kernel import LocalTable
 from rayrec.distributed.kernel.choice import MatrixKernel, make_matrix_kernel
 from rayrec.distributed.kernel.row_kernel import RowGroups, make_anchor
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
+from rayrec.distributed.vectors.pooled_exchange import MeanScale
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor, ops
 
@@ -64,17 +65,9 @@ class _Group(Generic[Config]):
         readers = [place for place, config in enumerate(configs) for _ in config.feature_names]
         self.kernel = make_matrix_kernel(local, readers, setup.place.device)
         self.outputs = make_outputs(configs)
-        self._pooled = isinstance(configs[0], EmbeddingBagConfig)
-        self._scale = MeanScale(configs, self.outputs)
-        self._features = FeatureOrder([output.feature for output in self.outputs], setup.weighted)
-
-    def ids_of(self, kjt: KeyedJaggedTensor) -> GroupIds:
-        """What this kernel looks up. The distinct rows are found only if backward will need them."""
-        given = self._features.of(kjt)
-        rows = self.kernel.matrix.rows_of(given.values, given.lengths)
-        offsets = ops.complete_cumsum(given.lengths.view(-1).to(torch.int64)) if self._pooled else None
-        groups = RowGroups.of(rows) if torch.is_grad_enabled() else None
-        return GroupIds(rows, offsets, given.weights, groups, self._scale.of(kjt))
+        self.pooled = isinstance(configs[0], EmbeddingBagConfig)
+        self.scale = MeanScale(configs, self.outputs)
+        self.features = FeatureOrder([output.feature for output in self.outputs], setup.weighted)
 
 
 class ReplicatedExecutor(Generic[Config]):
@@ -99,9 +92,18 @@ class ReplicatedExecutor(Generic[Config]):
         return f"ReplicatedExecutor({sum(map(len, self.blocks))} outputs on {self.world_size} ranks)"
 
     def prepare(self, kjt: KeyedJaggedTensor) -> tuple[tuple[int, ...], tuple[GroupIds, ...]]:
-        """Each kernel's number of distinct rows, which every rank must know before its lookup, and ids, which stay."""
-        kept = tuple(group.ids_of(kjt) for group in self.groups)
-        return tuple(0 if ids.groups is None else ids.groups.distinct.numel() for ids in kept), kept
+        """Each kernel's number of distinct rows, which every rank must know before its lookup, and ids, which stay.
+
+        The distinct rows are found only if backward will need them.
+        """
+        kept, trains = [], torch.is_grad_enabled()
+        for group in self.groups:
+            given = group.features.of(kjt)
+            rows = group.kernel.matrix.rows_of(given.values, given.lengths)
+            offsets = ops.complete_cumsum(given.lengths.view(-1).to(torch.int64)) if group.pooled else None
+            groups = RowGroups.of(rows) if trains else None
+            kept.append(GroupIds(rows, offsets, given.weights, groups, group.scale.of(kjt)))
+        return tuple(0 if ids.groups is None else ids.groups.distinct.numel() for ids in kept), tuple(kept)
 
     def lookup(self, ids: RankIds) -> list[torch.Tensor]:
         """Each kernel's bags, means if tables ask for them, or vectors, output after output."""
@@ -152,7 +154,7 @@ class _Lookup(torch.autograd.Function):
         of_leaves: list[torch.Tensor] = []
         of_all = exchange_rows(rows, sums, ctx.counts, executor.group)
         for kernel, rate, (all_rows, all_sums) in zip(executor.kernels, ctx.rates, of_all, strict=True):
-            groups = kernel.matrix.groups_of(all_rows)
+            groups = RowGroups.of(all_rows, kernel.matrix.spare)
             of_leaves += kernel.train(groups.distinct, groups.sum(all_sums).div_(executor.world_size), rate)
         return None, None, None, None, *weight_grads, *of_leaves
 

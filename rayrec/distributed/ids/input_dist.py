@@ -16,12 +16,12 @@ import torch
 
 from rayrec.distributed.comm.awaitable import Awaitable
 from rayrec.distributed.comm.trace import IDS, ROUTE, span
-from rayrec.distributed.ids.batch import HostIds, Kept, RankIds, SentIds
+from rayrec.distributed.ids.batch import HostIds, Ids, Kept, RankIds, SentIds
 from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.sender import outside_rows, split_loops
 from rayrec.distributed.ids.upload import TrainedWeights, Upload
 from rayrec.modules import BaseEmbeddingConfig
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse import KeyedJaggedTensor, ops
 
 _ANY = torch.iinfo(torch.int64).max
 
@@ -83,6 +83,35 @@ class IdCheck:
             for ids in (of_key for key, of_key in per_key if key == feature):
                 if (error := outside_rows(feature, ids, table)) is not None:
                     raise error
+
+
+class FeatureOrder:
+    """Selects features of batches on the host; caches the places for each list of keys.
+
+    Args:
+        features: wanted, in order; a feature may come several times.
+        weighted: ids carry weights.
+    """
+
+    def __init__(self, features: Sequence[str], weighted: bool) -> None:
+        self._features, self._weighted = tuple(features), weighted
+        self._orders: dict[tuple[str, ...], torch.Tensor | None] = {}
+
+    def of(self, kjt: KeyedJaggedTensor) -> Ids:
+        """The features' ids: lengths `[F, B]`, int64 values."""
+        keys = tuple(kjt.keys())
+        if keys not in self._orders:
+            order = [kjt.index_per_key()[feature] for feature in self._features]
+            in_order = order == list(range(len(keys)))
+            self._orders[keys] = None if in_order else torch.tensor(order, dtype=torch.int32)
+        order_F = self._orders[keys]
+        weights = kjt.weights() if self._weighted else None
+        lengths_FB, values = kjt.lengths().view(len(keys), kjt.stride()), kjt.values().to(torch.int64)
+        if order_F is None:
+            return Ids(lengths_FB, values, weights)
+        if not self._features:
+            return Ids(lengths_FB[:0], values[:0], None if weights is None else weights[:0])
+        return Ids(*ops.permute_segments(order_F, lengths_FB, values, weights))
 
 
 RoutedFeatures = tuple[KeyedJaggedTensor, tuple[int, ...], Kept]

@@ -32,7 +32,7 @@ from rayrec.distributed.ids.batch import (
 from rayrec.distributed.ids.plain_split import PlainSplit
 from rayrec.distributed.ids.routes import Routes
 from rayrec.modules import BaseEmbeddingConfig
-from rayrec.sparse import KeyedJaggedTensor, ops
+from rayrec.sparse import KeyedJaggedTensor
 
 MOST_BUCKETS = 256
 MIN_IDS = 1 << 14  # of a thread: handing work to another one costs about 50 µs
@@ -103,7 +103,7 @@ class IdSender:
         sizes = part_sizes(outgoing.header.tolist(), self._streams, self._weighted)
         columns = [ids.values, ids.lengths.to(torch.int32)]
         columns += [] if ids.weights is None else [ids.weights.detach().to(torch.float32)]
-        flat = [ops.as_words(column, WORD) for column in columns]
+        flat = [column.view(-1).view(WORD) for column in columns]
         pieces = [column.split(of_ranks) for column, of_ranks in zip(flat, zip(*sizes, strict=True), strict=True)]
         return [list(part) for part in zip(*pieces, strict=True)], [sum(of_rank) for of_rank in sizes]
 

@@ -8,8 +8,6 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from rayrec.sparse import ops
-
 T = TypeVar("T")
 ALIGNMENT = 16  # bytes
 _FILL = torch.zeros(ALIGNMENT, dtype=torch.uint8)
@@ -47,7 +45,9 @@ class Upload(Generic[T]):
     def __init__(self, item: T, trained: TrainedWeights | None = None) -> None:
         self._item, self._trained, self._tensors = item, trained, list[torch.Tensor]()
         _mapped(item, lambda tensor: self._tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
-        words = [ops.as_words(tensor.detach(), torch.uint8) for tensor in self._tensors]
+        # as strided: an expanded tensor of one element is contiguous, and `view` still checks its stride of 0
+        flats = [tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)) for tensor in self._tensors]
+        words = [flat.view(torch.uint8) for flat in flats]
         parts = [part for flat in words for part in (flat, _FILL[: -len(flat) % ALIGNMENT])]
         self._sizes = [len(part) for part in parts]
         self._pinned = torch.empty(sum(self._sizes), dtype=torch.uint8, pin_memory=True)

@@ -26,9 +26,17 @@ class RowGroups:
     starts: torch.Tensor  # [n], the first of each row in `order`
 
     @classmethod
-    def of(cls, rows: torch.Tensor) -> RowGroups:
-        """From int64 `[N]`."""
+    def of(cls, rows: torch.Tensor, spare: int | None = None) -> RowGroups:
+        """From int64 `[N]`.
+
+        With a `spare` row, on a GPU, there are as many groups as rows, the last ones empty and of that row: then the
+        host does not wait for their number.
+        """
         ordered, order = torch.sort(rows, stable=True)
+        if spare is not None and rows.is_cuda and rows.numel():
+            group = (ordered.diff() != 0).cumsum(0)
+            starts = torch.searchsorted(F.pad(group, (1, 0)), torch.arange(rows.numel(), device=rows.device))
+            return cls(F.pad(ordered, (0, 1), value=spare).index_select(0, starts), order, starts)
         distinct, counts = torch.unique_consecutive(ordered, return_counts=True)
         return cls(distinct, order, counts.cumsum(0) - counts)
 
@@ -66,27 +74,17 @@ class RowMatrix:
         on_host = torch.tensor([starts[t] for t in table_of_lookup])
         self._first_row = {"cpu": on_host, device.type: on_host.to(device)}
         self.num_lookups = len(table_of_lookup)
-        self._spare = total
+        self.spare = total
         self.weight_RD = torch.zeros(total + 1, self.dim, dtype=first.config.data_type.dtype, device=device)
 
     def split(self, whole: torch.Tensor) -> list[torch.Tensor]:
         """A tensor with one number, or one vector, for each row of the matrix, as views of each table's rows."""
-        return list(whole[: self._spare].split(self._sizes))
+        return list(whole[: self.spare].split(self._sizes))
 
     def rows_of(self, ids: torch.Tensor, lengths_LB: torch.Tensor) -> torch.Tensor:
         """int64 `[N]`: the row in the matrix of each id, which counts from the first row of its table."""
         counts = lengths_LB.sum(1, dtype=torch.int64)
         return ids.to(torch.int64) + self._first_row[ids.device.type].repeat_interleave(counts, output_size=ids.numel())
-
-    def groups_of(self, rows: torch.Tensor) -> RowGroups:
-        """Groups equal `rows`. On a GPU there are as many groups as rows, the last ones empty and of the unused row, so
-        the host does not wait for their number."""
-        if not rows.is_cuda or not rows.numel():
-            return RowGroups.of(rows)
-        ordered, order = torch.sort(rows, stable=True)
-        group = (ordered.diff() != 0).cumsum(0)
-        starts = torch.searchsorted(F.pad(group, (1, 0)), torch.arange(rows.numel(), device=rows.device))
-        return RowGroups(F.pad(ordered, (0, 1), value=self._spare).index_select(0, starts), order, starts)
 
     def row_lookups(self, lookups: Lookups) -> Lookups:
         """The same lookups with rows of the matrix as ids."""

@@ -10,16 +10,48 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 
 from rayrec.distributed import comm
 from rayrec.distributed.comm.wire import Codec
+from rayrec.distributed.ids.routes import Output
 from rayrec.distributed.vectors.columns import ColumnMap, Run
 from rayrec.distributed.vectors.transport import VectorTransport
+from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
+from rayrec.sparse import KeyedJaggedTensor
 
 LEAST_PIECE_BYTES = 1 << 24  # what arrives at once; below, memory matters less than another collective
+
+
+class MeanScale:
+    """Makes means of sums: kernels only add up, and a bag's whole length is known on the rank of its example.
+
+    Args:
+        tables: of the outputs, among others.
+        outputs: in the order of factors.
+    """
+
+    def __init__(self, tables: Sequence[BaseEmbeddingConfig], outputs: Sequence[Output]) -> None:
+        means = {t.name for t in tables if isinstance(t, EmbeddingBagConfig) and t.pooling is PoolingType.MEAN}
+        self._features = [output.feature for output in outputs]
+        self._sums = [place for place, output in enumerate(outputs) if output.table not in means]
+        self._orders: dict[tuple[str, ...], list[int]] = {}
+
+    def of(self, kjt: KeyedJaggedTensor) -> torch.Tensor | None:
+        """Factors `[B, E]`: 1 / length for a mean, 1 for a sum; None if every output is a sum. An empty bag's is 1."""
+        if len(self._sums) == len(self._features):
+            return None
+        keys = tuple(kjt.keys())
+        if keys not in self._orders:
+            self._orders[keys] = [kjt.index_per_key()[feature] for feature in self._features]
+        lengths_EB = kjt.lengths().view(len(keys), kjt.stride())[self._orders[keys]]
+        factors_BE = 1 / lengths_EB.t().clamp(min=1).to(torch.float32)
+        if self._sums:
+            factors_BE[:, self._sums] = 1
+        return factors_BE
 
 
 class PooledExchange:
@@ -162,7 +194,7 @@ class ColumnOrder:
             device=device,
         )
         self._in_order = len(columns.runs) == 1 and [dst for _, dst in arrival] == list(range(self._units))
-        self._cache: dict[int, _Indices] = {}
+        self._indices = lru_cache(maxsize=8)(self._make_indices)  # by batch size: an epoch has two
 
     def assemble(self, arrived: torch.Tensor, batch: int, factors_BE: torch.Tensor | None) -> torch.Tensor:
         """`[B, total width]` from what every sender sent, one after the other.
@@ -189,14 +221,6 @@ class ColumnOrder:
         """Rows of the result times the factors of their outputs."""
         factors = factors_BE.index_select(1, self._output_of_unit)
         return (rows.view(*factors.shape, self._unit) * factors[:, :, None]).view(rows.shape)
-
-    def _indices(self, batch: int) -> _Indices:
-        """Computed once for each batch size; the last of an epoch is the only other one."""
-        if batch not in self._cache:
-            if len(self._cache) > 8:
-                self._cache.clear()
-            self._cache[batch] = self._make_indices(batch)
-        return self._cache[batch]
 
     def _make_indices(self, batch: int) -> _Indices:
         dst, first, rank_units, src = self._rows.unbind(1)
