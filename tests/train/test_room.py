@@ -127,7 +127,7 @@ def supervised(folder: Path, **changes: object) -> Impatient:
     return Impatient(folder / "c.yaml", RunFolder(folder / "runs" / "small"), folder / "log", None, patience_s=200)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_run_that_lost_a_node_waits_until_another_comes(tmp_path: Path) -> None:
     """Through more waits of Ray Train's than it ends a run after by itself."""
@@ -143,7 +143,7 @@ def test_a_run_that_lost_a_node_waits_until_another_comes(tmp_path: Path) -> Non
     assert json.loads(run.run.result.read_text())["recoveries"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_wait_for_room_has_a_limit_where_one_is_set(tmp_path: Path) -> None:
     run = supervised(tmp_path, wait_for_room_s=4)
