@@ -53,6 +53,20 @@ def permute_segments(
     return lengths, moved, moved_weights
 
 
+def split_by_blocks(
+    block_F: torch.Tensor, num_blocks: int, lengths_FB: torch.Tensor, values: torch.Tensor, weights: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The values of each row of a jagged `[F, B]` in `num_blocks` blocks of `block_F[f]` numbers each.
+
+    Returns:
+        lengths `[num_blocks * F, B]`, values counted from the first number of their block, weights; in the order of
+        blocks, then of rows.
+    """
+    given = (lengths_FB.reshape(-1), values, False, False, block_F, num_blocks, weights)
+    lengths, moved, moved_weights, *_ = _ops.block_bucketize_sparse_features(*given)
+    return lengths.view(num_blocks * len(block_F), lengths_FB.shape[1]), moved, moved_weights
+
+
 def permute_chunks(
     order: torch.Tensor, sizes: torch.Tensor, data: torch.Tensor, unit: int = 1, num_values: int | None = None
 ) -> torch.Tensor:

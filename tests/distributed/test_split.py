@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.distributed.ids.batch import Split
+from rayrec.distributed.ids.device_split import DeviceSplit
 from rayrec.distributed.ids.input_dist import IdCheck
 from rayrec.distributed.ids.plain_split import PlainSplit
 from rayrec.distributed.ids.routes import Routes, make_routes
@@ -82,9 +83,27 @@ def assert_equal(found: Split, expected: Split) -> None:
             assert torch.equal(one, other)
 
 
+def assert_equal_on_a_device(routes: Routes, kjt: KeyedJaggedTensor, expected: Split) -> None:
+    """Its operators are those of every device."""
+    weights = kjt.weights_or_none()
+    split = DeviceSplit(routes, weights is not None, torch.device("cpu"))
+    counts = split.count(kjt)
+    if weights is not None and weights.requires_grad:
+        assert counts is None
+        return
+    assert counts is not None
+    assert torch.equal(counts.totals, expected.totals)
+    found = split.split(kjt, counts)
+    assert torch.equal(found.values, expected.ids.values)
+    assert torch.equal(found.lengths.long(), expected.ids.lengths.long())
+    assert (found.weights is None) == (expected.ids.weights is None)
+    if found.weights is not None and expected.ids.weights is not None:
+        assert torch.equal(found.weights, expected.ids.weights)
+
+
 @settings(max_examples=150, deadline=None)
 @given(
-    world=st.sampled_from([2, 3, 4, 8, 9, 16]),
+    world=st.sampled_from([2, 3, 4, 8, 9, 16, 20]),
     kinds=st.lists(st.sampled_from(["row_wise", "uneven", "table_wise", "column_wise"]), min_size=1, max_size=5),
     rows=st.lists(st.sampled_from([150, 1000, 10**6, 2**33]), min_size=5, max_size=5),
     batch=st.sampled_from([0, 1, 3, 17]),
@@ -106,7 +125,7 @@ def test_both_make_the_same(
     seed: int,
 ) -> None:
     torch.manual_seed(seed)
-    if world in (3, 9):
+    if world in (3, 9, 20):
         kinds = ["row_wise" if kind == "column_wise" else kind for kind in kinds]
     tables = tables_of([size if dtype is torch.int64 or size < 2**31 else 500 for size in rows[: len(kinds)]])
     routes = routes_of(tables, kinds, world)
@@ -123,6 +142,8 @@ def test_both_make_the_same(
     finally:
         torch.set_num_threads(before)
     assert_equal(found, expected)
+    if extra != "origins" and DeviceSplit.possible(routes):
+        assert_equal_on_a_device(routes, kjt, expected)
     if extra == "trained weights":
         grads = []
         for split in (found, expected):
@@ -165,6 +186,7 @@ def test_rows_that_no_rank_reads_in_one_of_two_cuts_are_left_out() -> None:
     kjt = KeyedJaggedTensor(["f0"], torch.arange(12).repeat(3), lengths=torch.tensor([20, 0, 16]))
     for extra in (False, True):
         assert_equal(CompiledSplit(routes, False, extra).split(kjt), PlainSplit(routes, False, extra).split(kjt))
+    assert not DeviceSplit.possible(routes)  # the buckets of one of the cuts are of unlike size
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "uneven"])
@@ -175,8 +197,13 @@ def test_an_id_outside_its_table_is_named(kind: str, bad: int) -> None:
     assert split.checked == {"f0"}
     kjt = KeyedJaggedTensor(["g", "f0"], torch.tensor([5000, 3, bad, 7]), lengths=torch.tensor([1, 0, 2, 1]))
     IdCheck(tables, False, split.checked).check(kjt)  # leaves this feature to the split
-    with pytest.raises(ValueError, match=rf"feature 'f0': id {bad} is outside the rows \[0, 1000\) of table 't0'"):
+    outside = rf"feature 'f0': id {bad} is outside the rows \[0, 1000\) of table 't0'"
+    with pytest.raises(ValueError, match=outside):
         split.split(kjt)
+    for world in (1, 4, 20):
+        routes = routes_of(tables, ["row_wise"], world)
+        with pytest.raises(ValueError, match=outside):
+            DeviceSplit(routes, False, torch.device("cpu")).count(kjt)
 
 
 def test_ids_of_tables_of_unlike_sizes_are_checked_with_and_without_compiled_loops() -> None:

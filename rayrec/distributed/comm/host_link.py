@@ -166,8 +166,11 @@ class HostLink:
         """
         world = self.world_size
         come, leave = (
-            [tensor.nbytes // world] * world if rows is None else [number * tensor[:1].nbytes for number in rows]
-            for tensor, rows in ((output, output_splits), (inputs, input_splits))
+            [tensor.nbytes // world] * world if rows is None else [number * row for number in rows]
+            for tensor, rows, row in (
+                (output, output_splits, output[:1].nbytes),
+                (inputs, input_splits, inputs[:1].nbytes),
+            )
         )
         firsts, offsets = [0, *accumulate(come)], [0, *accumulate(leave)]
         _check(output, inputs, firsts.pop() == output.nbytes and offsets.pop() == inputs.nbytes)

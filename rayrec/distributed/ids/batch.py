@@ -51,22 +51,37 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Counts:
+    """What the host knows of a batch that a GPU splits.
+
+    Args:
+        totals: ids of each stream, int64 `[S]`.
+        num_cut: ids of the variants that are cut, together.
+    """
+
+    totals: torch.Tensor
+    num_cut: int
+
+
+@dataclass(frozen=True)
 class OutgoingIds:
     """A batch in the order in which ranks receive it.
 
     Args:
-        ids: streams of rank 0, then of rank 1 and so on, lengths `[streams, B]`.
+        ids: streams of rank 0, then of rank 1 and so on, lengths `[streams, B]`; None where the device splits them.
         header: int64, a row for each rank.
         error: why this rank cannot go on with the batch; every rank then raises.
         lengths_FB: lengths of the features before they were split; None where `error` is set.
         origins: for each of `ids` its place among the ids before they were split; None unless traced.
+        counted: of these ids, where the device splits them; else None.
     """
 
-    ids: Ids
+    ids: Ids | None
     header: torch.Tensor
     error: Exception | None = None
     lengths_FB: torch.Tensor | None = None
     origins: torch.Tensor | None = None
+    counted: Counts | None = None
 
 
 @dataclass(frozen=True)
@@ -90,12 +105,12 @@ class DeviceMessage:
     """What leaves for other GPUs.
 
     Args:
-        words: for rank 0, then for rank 1 and so on.
+        words: for rank 0, then for rank 1 and so on; None where the device splits the ids.
         sent, received: words for each rank, and from each.
         pieces: words of each piece of what is received.
     """
 
-    words: torch.Tensor
+    words: torch.Tensor | None
     sent: list[int]
     received: list[int]
     pieces: list[int]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -34,12 +33,14 @@ from rayrec.distributed.ids.batch import (
     RankIds,
     SentIds,
 )
+from rayrec.distributed.ids.device_split import DeviceSplit
 from rayrec.distributed.ids.routes import Routes
 from rayrec.distributed.ids.sender import IdSender, part_sizes
 from rayrec.distributed.ids.sequence_places import PlaceFinder
 from rayrec.distributed.ids.upload import OnHost
+from rayrec.distributed.ids.weight_gradients import with_gradients
 from rayrec.distributed.kernel import Lookups
-from rayrec.sparse import ops
+from rayrec.sparse import KeyedJaggedTensor, ops
 
 
 class IdExchange:
@@ -65,12 +66,14 @@ class IdExchange:
         self._receiver = IdReceiver(routes, place.rank, place.device, in_turn, rank_by_rank=sources is None)
         self._streams = [len(routes.ranks[place.rank].streams)] * place.world_size
         self._on_cpu = place.device.type == "cpu"
+        splits = not self._on_cpu and sources is not None and DeviceSplit.possible(routes)
+        self.device_split = DeviceSplit(routes, weighted, place.device) if splits else None
         self._host_group = None if self._on_cpu else comm.host_group(place.group, place.device)
         self._sends = any(route.streams for route in routes.ranks)  # else there are only replicated tables
 
     def announce(self, outgoing: OutgoingIds, kept: Kept) -> HostIds:
         """The batch, ready to be sent; for GPUs, sizes are exchanged on the hosts."""
-        weights = outgoing.ids.weights
+        weights = None if outgoing.ids is None else outgoing.ids.weights
         kept = replace(kept, weights=weights if weights is not None and weights.requires_grad else None)
         if self._on_cpu:
             return HostIds(OnHost(outgoing), kept)
@@ -78,27 +81,39 @@ class IdExchange:
         batch = HostIds(OnHost(outgoing), kept, OnHost(received))
         if any(header[FAILED] for header in received):
             return batch
-        parts, sent = self.sender.words(outgoing)
+        sent = [sum(of_part) for of_part in self.sender.sizes(outgoing.header)]
         come = part_sizes(received, self._streams, self._weighted)
         pieces = [size for of_part in come for size in of_part]
-        words = torch.cat([piece for part in parts for piece in part])
+        words = None if outgoing.ids is None else self._words(outgoing.ids, outgoing)
         message = DeviceMessage(words, sent, [sum(of_part) for of_part in come], pieces)
         units = None if self.finder is None else self.finder.find(outgoing)
         return replace(batch, message=message, arrival=Arrival(self._receiver.chunks(received), units))
 
-    def send(self, batch: HostIds) -> SentIds:
-        """Begins to send."""
-        message = batch.message
+    def _words(self, ids: Ids, outgoing: OutgoingIds) -> torch.Tensor:
+        return torch.cat([piece for part in self.sender.words(ids, outgoing.header) for piece in part])
+
+    def send(self, batch: HostIds, features: KeyedJaggedTensor) -> SentIds:
+        """Begins to send.
+
+        Args:
+            batch: what `announce` returned, on the device.
+            features: of the batch, there.
+        """
+        message, outgoing = batch.message, batch.outgoing.item
         if message is not None:
+            words = message.words
+            if words is None:
+                assert self.device_split is not None and outgoing.counted is not None
+                words = self._words(self.device_split.split(features, outgoing.counted), outgoing)
             if self._alone or not self._sends:
-                return SentIds(batch, arrived=message.words)
-            arrived = message.words.new_empty(sum(message.received))
-            wait = comm.all_to_all(arrived, message.words, message.received, message.sent, self._place.group)
+                return SentIds(batch, arrived=words)
+            arrived = words.new_empty(sum(message.received))
+            wait = comm.all_to_all(arrived, words, message.received, message.sent, self._place.group)
             return SentIds(batch, wait, arrived)
         if self._alone or not self._on_cpu:
             return SentIds(batch)
-        outgoing = batch.outgoing.item
-        parts, _ = self.sender.words(outgoing)
+        assert outgoing.ids is not None
+        parts = self.sender.words(outgoing.ids, outgoing.header)
         headers = outgoing.header.view(WORD).unbind()
         messages = [(header, *part) for header, part in zip(headers, parts, strict=True)]
         return SentIds(batch, comm.exchange_messages(messages, self._place.group))
@@ -128,13 +143,15 @@ class IdExchange:
         batch_sizes = [header[BATCH] for header in received]
         if self._on_cpu and min(batch_sizes) < max(batch_sizes):
             arrival = replace(arrival, chunks=self._receiver.chunks(received))
-        ids = outgoing.ids
         if under_way.arrived is not None and batch.message is not None:
             ids = _ids_from(under_way.arrived.split(batch.message.pieces), self._weighted)
         elif parts is not None:
             sizes = part_sizes(received, self._streams, self._weighted)
             split = [part[width:].split(of_part) for part, of_part in zip(parts, sizes, strict=True)]
             ids = _ids_from([piece for pieces in split for piece in pieces], self._weighted)
+        else:
+            assert outgoing.ids is not None
+            ids = outgoing.ids
         trained = None
         if batch.kept.weights is not None and torch.is_grad_enabled():
             to_ranks, from_ranks = ([header[VALUES] for header in headers] for headers in (sent, received))
@@ -252,36 +269,3 @@ class IdReceiver:
             ops.permute_chunks(self._order, totals, values, num_values=num_values),
             None if weights is None else ops.permute_chunks(self._order, totals, weights, num_values=num_values),
         )
-
-
-def with_gradients(
-    sent: torch.Tensor, arrived: Ids, sent_counts: Sequence[int], arrived_counts: Sequence[int], group: comm.Group
-) -> torch.Tensor:
-    """The received weights; backward sends their gradients to the ranks they came from, in one more exchange.
-
-    Args:
-        sent: this rank's weights `[N]` in the order sent; needs gradients.
-        arrived: ids of all ranks, rank after rank.
-        sent_counts, arrived_counts: ids sent to, and received from, each rank.
-        group: the ranks; all of them must run backward.
-    """
-    if len(sent_counts) == 1:
-        return sent.to(arrived.values.device)
-    return _Weights.apply(sent, arrived.weights, list(sent_counts), list(arrived_counts), group)
-
-
-class _Weights(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, sent: torch.Tensor, arrived: torch.Tensor, *sizes: Any) -> torch.Tensor:
-        ctx.sizes, ctx.like = sizes, (sent.device, sent.dtype)
-        return arrived.view_as(arrived)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        sent_counts, arrived_counts, group = ctx.sizes
-        (grad,) = grads
-        out = grad.new_empty(sum(sent_counts))
-        comm.all_to_all(out, grad.contiguous(), sent_counts, arrived_counts, group)()
-        # the vectors' gradients were divided by the number of ranks, which averages the tables' updates; the dense
-        # parameters behind the weights are averaged by DistributedDataParallel
-        return out.mul_(len(sent_counts)).to(*ctx.like), None, None, None, None

@@ -17,8 +17,9 @@ import torch
 from rayrec.distributed.comm.awaitable import Awaitable
 from rayrec.distributed.comm.trace import IDS, ROUTE, span
 from rayrec.distributed.ids.batch import HostIds, Ids, Kept, RankIds, SentIds
+from rayrec.distributed.ids.buckets import outside_rows
 from rayrec.distributed.ids.exchange import IdExchange
-from rayrec.distributed.ids.sender import outside_rows, split_loops
+from rayrec.distributed.ids.sender import split_loops
 from rayrec.distributed.ids.upload import TrainedWeights, Upload
 from rayrec.modules import BaseEmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor, ops
@@ -139,13 +140,20 @@ class InputDist:
         self.device, self._prepare, self.exchange, self._updates = device, prepare, exchange, updates
         self._ahead: list[PendingInput] = []
 
-    def route(self, features: KeyedJaggedTensor) -> HostIds:
-        """Host work. After an error on this rank, waiting for the batch raises on every rank."""
+    def route(self, features: KeyedJaggedTensor, on_device: bool = False) -> HostIds:
+        """Host work. After an error on this rank, waiting for the batch raises on every rank.
+
+        Args:
+            features: on the host.
+            on_device: they lie on the device, too, which then splits them where it can.
+        """
         with span(ROUTE):
             kept = Kept()
             try:
                 kjt, counts, kept = self._prepare(features)
-                outgoing = self.exchange.sender.pack(kjt, counts)
+                splits = self.exchange.device_split if on_device and kjt is features else None
+                counted = None if splits is None else splits.count(kjt)
+                outgoing = self.exchange.sender.pack(kjt, counts, counted)
             except Exception as error:  # any error must reach the ranks that wait for this one
                 outgoing = self.exchange.sender.pack_nothing(error)
             return self.exchange.announce(outgoing, kept)
@@ -200,11 +208,12 @@ class PendingInput(Awaitable[RankIds]):
         self._sent: SentIds | None = None
         self._error: Exception | None = None
         if self._device.type == "cpu":
-            self._sent = way.exchange.send(way.route(features))
+            self._sent = way.exchange.send(way.route(features), features)
             return
         self._upload: Upload[HostIds] | None = None
         self._event: torch.cuda.Event | None = None
-        on_host, route, trained = features.on_host(), way.route, None
+        self._moved = torch.cuda.current_stream(self._device).record_event()  # the features may be on their way
+        on_host, on_device, trained = features.on_host(), features.device().type != "cpu", None
         weights = features.weights_or_none()
         if weights is not None and weights.requires_grad:
             leaf = on_host.weights().detach().requires_grad_(self.trainable)
@@ -212,7 +221,7 @@ class PendingInput(Awaitable[RankIds]):
 
         def prepare() -> Upload[HostIds]:
             with torch.set_grad_enabled(self.trainable):
-                return Upload(route(on_host), trained)
+                return Upload(way.route(on_host, on_device), trained)
 
         self._routed: Future[Upload[HostIds]] = _router().submit(prepare)
 
@@ -222,7 +231,10 @@ class PendingInput(Awaitable[RankIds]):
             return
         try:
             self._upload = self._routed.result()
-            self._sent = self._exchange.send(self._upload.to(self._device))
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(self._moved)
+            self._sent = self._exchange.send(self._upload.to(self._device), self.features)
+            self.features.record_stream(stream)
             self._event = torch.cuda.current_stream(self._device).record_event()
         except Exception as error:
             self._error = error

@@ -24,14 +24,15 @@ from rayrec.distributed.ids.batch import (
     VALUES,
     WORD,
     WORD_BYTES,
+    Counts,
     Headers,
     Ids,
     OutgoingIds,
     Split,
 )
+from rayrec.distributed.ids.buckets import Buckets
 from rayrec.distributed.ids.plain_split import PlainSplit
 from rayrec.distributed.ids.routes import Routes
-from rayrec.modules import BaseEmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 MOST_BUCKETS = 256
@@ -71,21 +72,24 @@ class IdSender:
             first += len(route.streams)
         return torch.tensor(slots, dtype=torch.int64), torch.tensor(sources, dtype=torch.int64)
 
-    def pack(self, kjt: KeyedJaggedTensor, counts: Sequence[int]) -> OutgoingIds:
+    def pack(self, kjt: KeyedJaggedTensor, counts: Sequence[int], counted: Counts | None = None) -> OutgoingIds:
         """A batch, ready to leave.
 
         Args:
             kjt: every feature of the routes, among others; on the host.
             counts: of this batch, `num_counts` numbers for every rank.
+            counted: its ids, if the device splits them.
         """
-        found = self.split.split(kjt)
+        found = self.split.split(kjt) if counted is None else counted
         row = [0] * self._header_width
-        row[NUMBER], row[BATCH] = self._packed + 1, found.lengths_FB.shape[1]
+        row[NUMBER], row[BATCH] = self._packed + 1, kjt.stride()
         header = torch.tensor([row] * len(self._streams))
         header.view(-1).index_add_(0, self._slots, found.totals.index_select(0, self._sources))
         if counts:
             header = torch.cat([header, torch.tensor(counts).expand(header.shape[0], -1)], dim=1)
         self._packed += 1
+        if isinstance(found, Counts):
+            return OutgoingIds(None, header, counted=found)
         return OutgoingIds(found.ids, header, None, found.lengths_FB, found.origins)
 
     def pack_nothing(self, error: Exception) -> OutgoingIds:
@@ -97,15 +101,18 @@ class IdSender:
         ids = Ids(values.new_empty(sum(self._streams), 0), values, values.float() if self._weighted else None)
         return OutgoingIds(ids, torch.cat([header, header.new_zeros(len(header), self._num_counts)], dim=1), error)
 
-    def words(self, outgoing: OutgoingIds) -> tuple[list[list[torch.Tensor]], list[int]]:
-        """For each rank the tensors of its part, as words, and how many words they are."""
-        ids = outgoing.ids
-        sizes = part_sizes(outgoing.header.tolist(), self._streams, self._weighted)
+    def sizes(self, header: torch.Tensor) -> list[list[int]]:
+        """For each rank's part the words of its columns; see `part_sizes`."""
+        return part_sizes(header.tolist(), self._streams, self._weighted)
+
+    def words(self, ids: Ids, header: torch.Tensor) -> list[list[torch.Tensor]]:
+        """For each rank the columns of its part, as words."""
+        sizes = part_sizes(header.tolist(), self._streams, self._weighted)
         columns = [ids.values, ids.lengths.to(torch.int32)]
         columns += [] if ids.weights is None else [ids.weights.detach().to(torch.float32)]
         flat = [column.view(-1).view(WORD) for column in columns]
         pieces = [column.split(of_ranks) for column, of_ranks in zip(flat, zip(*sizes, strict=True), strict=True)]
-        return [list(part) for part in zip(*pieces, strict=True)], [sum(of_rank) for of_rank in sizes]
+        return [list(part) for part in zip(*pieces, strict=True)]
 
 
 def part_sizes(headers: Headers, streams: Sequence[int], weighted: bool) -> list[list[int]]:
@@ -143,33 +150,8 @@ class CompiledSplit:
     """
 
     def __init__(self, routes: Routes, weighted: bool, traced: bool) -> None:
-        self._loops = split_loops()
-        self._features, self._weighted, self._traced = routes.features, weighted, traced
-        feature = {name: number for number, name in enumerate(routes.features)}
-        streams = [stream for route in routes.ranks for stream in route.streams]
-        self._num_streams = len(streams)
-        self._table_V = _smallest_tables(routes)
-        with_tables = zip(routes.variants, self._table_V, strict=True)
-        edges = [variant.edges or (0, table.num_embeddings) for variant, table in with_tables]
-        most = max(map(len, edges), default=2)
-        self._feature_V = np.array([feature[variant.feature] for variant in routes.variants], np.int64)
-        self._buckets_V = np.array([len(of_variant) - 1 for of_variant in edges], np.int64)
-        self._block_V = np.array([_block(of_variant) for of_variant in edges], dtype=np.uint64)
-        self._edges_VE = np.array([[*e, *[e[-1]] * (most - len(e))] for e in edges], np.uint64).reshape(-1, most)
-        self._stream_VE = np.full((len(edges), most), -1)
-        repeated = []
-        for number, stream in enumerate(streams):
-            first = self._stream_VE[stream.variant, stream.bucket]
-            if first < 0:
-                self._stream_VE[stream.variant, stream.bucket] = number
-            else:
-                repeated.append((first, number))
-        self._repeated = np.array(repeated, dtype=np.int64).reshape(-1, 2)
-        # no rank receives a bucket of rows that one rank holds with those of another variant: such ids come last
-        unread = [(v, n) for v, of_v in enumerate(edges) for n in range(len(of_v) - 1) if self._stream_VE[v, n] < 0]
-        for number, place in enumerate(unread, self._num_streams):
-            self._stream_VE[place] = number
-        self._num_unread = len(unread)
+        self._loops, self._buckets = split_loops(), Buckets(routes)
+        self._weighted, self._traced = weighted, traced
         self.checked = frozenset(routes.features)
 
     def split(self, kjt: KeyedJaggedTensor) -> Split:
@@ -178,28 +160,28 @@ class CompiledSplit:
         Raises:
             ValueError: an id is outside its table's rows.
         """
-        place, loops = kjt.index_per_key(), self._loops
-        key_F = np.array([place[feature] for feature in self._features], np.int64)
-        key_V = key_F[self._feature_V]
+        place, loops, of = kjt.index_per_key(), self._loops, self._buckets
+        key_F = np.array([place[feature] for feature in of.features], np.int64)
+        key_V = key_F[of.feature_V]
         lengths_KB = kjt.lengths().view(len(kjt.keys()), kjt.stride()).to(torch.int32).contiguous().numpy()
         values = kjt.values().to(torch.int64).contiguous().numpy().view(np.uint64)
         first_K = np.array(kjt.offset_per_key())
         size_V = np.diff(first_K)[key_V]
-        cut_V = np.where(self._buckets_V > 1, size_V, 0)
+        cut_V = np.where(of.buckets_V > 1, size_V, 0)
         first_V = cut_V.cumsum() - cut_V
         bucket_N = np.empty(int(cut_V.sum()), np.uint8)
-        lengths_SB = torch.empty(self._num_streams + self._num_unread, kjt.stride(), dtype=torch.int32)
+        lengths_SB = torch.empty(of.num_streams + of.num_unread, kjt.stride(), dtype=torch.int32)
         totals = torch.empty(len(lengths_SB), dtype=torch.int64)
         out_SB, total_S = lengths_SB.numpy(), totals.numpy()
-        outside = _in_threads(
+        outside = in_threads(
             loops.count,
             size_V,
-            (values, lengths_KB, first_K, key_V, self._buckets_V, self._block_V, self._edges_VE, self._stream_VE),
+            (values, lengths_KB, first_K, key_V, of.buckets_V, of.block_V, of.edges_VE, of.stream_VE),
             (first_V, out_SB, total_S, bucket_N),
         )
         if outside >= 0:
-            raise self._error(kjt, outside)
-        total_S[self._repeated[:, 1]] = total_S[self._repeated[:, 0]]
+            raise of.error(kjt, outside)
+        total_S[of.repeated[:, 1]] = total_S[of.repeated[:, 0]]
         num_ids = int(total_S.sum())
         first_S = (total_S.cumsum() - total_S).view(np.uint64)
         weights = kjt.weights() if self._weighted else None
@@ -213,56 +195,27 @@ class CompiledSplit:
         shift_V = np.zeros_like(first_V)
         if self._traced:
             size_F = np.diff(first_K)[key_F]
-            shift_V = (size_F.cumsum() - size_F - first_K[key_F])[self._feature_V]
+            shift_V = (size_F.cumsum() - size_F - first_K[key_F])[of.feature_V]
         out_N, moved_N, origin_N = out.numpy().view(np.uint64), moved.numpy(), origins.numpy()
 
-        outside = _in_threads(
+        outside = in_threads(
             loops.move,
             size_V,
-            (values, given, first_K, key_V, self._buckets_V, self._edges_VE, self._stream_VE, first_V, first_S),
+            (values, given, first_K, key_V, of.buckets_V, of.edges_VE, of.stream_VE, first_V, first_S),
             (bucket_N, out_N, moved_N, origin_N, shift_V),
         )
         if outside >= 0:
-            raise self._error(kjt, outside)
-        loops.repeat(self._repeated, first_S, total_S, out_SB, out_N, moved_N, origin_N)
+            raise of.error(kjt, outside)
+        loops.repeat(of.repeated, first_S, total_S, out_SB, out_N, moved_N, origin_N)
         if weights is not None:
             moved = weights[origins] if trained else moved.to(weights.dtype)
-        if self._num_unread:
-            num_ids = int(totals[: self._num_streams].sum())
-            lengths_SB, totals = lengths_SB[: self._num_streams], totals[: self._num_streams]
+        if of.num_unread:
+            num_ids = int(totals[: of.num_streams].sum())
+            lengths_SB, totals = lengths_SB[: of.num_streams], totals[: of.num_streams]
             out, moved, origins = out[:num_ids], moved[:num_ids], origins[:num_ids]
         ids = Ids(lengths_SB, out, None if weights is None else moved)
         lengths_FB = torch.from_numpy(lengths_KB[key_F])
         return Split(ids, totals, lengths_FB, origins if self._traced else None)
-
-    def _error(self, kjt: KeyedJaggedTensor, variant: int) -> ValueError:
-        feature = self._features[self._feature_V[variant]]
-        error = outside_rows(feature, kjt[feature].values(), self._table_V[variant])
-        assert error is not None
-        return error
-
-
-def _smallest_tables(routes: Routes) -> list[BaseEmbeddingConfig]:
-    """For each variant the smallest table that reads it."""
-    found: dict[int, BaseEmbeddingConfig] = {}
-    for route in routes.ranks:
-        for lookup in route.lookups:
-            variant, table = route.streams[lookup.stream].variant, route.tables[lookup.group][lookup.table].config
-            if variant not in found or table.num_embeddings < found[variant].num_embeddings:
-                found[variant] = table
-    return [found[variant] for variant in range(len(routes.variants))]
-
-
-def outside_rows(feature: str, ids: torch.Tensor, table: BaseEmbeddingConfig) -> ValueError | None:
-    """The error of the first of a feature's ids that no row of its table has; None if there is none."""
-    rows = table.num_embeddings
-    outside = ids[(ids < 0) | (ids >= rows)]
-    if not outside.numel():
-        return None
-    return ValueError(
-        f"feature {feature!r}: id {int(outside[0])} is outside the rows [0, {rows}) of table {table.name!r}; map ids "
-        "to rows (for example by hash) or give the table more rows"
-    )
 
 
 def split_loops() -> Any:
@@ -270,14 +223,7 @@ def split_loops() -> Any:
     return loops("rayrec.distributed.ids.split_loops")
 
 
-def _block(edges: Sequence[int]) -> int:
-    """Rows of a bucket, where all have equally many but the last, which has no more; else 0."""
-    sizes = [stop - start for start, stop in pairwise(edges)]
-    even = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0] and edges[-1] <= 1 << 32
-    return sizes[0] if even else 0
-
-
-def _in_threads(loop: Callable[..., int], size_V: np.ndarray, *args: tuple[Any, ...]) -> int:
+def in_threads(loop: Callable[..., int], size_V: np.ndarray, *args: tuple[Any, ...]) -> int:
     """Calls a loop for all variants, those of about equally many ids on each of torch's threads, or on fewer.
 
     Returns:

@@ -44,7 +44,7 @@ class PlaceFinder:
 
     def find(self, outgoing: OutgoingIds) -> torch.Tensor | None:
         """For each unit that arrives its place among the result's; None where they come in order."""
-        if self._in_order or outgoing.origins is None or outgoing.lengths_FB is None:
+        if self._in_order or outgoing.ids is None or outgoing.origins is None or outgoing.lengths_FB is None:
             return None
         ids, sizes_C = outgoing.origins, outgoing.ids.lengths.view(-1)
         if self._streams_C is not None:

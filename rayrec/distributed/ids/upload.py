@@ -57,6 +57,8 @@ class Upload(Generic[T]):
 
     def to(self, device: torch.device) -> T:
         """The same with its tensors on `device`. The copy runs on the current stream; nothing waits for it."""
+        if not self._tensors:
+            return self._item
         self.on_device = self._pinned.to(device, non_blocking=True)
         flat = self.on_device.split(self._sizes)[::2]
         moved = [part.view(of.dtype).view(of.shape) for part, of in zip(flat, self._tensors, strict=True)]

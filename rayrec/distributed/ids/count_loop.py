@@ -1,0 +1,85 @@
+"""The compiled loop that counts the ids of each bucket of rows. Import it through `compiled.loops`.
+
+Suffixes as in `split_loops`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba as nb
+import numpy as np
+
+from rayrec.compiled import compiled
+
+_FEW = 16  # buckets that are counted by comparisons, several ids at a time
+_CHUNK = nb.uint64(1024)  # ids that stay in the first cache meanwhile
+_BITS, _ONE = nb.uint64(32), nb.uint64(1)
+_TYPES = dict.fromkeys(("first_K", "key_V", "buckets_V", "total_S"), "int64[::1]")
+_TYPES |= {"values": "uint64[::1]", "block_V": "uint64[::1]", "edges_VE": "uint64[:,::1]"}
+_TYPES |= {"stream_VE": "int64[:,::1]", "start": "int64", "stop": "int64"}
+
+
+@nb.njit
+def _compare(values: Any, number: Any, stop: Any, edges_E: Any, buckets: Any, least_E: Any) -> None:
+    """How many ids are at or above each edge."""
+    least_E[: buckets + 1] = 0
+    while number < stop:
+        size = min(stop - number, _CHUNK)
+        for edge in range(1, buckets + 1):
+            row, found = edges_E[edge], nb.int64(0)
+            for each in range(size):
+                found += nb.int64(values[number + each] >= row)
+            least_E[edge] += found
+        number += size
+
+
+@nb.njit
+def _divide(values: Any, number: Any, stop: Any, rows: Any, block: Any, count_E: Any) -> Any:
+    """How many ids each bucket of `block` rows has; whether an id is outside the table's rows."""
+    reciprocal = (_ONE << _BITS) // block  # a product with it is the quotient, or 1 less
+    while number < stop:
+        row = values[number]
+        if row >= rows:
+            return True
+        bucket = (row * reciprocal) >> _BITS
+        count_E[bucket + nb.uint64(row - bucket * block >= block)] += 1
+        number += _ONE
+    return False
+
+
+@compiled(_TYPES)
+def count(
+    values: Any,
+    first_K: Any,
+    key_V: Any,
+    buckets_V: Any,
+    block_V: Any,
+    edges_VE: Any,
+    stream_VE: Any,
+    total_S: Any,
+    start: Any,
+    stop: Any,
+) -> Any:
+    """Totals of the streams of variants `start` to `stop`, whose buckets are of equal size.
+
+    Returns the first variant that has an id outside its table's rows, or -1.
+    """
+    count_E = np.empty(edges_VE.shape[1] + 1, np.int64)
+    for variant in range(start, stop):
+        key, buckets = key_V[variant], buckets_V[variant]
+        first, last = nb.uint64(first_K[key]), nb.uint64(first_K[key + 1])
+        if buckets <= _FEW:
+            _compare(values, first, last, edges_VE[variant], buckets, count_E)
+            if count_E[buckets] > 0:
+                return variant
+            count_E[0] = nb.int64(last - first)
+            for bucket in range(buckets):
+                total_S[stream_VE[variant, bucket]] = count_E[bucket] - count_E[bucket + 1]
+        else:
+            count_E[:] = 0
+            if _divide(values, first, last, edges_VE[variant, buckets], block_V[variant], count_E):
+                return variant
+            for bucket in range(buckets):
+                total_S[stream_VE[variant, bucket]] = count_E[bucket]
+    return -1
