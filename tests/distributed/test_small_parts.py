@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rayrec.distributed.comm.wire import FORMATS, NumberFormat, fp8_rows, int8_rows
 from rayrec.distributed.kernel import RULES, OptimizerSpec
 from rayrec.distributed.kernel.choice import _fbgemm_trains, check_trainable, pooling_group, vector_group
+from rayrec.distributed.kernel.fused import Stack
 from rayrec.distributed.kernel.interface import LocalTable, Lookups
 from rayrec.distributed.kernel.optimizer_formulas import rounded
-from rayrec.distributed.kernel.stacking import Stack, lookups_by_stack, stacks_of
 from rayrec.distributed.kernel.tbe import padded
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import DataType, EmbeddingBagConfig
@@ -94,7 +94,7 @@ def test_tables_share_a_kernel_where_they_are_trained_alike() -> None:
         assert same(narrow, wide, device) and same(*adagrad, device)
         assert not same(narrow, odd, device), "a padded width has its own scale where state has one number a row"
     shared = local(config(8, features=2))
-    assert not same(narrow, shared, CPU) and same(narrow, shared, GPU), "a stack is for tables with several lookups"
+    assert same(narrow, shared, CPU) and same(narrow, shared, GPU)
     plain = [local(config(dim), spec(weight_decay=0.1)) for dim in (8, 16)]
     assert not same(*plain, CPU), "one matrix has one width"
     assert not same(narrow, wide, CPU, vector_group) and same(narrow, local(config(8)), CPU, vector_group)
@@ -161,37 +161,17 @@ def lookups_of(batch: int, lookups: int, weighted: bool) -> Lookups:
     return Lookups(ids, offsets, ids / 2.0 if weighted else None)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_neighbouring_tables_of_one_width_are_one(batch: int, weighted: bool) -> None:
-    tables = [local(config(dim, rows=rows)) for dim, rows in [(8, 3), (8, 4), (16, 5), (16, 6)]]
-    order = [0, 0, 1, 2, 3, 3]
-    stacks = stacks_of(tables, order, CPU)
-    assert [(s.num_tables, s.num_lookups, s.table.rows.size, s.table.config.num_embeddings) for s in stacks] == [
-        (2, 3, 7, 7), (2, 3, 11, 11)
-    ]  # fmt: skip
-    whole = lookups_of(batch, 6, weighted)
-    for number, (stack, part) in enumerate(zip(stacks, lookups_by_stack(stacks, whole), strict=True)):
-        first, last = 3 * batch * number, 3 * batch * (number + 1)
-        start, stop = int(whole.offsets[first]), int(whole.offsets[last])
-        assert part.ids.tolist() == whole.ids[start:stop].tolist() and int(part.offsets[0]) == 0
-        assert part.offsets.diff().tolist() == whole.offsets[first : last + 1].diff().tolist()
-        assert (part.weights is None) == (not weighted)
-        if part.weights is not None:
-            assert part.weights.tolist() == (part.ids / 2.0).tolist()
-        shifts = ([0, 0, 3], [0, 5, 5])[number]
-        bags = [part.ids[a:b] for a, b in zip(part.offsets, part.offsets[1:], strict=False)]
-        expected = [int(one) + shifts[bag // batch] for bag, ids in enumerate(bags) for one in ids]
-        assert stack.ids(part).tolist() == expected
-        assert [len(rows) for rows in stack.split(torch.arange(stack.table.rows.size))] == ([3, 4], [5, 6])[number]
-    assert stacks_of(tables, [0, 1, 2], CPU) == [], "it spares less than half"
-    assert len(stacks_of(tables[:2] + tables[2:3], [0, 1, 1, 2], CPU)) == 2
-    assert stacks_of(tables, [1, 0, 0, 2, 3, 3], CPU) == [], "out of order"
-    assert stacks_of(tables, order, GPU) == [] and stacks_of(tables, [0, 1, 2, 3], CPU) == [], "one lookup a table"
-    assert stacks_of([local(config(8), spec("adagrad"))] * 2, [0, 0, 1, 1], CPU) == [], "fbgemm has one kernel for it"
+def test_tables_one_below_the_other_are_one(batch: int) -> None:
+    tables, order = [local(config(8, rows=rows)) for rows in (3, 4, 5)], [0, 0, 1, 2]
+    stack, given = Stack(tables, order, CPU), lookups_of(batch, 4, weighted=False)
+    assert (stack.table.rows.size, stack.table.config.num_embeddings) == (12, 12)
+    bags = [given.ids[a:b] for a, b in zip(given.offsets, given.offsets[1:], strict=False)]
+    expected = [int(one) + [0, 0, 3, 7][bag // batch] for bag, ids in enumerate(bags) for one in ids]
+    assert stack.ids(given).tolist() == expected
+    assert [len(rows) for rows in stack.split(torch.arange(12))] == [3, 4, 5]
     alone = Stack([tables[0]], [0, 0], CPU)
-    assert alone.table is tables[0] and alone.ids(whole) is whole.ids and lookups_by_stack([alone], whole) == [whole]
-    assert alone.by_example(torch.arange(8.0).view(4, 2)).tolist() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    assert alone.table is tables[0] and alone.ids(given) is given.ids
 
 
 @pytest.mark.parametrize(("dtype", "step"), [(torch.bfloat16, 2.0**-7), (torch.float16, 2.0**-10)])

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.compiled import loops
+from rayrec.compiled import in_threads, loops
 from rayrec.distributed.ids.batch import Counts, Ids
 from rayrec.distributed.ids.buckets import Buckets
 from rayrec.distributed.ids.routes import Routes
-from rayrec.distributed.ids.sender import in_threads
 from rayrec.sparse import KeyedJaggedTensor, ops
 
 

@@ -6,15 +6,13 @@ and, where ids carry weights, weights (float32). Messages are tensors of 4-byte 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from rayrec.compiled import loops
+from rayrec.compiled import in_threads, loops
 from rayrec.distributed.comm.wire import ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES
 from rayrec.distributed.ids.batch import (
     BATCH,
@@ -36,8 +34,6 @@ from rayrec.distributed.ids.routes import Routes
 from rayrec.sparse import KeyedJaggedTensor
 
 MOST_BUCKETS = 256
-MIN_IDS = 1 << 14  # of a thread: handing work to another one costs about 50 µs
-_pool = ThreadPoolExecutor(thread_name_prefix="rayrec-loops")  # starts threads when it has work
 
 
 class IdSender:
@@ -221,19 +217,3 @@ class CompiledSplit:
 def split_loops() -> Any:
     """The compiled loops, or None."""
     return loops("rayrec.distributed.ids.split_loops")
-
-
-def in_threads(loop: Callable[..., int], size_V: np.ndarray, *args: tuple[Any, ...]) -> int:
-    """Calls a loop for all variants, those of about equally many ids on each of torch's threads, or on fewer.
-
-    Returns:
-        the largest result: a variant with an id outside its table's rows, or -1.
-    """
-    if not len(size_V):
-        return -1
-    ends, given = size_V.cumsum(), [arg for some in args for arg in some]
-    threads = min(torch.get_num_threads(), 1 + int(ends[-1]) // MIN_IDS)
-    bounds = [0, *np.searchsorted(ends, [ends[-1] * n // threads for n in range(1, threads)]).tolist(), len(ends)]
-    parts = [(start, stop) for start, stop in pairwise(bounds) if stop > start]
-    others = [_pool.submit(loop, *given, *part) for part in parts[1:]]
-    return max(loop(*given, *parts[0]), *(other.result() for other in others), -1)

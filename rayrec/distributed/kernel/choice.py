@@ -14,7 +14,6 @@ from rayrec.distributed.kernel.interface import Kernel, LocalTable, PoolingKerne
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
 from rayrec.distributed.kernel.recording import RecordingKernel, records
 from rayrec.distributed.kernel.row_kernel import RowKernel
-from rayrec.distributed.kernel.stacking import slow_with_several_lookups
 from rayrec.distributed.kernel.tbe import padded
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel
 from rayrec.modules import BaseEmbeddingConfig
@@ -31,8 +30,7 @@ def pooling_group(table: LocalTable, device: torch.device) -> Hashable:
         return (*key, table.cols.size)
     # see `Padding`: with optimizer state of one number a row, padded tables have one width
     alone = padded(table.cols.size) > table.cols.size and any(table.update.rule.rowwise.values())
-    several = len(table.config.feature_names) > 1 and slow_with_several_lookups(table.update.optimizer)
-    return (*key, table.cols.size if alone else None, several and device.type == "cpu")
+    return (*key, table.cols.size if alone else None)
 
 
 def vector_group(table: LocalTable, device: torch.device) -> Hashable:

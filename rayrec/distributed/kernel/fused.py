@@ -4,15 +4,16 @@ counts of these updates."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from weakref import WeakSet
 
 import torch
 
+from rayrec.distributed.kernel.compiled_update import CompiledUpdate
 from rayrec.distributed.kernel.interface import LocalTable, Lookups, of_inner
-from rayrec.distributed.kernel.stacking import Stack, lookups_by_stack, stacks_of
-from rayrec.distributed.kernel.tbe import TBE, Padding, make_tbe, set_count
-from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding
+from rayrec.distributed.kernel.tbe import Padding, make_tbe, set_count
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, Span
 
 
 class UpdateCount:
@@ -60,7 +61,7 @@ class _Update:
 
 
 class FusedKernel:
-    """Tables of one dtype, optimizer and share in a cache, in one TBE, or in one TBE a stack (see `stacking`).
+    """Tables of one dtype, optimizer and share in a cache, in one TBE; on a CPU a compiled loop updates fp32 tables.
 
     Args:
         tables: the rectangles; of one width, if padded and with optimizer state of one number a row.
@@ -74,14 +75,11 @@ class FusedKernel:
         dims = [tables[table].cols.size for table in table_of_lookup]
         padding = Padding(dims, device, per_row=any(rule.rowwise.values()))
         self._padding, self._scale = padding if padding.needed else None, padding.scale
-        self._stacks = stacks_of(self.tables, table_of_lookup, device)
-        self._tbes: list[TBE] = (
-            [make_tbe([stack.table], [0], device, self._scale) for stack in self._stacks]
-            if self._stacks
-            else [make_tbe(self.tables, table_of_lookup, device, self._scale)]
-        )
+        self._tbe = make_tbe(self.tables, table_of_lookup, device, self._scale)
         self._updates = UpdateCount()
         self._sets_count = rule.corrects_bias
+        possible = CompiledUpdate.possible(self.tables, table_of_lookup, device)
+        self._compiled = CompiledUpdate(self._tbe, self.tables, table_of_lookup) if possible else None
 
     def __repr__(self) -> str:
         return f"FusedKernel({[table.config.name for table in self.tables]}, {self.tables[0].optimizer})"
@@ -91,65 +89,43 @@ class FusedKernel:
             with torch.inference_mode(False), torch.no_grad():
                 return self.pooled(lookups)
         if self._sets_count:
-            for tbe in self._tbes:
-                set_count(tbe, self._updates.before_next)
-        if self._stacks:
-            bags = self._pooled_by_stack(lookups)
+            set_count(self._tbe, self._updates.before_next)
+        trained_weights = lookups.weights is not None and lookups.weights.requires_grad
+        if self._compiled is not None and torch.is_grad_enabled() and not trained_weights:
+            bags = self._compiled.pooled(lookups)
         else:
-            bags = self._tbes[0](lookups.ids, lookups.offsets, lookups.weights)
+            bags = self._tbe(lookups.ids, lookups.offsets, lookups.weights)
         if self._padding is not None:
             bags = self._padding.cut(bags)
         self._updates.expect(bags)
         return bags
 
-    def _pooled_by_stack(self, lookups: Lookups) -> torch.Tensor:
-        parts = zip(self._stacks, self._tbes, lookups_by_stack(self._stacks, lookups), strict=True)
-        columns = [
-            stack.by_example(tbe(stack.ids(part), part.offsets, part.weights)).flatten(1) for stack, tbe, part in parts
-        ]
-        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
-
     def write_back(self) -> None:
-        for tbe in self._tbes:
-            tbe.flush()
-            if not self._updates.pending:  # a backward under way writes to the places in the cache that it knows
-                tbe.reset_cache_states()
+        self._tbe.flush()
+        if not self._updates.pending:  # a backward under way writes to the places in the cache that it knows
+            self._tbe.reset_cache_states()
 
     def weights(self) -> list[torch.Tensor]:
         self.write_back()
-        held = [weight.detach() for tbe in self._tbes for weight in tbe.split_embedding_weights()]
-        return [weight[:, : table.cols.size] for table, weight in zip(self.tables, self._by_table(held), strict=True)]
+        held = self._tbe.split_embedding_weights()
+        return [weight.detach()[:, : table.cols.size] for table, weight in zip(self.tables, held, strict=True)]
 
     def states(self) -> list[dict[str, torch.Tensor]]:
         out: list[dict[str, torch.Tensor]] = [{} for _ in self.tables]
-        held = [states for tbe in self._tbes for states in tbe.split_optimizer_states()]
+        held = self._tbe.split_optimizer_states()
         for number, (name, per_row) in enumerate(self.tables[0].update.rule.rowwise.items()):
-            flat = [states[number].detach() for states in held]
-            of_rows = (
-                flat if per_row else [state.view(rows, -1) for state, rows in zip(flat, self._rows(), strict=True)]
-            )
-            for table, of_table, state in zip(self.tables, out, self._by_table(of_rows), strict=True):
-                of_table[name] = state if per_row else state[:, : table.cols.size]
+            for table, of_table, states in zip(self.tables, out, held, strict=True):
+                state = states[number].detach()
+                of_table[name] = state if per_row else state.view(table.rows.size, -1)[:, : table.cols.size]
         return out
-
-    def _rows(self) -> list[int]:
-        """Of each table that fbgemm has."""
-        return [held.rows.size for held in [stack.table for stack in self._stacks] or self.tables]
-
-    def _by_table(self, held: list[torch.Tensor]) -> list[torch.Tensor]:
-        """From tensors of the rows that fbgemm's tables have to views of each table's rows."""
-        if not self._stacks:
-            return held
-        return [part for stack, whole in zip(self._stacks, held, strict=True) for part in stack.split(whole)]
 
     @property
     def learning_rate(self) -> float:
-        return float(self._tbes[0].get_learning_rate()) * self._scale
+        return float(self._tbe.get_learning_rate()) * self._scale
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        for tbe in self._tbes:
-            tbe.set_learning_rate(value / self._scale)
+        self._tbe.set_learning_rate(value / self._scale)
 
     @property
     def iteration(self) -> int:
@@ -158,6 +134,37 @@ class FusedKernel:
     @iteration.setter
     def iteration(self, value: int) -> None:
         self._updates.done = value
+
+
+class Stack:
+    """Tables one below the other, as one table of all their rows.
+
+    Args:
+        tables: of one width, dtype, optimizer and place in memory.
+        table_of_lookup: for each lookup, the index of its table in `tables`.
+        device: of the ids.
+    """
+
+    def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
+        self._rows = [table.rows.size for table in tables]
+        *first_row, total = accumulate(self._rows, initial=0)
+        one = replace(tables[0].config, num_embeddings=total)
+        self.table = tables[0] if len(tables) == 1 else replace(tables[0], config=one, rows=Span(0, total))
+        shifts = [first_row[table] for table in table_of_lookup]
+        self._shift_L = torch.tensor(shifts, dtype=torch.int64, device=device) if any(shifts) else None
+        self._num_lookups = len(shifts)
+
+    def ids(self, lookups: Lookups) -> torch.Tensor:
+        """The ids of `lookups` as rows of the stack."""
+        num_bags = lookups.offsets.numel() - 1
+        if self._shift_L is None or not num_bags:
+            return lookups.ids
+        ends = lookups.offsets[:: num_bags // self._num_lookups]
+        return lookups.ids + self._shift_L.repeat_interleave(ends.diff(), output_size=lookups.ids.numel())
+
+    def split(self, whole: torch.Tensor) -> list[torch.Tensor]:
+        """A tensor of the stack's rows as views of each table's rows."""
+        return list(whole.split(self._rows))
 
 
 class FusedVectorKernel:

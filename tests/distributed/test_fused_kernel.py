@@ -1,4 +1,4 @@
-"""Tables that are one table to fbgemm are looked up, trained and shown as tables of their own."""
+"""Tables in one fbgemm module train and are shown as tables of their own, by the compiled update and by fbgemm's."""
 
 from __future__ import annotations
 
@@ -34,15 +34,17 @@ def local_table(number: int, kind: EmbOptimType, dim: int) -> LocalTable:
 @pytest.mark.parametrize(
     "kind", [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD]
 )
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "fbgemm"])
 @pytest.mark.parametrize("weighted, dims", [(False, ONE_WIDTH), (True, ONE_WIDTH), (True, TWO_WIDTHS), (True, PADDED)])
 def test_tables_train_alike_in_fbgemms_kernels_and_in_torchs(
-    kind: EmbOptimType, features: list[int], weighted: bool, dims: list[int]
+    kind: EmbOptimType, features: list[int], weighted: bool, dims: list[int], compiled: bool
 ) -> None:
     generator, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
     tables = [local_table(number, kind, dims[number]) for number in range(5)]
     kernel = FusedKernel(tables, features, cpu)
-    stacked = features is SEVERAL and kind is EmbOptimType.EXACT_ROWWISE_ADAGRAD
-    assert len(kernel._stacks) == (len(set(dims)) if stacked else 0)
+    assert kernel._compiled is not None
+    if not compiled:
+        kernel._compiled = None
     others = [RowKernel([table], [0] * features.count(number), cpu) for number, table in enumerate(tables)]
     weights, states = kernel.weights(), kernel.states()  # views, which training changes
     for weight, other in zip(weights, others, strict=True):
@@ -94,8 +96,8 @@ def test_weights_are_written_back_and_the_cache_emptied_before_anyone_sees_them(
     (kernel,), table = sharded.kernels(), sharded.tables()["t"]
     assert isinstance(kernel, FusedKernel)
     calls: list[str] = []
-    monkeypatch.setattr(kernel._tbes[0], "flush", lambda: calls.append("flush"))
-    monkeypatch.setattr(kernel._tbes[0], "reset_cache_states", lambda: calls.append("reset"))
+    monkeypatch.setattr(kernel._tbe, "flush", lambda: calls.append("flush"))
+    monkeypatch.setattr(kernel._tbe, "reset_cache_states", lambda: calls.append("reset"))
     for use in (table.state_dict, lambda: table.load_state_dict({"weight": torch.ones(3, 8)})):
         calls.clear()
         use()

@@ -1,0 +1,97 @@
+"""The update of fbgemm's CPU tables by a compiled loop: the sums and the optimizer's formula of fbgemm's own backward,
+which takes longer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+from rayrec.compiled import in_threads, loops
+from rayrec.distributed.kernel.interface import LocalTable, Lookups
+from rayrec.distributed.kernel.tbe import TBE, padded
+
+_RULES = {EmbOptimType.EXACT_SGD: 0, EmbOptimType.EXACT_ADAGRAD: 1, EmbOptimType.EXACT_ROWWISE_ADAGRAD: 2}
+_MOST = 2**32  # rows of a table, and numbers of a gradient
+
+
+class CompiledUpdate:
+    """Trains the tables of one TBE; see `possible`.
+
+    Args:
+        tbe: on a CPU.
+        tables: that it has.
+        table_of_lookup: for each lookup, the index of its table in `tables`; ascending.
+    """
+
+    def __init__(self, tbe: TBE, tables: Sequence[LocalTable], table_of_lookup: Sequence[int]) -> None:
+        self._tbe, self._loop, spec = tbe, loops("rayrec.distributed.kernel.update_loops"), tables[0].update
+        self._rule, self._eps = _RULES[spec.optimizer], np.float32(spec.eps)
+        of_tables = np.arange(len(tables) + 1)
+        dims = [padded(table.cols.size) for table in tables]
+        self._first_lookup_T = np.searchsorted(np.array(table_of_lookup), of_tables).astype(np.int64)
+        cols = list(accumulate((dims[table] for table in table_of_lookup), initial=0))
+        self._col_L, self._width = np.array(cols[:-1], np.uint64), cols[-1]
+        self._dim_T = np.array(dims, np.int64)
+        self._bits_T = np.array([max(1, (table.rows.size - 1).bit_length()) for table in tables], np.int64)
+        first_weights = [weight.storage_offset() for weight in tbe.split_embedding_weights()]
+        self._first_weight_T = np.array(first_weights, np.uint64)
+        states = tbe.split_optimizer_states() if self._rule else [(weight,) for weight in tbe.split_embedding_weights()]
+        self._first_state_T = np.array([of_table[0].storage_offset() for of_table in states], np.uint64)
+        self._anchor = torch.zeros(0, requires_grad=True)
+
+    @staticmethod
+    def possible(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> bool:
+        """Whether the loop can train these tables: in fp32, on a CPU, the lookups of each side by side."""
+        in_order = all(here <= there for here, there in zip(table_of_lookup, table_of_lookup[1:], strict=False))
+        return (
+            device.type == "cpu"
+            and in_order
+            and tables[0].config.data_type.dtype == torch.float32
+            and tables[0].update.optimizer in _RULES
+            and all(table.rows.size < _MOST for table in tables)
+            and loops("rayrec.distributed.kernel.update_loops") is not None
+        )
+
+    def pooled(self, lookups: Lookups) -> torch.Tensor:
+        """The TBE's bags; backward trains, at the learning rate of now."""
+        with torch.no_grad():
+            bags = self._tbe(lookups.ids, lookups.offsets, lookups.weights)
+        out: torch.Tensor = _Trained.apply(self._anchor, bags, self, lookups, self._tbe.get_learning_rate())
+        return out
+
+    def train(self, lookups: Lookups, grad: torch.Tensor, rate: float) -> None:
+        """Applies the optimizer to the rows of `lookups`, given the gradient of their bags `[B, width]`."""
+        if grad.numel() >= _MOST:
+            raise ValueError(f"{grad.shape[0]} bags of {grad.shape[1]} columns are too many; use smaller batches")
+        offsets = lookups.offsets.to(torch.int64).contiguous()
+        given = torch.empty(0) if lookups.weights is None else lookups.weights.detach().to(torch.float32).contiguous()
+        ids = lookups.ids.to(torch.int64).contiguous().numpy().view(np.uint64)
+        first_id_T = offsets[torch.from_numpy(self._first_lookup_T) * grad.shape[0]].numpy()
+        weight = self._tbe.weights_host.detach().numpy()
+        state = self._tbe.momentum1_host.detach().numpy() if self._rule else np.empty(0, np.float32)
+        in_threads(
+            self._loop.train,
+            np.diff(first_id_T),
+            (ids, offsets.numpy(), given.numpy(), grad.to(torch.float32).contiguous().numpy().reshape(-1)),
+            (self._width, grad.shape[0], self._first_lookup_T, self._col_L, self._bits_T, self._dim_T),
+            (weight, self._first_weight_T, state, self._first_state_T, self._rule, np.float32(rate), self._eps),
+        )
+
+
+class _Trained(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: torch.Tensor, bags: torch.Tensor, update: CompiledUpdate, lookups: Lookups, rate: float
+    ) -> torch.Tensor:
+        ctx.update, ctx.lookups, ctx.rate = update, lookups, rate
+        return bags.view_as(bags)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
+        ctx.update.train(ctx.lookups, grads[0], ctx.rate)
+        return None, None, None, None, None
