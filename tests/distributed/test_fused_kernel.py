@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import resource
+import statistics
+import time
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.comm.env import ShardingEnv
@@ -107,3 +113,104 @@ def test_weights_are_written_back_and_the_cache_emptied_before_anyone_sees_them(
     table.state_dict()
     assert calls == ["flush"]  # the backward under way writes into the cache
     out.sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 5000), st.sampled_from([4, 8, 20, 64])), min_size=1, max_size=4),
+    batch=st.sampled_from([1, 7, 300]),
+    longest=st.sampled_from([1, 3, 40]),
+    weighted=st.booleans(),
+    threads=st.sampled_from([1, 3]),
+    seed=st.integers(0, 999),
+)
+def test_any_batch_trains_as_in_torchs_operators_and_each_time_alike(
+    kind: str, sizes: list[tuple[int, int]], batch: int, longest: int, weighted: bool, threads: int, seed: int
+) -> None:
+    generator, cpu = torch.Generator().manual_seed(seed), torch.device("cpu")
+    spec = OptimizerSpec.from_fused_params({"optimizer": kind, "learning_rate": 0.1, "eps": 0.01})
+    tables = [
+        LocalTable(
+            config=EmbeddingBagConfig(name=f"t{n}", num_embeddings=rows, embedding_dim=dim, feature_names=[f"f{n}"]),
+            rows=Span(0, rows),
+            cols=Span(0, dim),
+            kernel=EmbeddingComputeKernel.FUSED,
+            optimizer=spec,
+        )
+        for n, (rows, dim) in enumerate(sizes)
+    ]
+    lengths = torch.randint(0, longest + 1, (len(tables), batch), generator=generator)
+    ids = [  # half of them are of few rows
+        torch.randint(0, rows if number % 2 else min(rows, 3), (int(count),), generator=generator)
+        for number, ((rows, _), count) in enumerate(zip(sizes, lengths.sum(1), strict=True))
+    ]
+    factors = torch.rand(int(lengths.sum()), generator=generator)
+    given_lookups = lookups(torch.cat(ids), lengths.flatten(), factors, weighted)
+    grad = torch.randn((batch, sum(dim for _, dim in sizes)), generator=generator)
+    first = [torch.rand((rows, dim), generator=generator) for rows, dim in sizes]
+    found = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(2):
+            kernel = FusedKernel(tables, range(len(tables)), cpu)
+            assert kernel._compiled is not None
+            for weight, values in zip(kernel.weights(), first, strict=True):
+                weight.copy_(values)
+            for _ in range(2):
+                kernel._compiled.pooled(given_lookups).backward(grad)
+            found.append(kernel.weights())
+    finally:
+        torch.set_num_threads(before)
+    column = first_id = 0
+    for number, (table, (_, dim)) in enumerate(zip(tables, sizes, strict=True)):
+        oracle = RowKernel([table], [0], cpu)
+        oracle.weights()[0].copy_(first[number])
+        part = factors[first_id : first_id + len(ids[number])]
+        for _ in range(2):
+            of_table = lookups(ids[number], lengths[number], part, weighted)
+            oracle.pooled(of_table).backward(grad[:, column : column + dim])
+        torch.testing.assert_close(found[0][number], oracle.weights()[0], atol=2e-5, rtol=2e-5)
+        assert torch.equal(found[0][number], found[1][number])
+        first_id, column = first_id + len(ids[number]), column + dim
+
+
+def test_the_shape_of_a_batch_decides() -> None:
+    tables = [local_table(number, EmbOptimType.EXACT_SGD, 8) for number in range(2)]
+    one_each = FusedKernel(tables, [0, 1], torch.device("cpu"))._compiled
+    several = FusedKernel(tables, [0, 1, 1], torch.device("cpu"))._compiled
+    assert one_each is not None and several is not None
+
+    def batch(num_lookups: int, bags: int, length: int) -> Lookups:
+        lengths = torch.full((num_lookups * bags,), length)
+        return lookups(torch.zeros(int(lengths.sum()), dtype=torch.int64), lengths, torch.ones(0), weighted=False)
+
+    assert one_each.pays(batch(2, 128, 1)), "few bags"
+    assert not one_each.pays(batch(2, 129, 3)), "many bags of few ids"
+    assert one_each.pays(batch(2, 129, 4)), "many ids a bag"
+    assert several.pays(batch(3, 500, 1)), "fbgemm is slow with several lookups of a table"
+
+
+def test_the_cost_of_an_update_does_not_grow_with_rows() -> None:
+    spec, seconds = OptimizerSpec.from_fused_params({"optimizer": "rowwise_adagrad", "learning_rate": 0.1}), []
+    generator = torch.Generator().manual_seed(0)
+    for rows in (10_000, 10_000_000):
+        config = EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=4, feature_names=["f"])
+        kind = EmbeddingComputeKernel.FUSED
+        table = LocalTable(config=config, rows=Span(0, rows), cols=Span(0, 4), kernel=kind, optimizer=spec)
+        kernel = FusedKernel([table], [0], torch.device("cpu"))
+        assert kernel._compiled is not None
+        ids = torch.randint(0, rows, (1000,), generator=generator)
+        batch = lookups(ids, torch.full((100,), 10), torch.ones(0), weighted=False)
+        grad = torch.ones(100, 4)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        took = []
+        for _ in range(50):
+            out = kernel._compiled.pooled(batch)
+            start = time.perf_counter()
+            out.backward(grad)
+            took.append(time.perf_counter() - start)
+        seconds.append(statistics.median(took))
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30 * 1024, "KiB beside the table"
+    assert seconds[1] < 20 * seconds[0], seconds  # rows are a thousand times as many

@@ -90,8 +90,9 @@ class FusedKernel:
                 return self.pooled(lookups)
         if self._sets_count:
             set_count(self._tbe, self._updates.before_next)
-        trained_weights = lookups.weights is not None and lookups.weights.requires_grad
-        if self._compiled is not None and torch.is_grad_enabled() and not trained_weights:
+        weights_train = lookups.weights is not None and lookups.weights.requires_grad
+        trains = torch.is_grad_enabled() and not weights_train
+        if trains and self._compiled is not None and self._compiled.pays(lookups):
             bags = self._compiled.pooled(lookups)
         else:
             bags = self._tbe(lookups.ids, lookups.offsets, lookups.weights)
