@@ -43,7 +43,12 @@ FBGEMM_DOORS = (
     BENCHMARKS,
 )
 RAY_DOORS = ("rayrec/data/", "rayrec/train/", "rayrec/inference/", "rayrec/serve/", BENCHMARKS)
-NUMBA_DOORS = ("rayrec/compiled.py", "rayrec/distributed/ids/split_loops.py")
+NUMBA_DOORS = (
+    "rayrec/compiled.py",
+    "rayrec/distributed/ids/count_loop.py",
+    "rayrec/distributed/ids/split_loops.py",
+    "rayrec/distributed/kernel/update_loops.py",
+)
 COLLECTIVE_DOORS = ("rayrec/distributed/comm/", BENCHMARKS)
 
 COLLECTIVES = (

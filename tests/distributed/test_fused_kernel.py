@@ -186,10 +186,13 @@ def test_the_shape_of_a_batch_decides() -> None:
         lengths = torch.full((num_lookups * bags,), length)
         return lookups(torch.zeros(int(lengths.sum()), dtype=torch.int64), lengths, torch.ones(0), weighted=False)
 
-    assert one_each.pays(batch(2, 128, 1)), "few bags"
-    assert not one_each.pays(batch(2, 129, 3)), "many bags of few ids"
-    assert one_each.pays(batch(2, 129, 4)), "many ids a bag"
+    assert not one_each.pays(batch(2, 5, 1)) and not one_each.pays(batch(2, 300, 3)), "few tables, few ids a bag"
+    assert one_each.pays(batch(2, 300, 4)), "many ids a bag"
     assert several.pays(batch(3, 500, 1)), "fbgemm is slow with several lookups of a table"
+    many_tables = [local_table(0, EmbOptimType.EXACT_SGD, 8)] * 100
+    many = FusedKernel(many_tables, range(100), torch.device("cpu"))._compiled
+    assert many is not None
+    assert many.pays(batch(100, 256, 1)) and not many.pays(batch(100, 257, 1)), "many tables of few bags"
 
 
 def test_the_cost_of_an_update_does_not_grow_with_rows() -> None:

@@ -1,8 +1,8 @@
 """The update of fbgemm's CPU tables by a compiled loop: the sums and the optimizer's formula of fbgemm's own backward.
 
-Of a whole step on two ranks the loop takes 0.90 to 0.99 of the time with 10 ids a bag and more, 0.80 to 0.93 where a
-table has few bags (1000 tables, batch 64; 26 tables, batch 16); with one id a bag 0.98 to 1.05, so there fbgemm's own
-stays, but for tables with several lookups, for which it has another, slower one (jobs/RESULTS.md).
+Of a whole step on two ranks the loop takes 0.90 to 0.99 of the time with 10 ids a bag and more, and 0.80 to 0.84 with
+1000 tables of few bags; with 26 tables and one id a bag 0.95 to 1.05. So there fbgemm's own stays, but for tables with
+several lookups, for which it has another, slower one (jobs/RESULTS.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from rayrec.distributed.kernel.tbe import TBE, padded
 
 _RULES = {EmbOptimType.EXACT_SGD: 0, EmbOptimType.EXACT_ADAGRAD: 1, EmbOptimType.EXACT_ROWWISE_ADAGRAD: 2}
 _MOST = 2**32  # rows of a table, and numbers of a gradient
-FEW_BAGS, MANY_IDS = 128, 4  # of a lookup, and of a bag
+MANY_LOOKUPS, FEW_BAGS = 100, 256  # of a kernel, each of at most so many bags
+MANY_IDS = 4  # of a bag
 
 
 class CompiledUpdate:
@@ -53,8 +54,8 @@ class CompiledUpdate:
     def pays(self, lookups: Lookups) -> bool:
         """Whether it is the faster one for a batch of this shape."""
         num_bags = lookups.offsets.numel() - 1
-        few = num_bags <= FEW_BAGS * self._num_lookups
-        return few or self._several or lookups.ids.numel() >= MANY_IDS * num_bags
+        small = self._num_lookups >= MANY_LOOKUPS and num_bags <= FEW_BAGS * self._num_lookups
+        return small or self._several or lookups.ids.numel() >= MANY_IDS * num_bags
 
     @staticmethod
     def possible(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> bool:
