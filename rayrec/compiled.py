@@ -33,7 +33,7 @@ def loops(module: str) -> Any:
         found: ModuleType = importlib.import_module(module)
     except ImportError as error:
         _logger.warning(
-            "numba cannot be used (%s): torch's and fbgemm's operators route ids and update CPU tables, which takes longer; "
+            "numba cannot be used (%s): torch's and fbgemm's operators route ids and update CPU tables, more slowly; "
             "`pip install numba` mends it",
             error,
         )

@@ -76,11 +76,13 @@ def assert_equal(found: Split, expected: Split) -> None:
     assert torch.equal(found.ids.values, expected.ids.values)
     assert torch.equal(found.ids.lengths.long(), expected.ids.lengths.long())
     assert torch.equal(found.totals, expected.totals)
-    assert torch.equal(found.lengths_FB.long(), expected.lengths_FB.long())
-    for one, other in ((found.ids.weights, expected.ids.weights), (found.origins, expected.origins)):
-        assert (one is None) == (other is None)
-        if one is not None and other is not None:
-            assert torch.equal(one, other)
+    assert (found.ids.weights is None) == (expected.ids.weights is None)
+    if found.ids.weights is not None and expected.ids.weights is not None:
+        assert torch.equal(found.ids.weights, expected.ids.weights)
+    assert (found.trace is None) == (expected.trace is None)
+    if found.trace is not None and expected.trace is not None:
+        assert torch.equal(found.trace.lengths_FB.long(), expected.trace.lengths_FB.long())
+        assert torch.equal(found.trace.origins, expected.trace.origins)
 
 
 def assert_equal_on_a_device(routes: Routes, kjt: KeyedJaggedTensor, expected: Split) -> None:

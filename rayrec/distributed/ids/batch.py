@@ -34,20 +34,31 @@ class Ids:
 
 
 @dataclass(frozen=True)
+class Trace:
+    """Where split ids come from.
+
+    Args:
+        lengths_FB: lengths of the features before they were split.
+        origins: for each id its place among the features' ids.
+    """
+
+    lengths_FB: torch.Tensor
+    origins: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Split:
     """A batch's ids, stream after stream.
 
     Args:
         ids: lengths `[S, B]`.
         totals: how many ids each stream has, int64 `[S]`.
-        lengths_FB: lengths of the features before they were split.
-        origins: for each id its place among the features' ids; None unless traced.
+        trace: None unless it is wanted.
     """
 
     ids: Ids
     totals: torch.Tensor
-    lengths_FB: torch.Tensor
-    origins: torch.Tensor | None
+    trace: Trace | None
 
 
 @dataclass(frozen=True)
@@ -71,16 +82,14 @@ class OutgoingIds:
         ids: streams of rank 0, then of rank 1 and so on, lengths `[streams, B]`; None where the device splits them.
         header: int64, a row for each rank.
         error: why this rank cannot go on with the batch; every rank then raises.
-        lengths_FB: lengths of the features before they were split; None where `error` is set.
-        origins: for each of `ids` its place among the ids before they were split; None unless traced.
+        trace: of `ids`, if it is wanted.
         counted: of these ids, where the device splits them; else None.
     """
 
     ids: Ids | None
     header: torch.Tensor
     error: Exception | None = None
-    lengths_FB: torch.Tensor | None = None
-    origins: torch.Tensor | None = None
+    trace: Trace | None = None
     counted: Counts | None = None
 
 

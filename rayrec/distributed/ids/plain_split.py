@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rayrec.distributed.ids.batch import Ids, Split
+from rayrec.distributed.ids.batch import Ids, Split, Trace
 from rayrec.distributed.ids.routes import Routes
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -48,11 +48,11 @@ class PlainSplit:
             numbers.append(number)
         lengths_SB, places = torch.cat(lengths), torch.cat(numbers)
         key_F = [place[feature] for feature in self._features]
-        origins = None
+        trace = None
         if self._traced:
             sizes_F = lengths_KB[key_F].sum(1)
             shift_K = torch.zeros(len(kjt.keys()), dtype=torch.int64)
             shift_K[key_F] = sizes_F.cumsum(0) - sizes_F - torch.tensor(ends)[key_F]
-            origins = places + shift_K.repeat_interleave(lengths_KB.sum(1))[places]
+            trace = Trace(lengths_KB[key_F], places + shift_K.repeat_interleave(lengths_KB.sum(1))[places])
         weights = kjt.weights()[places] if self._weighted else None
-        return Split(Ids(lengths_SB, torch.cat(ids), weights), lengths_SB.sum(1), lengths_KB[key_F], origins)
+        return Split(Ids(lengths_SB, torch.cat(ids), weights), lengths_SB.sum(1), trace)

@@ -27,6 +27,7 @@ from rayrec.distributed.ids.batch import (
     Ids,
     OutgoingIds,
     Split,
+    Trace,
 )
 from rayrec.distributed.ids.buckets import Buckets
 from rayrec.distributed.ids.plain_split import PlainSplit
@@ -86,7 +87,7 @@ class IdSender:
         self._packed += 1
         if isinstance(found, Counts):
             return OutgoingIds(None, header, counted=found)
-        return OutgoingIds(found.ids, header, None, found.lengths_FB, found.origins)
+        return OutgoingIds(found.ids, header, None, found.trace)
 
     def pack_nothing(self, error: Exception) -> OutgoingIds:
         """A batch without examples, in place of one that cannot be sent: its header makes every rank raise."""
@@ -210,8 +211,7 @@ class CompiledSplit:
             lengths_SB, totals = lengths_SB[: of.num_streams], totals[: of.num_streams]
             out, moved, origins = out[:num_ids], moved[:num_ids], origins[:num_ids]
         ids = Ids(lengths_SB, out, None if weights is None else moved)
-        lengths_FB = torch.from_numpy(lengths_KB[key_F])
-        return Split(ids, totals, lengths_FB, origins if self._traced else None)
+        return Split(ids, totals, Trace(torch.from_numpy(lengths_KB[key_F]), origins) if self._traced else None)
 
 
 def split_loops() -> Any:

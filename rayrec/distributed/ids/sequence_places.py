@@ -44,9 +44,9 @@ class PlaceFinder:
 
     def find(self, outgoing: OutgoingIds) -> torch.Tensor | None:
         """For each unit that arrives its place among the result's; None where they come in order."""
-        if self._in_order or outgoing.ids is None or outgoing.origins is None or outgoing.lengths_FB is None:
+        if self._in_order or outgoing.ids is None or outgoing.trace is None:
             return None
-        ids, sizes_C = outgoing.origins, outgoing.ids.lengths.view(-1)
+        ids, sizes_C = outgoing.trace.origins, outgoing.ids.lengths.view(-1)
         if self._streams_C is not None:
             ids = ops.permute_chunks(self._streams_C.to(torch.int32), sizes_C.to(torch.int32), ids)
             sizes_C = sizes_C[self._streams_C]
@@ -54,7 +54,7 @@ class PlaceFinder:
         def of_id(numbers_C: torch.Tensor) -> torch.Tensor:
             return numbers_C.repeat_interleave(sizes_C, output_size=ids.numel())
 
-        lengths_F = outgoing.lengths_FB.view(-1)
+        lengths_F = outgoing.trace.lengths_FB.view(-1)
         units_O = lengths_F[self._features_O] * self._units_O
         first_id_O = (lengths_F.cumsum(0) - lengths_F)[self._features_O]
         shifts_O = units_O.cumsum(0) - units_O - first_id_O * self._units_O
