@@ -157,6 +157,9 @@ def test_the_last_layer_has_an_output_for_each_label() -> None:
 def test_negatives_of_a_mix_are_refused() -> None:
     text = problem("data.negative_rate=0.5", "data.train=[{path: a, weight: 3}, {path: b}]")
     assert "data.negative_rate: works with one data set" in text
+    assert "with `positive` or `at_least` set it to 1" in problem(
+        "data.negative_rate=0.5", "schema.label={column: y, at_least: 4}"
+    )
 
 
 def test_every_problem_is_told_at_once() -> None:

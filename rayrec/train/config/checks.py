@@ -117,6 +117,12 @@ def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig,
             raise _refuse(field, f"{metric} is no figure of a label that is a number (those are {known})")
         if metric in ONLY_OF_NUMBERS and kinds[0] != "number":
             raise _refuse(field, f"{metric} is a figure of labels of `kind: number` only")
+    if data.negative_rate < 1 and any(task.made_of_values for task in schema.tasks):
+        raise _refuse(
+            "data.negative_rate",
+            "negatives are rows whose label column holds 0; with `positive` or `at_least` set it to 1, or write labels "
+            "as 0 and 1",
+        )
     if "number" in kinds and data.negative_rate < 1:
         raise _refuse(
             "data.negative_rate", "negatives are rows whose binary label is 0; the schema has numbers to predict"
