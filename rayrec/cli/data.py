@@ -50,6 +50,10 @@ def convert(
         list[str] | None, typer.Option("--type", metavar="COLUMN=TYPE", help="E.g. user=string; may be repeated.")
     ] = None,
     rows_per_file: Annotated[int, typer.Option(help="Rows of a Parquet file, at most.", min=1)] = 4 << 20,
+    header: Annotated[
+        bool | None,
+        typer.Option(help="Whether CSV files begin with the names of their columns; default: by their first lines."),
+    ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Convert the files side by side, one Ray task each.")] = False,
 ) -> None:
     """Make Parquet, which training reads, of other formats; a stream each, so that files may be of any size."""
@@ -63,8 +67,8 @@ def convert(
             raise typer.BadParameter(f"write --type {column or kind} as COLUMN=TYPE, e.g. --type user=string")
     files = rows = 0
     layout = Layout(rows_per_file=rows_per_file)
-    for done in run_convert(sources, out, types={c: k for c, _, k in pairs}, layout=layout, on_ray=ray):
-        typer.echo(f"{visible(done.source)}: {done.rows:,} rows")
+    for done in run_convert(sources, out, types={c: k for c, _, k in pairs}, layout=layout, header=header, on_ray=ray):
+        typer.echo(f"{visible(done.source)}: {done.rows:,} rows{done.note and f'; {done.note}'}")
         files, rows = files + len(done.files), rows + done.rows
     typer.echo(f"{rows:,} rows in {files:,} Parquet files, in {out}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.types as pat
 
-from rayrec.data.errors import DataError
+from rayrec.data.errors import DataError, suggestion
 from rayrec.data.mapping.arrow_types import is_list, is_text
 from rayrec.data.mapping.id_mappings import Vocabulary
 from rayrec.data.mapping.schema import DenseFeature, Schema, SparseFeature, Task
@@ -93,7 +93,7 @@ def _check_features(schema: Schema, found: pa.Schema, file: str) -> None:
 
 def column_missing(column: str, found: pa.Schema, file: str, fix: str) -> DataError:
     """The error of a file that lacks a column."""
-    problem = f"column {column!r} is missing; the file has {_shortened(found.names)}"
+    problem = f"column {column!r} is missing; the file has {_shortened(found.names)}{suggestion(column, found.names)}"
     return DataError(problem, file=file, column=column, fix=fix)
 
 
