@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rayrec.cli.options import Label
 from rayrec.cli.writing import writing
 
 if TYPE_CHECKING:
     from rayrec.data.tools.check import CheckReport
-    from rayrec.data.tools.inspect import Inspection
 
 app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
 
@@ -24,6 +24,7 @@ def inspect(
     filters: Annotated[
         str, typer.Option(help="Only rows that pass, as data.train.filters: '[[day, \">=\", 2024-01-01]]'.")
     ] = "[]",
+    label: Label = None,
     vocabularies: Annotated[
         Path | None,
         typer.Option("--write-vocabularies", metavar="DIR", help="Write a vocabulary for each column of few ids."),
@@ -32,11 +33,12 @@ def inspect(
     """Read a data set and propose its schema and table sizes, as YAML for a train config."""
     import yaml
 
+    from rayrec.cli.tables import show_columns
     from rayrec.data.tools.inspect import inspect as look
     from rayrec.train.config.file import parse_yaml
 
-    found = look(paths, rows, parse_yaml(filters))
-    _print_columns(found)
+    found = look(paths, rows, parse_yaml(filters), label)
+    show_columns(found, to_stderr=True)
     typer.echo(
         yaml.safe_dump(found.proposal(vocabularies=vocabularies), sort_keys=False, default_flow_style=None, width=120)
     )
@@ -140,28 +142,11 @@ def check(
         raise typer.Exit(1)
 
 
-def _print_columns(found: Inspection) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from rayrec.train.driver.terminal import plain
-
-    table = Table(title=f"{found.rows:,} rows in {found.files} files, {found.looked_at:,} looked at")
-    for head in ("column", "type", "taken for", "nulls", "different ids", "range", "note"):
-        table.add_column(head, no_wrap=head == "taken for", overflow="fold" if head == "column" else "ellipsis")
-    for c in found.columns:
-        ids = f"{c.distinct:,}" if c.role.startswith(("id", "weighted")) else ""
-        if ids and c.ids_estimate > c.distinct:
-            ids += f", about {c.ids_estimate:,} in all"
-        span = "" if c.low is None or c.high is None else f"{c.low:.4g} … {c.high:.4g}"
-        table.add_row(*(plain(cell) for cell in (c.name, c.kind, c.role, f"{c.nulls:,}", ids, span, c.note)))
-    Console(stderr=True).print(table)
-
-
 def _print_check(report: CheckReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from rayrec.cli.tables import show
     from rayrec.train.driver.terminal import plain
 
     console = Console()
@@ -180,4 +165,4 @@ def _print_check(report: CheckReport) -> None:
         table.add_row(
             plain(f.name), *(f"{n:,}" for n in counts), different, f"{f.table_rows:,}", f"{f.used_rows:,}", collisions
         )
-    console.print(table)
+    show(table, console)

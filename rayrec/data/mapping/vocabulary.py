@@ -95,6 +95,18 @@ def vocabulary_checksum(path: str, size: int) -> str:
     return digest.hexdigest()
 
 
+def first_id(path: str) -> str | int:
+    """The first id of a vocabulary, in its own type.
+
+    Raises:
+        DataError: as `load_vocabulary`, or there is no id.
+    """
+    source = _Source.of(path)
+    if not source.size:
+        raise DataError("the vocabulary is empty", file=path, fix="write some ids into it")
+    return source.id_at(0) if source.text else int(source.id_at(0))
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """A vocabulary's file.

@@ -59,9 +59,11 @@ def choose_label(table: pa.Table, binary: Sequence[str], wanted: str | None) -> 
 
 def suggested_labels(columns: Sequence[ColumnFacts]) -> str:
     """What to do where no column looks like a label."""
-    pairs = [c for c in columns[::-1] if c.values_seen is not None and len(c.values_seen) == 2 and c.role == "id"]
+    pairs = [(c.name, c.values_seen) for c in columns[::-1] if c.role == "id" and c.distinct == 2]
     numbers = [c for c in columns if c.role == "dense" and c.mean is not None and not c.log]
-    found = [f"{c.name}={c.values_seen[1]}" for c in pairs] + [f"{c.name}>={c.mean:.2g}" for c in numbers]
+    found = [f"{name}={seen[1]}" for name, seen in pairs if seen is not None] + [
+        f"{c.name}>={c.mean:.2g}" for c in numbers
+    ]
     examples = ", ".join(f"--label '{text}'" for text in found[:3])
     return f"say what is predicted: {USAGE}{f'; here perhaps {examples}' if examples else ''}"
 
