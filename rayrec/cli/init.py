@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,6 +60,7 @@ def _name_of(path: str) -> str:
 def _machine() -> Machine:
     import torch
 
+    from rayrec.container import cpus
     from rayrec.data.tools.starter import Machine
 
-    return Machine(cores=len(os.sched_getaffinity(0)), gpus=torch.cuda.device_count())
+    return Machine(cores=int(cpus()), gpus=torch.cuda.device_count())

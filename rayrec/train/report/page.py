@@ -73,6 +73,8 @@ def _notices(run: RunRecord) -> str:
         notices.append(
             ("", f"Left out {skipped:,} row{'' if skipped == 1 else 's'} that could not be used; see below.")
         )
+    warned = (run.result or {}).get("warnings")
+    notices += [("", f"Warning: {text}") for text in (warned if isinstance(warned, list) else [])]
     notices += [("failed", f"Not shown: {problem}") for problem in run.problems]
     return "".join(f"<p class='notice {kind}'>{escape(text)}</p>" for kind, text in notices)
 
