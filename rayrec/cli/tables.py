@@ -10,11 +10,14 @@ if TYPE_CHECKING:
 
     from rayrec.data.tools.inspect import Inspection
 
+_WIDEST = 10_000
+
 
 def show(table: Table, console: Console) -> None:
     """Prints a table: as wide as it needs to be where no terminal limits it, with each name on one line."""
     if not console.is_terminal:
-        console.width = max(console.width, console.measure(table).maximum)
+        wide = console.options.update(width=_WIDEST)
+        console.width = max(console.width, console.measure(table, options=wide).maximum)
     console.print(table)
 
 

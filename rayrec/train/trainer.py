@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Result:
     checkpoint: str | None
     recoveries: int = 0
     ended: str | None = None
-    warnings: list[str] = field(default_factory=list)
+    warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """What `result.json` holds."""
@@ -139,7 +139,7 @@ class Trainer:
             self._report_failure(error, recorder)
             raise self._with_advice(error) from error.__cause__
         recorder.close()
-        told = list(dict.fromkeys([*warnings.at_end(self.config, outcome), *self._warnings]))
+        told = tuple(dict.fromkeys([*warnings.at_end(self.config, outcome), *self._warnings]))
         result = Result(folder=self.folder.path, **outcome, recoveries=recorder.recoveries, warnings=told)
         write_json(self.folder.result, result.to_dict())
         with reporting_errors(self.display, self.folder.report):
@@ -241,9 +241,7 @@ class Trainer:
             refuse_other_config(self.folder, earlier, self.config.to_dict())
             before, now = earlier["trainer"]["batch_size"], self.config.trainer.batch_size
             if before != now:
-                text = (
-                    f"goes on with {now:,} rows a step instead of {before:,}; schedules count the new steps"
-                )
+                text = f"goes on with {now:,} rows a step instead of {before:,}; schedules count the new steps"
                 self.display.say(text, style="yellow")
 
     def _set_aside(self) -> None:

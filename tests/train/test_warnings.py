@@ -76,13 +76,13 @@ def test_warnings_go_to_the_console_the_result_and_the_report(tmp_path: Path) ->
         "trainer.batch_size=128 and 100 rows" in one_step and "every label in the 100 evaluation rows is 1" in one_class
     )
     raw = json.loads((result.folder / "result.json").read_text())
-    assert raw["warnings"] == result.warnings
+    assert tuple(raw["warnings"]) == result.warnings
     report, text = (result.folder / "report.html").read_text(), shown(tmp_path)
     for warning in result.warnings:
         assert f"warning: {warning}" in text and f"Warning: {warning[:40]}" in report
     assert text.count(one_step) == 2, "at the start and at the end"
     del raw["warnings"]
-    assert Result.from_dict(result.folder, raw).warnings == [], "of a run of an older version"
+    assert Result.from_dict(result.folder, raw).warnings == (), "of a run of an older version"
 
 
 def test_rows_before_filters_are_said_to_be_so_and_another_batch_size_is_noted(tmp_path: Path) -> None:

@@ -137,14 +137,15 @@ def _by_values(
         return "unused", "has no name: the index that pandas writes?"
     if role in ("unused", "label"):
         return role, note
+    timed = whole and lower in TIME_NAMES and role in ("id", "dense") and pat.is_integer(leaf.type)
+    if timed and low is not None and high is not None and time_unit(low, high):
+        return "timestamp", ""
     if lower in INDEX_NAMES or (role != "timestamp" and _counts_rows(leaf)):
         return "unused", "counts the rows"
     if lower in POLICY_NAMES:
         return "unused", "what the logging policy gave: not known when a model scores"
     if role in ("id", "dense") and whole:
         assert low is not None and high is not None
-        if lower in TIME_NAMES and time_unit(low, high) and pat.is_integer(leaf.type):
-            return "timestamp", ""
         if lower in WEIGHT_NAMES and low >= 0 and role == "dense" and not _not_numbers(leaf):
             return "sample_weight", "or a feature? then list it under dense"
     if lower in GROUP_NAMES and role == "id" and not array.null_count:

@@ -79,7 +79,8 @@ def start(
     data = _divided(paths, time, folder, copy=converted, tell=tell)
     if converted:
         shutil.rmtree(folder / "rows")
-    return Started({"name": name, "data": data, **proposal, **_sizes(found.rows, dim, machine)}, found)
+    model = _model(found.rows, dim, len(proposal["schema"]["dense"]))
+    return Started({"name": name, "data": data, **proposal, "model": model, **_training(found.rows, machine)}, found)
 
 
 def _as_parquet(sources: Sequence[str], out: Path, tell: Tell) -> list[str]:
@@ -88,6 +89,7 @@ def _as_parquet(sources: Sequence[str], out: Path, tell: Tell) -> list[str]:
     others = [uri for uri in uris if not uri.endswith(PARQUET)]
     if not others:
         find_files(sources)  # refuses the folder of a table
+        _refuse_inside(out.parent, sources)
         return [path if "://" in path else str(Path(path).expanduser().absolute()) for path in sources]
     if len(others) < len(uris):
         parquet = next(uri for uri in uris if uri.endswith(PARQUET))
@@ -99,6 +101,14 @@ def _as_parquet(sources: Sequence[str], out: Path, tell: Tell) -> list[str]:
         if not done.rows:
             raise DataError("the file has no rows", file=done.source, fix="leave it out")
     return [str(out)]
+
+
+def _refuse_inside(folder: Path, sources: Sequence[str]) -> None:
+    """What is written must not be found again as data."""
+    for path in sources:
+        if "://" not in path and folder.is_relative_to(Path(path).expanduser().absolute()):
+            fix = "run the command in another folder, or name the files"
+            raise DataError(f"{folder.name} would lie among the data that it is made of", file=path, fix=fix)
 
 
 def _divided(paths: Sequence[str], time: str | None, folder: Path, *, copy: bool, tell: Tell) -> dict[str, Any]:
@@ -124,16 +134,19 @@ def _divided(paths: Sequence[str], time: str | None, folder: Path, *, copy: bool
     return {"train": str(train), "eval": str(evaluation)}
 
 
-def _sizes(rows: int, dim: int, machine: Machine) -> dict[str, Any]:
-    """Model, optimizers and trainer for so many rows on such a machine."""
-    small = rows < 2 * _MANY
+def _model(rows: int, dim: int, num_dense: int) -> dict[str, Any]:
+    """DLRM; without numbers DCN, for DLRM sees ids only through products of two of them, and no id by itself."""
+    top = [64, 32, 1] if rows < 2 * _MANY else [256, 128, 1]
+    if num_dense:
+        return {"name": "dlrm", "args": {"dense_arch": [64, dim], "over_arch": top}}
+    return {"name": "dcn", "args": {"dense_arch": [], "over_arch": top, "cross_layers": 2}}
+
+
+def _training(rows: int, machine: Machine) -> dict[str, Any]:
+    """Optimizers, trainer and storage for so many rows on such a machine."""
     workers = machine.gpus or (0 if rows < _MANY else max(1, min(machine.cores // 2, rows // (_MANY // 2))))
     batch = max(workers, 1 << max(5, min(13, (rows // _STEPS).bit_length() - 1)))
     return {
-        "model": {
-            "name": "dlrm",
-            "args": {"dense_arch": [64, dim], "over_arch": [64, 32, 1] if small else [256, 128, 1]},
-        },
         "optimizers": {
             "dense": {"kind": "adam", "lr": 0.001},
             "sparse": {"kind": "rowwise_adagrad", "lr": 0.02},
@@ -142,6 +155,7 @@ def _sizes(rows: int, dim: int, machine: Machine) -> dict[str, Any]:
             "num_workers": workers,
             "batch_size": batch,
             "epochs": 5 if rows < _MANY else 3 if rows < 10 * _MANY else 1,
+            "threads_per_worker": 1,  # layers this small gain nothing from more
             "log_every": max(1, min(20, rows // batch // 5)),
             "early_stopping": {"metric": "ne", "patience": 2},
         },
