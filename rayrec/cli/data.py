@@ -157,7 +157,9 @@ def _print_check(report: CheckReport) -> None:
         console.print(plain(f"    {sample}"))
     table = Table()
     for head in ("feature", "ids", "nulls", "different ids", "table rows", "rows used", "collisions"):
-        table.add_column(head, justify="left" if head == "feature" else "right")
+        table.add_column(
+            head, justify="left" if head == "feature" else "right", overflow="fold", no_wrap=head == "feature"
+        )
     for f in report.features:
         different = "many" if f.distinct_ids is None else f"{f.distinct_ids:,}"
         collisions = "?" if f.collisions is None else f"{f.collisions:,}"

@@ -32,14 +32,8 @@ def show_columns(found: Inspection, *, to_stderr: bool) -> None:
     files = f"{found.files:,} file{'' if found.files == 1 else 's'}"
     table = Table(title=f"{found.rows:,} rows in {files}, {found.looked_at:,} looked at")
     for head in ("column", "type", "taken for", "nulls", "ids", "range"):
-        numbers = head in ("nulls", "ids")
-        table.add_column(
-            head,
-            justify="right" if numbers else "left",
-            no_wrap=head != "column",
-            overflow="fold" if head == "column" else "ellipsis",
-            min_width=8 if head == "column" else None,
-        )
+        right, whole = head in ("nulls", "ids"), head not in ("type", "range")
+        table.add_column(head, justify="right" if right else "left", no_wrap=whole, overflow="fold")
     for c in found.columns:
         ids = f"{c.distinct:,}" if c.role.startswith(("id", "weighted")) else ""
         span = "" if c.low is None or c.high is None else f"{c.low:g} to {c.high:g}"

@@ -214,14 +214,14 @@ def test_the_printed_commands_in_a_shell_end_with_a_score(tmp_path: Path) -> Non
         command = done.stdout.strip().splitlines()[-1].removeprefix("next: ")
     assert command.startswith("rayrec serve ")
     words = [*shlex.split(command.replace("rayrec", rayrec, 1)), "--port", str(port)]
-    served = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
-    try:
-        assert served.stdout is not None
-        lines = iter(served.stdout.readline, "")
-        curl = next(line for line in lines if line.startswith("next: ")).removeprefix("next: ")
-        answer = subprocess.run(curl, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-        (score,) = next(iter(json.loads(answer.stdout)["scores"].values()))
-        assert 0 < score < 1
-    finally:
-        served.send_signal(signal.SIGTERM)
-        served.wait(60)
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as served:
+        try:
+            assert served.stdout is not None
+            lines = iter(served.stdout.readline, "")
+            curl = next(line for line in lines if line.startswith("next: ")).removeprefix("next: ")
+            answer = subprocess.run(curl, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+            (score,) = next(iter(json.loads(answer.stdout)["scores"].values()))
+            assert 0 < score < 1
+        finally:
+            served.send_signal(signal.SIGTERM)
+            served.wait(60)
