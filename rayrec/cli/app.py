@@ -85,11 +85,20 @@ def evaluate(
         bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
     ] = False,
     checkpoint: WhichCheckpoint = "newest",
+    importance: Annotated[
+        bool,
+        typer.Option("--importance", help="Also measure permutation importance, by table and by number."),
+    ] = False,
 ) -> None:
     """Score a checkpoint of a run; writes evaluation.json there."""
     from rayrec.train.evaluate_run import evaluate_run
 
     evaluate_run(run_dir, data, workers, allow_code=allow_code, checkpoint=checkpoint)
+    if importance:
+        from rayrec.cli.tables import show_importance
+        from rayrec.train.importance import importance_of_run
+
+        show_importance(importance_of_run(run_dir, data, allow_code=allow_code, checkpoint=checkpoint))
     after_evaluation(run_dir, checkpoint)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def next_is(*words: str) -> None:
     """Prints a command, its words quoted for the shell."""
-    typer.echo(f"next: {shlex.join(words)}")
+    _say(f"next: {shlex.join(words)}")
 
 
 def after_training(run: Path, config: TrainConfig) -> None:
@@ -22,13 +23,19 @@ def after_training(run: Path, config: TrainConfig) -> None:
     which = "newest" if config.storage.keep_best is None else "best"
     place = _short(run)
     if config.data.eval is not None:
-        typer.echo(f"look: {shlex.join(['rayrec', 'evaluate', place, *_checkpoint(which)])}")
+        _say(f"look: {shlex.join(['rayrec', 'evaluate', place, *_checkpoint(which)])}")
     next_is("rayrec", "export", place, _free(run.name), *_checkpoint(which))
 
 
 def after_evaluation(run: Path, checkpoint: str) -> None:
     """Export the checkpoint that was scored."""
     next_is("rayrec", "export", _short(run), _free(run.name), *_checkpoint(checkpoint))
+
+
+def _say(text: str) -> None:
+    """A console that is gone (a closed pipe, a full disk) does not make a finished command a failed one."""
+    with suppress(OSError):
+        typer.echo(text)
 
 
 def _checkpoint(which: str) -> list[str]:

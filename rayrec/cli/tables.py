@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,3 +52,18 @@ def _label_line(found: Inspection) -> list[str]:
     rule = " and ".join(f"{key} {value!r}" for key, value in label.schema.items() if key != "column")
     which = f"{label.column}{rule and f', {rule}'} ({label.why})"
     return [f"label: {which}; {label.positives.mean():.1%} of {len(label.positives):,} rows have 1"]
+
+
+def show_importance(parts: Sequence[Mapping[str, Any]]) -> None:
+    """Permutation importance, the most important part first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from rayrec.train.driver.terminal import plain
+
+    table = Table(title="permuted, it changes", title_justify="left")
+    for head in ("part", "kind", "NE", "AUC"):
+        table.add_column(head, justify="right" if head in ("NE", "AUC") else "left", no_wrap=head == "part")
+    for part in parts:
+        table.add_row(plain(part["name"]), part["kind"], f"{part['ne']:+.4f}", f"{-part['auc']:+.4f}")
+    show(table, Console())

@@ -61,6 +61,5 @@ def _number(feature: DenseFeature) -> float | list[float]:
 
 
 def _id(feature: SparseFeature, export: Path) -> str | int:
-    if isinstance(feature.mapping, Vocabulary):
-        return first_id(str(export / feature.mapping.path))
-    return 0 if feature.default is None else feature.default
+    known = first_id(str(export / feature.mapping.path)) if isinstance(feature.mapping, Vocabulary) else None
+    return next((one for one in (known, feature.default) if one is not None), 0)

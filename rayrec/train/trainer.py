@@ -70,7 +70,7 @@ class Result:
 
     @classmethod
     def from_dict(cls, folder: Path, raw: Mapping[str, Any]) -> Result:
-        return cls(folder=folder, **raw)
+        return cls(folder=folder, **{**raw, "warnings": tuple(raw.get("warnings", ()))})
 
 
 class Trainer:

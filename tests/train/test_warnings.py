@@ -81,6 +81,7 @@ def test_warnings_go_to_the_console_the_result_and_the_report(tmp_path: Path) ->
     for warning in result.warnings:
         assert f"warning: {warning}" in text and f"Warning: {warning[:40]}" in report
     assert text.count(one_step) == 2, "at the start and at the end"
+    assert Result.from_dict(result.folder, raw) == result
     del raw["warnings"]
     assert Result.from_dict(result.folder, raw).warnings == (), "of a run of an older version"
 

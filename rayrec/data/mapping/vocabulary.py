@@ -95,15 +95,11 @@ def vocabulary_checksum(path: str, size: int) -> str:
     return digest.hexdigest()
 
 
-def first_id(path: str) -> str | int:
-    """The first id of a vocabulary, in its own type.
-
-    Raises:
-        DataError: as `load_vocabulary`, or there is no id.
-    """
+def first_id(path: str) -> str | int | None:
+    """The first id of a vocabulary, in its own type; None of an empty one. Raises as `load_vocabulary`."""
     source = _Source.of(path)
     if not source.size:
-        raise DataError("the vocabulary is empty", file=path, fix="write some ids into it")
+        return None
     return source.id_at(0) if source.text else int(source.id_at(0))
 
 
