@@ -116,7 +116,7 @@ def _divided(paths: Sequence[str], time: str | None, folder: Path, *, copy: bool
     found = Partitioned.of(find_files(paths))
     cut = None if time is None else last_by_time(found, time, SHARE)
     if cut is not None and time is not None:
-        tell(f"evaluation: the last tenth by {time!r}, from {cut} on")
+        tell(f"evaluation: the last rows by {time!r}, from {cut} on")
         if not copy:
             given = list(paths) if len(paths) > 1 else paths[0]
             return {
@@ -145,7 +145,7 @@ def _model(rows: int, dim: int, num_dense: int) -> dict[str, Any]:
 def _training(rows: int, machine: Machine) -> dict[str, Any]:
     """Optimizers, trainer and storage for so many rows on such a machine."""
     workers = machine.gpus or (0 if rows < _MANY else max(1, min(machine.cores // 2, rows // (_MANY // 2))))
-    batch = max(workers, 1 << max(5, min(13, (rows // _STEPS).bit_length() - 1)))
+    batch = max(workers, 1 << max(3, min(13, (rows // _STEPS).bit_length() - 1)))
     return {
         "optimizers": {
             "dense": {"kind": "adam", "lr": 0.001},
