@@ -81,12 +81,12 @@ def _expand(path: str, suffixes: tuple[str, ...]) -> list[Found]:
 def _none_of(place: Location, suffixes: tuple[str, ...]) -> DataError:
     """The error of a folder without files of the wanted kind."""
     there = [f.path for f in _visible(_below(place, place.path), place.path)]
-    if not there:
-        return DataError("the folder is empty", file=place.uri, fix="check the path")
-    others = [path for path in there if format_of(path)]
-    first, *more = (path[len(place.path) :].strip("/") for path in others or there)
     plain = [suffix for suffix in suffixes if suffix.count(".") == 1]
     wanted = "Parquet file (*.parquet)" if suffixes == PARQUET else f"file that can be read (*{', *'.join(plain)})"
+    if not there:
+        return DataError(f"the folder is empty: it holds no {wanted}", file=place.uri, fix="check the path")
+    others = [path for path in there if format_of(path)]
+    first, *more = (path[len(place.path) :].strip("/") for path in others or there)
     seen = f"it has {first}{f' and {len(more):,} more' if more else ''}"
     fix = how_to_convert(place.uri) if others and suffixes == PARQUET else "check the path"
     return DataError(f"the folder holds no {wanted}; {seen}", file=place.uri, fix=fix)
