@@ -10,6 +10,8 @@ import typer
 from rayrec.cli.checkpoint import app as checkpoint
 from rayrec.cli.data import app as data
 from rayrec.cli.export import export
+from rayrec.cli.init import init
+from rayrec.cli.next_steps import after_evaluation, after_training
 from rayrec.cli.options import WhichCheckpoint
 from rayrec.cli.predict import predict
 from rayrec.cli.runs import app as runs
@@ -28,6 +30,7 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(runs, name="runs")
 app.add_typer(checkpoint, name="checkpoint")
+app.command()(init)
 app.command()(export)
 app.command()(predict)
 app.command()(serve)
@@ -66,7 +69,9 @@ def train(
     with begun_for(config, given):
         with quick_imports():
             from rayrec.train import Trainer, load_config
-        Trainer(load_config(config, given), fresh=fresh, root=root, allow_code=allow_code).fit()
+        trainer = Trainer(load_config(config, given), fresh=fresh, root=root, allow_code=allow_code)
+        trainer.fit()
+    after_training(trainer.folder.path, trainer.config)
 
 
 @app.command()
@@ -80,11 +85,21 @@ def evaluate(
         bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
     ] = False,
     checkpoint: WhichCheckpoint = "newest",
+    importance: Annotated[
+        bool,
+        typer.Option("--importance", help="Also measure permutation importance, by table and by number."),
+    ] = False,
 ) -> None:
     """Score a checkpoint of a run; writes evaluation.json there."""
     from rayrec.train.evaluate_run import evaluate_run
 
     evaluate_run(run_dir, data, workers, allow_code=allow_code, checkpoint=checkpoint)
+    if importance:
+        from rayrec.cli.tables import show_importance
+        from rayrec.train.importance import importance_of_run
+
+        show_importance(importance_of_run(run_dir, data, allow_code=allow_code, checkpoint=checkpoint))
+    after_evaluation(run_dir, checkpoint)
 
 
 @app.command()

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rayrec.cli.options import Label
 from rayrec.cli.writing import writing
 
 if TYPE_CHECKING:
     from rayrec.data.tools.check import CheckReport
-    from rayrec.data.tools.inspect import Inspection
 
 app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
 
@@ -24,6 +24,7 @@ def inspect(
     filters: Annotated[
         str, typer.Option(help="Only rows that pass, as data.train.filters: '[[day, \">=\", 2024-01-01]]'.")
     ] = "[]",
+    label: Label = None,
     vocabularies: Annotated[
         Path | None,
         typer.Option("--write-vocabularies", metavar="DIR", help="Write a vocabulary for each column of few ids."),
@@ -32,11 +33,12 @@ def inspect(
     """Read a data set and propose its schema and table sizes, as YAML for a train config."""
     import yaml
 
+    from rayrec.cli.tables import show_columns
     from rayrec.data.tools.inspect import inspect as look
     from rayrec.train.config.file import parse_yaml
 
-    found = look(paths, rows, parse_yaml(filters))
-    _print_columns(found)
+    found = look(paths, rows, parse_yaml(filters), label)
+    show_columns(found, to_stderr=True)
     typer.echo(
         yaml.safe_dump(found.proposal(vocabularies=vocabularies), sort_keys=False, default_flow_style=None, width=120)
     )
@@ -50,6 +52,10 @@ def convert(
         list[str] | None, typer.Option("--type", metavar="COLUMN=TYPE", help="E.g. user=string; may be repeated.")
     ] = None,
     rows_per_file: Annotated[int, typer.Option(help="Rows of a Parquet file, at most.", min=1)] = 4 << 20,
+    header: Annotated[
+        bool | None,
+        typer.Option(help="Whether CSV files begin with the names of their columns; default: by their first lines."),
+    ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Convert the files side by side, one Ray task each.")] = False,
 ) -> None:
     """Make Parquet, which training reads, of other formats; a stream each, so that files may be of any size."""
@@ -63,8 +69,8 @@ def convert(
             raise typer.BadParameter(f"write --type {column or kind} as COLUMN=TYPE, e.g. --type user=string")
     files = rows = 0
     layout = Layout(rows_per_file=rows_per_file)
-    for done in run_convert(sources, out, types={c: k for c, _, k in pairs}, layout=layout, on_ray=ray):
-        typer.echo(f"{visible(done.source)}: {done.rows:,} rows")
+    for done in run_convert(sources, out, types={c: k for c, _, k in pairs}, layout=layout, header=header, on_ray=ray):
+        typer.echo(f"{visible(done.source)}: {done.rows:,} rows{done.note and f'; {done.note}'}")
         files, rows = files + len(done.files), rows + done.rows
     typer.echo(f"{rows:,} rows in {files:,} Parquet files, in {out}")
 
@@ -136,28 +142,11 @@ def check(
         raise typer.Exit(1)
 
 
-def _print_columns(found: Inspection) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from rayrec.train.driver.terminal import plain
-
-    table = Table(title=f"{found.rows:,} rows in {found.files} files, {found.looked_at:,} looked at")
-    for head in ("column", "type", "taken for", "nulls", "different ids", "range", "note"):
-        table.add_column(head, no_wrap=head == "taken for", overflow="fold" if head == "column" else "ellipsis")
-    for c in found.columns:
-        ids = f"{c.distinct:,}" if c.role.startswith(("id", "weighted")) else ""
-        if ids and c.ids_estimate > c.distinct:
-            ids += f", about {c.ids_estimate:,} in all"
-        span = "" if c.low is None or c.high is None else f"{c.low:.4g} … {c.high:.4g}"
-        table.add_row(*(plain(cell) for cell in (c.name, c.kind, c.role, f"{c.nulls:,}", ids, span, c.note)))
-    Console(stderr=True).print(table)
-
-
 def _print_check(report: CheckReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from rayrec.cli.tables import show
     from rayrec.train.driver.terminal import plain
 
     console = Console()
@@ -168,7 +157,9 @@ def _print_check(report: CheckReport) -> None:
         console.print(plain(f"    {sample}"))
     table = Table()
     for head in ("feature", "ids", "nulls", "different ids", "table rows", "rows used", "collisions"):
-        table.add_column(head, justify="left" if head == "feature" else "right")
+        table.add_column(
+            head, justify="left" if head == "feature" else "right", overflow="fold", no_wrap=head == "feature"
+        )
     for f in report.features:
         different = "many" if f.distinct_ids is None else f"{f.distinct_ids:,}"
         collisions = "?" if f.collisions is None else f"{f.collisions:,}"
@@ -176,4 +167,4 @@ def _print_check(report: CheckReport) -> None:
         table.add_row(
             plain(f.name), *(f"{n:,}" for n in counts), different, f"{f.table_rows:,}", f"{f.used_rows:,}", collisions
         )
-    console.print(table)
+    show(table, console)

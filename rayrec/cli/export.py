@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rayrec.cli.next_steps import next_is
 from rayrec.cli.options import WhichCheckpoint
 
 FORMATS = "fp32, fp16, int8, int4, or AUTO: each table's is chosen by the loss of quality that was measured for it."
@@ -48,3 +49,4 @@ def export(
     )
     for problem in parity.problems:
         typer.echo(f"outside its limits: {problem}")
+    next_is("rayrec", "serve", str(out))

@@ -1,4 +1,4 @@
-"""What several commands have in common: the checkpoint of a run that is read."""
+"""Options that several commands have."""
 
 from __future__ import annotations
 
@@ -11,5 +11,14 @@ WhichCheckpoint = Annotated[
     typer.Option(
         metavar="newest|best|STEP",
         help="Which checkpoint of the run: the newest, the best by storage.keep_best, or that of a step.",
+    ),
+]
+
+Label = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN[=VALUE]|COLUMN>=NUMBER",
+        help="What is predicted: a column of 0 and 1, a value that counts as 1, or the numbers that do. "
+        "Default: a column that looks like it.",
     ),
 ]

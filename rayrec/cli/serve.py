@@ -27,8 +27,10 @@ def serve(
     watch: Annotated[float, typer.Option(min=0, help="Seconds between two looks for newer versions; 0: never.")] = 5.0,
 ) -> None:
     """Serve exported models: POST /score, GET /schema, /healthz, /metrics. Needs rayrec[serve]."""
+    from rayrec.serve.example import request
     from rayrec.serve.on_ray import LOOPBACK, Settings, read_token, start, stop
     from rayrec.serve.service import ModelSpec
+    from rayrec.serve.versions import newest
 
     if host not in LOOPBACK and token_file is None:
         raise ValueError(f"--host {host} lets others in: give --token-file, or keep to 127.0.0.1")
@@ -44,6 +46,7 @@ def serve(
     )
     address = start(settings)
     typer.echo(f"serving {', '.join(sorted({spec.name for spec in settings.models}))} at {address} (Ctrl-C ends it)")
+    typer.echo(f"next: {request(newest(settings.models[0].path), address, token_file)}")
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())

@@ -5,6 +5,8 @@ What is wrong with which input is decided where the input is read.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -75,3 +77,10 @@ class FileChanged(DataError):
 
 def _rebuilt(kind: type[DataError], parts: dict[str, Any]) -> DataError:
     return kind(parts.pop("problem"), **parts)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing when no known name is close; upper and lower case are alike."""
+    lower = {other.lower(): other for other in known}
+    close = get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    return f"; did you mean {lower[close[0]]!r}?" if close else ""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rayrec.data.errors import suggestion
 from rayrec.data.mapping.mapping import rows_of_tables
 from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
@@ -28,7 +29,6 @@ from rayrec.models import MODELS
 from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
 from rayrec.optim import GradientClipping, GradientClippingOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from rayrec.train.config import ConstraintConfig, TrainConfig
-from rayrec.train.config.checks import suggestion
 from rayrec.train.config.file import text_of
 from rayrec.train.errors import TrainError
 

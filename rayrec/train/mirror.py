@@ -20,6 +20,7 @@ FILES = (
     "result.json",
     "report.html",
     "evaluation.json",
+    "importance.json",
     "exports.jsonl",
 )
 

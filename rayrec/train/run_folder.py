@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from rayrec.checkpoint import Checkpoint, CheckpointStore
+from rayrec.train.config.difference import differing, same
 from rayrec.train.errors import StorageError
 
 # Changing one of these makes another model or another order of rows: a checkpoint cannot be continued with it.
@@ -29,7 +30,7 @@ FIXED_FIELDS = (
     "data.negative_rate",
 )
 
-
+MOST_CHANGES = 5  # of one field, that an error shows
 REMOTE = ".storage"
 
 
@@ -237,11 +238,13 @@ def refuse_other_config(folder: RunFolder, earlier: Mapping[str, Any], config: M
     Raises:
         StorageError: names the fields that differ, and the ways out.
     """
-    differing = [field for field in FIXED_FIELDS if _at(earlier, field) != _at(config, field)]
-    if differing:
-        what = "; ".join(
-            f"{field}: {_short(_at(earlier, field))} → {_short(_at(config, field))}" for field in differing
-        )
+    others = {
+        field: (_at(earlier, field), _at(config, field))
+        for field in FIXED_FIELDS
+        if not same(_at(earlier, field), _at(config, field))
+    }
+    if others:
+        what = "; ".join(change for field, values in others.items() for change in _changes(field, *values))
         raise StorageError(
             f"run folder {folder.path} holds checkpoints of a run with another config ({what}); take another --name, "
             f"go back to that config, or start over with --fresh (the earlier run is set aside, not deleted)"
@@ -253,6 +256,18 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
     for key in path.split("."):
         node = node.get(key) if isinstance(node, Mapping) else None
     return node
+
+
+def _changes(field: str, before: Any, now: Any) -> list[str]:
+    """What differs inside a field, a text for each of the first fields below it."""
+    found = differing([before, now])
+    shown = [
+        f"{'.'.join(filter(None, (field, below)))}: {_short(was)} → {_short(given)}"
+        for below, (was, given) in found.items()
+        if was is not None or given is not None
+    ]
+    more = [f"{field}: {len(shown) - MOST_CHANGES} more fields"] if len(shown) > MOST_CHANGES else []
+    return [*shown[:MOST_CHANGES], *more] or [f"{field}: the same items in another order"]
 
 
 def _short(value: Any) -> str:

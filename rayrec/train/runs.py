@@ -57,7 +57,7 @@ def list_table(runs: Sequence[RunRecord]) -> Table:
 def compare_table(runs: Sequence[RunRecord]) -> Table:
     """A column a run: last figures, and the config fields that differ."""
     table = Table()
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for run in runs:
         table.add_column(run.name, justify="right")
     scores = [last_figures(run) for run in runs]

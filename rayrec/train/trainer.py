@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rayrec.container import cpus
 from rayrec.data import DataSet, FooterIndex, FooterReading, Manifest, Mix, Shuffle, manifest_of
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.source.periods import Periods, count_periods
 from rayrec.data.storage.retries import Patience
-from rayrec.train import build
+from rayrec.train import build, warnings
 from rayrec.train.config import TrainConfig
 from rayrec.train.driver.cluster import connected
 from rayrec.train.driver.console import Display
@@ -43,6 +45,7 @@ class Result:
         checkpoint: folder of the last checkpoint.
         recoveries: how often a lost worker group was replaced in the launch that finished the run.
         ended: why the run ended before its last epoch, if it did.
+        warnings: what is odd though nothing failed, a line each.
     """
 
     folder: Path
@@ -55,18 +58,19 @@ class Result:
     checkpoint: str | None
     recoveries: int = 0
     ended: str | None = None
+    warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """What `result.json` holds."""
         names = (
             "eval", "train", "world_size", "epochs", "steps", "samples_per_second", "checkpoint", "recoveries",
-            "ended",
+            "ended", "warnings",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_dict(cls, folder: Path, raw: Mapping[str, Any]) -> Result:
-        return cls(folder=folder, **raw)
+        return cls(folder=folder, **{**raw, "warnings": tuple(raw.get("warnings", ()))})
 
 
 class Trainer:
@@ -99,6 +103,7 @@ class Trainer:
         self.display = display or Display()
         self.folder = RunFolder.at(self.config.storage.path, self.config.name)
         self.mirror = Mirror(self.folder)
+        self._warnings: list[str] = []
 
     def fit(self) -> Result:
         """Train to the last epoch, evaluate, report.
@@ -134,7 +139,8 @@ class Trainer:
             self._report_failure(error, recorder)
             raise self._with_advice(error) from error.__cause__
         recorder.close()
-        result = Result(folder=self.folder.path, **outcome, recoveries=recorder.recoveries)
+        told = tuple(dict.fromkeys([*warnings.at_end(self.config, outcome), *self._warnings]))
+        result = Result(folder=self.folder.path, **outcome, recoveries=recorder.recoveries, warnings=told)
         write_json(self.folder.result, result.to_dict())
         with reporting_errors(self.display, self.folder.report):
             write_report(self.folder.path)
@@ -189,11 +195,21 @@ class Trainer:
 
     def _report_data(self, train: Manifest | Mix, evaluation: Manifest | None) -> None:
         parts = [f"training on {train.rows:,} rows in {train.num_files:,} files"]
+        if any(part.filters for part in train.parts):
+            parts[0] += " (before filters)"
         if self.config.data.negative_rate < 1:
             parts[0] += f" (negatives at a rate of {self.config.data.negative_rate:g})"
         if evaluation is not None:
             parts.append(f"evaluation on {evaluation.rows:,} rows in {evaluation.num_files:,} files")
+            parts[-1] += " (before filters)" if evaluation.filters else ""
         self.display.say(f"run {self.config.name}: {', '.join(parts)}")
+        local = not os.environ.get("RAY_ADDRESS")
+        self._warnings = warnings.at_start(self.config, train.rows, cpus() if local else None)
+        self._warn(self._warnings)
+
+    def _warn(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            self.display.say(f"warning: {text}", style="yellow")
 
     def _count_epochs(self) -> None:
         """Progressive training has as many epochs as there are periods but the last."""
@@ -223,6 +239,10 @@ class Trainer:
         earlier = self.folder.read_config()
         if earlier is not None and newest_checkpoint(self.folder) is not None:
             refuse_other_config(self.folder, earlier, self.config.to_dict())
+            before, now = earlier["trainer"]["batch_size"], self.config.trainer.batch_size
+            if before != now:
+                text = f"goes on with {now:,} rows a step instead of {before:,}; schedules count the new steps"
+                self.display.say(text, style="yellow")
 
     def _set_aside(self) -> None:
         if self.folder.path.exists():
@@ -263,6 +283,7 @@ class Trainer:
             "TensorBoard": f"tensorboard --logdir {folder.tensorboard}",
         }
         self.display.summary(result.to_dict(), {name: str(place) for name, place in places.items()})
+        self._warn(result.warnings)
 
 
 __all__ = ["Result", "StorageError", "TrainError", "Trainer"]

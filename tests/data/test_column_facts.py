@@ -27,7 +27,8 @@ def test_ids() -> None:
     assert ids.table_rows == 16  # the least
     assert replace(ids, values_seen=None) == ids  # the looked-at ids are no part of what is told
     near = facts("user_id", [7, 7, 9, 23])
-    assert near.dense_range and near.table_rows == 24
+    assert near.dense_range and near.table_rows == 24 + 8  # room for later ids
+    assert replace(near, high=99, ids_estimate=50).table_rows == 100 + 24
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,7 @@ def test_numbers() -> None:
     assert not facts("x", [0.0] * 20 + [99.0]).log  # not above 100
     assert not facts("x", [-1.0] * 20 + [1000.0]).log  # below 0
     assert not facts("x", [0.0, 600.0, 1000.0]).log  # not far above the others
+    assert not facts("x", np.random.default_rng(0).normal(500, 100, 5000)).log  # a bell, and some lie far out
     assert facts("x", [2.0, 2.0]).role == "unused"
     large = facts("x", [2**62 + 3**10 * (17 * number % 101) for number in range(101)])  # not exact as float64
     assert large.role == "dense" and large.mean == pytest.approx(2**62)
@@ -99,7 +101,7 @@ def test_few_different_integers_are_ids_and_many_are_numbers() -> None:
     shuffled = [17 * n % 101 for n in range(101)]
     assert facts("x", [n % 63 for n in shuffled]).role == "id"
     assert facts("x", [n % 64 for n in shuffled]).role == "dense"
-    assert facts("x_code", [n % 64 for n in shuffled]).role == "id"
+    assert facts("x_code", [n % 64 for n in shuffled]).role == facts("Movie", shuffled).role == "id"
 
 
 def test_smallest_and_largest_of_all_rows_by_the_files() -> None:
@@ -118,7 +120,7 @@ def test_the_proposal_in_full() -> None:
         facts("at_ts", [1, 2, 3]),
         facts("ts", [1_700_000_000_000, 1_700_000_000_002, 1_700_000_000_009]),
     ]
-    assert propose(columns, dim=8) == {
+    assert propose(columns, {"column": "click"}, dim=8) == {
         "schema": {
             "label": {"column": "click"},
             "timestamp": {"column": "ts", "unit": "ms"},
@@ -127,7 +129,10 @@ def test_the_proposal_in_full() -> None:
                 {
                     "name": "price",
                     "default": 0.0,
-                    "transforms": [{"kind": "standardize", "mean": 1.0, "std": 0.5}],
+                    "transforms": [
+                        {"kind": "standardize", "mean": 1.0, "std": 0.5},
+                        {"kind": "clip", "lowest": -5.0, "highest": 5.0},
+                    ],
                 }
             ],
             "sparse": [
@@ -137,9 +142,9 @@ def test_the_proposal_in_full() -> None:
             ],
         },
         "tables": [
-            {"name": "user_id", "rows": 4, "dim": 8, "features": ["user_id"]},
+            {"name": "user_id", "rows": 12, "dim": 8, "features": ["user_id"]},
             {"name": "city", "rows": 16, "dim": 8, "features": ["city"]},
-            {"name": "at_ts", "rows": 4, "dim": 8, "features": ["at_ts"]},
+            {"name": "at_ts", "rows": 12, "dim": 8, "features": ["at_ts"]},
         ],
     }
 

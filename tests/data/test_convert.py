@@ -16,8 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from rayrec.cli import run
 from rayrec.cli.app import app
 from rayrec.data import DataError, DataSet, Manifest, Schema
+from rayrec.data.storage.files import find_files
 from rayrec.data.tools import text_files
 from rayrec.data.tools.convert import convert
 from rayrec.data.tools.parquet_parts import Layout, write_parts
@@ -93,7 +95,7 @@ def test_files_agree_on_types_and_partitions_stay(tmp_path: Path, running_ray: N
     [
         ("x.csv", csv(ROWS).replace(b"u7,", b"u7,9,"), 9, "Expected 3 columns, got 4"),
         ("x.csv", csv(ROWS * 40) + b"x,u,1\n", 10_002, "line 10002: .*invalid value 'x'"),
-        ("x.csv", b"", None, "Empty CSV file"),
+        ("x.csv", b"", None, "the file is empty"),
         (
             "x.jsonl",
             jsonl(ROWS).replace(b'{"label": 1, "user": "u7"', b'{"label": 1, "user": 7'),
@@ -160,12 +162,25 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     assert most < 4 << 20 and peak < 4 << 20, "all rows are 16 MB"
 
 
+def test_a_folder_without_data_says_what_it_has(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the folder is empty"):
+        find_files(str(tmp_path))
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("x")
+    with pytest.raises(
+        DataError, match=r"holds no Parquet file \(\*.parquet\); it has [ab].txt and 1 more .* fix: check the path"
+    ):
+        find_files(str(tmp_path))
+    with pytest.raises(DataError, match=r"no file that can be read \(\*.csv, \*.tsv, .*\); it has [ab].txt and 1 more"):
+        list(convert(str(tmp_path), tmp_path / "out"))
+
+
 def test_training_says_what_to_do_with_other_formats(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"x.csv is CSV, and Parquet .* rayrec data convert x.csv FOLDER"):
         DataSet.model_validate("x.csv")
     (tmp_path / "x.jsonl").write_bytes(jsonl(ROWS))
     schema = Schema.model_validate({"sparse": [{"name": "user", "mapping": {"kind": "hash"}}]})
-    with pytest.raises(DataError, match=r"no Parquet file .*, but JSON lines .* rayrec data convert"):
+    with pytest.raises(DataError, match=r"no Parquet file .*; it has x.jsonl .* rayrec data convert"):
         Manifest.read(str(tmp_path), schema)
     with pytest.raises(DataError, match=r"not readable as Parquet: .* rayrec data convert"):
         Manifest.read(str(tmp_path / "x.jsonl"), schema)
@@ -224,3 +239,66 @@ def test_the_first_line_may_be_the_wrong_one(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1: ") as caught:
         text_files.JsonLines().schema(str(tmp_path / "x.jsonl"))
     assert caught.value.row == 1
+
+
+CENSUS = b"38, Private, 6, - 50000.\n44, NULL, 37, 50000+.\n2, Not in universe, , - 50000.\n"
+
+
+def test_a_file_without_a_header_gets_names_and_loses_its_padding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(CENSUS))
+    assert run(["data", "convert", str(tmp_path / "x.csv.gz"), str(tmp_path / "out")]) == 0
+    assert "3 rows; no header line: columns are named c0 to c3" in capsys.readouterr().out
+    assert [tuple(row.values()) for row in read(tmp_path / "out")] == [
+        (38, "Private", 6, "- 50000."), (44, None, 37, "50000+."), (2, "Not in universe", None, "- 50000."),
+    ]  # fmt: skip
+    (tmp_path / "x.csv").write_bytes(CENSUS * 9 + b"x,,,\n")
+    with pytest.raises(DataError, match=r"line 28: .*invalid value 'x'"):
+        list(convert(str(tmp_path / "x.csv"), tmp_path / "other", types={"c0": "int64"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "header"),
+    [
+        (b"a,b\n1,2\n", True),
+        (b"1,2\n3,4\n", False),
+        (b"x,2024-01-31\n", False),
+        (b"a,b\n", True),
+        (b"red,big\nred,small\n", False),
+        (b"red,big\nblue,small\n", True),  # nothing shows it
+        (b"\xef\xbb\xbfname,n\nx,1\n", True),
+        (b",n\n0,1\n", True),  # pandas' index has no name
+        (b"2nd,size\na,1\n", True),
+        (b'"a","b,c"\n1,2\n', True),
+    ],
+)
+def test_whether_a_first_line_holds_names(tmp_path: Path, text: bytes, header: bool) -> None:
+    (tmp_path / "x.csv").write_bytes(text)
+    assert text_files.Csv().look(str(tmp_path / "x.csv")).header is header
+    forced = text_files.Csv(header=not header).look(str(tmp_path / "x.csv"))
+    assert forced.header is not header and len(forced.columns) == 2
+
+
+def test_only_columns_that_are_padded_throughout_lose_their_spaces(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(b"a,b,n\n x, y, 1\nz, y,2\n")
+    list(convert(str(tmp_path / "x.csv"), tmp_path / "out"))
+    assert [tuple(row.values()) for row in read(tmp_path / "out")] == [(" x", "y", 1), ("z", "y", 2)]
+
+
+def test_files_with_and_without_a_header_are_not_mixed(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"user,n\nx,1\n")
+    (tmp_path / "b.csv").write_bytes(b"y,2\n")
+    with pytest.raises(DataError, match=r"seems to be data, but that of .*a.csv names columns.*--no-header") as caught:
+        list(convert(str(tmp_path), tmp_path / "out"))
+    assert caught.value.file == str(tmp_path / "b.csv")
+    assert [done.rows for done in convert(str(tmp_path), tmp_path / "out", header=False, types={"c1": "string"})] == [
+        2,
+        1,
+    ]
+
+
+def test_a_first_line_longer_than_the_look_is_read_as_names(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(b"a" * (1 << 19) + b",b\n1,2\n")
+    list(convert(str(tmp_path / "x.csv"), tmp_path / "out"))
+    assert [tuple(row.values()) for row in read(tmp_path / "out")] == [(1, 2)]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import BadRows, DataError, Manifest, Schema, to_batch
+from rayrec.data import BadRows, DataError, Manifest, Mapping, Schema, to_batch
 from rayrec.data.tools.check import check
 from rayrec.data.tools.check_page import check_page
 from rayrec.data.tools.column_facts import time_unit
@@ -31,7 +31,7 @@ def test_the_proposed_schema_reads_the_data(tmp_path: Path) -> None:
     proposal = found.proposal()
     schema = Schema.model_validate(proposal["schema"])
     rows_of = {t["name"]: t["rows"] for t in proposal["tables"]}
-    assert rows_of == {"user_id": USERS, "genres": GENRES, "city": 128}
+    assert rows_of == {"user_id": USERS + 9, "genres": GENRES + 8, "city": 128}  # room for later ids
     data = pq.ParquetDataset(str(tmp_path)).read()
     assert to_batch(data, schema, rows_of).rows == 700
     assert not check(Manifest.read(str(tmp_path), schema), schema, rows_of).bad_rows
@@ -109,7 +109,7 @@ def test_logs_that_pandas_wrote_as_csv(tmp_path: Path) -> None:
     assert [feature.name for feature in schema.dense] == ["affinity", "spent"]
     assert batch.dense.mean(0).tolist() == pytest.approx([0, 0], abs=1e-4)
     assert batch.dense.std(0).tolist() == pytest.approx([1, 1], abs=1e-2)
-    assert [t.kind for t in schema.dense[1].transforms] == ["clip", "log1p", "standardize"]
+    assert [t.kind for t in schema.dense[1].transforms] == ["clip", "log1p", "standardize", "clip"]
 
 
 def test_ids_are_rows_only_where_all_of_them_are_known_to_fit(tmp_path: Path) -> None:
@@ -119,10 +119,57 @@ def test_ids_are_rows_only_where_all_of_them_are_known_to_fit(tmp_path: Path) ->
     rows = pa.table({"item_id": ids, "label": np.arange(2000) % 2})
     pq.write_table(rows, tmp_path / "data" / "x.parquet")
     schema, rows_of = proposed(tmp_path / "data", sample_rows=500)
-    assert schema.sparse[0].mapping.kind == "identity" and rows_of == {"item_id": 251}
+    assert schema.sparse[0].mapping.kind == "identity" and rows_of == {"item_id": 251 + 62}
     pq.write_table(rows, tmp_path / "data" / "x.parquet", write_statistics=False)
     schema, rows_of = proposed(tmp_path / "data", sample_rows=500)
     assert schema.sparse[0].mapping.kind == "vocabulary" and rows_of["item_id"] < 102
+
+
+def test_ids_that_were_all_seen_have_rows_of_their_own_and_later_ones_share_one(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    ids = np.arange(2000) * 7 % 100
+    pq.write_table(pa.table({"item_id": ids, "label": np.arange(2000) % 2}), tmp_path / "data" / "x.parquet")
+    schema, rows_of = proposed(tmp_path / "data")
+    assert schema.sparse[0].mapping.kind == "vocabulary" and rows_of == {"item_id": 101}
+    later = Mapping(schema, rows_of, labels=False).to_batch({"item_id": [0, 99, 100, 10**12]})
+    assert later.sparse["item_id"].values().tolist() == [1, 100, 0, 0]
+
+
+def test_a_column_of_nearly_one_value_stays_within_a_few_deviations(tmp_path: Path) -> None:
+    gains = np.where(np.arange(20_000) % 5000 == 4999, -99_999.0, 0.5)
+    gains[7] = 0.25
+    pq.write_table(pa.table({"gain": gains, "label": np.arange(20_000) % 2}), tmp_path / "x.parquet")
+    schema = Schema.model_validate(inspect(str(tmp_path)).proposal()["schema"])
+    dense = to_batch(pq.read_table(tmp_path / "x.parquet"), schema, {}).dense
+    assert dense.min() == -5.0 and abs(dense).max() == 5.0
+
+
+def test_texts_that_do_not_come_twice_are_no_ids(tmp_path: Path) -> None:
+    columns = {"key": [f"k{n}" for n in range(200)], "city": ["a", "b"] * 100, "label": [0, 1, 1, 0] * 50}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    found = inspect(str(tmp_path))
+    assert [c.role for c in found.columns] == ["unused", "id", "label"]
+    assert "a key, or free text?" in found.columns[0].note
+
+
+def test_the_label_is_what_the_user_says(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    income = np.array(["- 50000.", "50000+."])[(rng.random(400) < 0.1).astype(int)]
+    columns = {"income": income, "told": income == "50000+.", "age": rng.integers(18, 90, 400)}
+    columns["sex"] = np.array(["f", "m"] * 200)
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    found = inspect(str(tmp_path), label="income")
+    proposal = found.proposal()["schema"]
+    assert proposal["label"] == {"column": "income", "positive": "50000+.", "negative": "- 50000."}
+    assert [c.role for c in found.columns] == ["label", "unused", "dense", "id"]
+    assert "tells 'income' by itself" in found.columns[1].note
+    other = inspect(str(tmp_path))
+    assert other.label is not None and other.label.column == "told"
+    assert "the only column of 0 and 1 only" in other.columns[1].note
+    assert other.columns[0].role == "unused", "it tells the label"
+    pq.write_table(pa.table(columns).drop_columns("told"), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=r"here perhaps --label 'sex=m', --label 'income=50000\+.', --label 'age>=5"):
+        inspect(str(tmp_path)).proposal()
 
 
 def test_groups_are_proposed(tmp_path: Path) -> None:

@@ -121,6 +121,9 @@ def test_a_column_that_is_missing_or_changes_type(tmp_path: Path) -> None:
     pq.write_table(table(10).drop_columns("city"), tmp_path / "x.parquet")
     with pytest.raises(DataError, match="column 'city' is missing; the file has row, label"):
         Manifest.read(str(tmp_path), SCHEMA)
+    pq.write_table(table(10).rename_columns({"city": "City"}), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=r"the file has row, .*; did you mean 'City'\?"):
+        Manifest.read(str(tmp_path), SCHEMA)
 
 
 STRINGS = pa.array(["a", "b"])

@@ -57,6 +57,7 @@ def test_times_that_a_schema_can_read() -> None:
     assert (
         facts("x", [0, 90_000], pa.date32())[0] == "unused" and facts("x", [0, 80_000], pa.date32())[0] == "timestamp"
     )
+    assert facts("ts", [1_700_000_000 + second for second in range(50)])[0] == "timestamp", "an event a second"
     assert facts("ts", [1_700_000_000] * 3)[0] == "timestamp" and facts("ts", [5, 6, 7])[0] == "id"
 
 

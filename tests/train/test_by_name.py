@@ -44,7 +44,7 @@ NONE: dict[str, Any] = dict.fromkeys(("factory", "display", "data"))
     ("called", "wanted"),
     [
         (Trainer, {"factory": None, "fresh": False, "root": None, "display": None, "allow_code": False}),
-        (Result, {"recoveries": 0, "ended": None}),
+        (Result, {"recoveries": 0, "ended": None, "warnings": ()}),
         (Interrupted, {"signal": 2}),
         (evaluate_run, {**NONE, "num_workers": 0, "allow_code": False, "checkpoint": "newest"}),
         (export_run, {"wanted": None, "data": None, "factory": None, "allow_code": False, "checkpoint": "newest"}),

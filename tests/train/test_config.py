@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rayrec.train import ConfigError, TrainConfig, load_config
-from rayrec.train.config.file import apply_override, parse_config, read_yaml
+from rayrec.train.config.file import apply_override, parse_config, parse_yaml, read_yaml
 from rayrec.train.config.reference import config_reference
 from rayrec.train.paths import resolved
 from tests.train.small import RAW, raw_config
@@ -157,6 +157,9 @@ def test_the_last_layer_has_an_output_for_each_label() -> None:
 def test_negatives_of_a_mix_are_refused() -> None:
     text = problem("data.negative_rate=0.5", "data.train=[{path: a, weight: 3}, {path: b}]")
     assert "data.negative_rate: works with one data set" in text
+    assert "with `positive` or `at_least` set it to 1" in problem(
+        "data.negative_rate=0.5", "schema.label={column: y, at_least: 4}"
+    )
 
 
 def test_every_problem_is_told_at_once() -> None:
@@ -292,3 +295,12 @@ def test_the_reference_lists_the_models_own_arguments() -> None:
     assert "| `model.args.dense_arch` | list of integer | required |" in chapters["model.args of dlrm"]
     assert "cross_layers" not in chapters["model.args of dlrm"]
     assert "| `adam` | `beta1`, `beta2`, `eps` |" in chapters["optimizers.sparse by kind"]
+
+
+def test_an_error_of_yaml_shows_the_line_and_the_place() -> None:
+    with pytest.raises(ConfigError, match=r"mapping values are not allowed here, in line 2:\n  b: c: d\n      \^$"):
+        parse_yaml("a: 1\nb: c: d\n")
+    with pytest.raises(ConfigError, match=r"end of stream, in line 1:\n  a: 'x\n       \^$"):
+        parse_yaml("a: 'x\n")
+    with pytest.raises(ConfigError, match=r"in line 1:\n  …x{56} : \[}\n {63}\^$"):
+        parse_yaml("x" * 90 + " : [}")

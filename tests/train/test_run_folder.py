@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -65,11 +66,12 @@ def test_what_a_relaunch_may_change(tmp_path: Path, override: str) -> None:
 @pytest.mark.parametrize(
     ("override", "part"),
     [
-        ("tables.user.rows=41", "tables:"),
+        ("tables.user.rows=41", "tables.user.rows: 40 → 41)"),
         ("trainer.seed=1", "trainer.seed: 0 → 1"),
         ("optimizers.sparse.kind=sgd", 'optimizers.sparse.kind: "rowwise_adagrad" → "sgd"'),
-        ("model.args.over_arch=[8, 1]", "model:"),
-        ("schema.label.column=click", "schema:"),
+        ("model.args.over_arch=[8, 1]", "model.args.over_arch: [16, 1] → [8, 1])"),
+        ("schema.label.column=click", 'schema.label.column: "label" → "click")'),
+        ("schema.label.at_least=4", "schema.label.at_least: null → 4.0)"),
         ("optimizers.dense.kind=sgd", 'optimizers.dense.kind: "adam" → "sgd"'),
         ("data.negative_rate=0.5", "data.negative_rate: 1.0 → 0.5"),
     ],
@@ -83,6 +85,23 @@ def test_what_a_relaunch_may_not_change(tmp_path: Path, override: str, part: str
         refuse_other_config(folder, earlier, parse_config(apply_override(RAW, override)).to_dict())
     assert part in str(caught.value)
     assert "--fresh" in str(caught.value)
+
+
+def test_a_field_that_is_newer_than_the_run_is_no_difference_until_it_is_set(tmp_path: Path) -> None:
+    now = parse_config(RAW).to_dict()
+    earlier = json.loads(json.dumps(now))
+    del earlier["schema"]["label"]["positive"], earlier["schema"]["sparse"][0]["max_length"]
+    refuse_other_config(RunFolder(tmp_path), earlier, now)
+
+
+def test_of_many_differences_some_are_shown_and_another_order_is_named(tmp_path: Path) -> None:
+    now = parse_config(RAW).to_dict()
+    earlier = {**now, "tables": now["tables"][::-1]}
+    with pytest.raises(StorageError, match=r"\(tables: the same items in another order\)"):
+        refuse_other_config(RunFolder(tmp_path), earlier, now)
+    earlier = {**now, "schema": {**now["schema"], "sparse": now["schema"]["sparse"][:2]}}
+    with pytest.raises(StorageError, match=r'schema.sparse.tags.name: null → "tags"; .*; schema: \d more fields\)'):
+        refuse_other_config(RunFolder(tmp_path), earlier, now)
 
 
 def test_relative_paths_start_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.types as pat
 
-from rayrec.data.errors import DataError
+from rayrec.data.errors import DataError, suggestion
 from rayrec.data.mapping.arrow_types import is_list, is_text
 from rayrec.data.mapping.id_mappings import Vocabulary
-from rayrec.data.mapping.schema import DenseFeature, Schema, SparseFeature
+from rayrec.data.mapping.schema import DenseFeature, Schema, SparseFeature, Task
 from rayrec.data.mapping.vocabulary import load_vocabulary
 
 
@@ -53,9 +53,7 @@ def _check_present(columns: list[str], found: pa.Schema, file: str) -> None:
 
 def _check_targets(schema: Schema, found: pa.Schema, file: str) -> None:
     for task in schema.tasks:
-        label = found.field(task.column).type
-        if not _is_number(label) or pat.is_decimal(label):
-            raise _wrong("the label", "a number or boolean that is 0 or 1", label, file, task.column)
+        _check_label(task, found.field(task.column).type, file)
     if schema.sample_weight is not None:
         weight = found.field(schema.sample_weight.column).type
         if not _is_number(weight):
@@ -70,6 +68,22 @@ def _check_targets(schema: Schema, found: pa.Schema, file: str) -> None:
             raise _wrong("the timestamp", "a timestamp, a date or an integer", time, file, schema.timestamp.column)
 
 
+def _check_label(task: Task, found: pa.DataType, file: str) -> None:
+    if isinstance(task.positive, str):
+        fits, wanted = is_text(found), f"a string, as positive={task.positive!r} is"
+    elif task.positive is not None:
+        fits, wanted = _is_integer(found), f"an integer, as positive={task.positive} is"
+    elif task.at_least is not None:
+        fits, wanted = _is_number(found), f"a number, to be at least {task.at_least:g}"
+    else:
+        fits, wanted = _is_number(found) and not pat.is_decimal(found), "a number or boolean that is 0 or 1"
+    if not fits:
+        fix = f"say which value counts as 1: label: {{column: {task.column}, positive: VALUE}}"
+        if not is_text(found):
+            fix += ", or the number that is large enough: at_least: NUMBER"
+        raise _wrong("the label", wanted, found, file, task.column, fix=fix)
+
+
 def _check_features(schema: Schema, found: pa.Schema, file: str) -> None:
     for dense in schema.dense:
         _check_dense(dense, found.field(dense.column).type, file)
@@ -79,7 +93,7 @@ def _check_features(schema: Schema, found: pa.Schema, file: str) -> None:
 
 def column_missing(column: str, found: pa.Schema, file: str, fix: str) -> DataError:
     """The error of a file that lacks a column."""
-    problem = f"column {column!r} is missing; the file has {_shortened(found.names)}"
+    problem = f"column {column!r} is missing; the file has {_shortened(found.names)}{suggestion(column, found.names)}"
     return DataError(problem, file=file, column=column, fix=fix)
 
 

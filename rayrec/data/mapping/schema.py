@@ -12,22 +12,15 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from rayrec.data.mapping.id_mappings import Identity, IdMapping, Vocabulary
+from rayrec.data.mapping.label_rule import LabelKind, LabelRule
 from rayrec.data.mapping.transforms import ONCE_FIELDS, Transform
 from rayrec.data.strict import Strict
 
-LabelKind = Literal["binary", "number"]
 
-
-class Label(Strict):
-    """The column that is predicted.
-
-    Args:
-        kind: "binary": 0 or 1 (integers, floats or booleans), trained by cross-entropy; "number": any finite number (a
-            rating, minutes watched), trained by squared error; bring it to a scale of about 1.
-    """
+class Label(LabelRule):
+    """The column that is predicted."""
 
     column: str = "label"
-    kind: LabelKind = "binary"
 
 
 class SampleWeight(Strict):
@@ -69,17 +62,15 @@ class _Feature(Strict):
         return data
 
 
-class Task(_Feature):
+class Task(LabelRule, _Feature):
     """One of several labels: a column that is predicted under a name.
 
     Args:
-        kind: "binary", a column of 0 and 1, or "number", as for a single label.
         weight: of its loss in the sum of all labels' losses.
         on_null: "error" reports a null; with "ignore" the label was not observed in that row, which then neither
             trains nor measures it.
     """
 
-    kind: LabelKind = "binary"
     weight: float = Field(default=1.0, gt=0)
     on_null: Literal["error", "ignore"] = "error"
 

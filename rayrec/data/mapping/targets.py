@@ -118,20 +118,55 @@ def _label(array: pa.Array, task: Task, problems: Problems) -> F32:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) if array.null_count else None
-    if nulls is not None:
-        if task.on_null == "error":
-            problems.add(
-                nulls,
-                task.column,
-                lambda _: "the label is null",
-                lambda _: None,
-                "remove the row or fill the label with 0 or 1; one of several labels may also have `on_null: ignore`",
-            )
+    if nulls is not None and task.on_null == "error":
+        problems.add(
+            nulls,
+            task.column,
+            lambda _: "the label is null",
+            lambda _: None,
+            "remove the row or fill the label with 0 or 1; one of several labels may also have `on_null: ignore`",
+        )
+    if task.positive is not None:
+        labels = _equal_label(array, task, problems)
+    else:
         array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
-    labels = (_number_label if task.kind == "number" else _binary_label)(array, task, problems)
+        of = _binary_label if task.kind == "binary" else _number_label
+        labels = (of if task.at_least is None else _large_label)(array, task, problems)
     if nulls is not None and task.on_null == "ignore":
         labels[nulls] = np.nan
     return labels
+
+
+def _equal_label(array: pa.Array, task: Task, problems: Problems) -> F32:
+    """1 where the column has the positive value; of a null 0."""
+    found = array.cast(pa.large_binary()) if is_text(array.type) else array
+
+    def has(value: str | int | None) -> npt.NDArray[np.bool_]:
+        same = pc.equal(found, value.encode() if isinstance(value, str) else value)
+        return np.asarray(same.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)
+
+    positive = has(task.positive)
+    if task.negative is not None:
+        bad = np.flatnonzero(~(positive | has(task.negative) | array.is_null().to_numpy(zero_copy_only=False)))
+        if len(bad):
+            problems.add(
+                bad,
+                task.column,
+                lambda _: f"the label must be {task.positive!r} or {task.negative!r}",
+                lambda k: repr(array[int(bad[k])].as_py()),
+                "correct the value, or take `negative` out of the label: then all but the positive value are 0",
+            )
+    return positive.astype(np.float32)
+
+
+def _large_label(array: pa.Array, task: Task, problems: Problems) -> F32:
+    """1 from a number on."""
+    numbers = pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    bad = np.flatnonzero(np.isnan(numbers))
+    if len(bad):
+        fix = "remove the row or correct its label"
+        problems.add(bad, task.column, lambda _: "the label must be a number", lambda _: "nan", fix)
+    return (numbers >= task.at_least).astype(np.float32)
 
 
 def _binary_label(array: pa.Array, task: Task, problems: Problems) -> F32:
@@ -143,7 +178,8 @@ def _binary_label(array: pa.Array, task: Task, problems: Problems) -> F32:
             task.column,
             lambda _: "the label must be 0 or 1",
             lambda k: str(values[bad[k]]),
-            "write labels as 0 and 1 (a threshold on a rating, say), or say `kind: number` in the schema",
+            f"say what counts as 1: label: {{column: {task.column}, at_least: NUMBER}} or positive: VALUE; or predict "
+            "the number itself: `kind: number`",
         )
     labels: F32 = values.astype(np.float32)
     return labels

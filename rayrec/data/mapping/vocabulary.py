@@ -95,6 +95,14 @@ def vocabulary_checksum(path: str, size: int) -> str:
     return digest.hexdigest()
 
 
+def first_id(path: str) -> str | int | None:
+    """The first id of a vocabulary, in its own type; None of an empty one. Raises as `load_vocabulary`."""
+    source = _Source.of(path)
+    if not source.size:
+        return None
+    return source.id_at(0) if source.text else int(source.id_at(0))
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """A vocabulary's file.

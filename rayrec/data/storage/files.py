@@ -80,13 +80,16 @@ def _expand(path: str, suffixes: tuple[str, ...]) -> list[Found]:
 
 def _none_of(place: Location, suffixes: tuple[str, ...]) -> DataError:
     """The error of a folder without files of the wanted kind."""
-    if suffixes != PARQUET:
-        return DataError(f"the folder holds none of *{', *'.join(suffixes)}", file=place.uri, fix="check the path")
-    below = _visible(_below(place, place.path), place.path)
-    others = [kind for f in below if (kind := format_of(f.path))]
-    fix = how_to_convert(place.uri) if others else "check the path"
-    found = f", but {others[0]}" if others else ""
-    return DataError(f"the folder holds no Parquet file (*.parquet){found}", file=place.uri, fix=fix)
+    there = [f.path for f in _visible(_below(place, place.path), place.path)]
+    plain = [suffix for suffix in suffixes if suffix.count(".") == 1]
+    wanted = "Parquet file (*.parquet)" if suffixes == PARQUET else f"file that can be read (*{', *'.join(plain)})"
+    if not there:
+        return DataError(f"the folder is empty: it holds no {wanted}", file=place.uri, fix="check the path")
+    others = [path for path in there if format_of(path)]
+    first, *more = (path[len(place.path) :].strip("/") for path in others or there)
+    seen = f"it has {first}{f' and {len(more):,} more' if more else ''}"
+    fix = how_to_convert(place.uri) if others and suffixes == PARQUET else "check the path"
+    return DataError(f"the folder holds no {wanted}; {seen}", file=place.uri, fix=fix)
 
 
 def _found(place: Location, files: Sequence[pafs.FileInfo]) -> list[Found]:

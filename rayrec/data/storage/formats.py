@@ -29,4 +29,4 @@ def format_of(path: str) -> str | None:
 
 def how_to_convert(path: str) -> str:
     """What makes Parquet of it."""
-    return f"make Parquet of it: rayrec data convert {path} FOLDER"
+    return f"make Parquet of it: rayrec data convert {path} FOLDER; or begin with a whole config: rayrec init {path}"

@@ -21,9 +21,12 @@ POLICY_NAMES = ("propensity", "propensity_score", "pscore", "p_score", "action_p
 INDEX_NAMES = ("unnamed: 0", "__index_level_0__", "index")
 ID_ENDS = ("id", "_cat", "_code")
 NO_ID_ENDS = ("paid", "bid", "grid", "valid")
-FEW_TEXTS = 10_000  # a vocabulary of so many ids is worth its file
+ID_NAMES = ("user", "customer", "item", "product", "movie", "video", "song", "article", "ad", "zip", "postcode")
+FEW_IDS = 65_536  # a vocabulary of so many ids is worth its file
 _FEW = 64  # an integer column of fewer distinct values is taken for a category
 _FEWEST_ROWS = 10  # fewer say nothing about a law of the values
+_SKEWED = 2.0  # skewness of an exponential law
+_ROWS_OF_TEXTS = 100  # of fewer rows nothing is said about texts that do not come again
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +43,9 @@ class ColumnFacts:
         low, high: smallest and largest number, None for others.
         longest: the longest list, None for columns that are not lists.
         width: numbers of a dense column's row.
-        log: whether numbers reach so far above others that their logarithm says more.
+        log: whether a few numbers reach so far above the others that their logarithm says more.
         mean, deviation: of numbers, after the logarithm where there is one.
-        values_seen: the ids themselves where there are few (`FEW_TEXTS`) and the whole data set seems to have no more.
+        values_seen: the ids themselves where there are few (`FEW_IDS`) and the whole data set seems to have no more.
         note: why it is not used, or what to look at.
     """
 
@@ -70,9 +73,9 @@ class ColumnFacts:
 
     @property
     def table_rows(self) -> int:
-        """Rows that a table for these ids should have, without a vocabulary."""
+        """Rows that a table for these ids should have, without a vocabulary; with room for ids that come later."""
         if self.dense_range and self.high is not None:
-            return int(self.high) + 1
+            return int(self.high) + 1 + max(8, int(self.high) // 4)
         return max(16, 1 << (2 * self.ids_estimate - 1).bit_length())
 
 
@@ -101,10 +104,12 @@ def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[i
     nulls, kind = array.null_count, str(column.type)
     if role in ("id", "id_list", "weighted_id_list"):
         distinct, estimate = _distinct(leaf, share)
-        few = distinct <= FEW_TEXTS and estimate <= 1.1 * distinct + 1
+        few = distinct <= FEW_IDS and estimate <= 1.1 * distinct + 1
         seen = pc.unique(leaf.drop_null()).sort() if few else None
         if pat.is_integer(leaf.type) and share < 1 and span is None:
             low = None  # larger ids may follow: they cannot be rows themselves
+        if is_text(leaf.type) and len(leaf) >= _ROWS_OF_TEXTS and distinct > 0.9 * (len(leaf) - leaf.null_count):
+            role, note, seen = "unused", "hardly a text comes twice: a key, or free text?", None
         return ColumnFacts(
             name, kind, role, nulls, len(leaf), distinct, estimate, low, high, longest, note, values_seen=seen
         )
@@ -132,14 +137,15 @@ def _by_values(
         return "unused", "has no name: the index that pandas writes?"
     if role in ("unused", "label"):
         return role, note
+    timed = whole and lower in TIME_NAMES and role in ("id", "dense") and pat.is_integer(leaf.type)
+    if timed and low is not None and high is not None and time_unit(low, high):
+        return "timestamp", ""
     if lower in INDEX_NAMES or (role != "timestamp" and _counts_rows(leaf)):
         return "unused", "counts the rows"
     if lower in POLICY_NAMES:
         return "unused", "what the logging policy gave: not known when a model scores"
     if role in ("id", "dense") and whole:
         assert low is not None and high is not None
-        if lower in TIME_NAMES and time_unit(low, high) and pat.is_integer(leaf.type):
-            return "timestamp", ""
         if lower in WEIGHT_NAMES and low >= 0 and role == "dense" and not _not_numbers(leaf):
             return "sample_weight", "or a feature? then list it under dense"
     if lower in GROUP_NAMES and role == "id" and not array.null_count:
@@ -166,7 +172,7 @@ def _not_numbers(leaf: pa.Array) -> bool:
 
 
 def _named_id(name: str) -> bool:
-    return name.endswith(ID_ENDS) and not name.endswith(NO_ID_ENDS)
+    return name in ID_NAMES or (name.endswith(ID_ENDS) and not name.endswith(NO_ID_ENDS))
 
 
 def _all_whole(leaf: pa.Array) -> bool:
@@ -190,7 +196,8 @@ def _numbers(facts: ColumnFacts, leaf: pa.Array) -> ColumnFacts:
     if not len(numbers) or numbers.min() == numbers.max():
         return replace(facts, role="unused", note="one value in all rows that were looked at")
     mean, deviation = float(numbers.mean()), float(numbers.std())
-    log = bool(numbers.min() >= 0 and numbers.max() > 100 and numbers.max() - mean > 3 * deviation)
+    skewness = float((((numbers - mean) / deviation) ** 3).mean()) if deviation > 0 else 0.0
+    log = bool(numbers.min() >= 0 and numbers.max() > 100 and skewness > _SKEWED)
     if log:
         numbers = np.log1p(numbers)
         mean, deviation = float(numbers.mean()), float(numbers.std())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -37,11 +37,12 @@ FORMATS: dict[str, Format] = {"CSV": Csv(), "TSV": Csv("\t"), "JSON lines": Json
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """One file that was converted: its URI, its rows, and what they were written to."""
+    """One file that was converted: its URI, its rows, what they were written to, and what a user should know of it."""
 
     source: str
     rows: int
     files: list[Path]
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class _Task:
     uri: str
     folder: Path
     stem: str
+    format: Format
+    note: str
 
 
 def convert(
@@ -59,6 +62,7 @@ def convert(
     *,
     types: Mapping[str, str] | None = None,
     layout: Layout | None = None,
+    header: bool | None = None,
     on_ray: bool = False,
 ) -> Iterator[Converted]:
     """Converts files to Parquet, rows in their order; gives each file's result when it is done.
@@ -70,23 +74,24 @@ def convert(
             `.gz`, `.bz2` or `.zst`.
         out: a folder that every node sees, without Parquet files yet.
         types: Arrow types by column, where the first rows do not show them.
+        header: whether CSV and TSV files begin with the names of their columns; None: judged by their first lines.
+            Without names, columns are `c0`, `c1`, …
         on_ray: one Ray task a file.
 
     Raises:
-        DataError: a file that cannot be read (with the line), columns of different types in different files, an
-            unknown type, a folder that cannot be made.
+        DataError: a file that cannot be read (with the line), CSV files with and without a header, columns of different
+            types in different files, an unknown type, a folder that cannot be made.
     """
     found = find_files(sources, SUFFIXES)
-    for file in found:
-        if format_of(file.uri) is None:
-            raise DataError(f"unknown format; known are {', '.join(SUFFIXES)}", file=file.uri, fix="rename the file")
+    formats = {file.uri: _format(file.uri, header) for file in found}
+    notes = _headers(formats)
     folder = Path(out).expanduser().absolute()
     if folder.exists() and any(folder.rglob("*.parquet")):
         raise DataError(
             "the folder holds Parquet files already", file=str(folder), fix="name a new folder, or empty it"
         )
-    schema = _common_schema([file.uri for file in found], types or {})
-    tasks = _tasks(found, folder)
+    schema = _common_schema(formats, types or {})
+    tasks = _tasks(found, folder, formats, notes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -95,14 +100,40 @@ def convert(
     yield from each(partial(_convert, schema=schema, layout=layout or Layout()), tasks, on_ray=on_ray)
 
 
-def _tasks(found: Sequence[Found], folder: Path) -> list[_Task]:
+def _format(uri: str, header: bool | None) -> Format:
+    kind = format_of(uri)
+    if kind is None:
+        raise DataError(f"unknown format; known are {', '.join(SUFFIXES)}", file=uri, fix="rename the file")
+    known = FORMATS[kind]
+    return replace(known, header=header) if isinstance(known, Csv) else known
+
+
+def _headers(formats: Mapping[str, Format]) -> dict[str, str]:
+    """A note for each CSV file without a header.
+
+    Raises:
+        DataError: others have one.
+    """
+    looks = {uri: one.look(uri) for uri, one in formats.items() if isinstance(one, Csv)}
+    without = {uri: len(look.columns) for uri, look in looks.items() if not look.header}
+    if without and len(without) < len(looks):
+        named = next(uri for uri in looks if uri not in without)
+        problem = f"the first line seems to be data, but that of {named} names columns"
+        raise DataError(problem, file=next(iter(without)), fix="say what is right for all: --header or --no-header")
+    return {uri: f"no header line: columns are named c0 to c{width - 1}" for uri, width in without.items()}
+
+
+def _tasks(
+    found: Sequence[Found], folder: Path, formats: Mapping[str, Format], notes: Mapping[str, str]
+) -> list[_Task]:
     """Where each file goes."""
     paths = [plain_path(file.uri) for file in found]
     top = os.path.commonpath([os.path.dirname(path) for path in paths])
     tasks: dict[Path, _Task] = {}
     for file, path in zip(found, paths, strict=True):
         stem, below = os.path.basename(path).split(".")[0], folder / os.path.relpath(os.path.dirname(path), top)
-        other = tasks.setdefault(below / stem, _Task(file.uri, below, stem))
+        task = _Task(file.uri, below, stem, formats[file.uri], notes.get(file.uri, ""))
+        other = tasks.setdefault(below / stem, task)
         if other.uri != file.uri:
             raise DataError(f"would be written over what {other.uri} becomes", file=file.uri, fix="rename one of them")
     return list(tasks.values())
@@ -113,20 +144,20 @@ def _convert(task: _Task, schema: pa.Schema, layout: Layout) -> Converted:
 
     def counted() -> Iterator[pa.RecordBatch]:
         nonlocal rows
-        for batch in FORMATS[format_of(task.uri) or ""].batches(task.uri, schema):
+        for batch in task.format.batches(task.uri, schema):
             rows += batch.num_rows
             yield batch
 
     files = write_parts(counted(), task.folder, task.stem, layout)
-    return Converted(task.uri, rows, files)
+    return Converted(task.uri, rows, files, task.note)
 
 
-def _common_schema(uris: Sequence[str], types: Mapping[str, str]) -> pa.Schema:
+def _common_schema(formats: Mapping[str, Format], types: Mapping[str, str]) -> pa.Schema:
     """One type for each column in all files, whole numbers and fractions taken together as fractions."""
     fields: dict[str, pa.Field] = {}
     seen: dict[str, str] = {}
-    for uri in uris:
-        for field in FORMATS[format_of(uri) or ""].schema(uri):
+    for uri, one in formats.items():
+        for field in one.schema(uri):
             if field.name in types:
                 continue
             first = fields.setdefault(field.name, field)

@@ -21,9 +21,9 @@ from rayrec.data.source.partitioned import Partitioned, nothing_left, with_parti
 from rayrec.data.storage.files import find_files
 from rayrec.data.storage.opening import Version, open_parquet
 from rayrec.data.tools.column_facts import ColumnFacts, column_facts
+from rayrec.data.tools.label_choice import LabelChoice, choose_label
 from rayrec.data.tools.proposal import propose
 
-LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y")
 SAMPLE_ROWS = 500_000
 _TELLING = 0.995  # a column that predicts the label so well was derived from it
 _ROWS_TO_TELL = 100
@@ -31,26 +31,33 @@ _ROWS_TO_TELL = 100
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What was found: files, rows, inspected rows, and the columns."""
+    """What was found: files, rows, inspected rows, the columns, and what is predicted."""
 
     files: int
     rows: int
     looked_at: int
     columns: tuple[ColumnFacts, ...]
+    label: LabelChoice | None
 
     def proposal(self, dim: int = 16, vocabularies: Path | None = None) -> dict[str, Any]:
         """`schema` and `tables` as a train config has them; raises as `proposal.propose`."""
-        return propose(self.columns, dim, vocabularies)
+        return propose(self.columns, None if self.label is None else self.label.schema, dim, vocabularies)
 
 
-def inspect(paths: str | Sequence[str], sample_rows: int = SAMPLE_ROWS, filters: Iterable[Any] = ()) -> Inspection:
+def inspect(
+    paths: str | Sequence[str],
+    sample_rows: int = SAMPLE_ROWS,
+    filters: Iterable[Any] = (),
+    label: str | None = None,
+) -> Inspection:
     """Reads about `sample_rows` rows, spread over the files, and says what every column looks like.
 
     Args:
         filters: conditions that rows must meet to be judged, as in a train config.
+        label: what is predicted: COLUMN, COLUMN=VALUE or COLUMN>=NUMBER; None: the column that looks like it.
 
     Raises:
-        DataError: missing paths, unreadable files, a filter that does not fit.
+        DataError: missing paths, unreadable files, a filter or a label that does not fit.
         ValueError: a filter that is none.
     """
     conditions = parse_all(filters)
@@ -80,8 +87,10 @@ def inspect(paths: str | Sequence[str], sample_rows: int = SAMPLE_ROWS, filters:
     columns = [column_facts(name, table.column(name), share, spans.get(name)) for name in table.column_names]
     for role in ("timestamp", "sample_weight", "group"):
         columns = _only_one(columns, role)
-    columns = _that_do_not_tell(_one_label(columns), table)
-    return Inspection(len(found.files), rows, table.num_rows, tuple(columns))
+    chosen = choose_label(table, [c.name for c in columns if c.role == "label"], label)
+    if chosen is not None:
+        columns = _that_do_not_tell(_one_label(columns, chosen), table, chosen)
+    return Inspection(len(found.files), rows, table.num_rows, tuple(columns), chosen)
 
 
 def _widen(spans: dict[str, tuple[int, int] | None], footer: pq.FileMetaData) -> None:
@@ -110,28 +119,24 @@ def _only_one(columns: list[ColumnFacts], role: str) -> list[ColumnFacts]:
     return [c if c.role != role or c.name == first else replace(c, role="unused", note=note) for c in columns]
 
 
-def _one_label(columns: list[ColumnFacts]) -> list[ColumnFacts]:
-    """Of the columns that hold 0 and 1 only, the best named is the label; the others are categories."""
-    names = [c.name for c in columns if c.role == "label"]
-    chosen = next((n for wanted in LABEL_NAMES for n in names if n.lower() == wanted), names[-1] if names else None)
-    return [c if c.role != "label" or c.name == chosen else _category(c) for c in columns]
+def _one_label(columns: list[ColumnFacts], label: LabelChoice) -> list[ColumnFacts]:
+    """With the role of the label where it belongs; other columns of 0 and 1 are categories."""
+    chosen = (replace(c, role="label", note=label.why) if c.name == label.column else c for c in columns)
+    return [_category(c) if c.role == "label" and c.name != label.column else c for c in chosen]
 
 
 def _category(facts: ColumnFacts) -> ColumnFacts:
     if facts.kind == "bool":
         return replace(facts, role="dense", low=0.0, high=1.0, mean=0.5, deviation=0.5)
-    return replace(facts, role="id", distinct=2, ids_estimate=2)
+    return replace(facts, role="id", distinct=2, ids_estimate=2, values_seen=pa.array([0, 1]))
 
 
-def _that_do_not_tell(columns: list[ColumnFacts], table: pa.Table) -> list[ColumnFacts]:
+def _that_do_not_tell(columns: list[ColumnFacts], table: pa.Table, label: LabelChoice) -> list[ColumnFacts]:
     """Without the columns that predict the label alone."""
-    label = next((c.name for c in columns if c.role == "label"), None)
-    if label is None or table.num_rows < _ROWS_TO_TELL:
+    labels = label.positives
+    if table.num_rows < _ROWS_TO_TELL or not 0.02 < labels.mean() < 0.98:
         return columns
-    labels = table.column(label).cast(pa.int8()).to_numpy().astype(np.bool_)
-    if not 0.02 < labels.mean() < 0.98:
-        return columns
-    return [_unless_it_tells(column, table.column(column.name), labels, label) for column in columns]
+    return [_unless_it_tells(column, table.column(column.name), labels, label.column) for column in columns]
 
 
 def _unless_it_tells(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +14,35 @@ import pyarrow.parquet as pq
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.tools.column_facts import ColumnFacts, time_unit
+from rayrec.data.tools.label_choice import suggested_labels
 
 USER_NAMES = ("user_id", "user", "uid", "userid", "customer_id", "member_id", "visitor_id")
+FARTHEST = 5.0  # standard deviations; of a column that is nearly all one value, others may lie a hundred away
 _LISTED = ("id", "id_list", "weighted_id_list")
 
 
-def propose(columns: Sequence[ColumnFacts], dim: int, vocabularies: Path | None = None) -> dict[str, Any]:
+def propose(
+    columns: Sequence[ColumnFacts], label: Mapping[str, Any] | None, dim: int, vocabularies: Path | None = None
+) -> dict[str, Any]:
     """`schema` and `tables` as a train config has them.
 
     Args:
+        label: `schema.label`; None: nothing looks like one.
         dim: of every table.
-        vocabularies: folder that takes a vocabulary for each column of few ids that cannot be rows themselves; without
-            it those are hashed, so that some share a row.
+        vocabularies: folder that takes a vocabulary for each column of few ids; without it, ids that cannot be rows
+            themselves are hashed, so that some share a row.
 
     Raises:
-        DataError: no column looks like a label, none like a feature, or the folder cannot be written.
+        DataError: there is no label, no column looks like a feature, or the folder cannot be written.
     """
-    labels = [c.name for c in columns if c.role == "label"]
-    if not labels:
-        raise DataError("no column looks like a label: none holds 0 and 1 only", fix="name it in the schema")
+    if label is None:
+        raise DataError("no column looks like a label: none holds 0 and 1 only", fix=suggested_labels(columns))
     sparse = [c for c in columns if c.role in _LISTED]
     dense = [c for c in columns if c.role == "dense"]
     if not sparse and not dense:
         raise DataError("no column looks like a feature", fix="name some in the schema")
     paths = _write([c for c in sparse if _worth_a_vocabulary(c)], vocabularies) if vocabularies is not None else {}
-    schema: dict[str, Any] = {"label": {"column": labels[0]}}
+    schema: dict[str, Any] = {"label": dict(label)}
     for column in columns:
         if column.role == "sample_weight":
             schema["sample_weight"] = {"column": column.name}
@@ -60,7 +64,9 @@ def _group(columns: Sequence[ColumnFacts]) -> str | None:
 
 
 def _worth_a_vocabulary(facts: ColumnFacts) -> bool:
-    return facts.values_seen is not None and len(facts.values_seen) > 0 and not facts.dense_range
+    """Whether few ids were seen, and all of them: where only the files' statistics have the largest one, not."""
+    seen = facts.values_seen
+    return seen is not None and len(seen) > 0 and not (facts.dense_range and seen[-1].as_py() != facts.high)
 
 
 def _write(columns: Sequence[ColumnFacts], folder: Path) -> dict[str, Path]:
@@ -103,6 +109,7 @@ def _dense(facts: ColumnFacts) -> dict[str, Any]:
         steps += [{"kind": "clip", "lowest": 0.0}, {"kind": "log1p"}]
     if facts.mean is not None:
         steps.append({"kind": "standardize", "mean": facts.mean, "std": facts.deviation})
+        steps.append({"kind": "clip", "lowest": -FARTHEST, "highest": FARTHEST})
     return feature | ({"transforms": steps} if steps else {})
 
 

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.json as pajson
 
 from rayrec.data.errors import DataError
 from rayrec.data.storage.locations import open_filesystem
+from rayrec.data.tools.csv_look import Look, look
 
 NULLS = ["", "NULL", "null", "\\N"]  # not NA: a country
 _BLOCK_BYTES = 8 << 20
@@ -20,14 +22,31 @@ _BLOCK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Csv:
-    """Text with a header line and one row a line. Empty cells, `NULL` and `\\N` are nulls."""
+    """Text with one row a line. Empty cells, `NULL` and `\\N` are nulls.
+
+    Args:
+        header: whether the first line names the columns; None: judged by the first lines (`csv_look.py`). Without,
+            columns are `c0`, `c1`, …
+    """
 
     delimiter: str = ","
+    header: bool | None = None
+
+    def look(self, uri: str) -> Look:
+        """What the first lines show."""
+        try:
+            return look(_stream(uri), self.delimiter, self.header)
+        except (OSError, pa.ArrowException) as error:
+            raise _wrong(uri, None, str(error), None) from error
 
     def schema(self, uri: str) -> pa.Schema:
-        """Columns and types, judged by the first 8 MB."""
+        """Columns and types, judged by the first 8 MB.
+
+        Raises:
+            DataError: the file is empty, or not text of this form.
+        """
         try:
-            return self._open(uri, None).schema
+            return self._open(uri, None, self.look(uri)).schema
         except pa.ArrowInvalid as error:
             raise self._place(uri, None, error) from error
 
@@ -37,32 +56,49 @@ class Csv:
         Raises:
             DataError: a line with too many or too few cells, or a cell that is not of its column's type.
         """
+        found = self.look(uri)
         try:
-            yield from self._open(uri, schema)
+            for batch in self._open(uri, schema, found):
+                yield _stripped(batch, found)
         except pa.ArrowInvalid as error:
             raise self._place(uri, schema, error) from error
 
     def _place(self, uri: str, schema: pa.Schema | None, error: Exception) -> DataError:
+        if str(error).startswith("Empty CSV file"):
+            return DataError("the file is empty", file=uri, fix="leave it out")
         found = re.search(r"Row #(\d+): (.*)", str(error))
         line, text = (int(found[1]), found[2]) if found else (None, str(error))
         column = re.search(r"In CSV column #(\d+)", str(error))
         return _wrong(uri, line, text, schema.names[int(column[1])] if column and schema else None)
 
-    def _open(self, uri: str, schema: pa.Schema | None) -> pacsv.CSVStreamingReader:
+    def _open(self, uri: str, schema: pa.Schema | None, found: Look) -> pacsv.CSVStreamingReader:
         names = None if schema is None else schema.names
         return pacsv.open_csv(
             _stream(uri),
             # One thread: only then does pyarrow know in which line it is. Files are read side by side.
-            read_options=pacsv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
+            read_options=pacsv.ReadOptions(
+                block_size=_BLOCK_BYTES,
+                use_threads=False,
+                column_names=None if found.header else found.columns,
+                autogenerate_column_names=not found.header and not found.columns,
+            ),
             parse_options=pacsv.ParseOptions(delimiter=self.delimiter),
             convert_options=pacsv.ConvertOptions(
                 column_types=schema,
                 include_columns=names,
                 include_missing_columns=schema is not None,
                 strings_can_be_null=True,
-                null_values=NULLS,
+                null_values=[*NULLS, *(f" {null}" for null in NULLS)] if found.padded else NULLS,
             ),
         )
+
+
+def _stripped(batch: pa.RecordBatch, found: Look) -> pa.RecordBatch:
+    """Without the spaces before the texts of padded columns."""
+    for at, field in enumerate(batch.schema):
+        if field.name in found.padded and pa.types.is_string(field.type):
+            batch = batch.set_column(at, field, pc.utf8_ltrim(batch.column(at), " "))
+    return batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,24 +6,18 @@ Each check raises PydanticCustomError for the first disagreement; its context ho
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic_core import PydanticCustomError
 
 from rayrec.data import DataSet, Schema
+from rayrec.data.errors import suggestion
 from rayrec.data.storage.locations import secret_in
 from rayrec.models import MODELS
 from rayrec.train.config.model_args import args_of, wrong_args
 from rayrec.train.config.sections import DataConfig, ModelConfig, ShardingConfig, StorageConfig, TableConfig
 from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, TrainerConfig
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing when no known name is close."""
-    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _refuse(path: str, message: str) -> PydanticCustomError:
@@ -117,6 +111,12 @@ def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig,
             raise _refuse(field, f"{metric} is no figure of a label that is a number (those are {known})")
         if metric in ONLY_OF_NUMBERS and kinds[0] != "number":
             raise _refuse(field, f"{metric} is a figure of labels of `kind: number` only")
+    if data.negative_rate < 1 and any(task.made_of_values for task in schema.tasks):
+        raise _refuse(
+            "data.negative_rate",
+            "negatives are rows whose label column holds 0; with `positive` or `at_least` set it to 1, or write labels "
+            "as 0 and 1",
+        )
     if "number" in kinds and data.negative_rate < 1:
         raise _refuse(
             "data.negative_rate", "negatives are rows whose binary label is 0; the schema has numbers to predict"

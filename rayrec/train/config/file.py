@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from rayrec.data.errors import suggestion
 from rayrec.data.storage.locations import without_secrets
 from rayrec.train.config import TrainConfig
-from rayrec.train.config.checks import suggestion
 from rayrec.train.config.reference import fields_at, type_at
 
 Location = tuple[str | int, ...]
@@ -150,8 +150,23 @@ def parse_yaml(text: str) -> Any:
     """
     try:
         return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"not YAML: {_with_line(text, error)}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"not YAML: {str(error).strip()}") from None
+
+
+def _with_line(text: str, error: yaml.MarkedYAMLError) -> str:
+    """What is wrong, and the line where that was noticed, with a mark below the place."""
+    mark = error.problem_mark or error.context_mark
+    what = ", ".join(part for part in (error.context, error.problem) if part)
+    if mark is None:
+        return what
+    lines = text.splitlines() or [""]
+    at = min(mark.line, len(lines) - 1)
+    column = mark.column if at == mark.line else len(lines[at])
+    line, column = (lines[at], column) if column < 80 else (f"…{lines[at][column - 60 :]}", 61)
+    return f"{what}, in line {at + 1}:\n  {line[:100]}\n  {' ' * column}^"
 
 
 def _replaced(node: Any, keys: Sequence[str], value: Any, override: str) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from rayrec.train.config.difference import differing as config_differences
 from rayrec.train.report.run import Line, RunRecord, history, number
 from rayrec.train.report.svg import Chart, Points, svg_chart
 
@@ -28,25 +29,8 @@ def last_figures(run: RunRecord) -> Line:
 
 def differing(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
     """The config fields in which the runs differ, with each run's value, None where it has none."""
-    flat = [_flat(run.config) for run in runs]
-    names = list(dict.fromkeys(name for one in flat for name in one if name not in SAME_EVERYWHERE))
-    values = {name: [one.get(name) for one in flat] for name in names}
-    return {name: given for name, given in values.items() if any(value != given[0] for value in given)}
-
-
-def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """`{"trainer.epochs": 2, …}`; a list of named sections is taken by name, any other as one value."""
-    if isinstance(node, Mapping) and node:
-        parts = {str(key): value for key, value in node.items()}
-    elif isinstance(node, list) and node and all(isinstance(part, Mapping) and "name" in part for part in node):
-        parts = {str(part["name"]): part for part in node}
-    else:
-        return {prefix: node}
-    return {
-        key: value
-        for name, part in parts.items()
-        for key, value in _flat(part, f"{prefix}.{name}" if prefix else name).items()
-    }
+    found = config_differences([run.config for run in runs])
+    return {name: values for name, values in found.items() if name not in SAME_EVERYWHERE}
 
 
 def compare_page(runs: Sequence[RunRecord]) -> str:

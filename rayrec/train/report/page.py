@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rayrec.train.report.evaluations import by_time_table, count_text, epoch_text, evaluations_table, figure_text
 from rayrec.train.report.exports import exports_table
+from rayrec.train.report.importance import importance_table
 from rayrec.train.report.plan import memory_section, plan_section, time_section
 from rayrec.train.report.run import ENDS, Line, RunRecord, history, number, of_task, task_names
 from rayrec.train.report.skipped import skipped_rows, skipped_section
@@ -29,6 +30,7 @@ def page(run: RunRecord, now: float) -> str:
         _charts(run),
         _section("Evaluations", evaluations_table(run.evals)),
         _section("Last evaluation by time", by_time_table(run.evals)),
+        _section("Permutation importance", importance_table(run.importance)),
         _section("Exports", exports_table(run.exports, run.path)),
         _section("Sharding plan", plan_section(run.plan, run.table_bits) if run.plan and run.plan.plan else ""),
         _section("Memory by rank", memory_section(run.memory) if run.memory else ""),
@@ -73,6 +75,8 @@ def _notices(run: RunRecord) -> str:
         notices.append(
             ("", f"Left out {skipped:,} row{'' if skipped == 1 else 's'} that could not be used; see below.")
         )
+    warned = (run.result or {}).get("warnings")
+    notices += [("", f"Warning: {text}") for text in (warned if isinstance(warned, list) else [])]
     notices += [("failed", f"Not shown: {problem}") for problem in run.problems]
     return "".join(f"<p class='notice {kind}'>{escape(text)}</p>" for kind, text in notices)
 

@@ -43,6 +43,7 @@ class RunRecord:
     timeline: Line | None
     result: Line | None
     problems: tuple[str, ...]
+    importance: tuple[Line, ...] = ()
 
     @property
     def lines(self) -> Iterator[Line]:
@@ -152,6 +153,7 @@ def read_run(run_dir: Path) -> RunRecord:
     lines = _json_lines(metrics_text or "", "metrics.jsonl", problems)
     config = _yaml(config_text, problems)
     plan_data = _json(plan_text, "plan.json", problems) or {}
+    importance = _json(_read(run_dir / "importance.json", problems), "importance.json", problems) or {}
     return RunRecord(
         path=run_dir,
         name=str(config.get("name") or run_dir.resolve().name),
@@ -167,6 +169,7 @@ def read_run(run_dir: Path) -> RunRecord:
         exports=tuple(_json_lines(_read(run_dir / "exports.jsonl", problems) or "", "exports.jsonl", problems)),
         result=_json(result_text, "result.json", problems),
         problems=tuple(problems),
+        importance=_lines(importance.get("parts")),
     )
 
 

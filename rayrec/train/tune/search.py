@@ -14,9 +14,9 @@ from typing import Any, get_args
 
 from rich.console import Console
 
+from rayrec.data.errors import suggestion
 from rayrec.train.build import Factory
 from rayrec.train.config import LOWER_IS_BETTER, TrainConfig
-from rayrec.train.config.checks import suggestion
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric
 from rayrec.train.driver.cluster import Cluster, connected

@@ -1,0 +1,65 @@
+"""A request that an export answers: one row of made-up values that its mapping takes."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rayrec.data import Schema
+from rayrec.data.mapping.id_mappings import Vocabulary
+from rayrec.data.mapping.schema import DenseFeature, SparseFeature
+from rayrec.data.mapping.transforms import Bucketize, Clip, Log1p, Standardize
+from rayrec.data.mapping.vocabulary import first_id
+from rayrec.inference.artifact import MAPPING
+
+
+def request(export: Path, address: str, token_file: Path | None = None) -> str:
+    """The `curl` command that scores an example.
+
+    Args:
+        export: the folder of an export.
+    """
+    body = shlex.quote(json.dumps({"rows": [example_row(export)]}, ensure_ascii=False))
+    token = "" if token_file is None else f'-H "Authorization: Bearer $(cat {shlex.quote(str(token_file))})" '
+    return f"curl -s {address}/score {token}-H 'Content-Type: application/json' -d {body}"
+
+
+def example_row(export: Path) -> dict[str, Any]:
+    """By column: of a vocabulary its first id, of numbers about the mean."""
+    raw = json.loads((export / MAPPING).read_text(encoding="utf-8"))
+    schema = Schema.model_validate(raw["schema"])
+    row: dict[str, Any] = {feature.column: _number(feature) for feature in schema.dense}
+    for feature in schema.sparse:
+        one = _id(feature, export)
+        pair = feature.kind == "weighted_id_list" and feature.weight_column is None
+        row[feature.column] = one if feature.kind == "id" else [{"id": one, "weight": 1.0} if pair else one]
+        if feature.weight_column is not None:
+            row[feature.weight_column] = [1.0]
+    return row
+
+
+def _number(feature: DenseFeature) -> float | list[float]:
+    """The raw number that the transforms take to about 0."""
+    value = 0.0
+    for transform in reversed(feature.transforms):
+        match transform:
+            case Standardize():
+                value = transform.mean
+            case Log1p():
+                value = math.expm1(min(value, 700.0))
+            case Clip():
+                low, high = transform.lowest, transform.highest
+                value = max(value, low if low is not None else value)
+                value = min(value, high if high is not None else value)
+            case Bucketize():
+                value = transform.boundaries[0]
+    value = float(f"{value:.6g}")
+    return value if feature.width == 1 else [value] * feature.width
+
+
+def _id(feature: SparseFeature, export: Path) -> str | int:
+    known = first_id(str(export / feature.mapping.path)) if isinstance(feature.mapping, Vocabulary) else None
+    return next((one for one in (known, feature.default) if one is not None), 0)

@@ -1,0 +1,49 @@
+"""Tables where there is little room: names on one line, figures whole."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import rich.console
+from rich.console import Console
+
+from rayrec.cli.tables import show, show_columns
+from rayrec.data.tools.inspect import inspect
+from rayrec.train.driver.plan_table import plan_table
+
+NAME = "user_history_of_viewed_items"
+SHARDS = [{"shard_offsets": [0, 0], "shard_sizes": [250_000_000, 128]}] * 5
+SHARDING = {
+    "sharding_type": "table_row_wise", "compute_kernel": "fused_uvm_caching", "ranks": [0, 1, 2, 6], "shards": SHARDS,
+}  # fmt: skip
+
+
+def narrow() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+
+
+def text_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_plan_in_a_terminal_of_80_columns() -> None:
+    console = narrow()
+    show(plan_table({"plan": {"model": {NAME: SHARDING}}}), console)
+    text = text_of(console)
+    assert f"│ {NAME} │" in text and "…" not in text and max(map(len, text.splitlines())) <= 80
+
+
+def test_columns_in_a_terminal_of_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {NAME: [[1, 2], [3]] * 20, "price_of_the_last_order": [0.5, 1e9] * 20, "click": [0, 1] * 20}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    console = narrow()
+    monkeypatch.setattr(rich.console, "Console", lambda **_: console)
+    show_columns(inspect(str(tmp_path)), to_stderr=False)
+    text = text_of(console)
+    assert f"│ {NAME} " in text and "│ price_of_the_last_order " in text and "…" not in text
+    assert max(map(len, text.splitlines())) <= 80

@@ -1,0 +1,173 @@
+"""A whole config of files that nobody described: what is copied, what is held out, and sizes that fit."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.data import DataError, DataSet, Manifest, Schema
+from rayrec.data.source.partitioned import Partitioned
+from rayrec.data.storage.files import find_files
+from rayrec.data.tools import split
+from rayrec.data.tools.check import check
+from rayrec.data.tools.parquet_parts import Layout
+from rayrec.data.tools.split import by_hash, from_time, last_by_time, write_split
+from rayrec.data.tools.starter import Machine, _training, removed_on_failure, start
+
+ROWS = 400
+ONE = Machine(cores=2)
+FIRST = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def columns(**more: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {"user_id": rng.integers(0, 40, ROWS), "x": rng.normal(size=ROWS), "click": rng.integers(0, 2, ROWS), **more}
+
+
+def rows_of(given: dict[str, Any]) -> list[int]:
+    """The rows of the two sides of a config's `data`, read by their filters and checked by the schema."""
+    schema = Schema.model_validate(given["schema"])
+    tables = {table["name"]: table["rows"] for table in given["tables"]}
+    found = []
+    for side in ("train", "eval"):
+        report = check(Manifest.of(DataSet.model_validate(given["data"][side]), schema), schema, tables)
+        assert not report.bad_rows
+        found.append(report.rows)
+    return found
+
+
+MOMENTS = [FIRST + timedelta(minutes=n * 7 % ROWS) for n in range(ROWS)]
+SECONDS = [int(moment.timestamp()) for moment in MOMENTS]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pa.array(SECONDS),
+        pa.array([s * 1000 for s in SECONDS]),
+        pa.array(MOMENTS, pa.timestamp("ns", "UTC")),
+        pa.array(MOMENTS, pa.timestamp("us", "Europe/Berlin")),
+        pa.array([moment.replace(tzinfo=None) for moment in MOMENTS], pa.timestamp("s")),
+        pa.array([date(2024, 1, 1) + timedelta(days=n * 7 % ROWS) for n in range(ROWS)]),
+        pa.array([date(2024, 1, 1) + timedelta(days=n * 7 % ROWS) for n in range(ROWS)], pa.date64()),
+    ],
+)
+def test_parquet_with_times_stays_where_it_is_and_is_divided_by_filters(tmp_path: Path, times: pa.Array) -> None:
+    pq.write_table(pa.table(columns(ts=times)), tmp_path / "x.parquet")
+    said: list[str] = []
+    given = start([str(tmp_path / "x.parquet")], "a", tmp_path / "a-data", ONE, tell=said.append).config
+    assert given["data"]["train"]["path"] == str(tmp_path / "x.parquet")
+    assert not (tmp_path / "a-data" / "train").exists()
+    train, held = rows_of(given)
+    assert train + held == ROWS and 40 <= held <= 41
+    assert "the last rows by 'ts'" in said[0]
+
+
+def test_without_times_a_tenth_is_drawn_by_the_number_of_the_row(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for part in range(3):
+        rows = columns(row=range(part * ROWS, (part + 1) * ROWS))
+        pq.write_table(pa.table(rows), tmp_path / "in" / f"{part}.parquet")
+    said: list[str] = []
+    given = start([str(tmp_path / "in")], "a", tmp_path / "a-data", ONE, tell=said.append).config
+    sides = [pq.read_table(given["data"][side])["row"].to_pylist() for side in ("train", "eval")]
+    assert sorted(sides[0] + sides[1]) == list(range(3 * ROWS)) and 0.06 < len(sides[1]) / (3 * ROWS) < 0.14
+    assert f"{len(sides[0]):,} rows to train on and {len(sides[1]):,} to evaluate on" in said[1]
+    assert rows_of(given) == [len(side) for side in sides]
+    again = start([str(tmp_path / "in" / "*.parquet")], "b", tmp_path / "b-data", ONE, tell=said.append).config
+    assert pq.read_table(again["data"]["eval"])["row"].to_pylist() == sides[1]
+
+
+def test_times_that_cannot_be_cut_are_not(tmp_path: Path) -> None:
+    days = pa.array([1_700_000_000] * (ROWS // 3) + [1_700_086_400] * (ROWS - ROWS // 3))
+    pq.write_table(pa.table(columns(ts=days)), tmp_path / "x.parquet")
+    said: list[str] = []
+    start([str(tmp_path / "x.parquet")], "a", tmp_path / "a-data", ONE, tell=said.append)
+    assert "by a hash of their number, for too few different times in 'ts'" in said[0]
+
+
+def test_of_very_many_times_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split, "_MOST_TIMES", 64)
+    monkeypatch.setattr(split, "_READ_ROWS", 50)
+    pq.write_table(pa.table(columns(ts=SECONDS)), tmp_path / "x.parquet")
+    cut = last_by_time(Partitioned.of(find_files(str(tmp_path))), "ts", 0.1)
+    assert 0.05 < sum(second >= cut for second in SECONDS) / ROWS < 0.2
+
+
+def test_converted_files_are_written_once_and_folders_stay_columns(tmp_path: Path) -> None:
+    for day in (1, 2):
+        folder = tmp_path / "in" / f"day=2024-01-0{day}"
+        folder.mkdir(parents=True)
+        lines = [f"{n % 7},{n % 3 / 2},{n % 2},{1_700_000_000 + day * 1000 + n}" for n in range(100)]
+        (folder / "x.csv").write_text("\n".join(["user_id,x,click,ts", *lines]))
+    given = start([str(tmp_path / "in")], "a", tmp_path / "a-data", ONE, tell=lambda _: None).config
+    assert sorted(path.name for path in (tmp_path / "a-data").iterdir()) == ["eval", "train", "vocabularies"]
+    train, held = (pq.read_table(given["data"][side]) for side in ("train", "eval"))
+    assert (len(train), len(held)) == (180, 20) and set(train["day"].to_pylist()) > set(held["day"].to_pylist())
+    assert max(train["ts"].to_pylist()) < min(held["ts"].to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("rows", "machine", "workers", "batch", "epochs"),
+    [
+        (100, ONE, 0, 8, 5),
+        (90_000, ONE, 0, 256, 5),
+        (2_000_000, ONE, 1, 8192, 3),
+        (5_000_000, Machine(cores=64), 10, 8192, 3),
+        (50_000_000, Machine(cores=8, gpus=4), 4, 8192, 1),
+        (100, Machine(cores=64, gpus=40), 40, 40, 5),
+    ],
+)
+def test_sizes_fit_rows_and_machine(rows: int, machine: Machine, workers: int, batch: int, epochs: int) -> None:
+    found = _training(rows, machine)["trainer"]
+    assert (found["num_workers"], found["batch_size"], found["epochs"]) == (workers, batch, epochs)
+
+
+def test_data_that_no_model_can_be_made_of(tmp_path: Path) -> None:
+    def refused(*sources: Path) -> str:
+        with pytest.raises(DataError) as caught:
+            start([str(source) for source in sources], "a", tmp_path / "a-data", ONE, tell=lambda _: None)
+        return str(caught.value)
+
+    pq.write_table(
+        pa.table({"x": np.random.default_rng(0).normal(size=20), "label": [0, 1] * 10}), tmp_path / "x.parquet"
+    )
+    assert "no column holds ids or categories" in refused(tmp_path / "x.parquet")
+    assert "a-data would lie among the data" in refused(tmp_path)
+    (tmp_path / "y.csv").write_text("user,label\n")
+    assert "the file has no rows" in refused(tmp_path / "y.csv")
+    assert "this file is no Parquet, but " in refused(tmp_path)
+    (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "delta" / "_delta_log" / "0.json").write_text("{}")
+    pq.write_table(pa.table(columns()), tmp_path / "delta" / "x.parquet")
+    assert "the folder holds a table of Delta" in refused(tmp_path / "delta")
+    pq.write_table(pa.table({"user": ["a"], "label": [1]}), tmp_path / "x.parquet")
+    assert "too few rows to set some aside" in refused(tmp_path / "x.parquet")
+
+
+def test_sides_are_never_empty_and_columns_alike(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1, 2, 3]}), tmp_path / "x.parquet")
+    found = Partitioned.of(find_files(str(tmp_path)))
+    layout = Layout()
+    assert write_split(found, from_time("a", 3), tmp_path / "t", tmp_path / "e", layout) == (2, 1)
+    for held in (by_hash(0.0), by_hash(1.0 - 2**-40)):
+        with pytest.raises(DataError, match="too few rows"):
+            write_split(found, held, tmp_path / "t", tmp_path / "e", layout)
+    pq.write_table(pa.table({"b": [1]}), tmp_path / "y.parquet")
+    found = Partitioned.of(find_files([str(tmp_path / "x.parquet"), str(tmp_path / "y.parquet")]))
+    with pytest.raises(DataError, match="the files' columns differ"):
+        write_split(found, by_hash(0.5), tmp_path / "t", tmp_path / "e", layout)
+
+
+@pytest.mark.parametrize("ending", [ValueError, KeyboardInterrupt, SystemExit])
+def test_what_was_begun_is_removed_whatever_ends_it(tmp_path: Path, ending: type[BaseException]) -> None:
+    with pytest.raises(ending), removed_on_failure(tmp_path / "a"):
+        (tmp_path / "a" / "b").mkdir(parents=True)
+        raise ending()
+    assert not (tmp_path / "a").exists()
