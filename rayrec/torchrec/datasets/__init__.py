@@ -2,3 +2,7 @@
 
 rayrec's own way to data is `rayrec.data`: Parquet in, batches out, on Ray.
 """
+
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)

@@ -1,0 +1,17 @@
+"""`torchrec.distributed.global_settings`: a process-wide flag. Vectors are always on the model's device here, so the flag
+is only kept for programs that read it back."""
+
+from __future__ import annotations
+
+_propagate_device = False
+
+
+def set_propogate_device(val: bool) -> None:
+    """Sets the flag."""
+    global _propagate_device
+    _propagate_device = val
+
+
+def get_propogate_device() -> bool:
+    """The flag; False at first."""
+    return _propagate_device
