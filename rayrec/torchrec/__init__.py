@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
     from rayrec.streamable import Multistreamable, Pipelineable
 
+__version__ = "1.8.0"  # of TorchRec, whose names these are
+
 __all__ = [
     "DataType",
     "EmbeddingBagCollection",

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from rayrec.torchrec.left_out import MODULES, NAMES
+from rayrec.torchrec.left_out import MODULES
+from rayrec.torchrec.left_out_names import NAMES
 
 _ROOT = "rayrec.torchrec."
-_INSTEAD = {(module, name): text for module, names, text in NAMES for name in names.split()}
+_INSTEAD = MODULES | {f"{module}.{name}": text for module, names, text in NAMES for name in names.split()}
 
 
 class NotOffered(ModuleNotFoundError):
@@ -24,7 +25,7 @@ def names_left_out(module: str) -> Callable[[str], Any]:
     """
 
     def missing(name: str) -> NoReturn:
-        instead = _INSTEAD.get((module.removeprefix(_ROOT), name)) or MODULES.get(f"{module}.{name}".removeprefix(_ROOT))
+        instead = _INSTEAD.get(f"{module}.{name}".removeprefix(_ROOT))
         if instead is not None:
             raise NotOffered(f"{module} has no {name}: {instead}", name=name)
         raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)

@@ -27,7 +27,7 @@ def get_free_port() -> int:
 
 
 def seed_and_log(wrapped_func: Callable[..., T]) -> Callable[..., T]:
-    """Decorates a function: prints a seed drawn from the clock, and seeds random, numpy and torch with it at every call."""
+    """Decorates a function: each call seeds random, numpy and torch from the clock, and prints the seed."""
 
     @functools.wraps(wrapped_func)
     def seeded(*args: Any, **kwargs: Any) -> T:
@@ -96,7 +96,7 @@ def assert_state_buffers_parameters_equal(
     check_named_parameters: bool = True,
     check_state_dict: bool = True,
 ) -> None:
-    """Raises AssertionError where names or values of two models differ; each kind is checked unless it is turned off."""
+    """Raises AssertionError where names or values of two models differ, in the kinds that are checked."""
     one, other = get_state_buffers_parameters(model_1), get_state_buffers_parameters(model_2)
     checked = {
         "named_buffers": check_named_buffers,
@@ -106,4 +106,4 @@ def assert_state_buffers_parameters_equal(
     for kind in (kind for kind, wanted in checked.items() if wanted):
         assert one[kind].keys() == other[kind].keys(), f"{kind}: {sorted(one[kind])} and {sorted(other[kind])}"
         for name, value in one[kind].items():
-            torch.testing.assert_close(value, other[kind][name], msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(value, other[kind][name], msg=f"{kind}: {name!r} differs")

@@ -67,9 +67,7 @@ class CriteoIterDataPipe(IterDataPipe[Any]):
         self.paths, self.row_mapper, self.open_kw = list(paths), row_mapper, open_kw
 
     def __iter__(self) -> Iterator[Any]:
-        files = [
-            ReadLinesFromCSV(LoadFiles([path], mode="r", **self.open_kw), delimiter="\t") for path in self.paths
-        ]
+        files = [ReadLinesFromCSV(LoadFiles([path], mode="r", **self.open_kw), delimiter="\t") for path in self.paths]
         for row in ParallelReadConcat(*files):
             yield row if self.row_mapper is None else self.row_mapper(row)
 

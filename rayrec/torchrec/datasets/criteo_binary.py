@@ -127,7 +127,8 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
         self._draws = np.random.RandomState(shuffle_training_set_random_seed)
         parts = tuple(_Files.of(paths) for paths in (dense_paths, sparse_paths, labels_paths))
         num_rows = sum(parts[0].lengths)
-        begin, end = {"train": (0, num_rows), "val": (0, -(-num_rows // 2)), "test": (-(-num_rows // 2), num_rows)}[stage]
+        half = -(-num_rows // 2)
+        begin, end = {"train": (0, num_rows), "val": (0, half), "test": (half, num_rows)}[stage]
         sizes = batch_sizes(end - begin, batch_size, world_size, bool(drop_last))
         if shuffle_training_set and stage == "train":
             order = np.argsort(self._draws.permutation(num_rows))[share(num_rows, rank, world_size)[0] :]
@@ -279,7 +280,7 @@ class BinaryCriteoUtils:
 
     @staticmethod
     def shuffle(*args: Any, **kwargs: Any) -> None:
-        """Raises NotOffered: days are shuffled on disk by data/criteo/prepare.py, or drawn by `shuffle_training_set`."""
+        """Raises NotOffered: files of days are not shuffled on disk."""
         raise NotOffered(
             "BinaryCriteoUtils.shuffle: use InMemoryBinaryCriteoIterDataPipe(shuffle_training_set=True), or prepare "
             "Parquet files with data/criteo/prepare.py and read them shuffled with rayrec.data"

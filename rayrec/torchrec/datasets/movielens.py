@@ -38,14 +38,12 @@ def as_columns(row: list[str]) -> dict[str, int | float | str]:
 class MovieLensIterDataPipe(IterDataPipe[Any]):
     """The ratings of a folder; see `movielens_20m`."""
 
-    def __init__(self, root: str, include_movies_data: bool, row_mapper: Mapper | None, open_kw: dict[str, Any]) -> None:
+    def __init__(
+        self, root: str, include_movies_data: bool, row_mapper: Mapper | None, open_kw: dict[str, Any]
+    ) -> None:
         super().__init__()
-        self.root, self.include_movies_data, self.row_mapper, self.open_kw = (
-            root,
-            include_movies_data,
-            row_mapper,
-            open_kw,
-        )
+        self.root, self.include_movies_data = root, include_movies_data
+        self.row_mapper, self.open_kw = row_mapper, open_kw
 
     def _lines(self, name: str) -> ReadLinesFromCSV:
         files = LoadFiles([os.path.join(self.root, name)], mode="r", **self.open_kw)

@@ -24,7 +24,7 @@ def check_path_manager(key: str) -> None:
     """Raises ValueError for handlers of paths that a program has registered with iopath; paths are opened as files."""
     if key != PATH_MANAGER_KEY:
         raise ValueError(
-            f"path_manager_key={key!r}: iopath is not used, so its handlers are not; copy the files to a local disk, or "
+            f"path_manager_key={key!r}: paths are opened as files, without iopath; copy them to a local disk, or "
             "read them from storage with rayrec.data"
         )
 

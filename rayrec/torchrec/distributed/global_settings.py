@@ -1,5 +1,4 @@
-"""`torchrec.distributed.global_settings`: a process-wide flag. Vectors are always on the model's device here, so the flag
-is only kept for programs that read it back."""
+"""A process-wide flag, kept for programs that read it back: vectors are on the model's device in any case."""
 
 from __future__ import annotations
 

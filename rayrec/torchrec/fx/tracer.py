@@ -84,5 +84,4 @@ def symbolic_trace(
     """
     tracer = Tracer(leaf_modules)
     graph = tracer.trace(root, concrete_args)
-    name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "function")
-    return fx.GraphModule(tracer.root, graph, name)
+    return fx.GraphModule(tracer.root, graph)

@@ -35,7 +35,9 @@ def _replaced(module: nn.Module, mapping: Mapped, config: QuantConfig, within_fp
 
 
 def _config(dtype: torch.dtype, output: torch.dtype, by_table: dict[str, torch.dtype] | None) -> QuantConfig:
-    return QuantConfig(PlaceholderObserver.with_args(dtype=output), PlaceholderObserver.with_args(dtype=dtype), by_table)
+    return QuantConfig(
+        PlaceholderObserver.with_args(dtype=output), PlaceholderObserver.with_args(dtype=dtype), by_table
+    )
 
 
 def quantize_embeddings(

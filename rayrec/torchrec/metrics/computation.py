@@ -196,9 +196,7 @@ class RecMetricComputation(torch.nn.Module, ABC):
         """Adds a batch, as a metric has it."""
         if examples.inputs:
             kwargs["required_inputs"] = dict(examples.inputs)
-        self.update(
-            predictions=examples.predictions, labels=examples.labels_TB, weights=examples.weights_TB, **kwargs
-        )
+        self.update(predictions=examples.predictions, labels=examples.labels_TB, weights=examples.weights_TB, **kwargs)
 
     def figures(self) -> list[Figure]:
         return [

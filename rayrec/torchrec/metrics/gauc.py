@@ -25,7 +25,7 @@ class GAUCMetricComputation(RecMetricComputation):
             self._add_state(name, zeros, add_window_state=True, persistent=True)
 
     @torch.no_grad()
-    def update(
+    def update(  # type: ignore[override]  # it needs one output more
         self,
         *,
         predictions: torch.Tensor | None,

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from enum import Enum
 
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
+
 
 class StrValueMixin:
     """An enumeration whose members print as their values."""

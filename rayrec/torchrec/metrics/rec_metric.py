@@ -103,8 +103,9 @@ class RecMetric(torch.nn.Module):
         for ignored in ("enable_pt2_compile", "should_clone_update_inputs", "batch_size_stages"):
             options.pop(ignored, None)
         groups = self._groups()
+        computations: list[Computation]
         if self._computation_class is not None:
-            settings = {
+            settings: dict[str, Any] = {
                 "my_rank": my_rank,
                 "batch_size": batch_size,
                 "window_size": window,

@@ -32,7 +32,9 @@ def formats(module: nn.Module, tables: list[str]) -> tuple[dict[str, torch.dtype
     """
     config: Any = getattr(module, "qconfig", None)
     if config is None:
-        raise ValueError(f"{type(module).__name__} has no qconfig; set one, or call inference.modules.quantize_embeddings")
+        raise ValueError(
+            f"{type(module).__name__} has no qconfig; set one, or call inference.modules.quantize_embeddings"
+        )
     given: Mapping[str, torch.dtype] = getattr(config, "per_table_weight_dtype", None) or {}
     default = config.weight().dtype
     return {name: given.get(name, default) for name in tables}, config.activation().dtype
@@ -48,9 +50,7 @@ def _quantized(
 
 def _made(collection: Any, kind: str) -> Any:
     if collection is None:
-        raise NotOffered(
-            f"a quantized {kind} is made of a trained one: use {kind}.from_float, or inference.modules.quantize_embeddings"
-        )
+        raise NotOffered(f"a quantized {kind} is made of a trained one: use {kind}.from_float, or quantize_embeddings")
     return collection
 
 

@@ -64,7 +64,9 @@ def _answer(address: dict[str, str], func: Callable[..., Any], args: tuple[Any, 
         raise RuntimeError(f"rank {kwargs.get('rank', args and args[0])}: {traceback.format_exc()}") from error
 
 
-def _on_ranks(method: str, func: Callable[..., Any], calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
+def _on_ranks(
+    method: str, func: Callable[..., Any], calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
+) -> list[Any]:
     """What each call gives in a process of its own."""
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(get_free_port())}
     with ProcessPoolExecutor(len(calls), multiprocessing.get_context(method)) as pool:

@@ -27,9 +27,9 @@ class TrainPipeline(pipeline.TrainPipeline[In], Generic[In, Out]):
     def sync_embeddings(self, model: nn.Module, interval_batches: int | None, context: Any = None) -> None:
         """Averages the groups of a DMPCollection, if `context` is none or its batch is an `interval_batches`-th one."""
         index = getattr(context, "index", 0)
-        if interval_batches and index is not None and index % interval_batches == 0:
-            if isinstance(model, DMPCollection):
-                model.sync()
+        due = interval_batches and index is not None and index % interval_batches == 0
+        if due and isinstance(model, DMPCollection):
+            model.sync()
 
 
 @dataclass(frozen=True)

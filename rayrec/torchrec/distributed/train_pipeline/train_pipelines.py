@@ -27,6 +27,9 @@ from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import (
     StagedTrainPipeline,
     TrainPipeline,
 )
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "EvalPipelineFusedSparseDist",
@@ -73,8 +76,8 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
         optimizer, device, custom_model_fwd: as of `TrainPipelineBase`.
         execute_all_batches: False leaves the last two batches of an iterator until another one brings more.
         context_type: `TrainPipelineContext`.
-        dmp_collection_sync_interval_batches: steps from one averaging of a DMPCollection's groups to the next, beginning
-            with the first; None: they are averaged when its `sync` is called.
+        dmp_collection_sync_interval_batches: steps between two averagings of a DMPCollection's groups, the first one
+            after the first step; None: they are averaged when its `sync` is called.
 
     Raises:
         ValueError: a context type of your own.

@@ -16,6 +16,9 @@ from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import (
     SparseDataDistUtil,
     record_stream,
 )
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = ["DataLoadingThread", "PipelineStage", "SparseDataDistUtil"]
 
