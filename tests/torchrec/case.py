@@ -29,7 +29,7 @@ SECTIONS = (
     "quant",
     "criteo",
     "computations",
-    "names",
+    "further",
 )
 
 

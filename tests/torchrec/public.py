@@ -1,5 +1,5 @@
 """Records TorchRec 1.8's public classes and functions by module: `python -m tests.torchrec.public` writes
-`recorded/names.json`. TorchRec must be importable, and rayrec need not be; modules of its own tests are left out."""
+`recorded/public.json`. TorchRec must be importable, and rayrec need not be; modules of its own tests are left out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main() -> None:
         except Exception:
             found[item.name.removeprefix("torchrec.")] = []  # it needs what is not installed
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(names)}" for name, names in sorted(found.items()))
-    (HERE / "recorded" / "names.json").write_text("{\n" + lines + "\n}\n", encoding="utf-8")
+    (HERE / "recorded" / "public.json").write_text("{\n" + lines + "\n}\n", encoding="utf-8")
     print(f"{len(found)} modules, {sum(map(len, found.values()))} names")
 
 

@@ -66,7 +66,7 @@ def test_a_name_that_is_not_offered_says_what_to_use(module: str, names: str, in
         getattr(home, "nothing")  # noqa: B009
 
 
-PUBLIC = json.loads((Path(__file__).parent / "recorded" / "names.json").read_text(encoding="utf-8"))
+PUBLIC = json.loads((Path(__file__).parent / "recorded" / "public.json").read_text(encoding="utf-8"))
 
 
 def test_every_public_name_of_torchrec_is_there_or_says_what_to_use() -> None:
