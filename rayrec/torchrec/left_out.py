@@ -45,7 +45,7 @@ MODULES: dict[str, str] = {
     "distributed.mc_embeddingbag": COLLISIONS,
     "distributed.mc_modules": COLLISIONS,
     "distributed.memory_stashing": "the planner counts the memory of a step; give tables to fused_uvm_caching",
-    "distributed.model_tracker": "rayrec.train publishes deltas of the rows that changed; a checkpoint holds every row",
+    "distributed.model_tracker": "changed rows are not tracked: a checkpoint holds every row",
     "distributed.object_pool": STORE,
     "distributed.pec_collision_handlers": COLLISIONS,
     "distributed.pec_comm_ops": COLLISIONS,
