@@ -152,7 +152,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         super().__init__()
         check_tables(tables)
         check_trained(tables)
-        self._configs = tuple(tables)
+        self._embedding_bag_configs = tuple(tables)
         self._is_weighted = is_weighted
         self.seed = draw_seed() if seed is None else seed
         self.embedding_bags = nn.ModuleDict()
@@ -173,13 +173,13 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
 
     def reset_parameters(self) -> None:
         """Fills every table from the seed; does nothing on the meta device."""
-        for config in self._configs:
+        for config in self._embedding_bag_configs:
             weight = self.embedding_bags.get_parameter(f"{config.name}.weight")
             if not weight.is_meta:
                 init.fill(weight, config, self.seed)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        return list(self._configs)
+        return list(self._embedding_bag_configs)
 
     def is_weighted(self) -> bool:
         return self._is_weighted
@@ -198,14 +198,14 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
             ValueError: a feature is missing, weights are missing from a weighted collection, an id is outside its
                 table, or batch sizes vary by feature without inverse indices.
         """
-        check_features(features, feature_names(self._configs))
+        check_features(features, feature_names(self._embedding_bag_configs))
         if self._is_weighted and features.weights_or_none() is None:
             raise ValueError("the collection is weighted, but the input has no weights")
         inverse = features.inverse_indices_or_none()
         if inverse is None:
             features = features.expanded()
         pooled, keys = [], []
-        for config, names in zip(self._configs, self._output_names, strict=True):
+        for config, names in zip(self._embedding_bag_configs, self._output_names, strict=True):
             for feature, name in zip(config.feature_names, names, strict=True):
                 ids = features[feature]
                 with naming_ids(config, feature, ids.values()):
@@ -263,7 +263,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         widths = {table.name: table.embedding_dim for table in tables}
         if len(set(widths.values())) > 1:
             raise ValueError(f"all tables of an EmbeddingCollection need one embedding_dim; there are {widths}")
-        self._configs = tuple(tables)
+        self._embedding_configs = tuple(tables)
         self._need_indices = need_indices
         self.seed = draw_seed() if seed is None else seed
         self.embeddings = nn.ModuleDict()
@@ -275,16 +275,16 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
 
     def reset_parameters(self) -> None:
         """Fills every table from the seed; does nothing on the meta device."""
-        for config in self._configs:
+        for config in self._embedding_configs:
             weight = self.embeddings.get_parameter(f"{config.name}.weight")
             if not weight.is_meta:
                 init.fill(weight, config, self.seed)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        return list(self._configs)
+        return list(self._embedding_configs)
 
     def embedding_dim(self) -> int:
-        return self._configs[0].embedding_dim
+        return self._embedding_configs[0].embedding_dim
 
     def need_indices(self) -> bool:
         return self._need_indices
@@ -302,9 +302,9 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         Raises:
             ValueError: a feature is missing, or an id is outside its table.
         """
-        check_features(features, feature_names(self._configs))
+        check_features(features, feature_names(self._embedding_configs))
         out: dict[str, JaggedTensor] = {}
-        for config, names in zip(self._configs, self._output_names, strict=True):
+        for config, names in zip(self._embedding_configs, self._output_names, strict=True):
             for feature, name in zip(config.feature_names, names, strict=True):
                 ids = features[feature]
                 with naming_ids(config, feature, ids.values()):

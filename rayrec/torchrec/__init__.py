@@ -15,6 +15,7 @@ from rayrec.torchrec import not_offered
 from rayrec.torchrec.alias import install
 
 not_offered.install()
+_left_out = not_offered.names_left_out(__name__)
 
 _HOMES = {
     "JaggedTensor": "rayrec.sparse",
@@ -31,7 +32,7 @@ _HOMES = {
     "Pipelineable": "rayrec.streamable",
 }
 _PACKAGES = frozenset(
-    ("datasets", "distributed", "inference", "metrics", "models", "modules", "optim", "quant", "sparse")
+    ("datasets", "distributed", "fx", "inference", "metrics", "models", "modules", "optim", "quant", "sparse")
 )
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     )
     from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
     from rayrec.streamable import Multistreamable, Pipelineable
+
+__version__ = "1.8.0"  # of TorchRec, whose names these are
 
 __all__ = [
     "DataType",
@@ -69,7 +72,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _left_out(name)
 
 
 def __dir__() -> list[str]:

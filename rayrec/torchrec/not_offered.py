@@ -1,79 +1,54 @@
-"""Modules and names of TorchRec that rayrec does not have: importing one raises an error with the alternative."""
+"""Importing a module or name of TorchRec that rayrec does not have raises an error with the alternative."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-_EXCHANGES = "write the model's own exchanges with torch.distributed.nn; the collections have theirs inside"
-_COLLISIONS = (
-    "rayrec.torchrec.modules.mc_modules has managed collisions; DistributedModelParallel shards the tables behind them"
-)
-_INFERENCE = "`rayrec export` and rayrec.inference.Model; rayrec.quant has the quantized collections"
-_CACHE = "fused_uvm_caching keeps hot rows on the device; there is no other store of rows"
+from rayrec.torchrec.left_out import MODULES
+from rayrec.torchrec.left_out_names import NAMES
 
-MODULES = {
-    **dict.fromkeys(("mc_adapter", "hash_mc_modules", "hash_mc_evictions"), _COLLISIONS),
-    "embedding_tower": "a tower is a module of your own that holds a collection; DistributedModelParallel finds it",
-    "tensor_pool": _CACHE,
-    "keyed_jagged_tensor_pool": _CACHE,
-}
-MODULES = {f"rayrec.torchrec.modules.{name}": text for name, text in MODULES.items()} | {
-    **dict.fromkeys((f"rayrec.torchrec.distributed.{name}" for name in ("comm_ops", "dist_data")), _EXCHANGES),
-    **dict.fromkeys(
-        (f"rayrec.torchrec.distributed.{name}" for name in ("mc_modules", "mc_embedding", "mc_embeddingbag")),
-        _COLLISIONS,
-    ),
-    **dict.fromkeys(
-        (
-            f"rayrec.torchrec.distributed.{name}"
-            for name in ("quant_embedding", "quant_embeddingbag", "quant_embedding_kernel")
-        ),
-        _INFERENCE,
-    ),
-    "rayrec.torchrec.distributed.fp_embeddingbag": (
-        "DistributedModelParallel shards the collection inside; no sharder of its own is needed"
-    ),
-    "rayrec.torchrec.metrics.gauc": "rayrec.metrics.GroupedAuc, exact over batches and ranks",
-    "rayrec.torchrec.metrics.output": "RecMetricEnum.SCALAR of a task whose label is that output",
-    "rayrec.torchrec.metrics.hindsight_target_pr": "RecMetricEnum.PRECISION and RECALL with a threshold",
-    "rayrec.torchrec.metrics.multi_label_precision": "a task for each label, with RecMetricEnum.PRECISION",
-    **dict.fromkeys(
-        (f"rayrec.torchrec.metrics.{name}" for name in ("cpu_offloaded_metric_module", "cpu_comms_metric_module")),
-        "rayrec.torchrec.metrics.metric_module.RecMetricModule; one all-reduce adds all of its sums up",
-    ),
-    **dict.fromkeys((f"rayrec.torchrec.inference.{name}" for name in ("modules", "state_dict_transform")), _INFERENCE),
-    "rayrec.torchrec.quant.embedding_modules": _INFERENCE,
-}
+_ROOT = "rayrec.torchrec."
+_INSTEAD = MODULES | {f"{module}.{name}": text for module, names, text in NAMES for name in names.split()}
 
 
 class NotOffered(ModuleNotFoundError):
     """A module or name of TorchRec that rayrec does not have; the message names the alternative."""
 
 
-def without(module: str, instead: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's `__getattr__`.
+def names_left_out(module: str) -> Callable[[str], Any]:
+    """A module's `__getattr__`: raises NotOffered for the names and submodules of it that `left_out` lists.
 
     Args:
         module: its `__name__`.
-        instead: for each name, what to use.
     """
 
     def missing(name: str) -> NoReturn:
-        if name in instead:
-            raise NotOffered(f"{module} has no {name}: {instead[name]}", name=module)
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        instead = _INSTEAD.get(f"{module}.{name}".removeprefix(_ROOT))
+        if instead is not None:
+            raise NotOffered(f"{module} has no {name}: {instead}", name=name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
 
     return missing
+
+
+def instead_of(module: str) -> str | None:
+    """What to use instead of a module, or of one that it lies in; None if neither is left out."""
+    path = module.removeprefix(_ROOT)
+    while path:
+        if path in MODULES:
+            return MODULES[path]
+        path = path.rpartition(".")[0]
+    return None
 
 
 class _Finder:
     """Last in `sys.meta_path`: raises NotOffered for modules of TorchRec that no other finder has found."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> None:
-        if name in MODULES:
-            raise NotOffered(f"there is no {name}: {MODULES[name]}", name=name)
+        if name.startswith(_ROOT) and (instead := instead_of(name)) is not None:
+            raise NotOffered(f"there is no {name}: {instead}", name=name)
 
 
 def install() -> None:

@@ -279,9 +279,10 @@ def test_a_sharding_says_where_its_rectangles_lie() -> None:
     assert ParameterSharding(T.TABLE_WISE, "fused").sharding_type == "table_wise"
     assert copies.load_factor == 0.2
     assert ParameterSharding("row_wise", "fused", cache_params=CacheParams(load_factor=0.1)).load_factor == 0.1
-    for name in ("stochastic_rounding", "output_dtype", "key_value_params"):
-        with pytest.raises(ValueError, match=f"ParameterSharding: {name} is not supported: .*; leave it out"):
+    for name in ("output_dtype", "key_value_params"):
+        with pytest.raises(ValueError, match=f"ParameterSharding: {name}=False is not supported: "):
             ParameterSharding("row_wise", "fused", **{name: False})
+    assert ParameterSharding("row_wise", "fused", stochastic_rounding=True).stochastic_rounding
 
 
 class Sharder(ModuleSharder[nn.Linear]):

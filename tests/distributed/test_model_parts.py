@@ -362,7 +362,7 @@ def test_optimizers_inside_backward_are_the_tables_own_or_the_sharders() -> None
     for kind in (T.TABLE_WISE, T.DATA_PARALLEL):
         assert (kinds("fused", kind, False), kinds("fused", kind, True)) == ([0.25], [0.5])
         assert kinds("dense", kind, False) == []
-    assert kinds("dense", T.DATA_PARALLEL, True) == [0.5]
+    assert kinds("dense", T.DATA_PARALLEL, True) == []
     with pytest.raises(ValueError, match=r"table 't': its kernel is dense, .*; take back one of the two"):
         kinds("dense", T.TABLE_WISE, True)
 

@@ -25,6 +25,11 @@ SECTIONS = (
     "metrics",
     "datasets",
     "drawn",
+    "fx",
+    "quant",
+    "criteo",
+    "computations",
+    "further",
 )
 
 

@@ -66,11 +66,6 @@ def criteo_names(rec: Package) -> Any:
     return [home.DEFAULT_CAT_NAMES, home.DEFAULT_INT_NAMES, home.DEFAULT_LABEL_NAME, home.DEFAULT_COLUMN_NAMES, counts]
 
 
-@case("10/DEFAULT_CAT_NAMES", "the files are prepared once and read by rayrec.data; the error says so")
-def criteo_readers(rec: Package) -> Any:
-    return [isinstance(rec("datasets.criteo").InMemoryBinaryCriteoIterDataPipe, type)]
-
-
 @case("10/movielens_20m")
 def movielens_names_and_pipes(rec: Package) -> Any:
     home = rec("datasets.utils")

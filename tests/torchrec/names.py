@@ -19,6 +19,7 @@ CHAPTERS = {
     "8": "distributed.train_pipeline",
     "9": "metrics",
     "10": "datasets, inference, quant",
+    "11": "fx, test_utils",
 }
 HEAD = """# TorchRec's names in rayrec
 

@@ -238,7 +238,7 @@ def test_without_a_metric_no_output_is_needed() -> None:
 
 def test_outputs_are_taken_by_task_and_must_agree() -> None:
     metrics, three = module(1, 0, RecMetricEnum.CTR), torch.ones(3)
-    with pytest.raises(ValueError, match=r"task 'DefaultTask': the model's outputs have no \['weight'\]"):
+    with pytest.raises(ValueError, match=r"task 'DefaultTask': the model's outputs have no weight 'weight'"):
         metrics.update({"label": three, "prediction": three})
     with pytest.raises(ValueError, match="prediction has 2 numbers and label 3"):
         metrics.update({"label": three, "prediction": torch.ones(2), "weight": three})

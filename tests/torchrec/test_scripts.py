@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,15 @@ def resumed(group: dist.ProcessGroup, folder: str, cuts: str, kind: Any = None) 
     from rayrec.torchrec.distributed import sharding_plan as by
 
     world = group.size()
+
+    def fused_replicas(table: Any) -> Any:
+        return replace(by.data_parallel()(table), compute_kernel="fused")
+
     generators = {
         "table_wise": {"t_a": by.table_wise(0), "t_b": by.table_wise(world - 1)},
         "row_wise": {"t_a": by.row_wise(), "t_b": by.row_wise()},
         "column_wise": {"t_a": by.row_wise(), "t_b": by.column_wise([0, world - 1])},
-        "replicated": {"t_a": by.data_parallel(), "t_b": by.row_wise()},
+        "replicated": {"t_a": fused_replicas, "t_b": by.row_wise()},
     }[cuts]
     space = script(FOLDER / "checkpoint.py", "rayrec.torchrec")
     return space["resume"](str(RECORDED / folder), STEPS, generators, kind or space["RowWiseAdagrad"])

@@ -22,7 +22,10 @@ from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import record_str
 from rayrec.torchrec.distributed.train_pipeline.train_pipelines import TrainPipelineSemiSync
 
 CPU = torch.device("cpu")
-OURS = {"execute_all_batches": True, "apply_jit": False, "pipeline_postproc": True}
+COPIES = {"enable_inplace_copy_batch": False, "free_features_storage_early": False, "clear_data_dist_inputs": False}
+OURS = {"execute_all_batches": True, "apply_jit": False, "pipeline_postproc": True, **COPIES}
+CONTEXT = {"context_type": home.TrainPipelineContext}
+LOOKUPS = {"strict": False, "emb_lookup_stream": "data_dist", "embedding_lookup_after_data_dist": False}
 
 
 class Line(nn.Module):
@@ -66,16 +69,23 @@ def made(kind: Callable[..., Any], rate: float = 0.0, **more: Any) -> Any:
                 "pipeline_postproc": False,
                 "dmp_collection_sync_interval_batches": 1,
                 "enqueue_batch_after_forward": False,
-                "enable_inplace_copy_batch": False,
+                **COPIES,
+                **CONTEXT,
             },
         ),
+        (home.TrainPipelineFusedSparseDist, OURS | LOOKUPS | {"enqueue_batch_after_forward": False}),
         (
-            home.TrainPipelineFusedSparseDist,
-            OURS | {"strict": False, "emb_lookup_stream": "data_dist", "embedding_lookup_after_data_dist": False},
+            TrainPipelineSemiSync,
+            OURS
+            | {
+                "start_batch": 900,
+                "stash_gradients": False,
+                "strict": False,
+                "dmp_collection_sync_interval_batches": 1,
+            },
         ),
-        (TrainPipelineSemiSync, OURS | {"start_batch": 900, "stash_gradients": False, "strict": False}),
         (home.PrefetchTrainPipelineSparseDist, OURS),
-        (home.TrainPipelineSparseDistLite, {"apply_jit": False, "pipeline_postproc": False}),
+        (home.TrainPipelineSparseDistLite, {"apply_jit": False, "pipeline_postproc": False, **COPIES, **CONTEXT}),
         (home.TrainPipelinePT2, {}),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
@@ -146,8 +147,8 @@ def optimizers_of(
 ) -> dict[str, OptimizerSpec | None]:
     """Each table's update inside backward; None for one whose kernel is dense.
 
-    A data-parallel table that went through `apply_optimizer_in_backward` keeps the optimizer from there even where its
-    kernel is dense: TorchRec's plans know no other kernel for it.
+    A data-parallel table with a dense kernel is left to the dense optimizer even if it went through
+    `apply_optimizer_in_backward`, as the other replicated parameters are: programs give the optimizer to all tables.
 
     Raises:
         ValueError: a sharded table with a dense kernel and an optimizer inside backward.
@@ -161,8 +162,13 @@ def optimizers_of(
                 f"table {name!r}: its kernel is dense, which leaves gradients to an optimizer of yours, but "
                 "apply_optimizer_in_backward gave it one that runs inside backward; take back one of the two"
             )
-        optimizers[name] = None if dense and not given else optimizer_of(weight, default)
+        optimizers[name] = None if dense else _rounded(optimizer_of(weight, default), params[name].stochastic_rounding)
     return optimizers
+
+
+def _rounded(spec: OptimizerSpec, stochastic: bool | None) -> OptimizerSpec:
+    """The settings with the plan's way of rounding, if it has one."""
+    return spec if stochastic is None else replace(spec, stochastic_rounding=stochastic)
 
 
 def optimizer_of(weight: torch.Tensor, default: OptimizerSpec) -> OptimizerSpec:

@@ -85,6 +85,7 @@ def write_sharding(p: ParameterSharding) -> dict[str, Any]:
         "sharding_type": p.sharding_type,
         "compute_kernel": p.compute_kernel,
         **cache,
+        **({} if p.stochastic_rounding is None else {"stochastic_rounding": p.stochastic_rounding}),
         "ranks": sorted(set(p.ranks)),
         "shards": [
             {
@@ -125,6 +126,7 @@ def read_sharding(path: str, name: str, raw: Mapping[str, Any]) -> ParameterShar
             device=device,
             cache_params=CacheParams(**raw["cache_params"]) if raw.get("cache_params") else None,
             local_ranks=local_ranks,
+            stochastic_rounding=raw.get("stochastic_rounding"),
         )
     except KeyError as error:
         raise ValueError(f"{where}: field {error} is missing") from error

@@ -116,6 +116,7 @@ class ParameterSharding:
         device: device type.
         cache_params: device cache; default: fbgemm's load factor.
         local_ranks: device index by rank, if it differs from the rank.
+        stochastic_rounding: of a table with 16-bit weights; default: as its optimizer's settings say.
     """
 
     sharding_type: str
@@ -125,6 +126,7 @@ class ParameterSharding:
     device: str = "cpu"
     cache_params: CacheParams | None = None
     local_ranks: Mapping[int, int] = field(default_factory=dict, hash=False)
+    stochastic_rounding: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("sharding_type", "compute_kernel"):

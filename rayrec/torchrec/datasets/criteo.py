@@ -1,19 +1,84 @@
-"""The columns of the Criteo data sets, under TorchRec's names. Reading them: `data/criteo/prepare.py`."""
+"""The Criteo click logs: columns, tab-separated files row by row, and binary files of numpy arrays batch by batch.
+
+rayrec's own way: `data/criteo/prepare.py` makes Parquet of the files once, and `rayrec.data` reads it.
+"""
 
 from __future__ import annotations
 
-from rayrec.torchrec.not_offered import without
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-INT_FEATURE_COUNT = 13
-CAT_FEATURE_COUNT = 26
-DAYS = 24
-DEFAULT_LABEL_NAME = "label"
-DEFAULT_INT_NAMES = [f"int_{place}" for place in range(INT_FEATURE_COUNT)]
-DEFAULT_CAT_NAMES = [f"cat_{place}" for place in range(CAT_FEATURE_COUNT)]
-DEFAULT_COLUMN_NAMES = [DEFAULT_LABEL_NAME, *DEFAULT_INT_NAMES, *DEFAULT_CAT_NAMES]
-TOTAL_TRAINING_SAMPLES = 4195197692
-FREQUENCY_THRESHOLD = 3
+from torch.utils.data import IterDataPipe
 
-_INSTEAD = "prepare the files once with data/criteo/prepare.py and read them with rayrec.data (see its README)"
-_READERS = ("BinaryCriteoUtils", "InMemoryBinaryCriteoIterDataPipe", "criteo_kaggle", "criteo_terabyte")
-__getattr__ = without(__name__, dict.fromkeys(_READERS, _INSTEAD))
+from rayrec.torchrec.datasets.criteo_binary import BinaryCriteoUtils, InMemoryBinaryCriteoIterDataPipe
+from rayrec.torchrec.datasets.criteo_columns import (
+    CAT_FEATURE_COUNT,
+    COLUMN_TYPE_CASTERS,
+    DAYS,
+    DEFAULT_CAT_NAMES,
+    DEFAULT_COLUMN_NAMES,
+    DEFAULT_INT_NAMES,
+    DEFAULT_LABEL_NAME,
+    FREQUENCY_THRESHOLD,
+    INT_FEATURE_COUNT,
+    TOTAL_TRAINING_SAMPLES,
+)
+from rayrec.torchrec.datasets.utils import PATH_MANAGER_KEY, LoadFiles, ParallelReadConcat, ReadLinesFromCSV
+
+__all__ = [
+    "CAT_FEATURE_COUNT",
+    "COLUMN_TYPE_CASTERS",
+    "DAYS",
+    "DEFAULT_CAT_NAMES",
+    "DEFAULT_COLUMN_NAMES",
+    "DEFAULT_INT_NAMES",
+    "DEFAULT_LABEL_NAME",
+    "FREQUENCY_THRESHOLD",
+    "INT_FEATURE_COUNT",
+    "PATH_MANAGER_KEY",
+    "TOTAL_TRAINING_SAMPLES",
+    "BinaryCriteoUtils",
+    "CriteoIterDataPipe",
+    "InMemoryBinaryCriteoIterDataPipe",
+    "criteo_kaggle",
+    "criteo_terabyte",
+]
+
+Mapper = Callable[[list[str]], Any]
+
+
+def as_columns(row: list[str]) -> dict[str, int | str]:
+    """A row's values by column name; a row without a label has 39 of the 40."""
+    names, casts = DEFAULT_COLUMN_NAMES[-len(row) :], COLUMN_TYPE_CASTERS[-len(row) :]
+    return {name: cast(text) for name, cast, text in zip(names, casts, row, strict=True)}
+
+
+class CriteoIterDataPipe(IterDataPipe[Any]):
+    """The rows of tab-separated files; with a DataLoader's workers, of the files that are this worker's.
+
+    Args:
+        paths: the files.
+        row_mapper: makes an item of a row's texts; None: the item is the list of texts.
+        open_kw: keywords of `open`.
+    """
+
+    def __init__(self, paths: Iterable[str], *, row_mapper: Mapper | None = as_columns, **open_kw: Any) -> None:
+        super().__init__()
+        self.paths, self.row_mapper, self.open_kw = list(paths), row_mapper, open_kw
+
+    def __iter__(self) -> Iterator[Any]:
+        files = [ReadLinesFromCSV(LoadFiles([path], mode="r", **self.open_kw), delimiter="\t") for path in self.paths]
+        for row in ParallelReadConcat(*files):
+            yield row if self.row_mapper is None else self.row_mapper(row)
+
+
+def criteo_terabyte(
+    paths: Iterable[str], *, row_mapper: Mapper | None = as_columns, **open_kw: Any
+) -> CriteoIterDataPipe:
+    """The rows of the terabyte log's days; see `CriteoIterDataPipe`."""
+    return CriteoIterDataPipe(paths, row_mapper=row_mapper, **open_kw)
+
+
+def criteo_kaggle(path: str, *, row_mapper: Mapper | None = as_columns, **open_kw: Any) -> CriteoIterDataPipe:
+    """The rows of a file of the Kaggle challenge, with labels or without; see `CriteoIterDataPipe`."""
+    return CriteoIterDataPipe((path,), row_mapper=row_mapper, **open_kw)

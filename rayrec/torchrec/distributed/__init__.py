@@ -29,6 +29,9 @@ from rayrec.torchrec.distributed.train_pipeline import (
 )
 from rayrec.torchrec.distributed.types import ParameterSharding, ShardedTensor
 from rayrec.torchrec.distributed.utils import get_unsharded_module_names, sharded_model_copy
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "Awaitable",

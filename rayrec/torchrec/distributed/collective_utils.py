@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from rayrec.distributed.comm import call_on_rank
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 T = TypeVar("T")
 

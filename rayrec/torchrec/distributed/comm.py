@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed.comm import subgroup
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "get_group_rank",

@@ -12,6 +12,9 @@ from rayrec.streamable import Multistreamable
 from rayrec.torchrec.distributed.module_sharder import BaseEmbeddingSharder
 from rayrec.torchrec.distributed.sharded_module import ShardedEmbeddingModule
 from rayrec.torchrec.modules.embedding_configs import EmbeddingTableConfig
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 if TYPE_CHECKING:
     import torch

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 
 from rayrec.distributed.comm.wire import BF16, FP8, FP8_WIDE, FP16, FP32, Codec, NumberFormat, fp8_rows, int8_rows
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 COMM_OPS = ("POOLED_EMBEDDINGS_ALL_TO_ALL", "POOLED_EMBEDDINGS_REDUCE_SCATTER", "SEQUENCE_EMBEDDINGS_ALL_TO_ALL")
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from rayrec.torchrec.distributed.module_sharder import EmbeddingCollectionSharder
 from rayrec.torchrec.modules.fused_embedding_modules import FusedEmbeddingCollection
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 
 class FusedEmbeddingCollectionSharder(EmbeddingCollectionSharder):

@@ -18,6 +18,9 @@ from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.replicas.averaging import AllReduce
 from rayrec.torchrec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
 from rayrec.torchrec.distributed.module_sharder import get_default_sharders
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "DMPCollection",

@@ -6,17 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 
 from rayrec.distributed.plan import shards as plan
 from rayrec.distributed.plan.sharding_plan import ModuleSharding, module_text
 from rayrec.distributed.plan.shards import Shard, Span
+from rayrec.modules import DataType
 
 _NOT_SUPPORTED = {
-    "stochastic_rounding": "a setting of the optimizer (fused_params)",
-    "output_dtype": "vectors are float32",
-    "key_value_params": "there are no tables on disk",
+    "output_dtype": "vectors are float32; cast what the collection returns",
+    "key_value_params": "there are no tables on disk; take fused_uvm_caching",
 }
+
+
+def check_output(where: str, output_dtype: object, key_value_params: object) -> None:
+    """Raises ValueError for vectors in another format than float32, and for tables on disk."""
+    for name, value in (("output_dtype", output_dtype), ("key_value_params", key_value_params)):
+        if value is not None and value not in (DataType.FP32, torch.float32):
+            raise ValueError(f"{where}: {name}={value} is not supported: {_NOT_SUPPORTED[name]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,9 @@ class ParameterSharding(plan.ParameterSharding, metaclass=_AnyParameterSharding)
         ranks: ranks of a data-parallel table; other tables give `sharding_spec`.
         sharding_spec: one `ShardMetadata` per rectangle: offsets, sizes, and a placement such as `rank:1/cuda:1`.
         enforce_hbm, bounds_check_mode: accepted, not used; the kernel defines the memory, and ids are checked on input.
-        stochastic_rounding, output_dtype, key_value_params: not supported; must be None.
+        stochastic_rounding: of a table with 16-bit weights, in place of its optimizer's setting.
+        output_dtype: FP32, which vectors are in.
+        key_value_params: not supported; must be None.
 
     Raises:
         ValueError: a setting that is not supported.
@@ -93,10 +103,7 @@ class ParameterSharding(plan.ParameterSharding, metaclass=_AnyParameterSharding)
         device: str = "cpu",
         local_ranks: Mapping[int, int] | None = None,
     ) -> plan.ParameterSharding:
-        given = {"stochastic_rounding": stochastic_rounding, "output_dtype": output_dtype}
-        for name, value in {**given, "key_value_params": key_value_params}.items():
-            if value is not None:
-                raise ValueError(f"ParameterSharding: {name} is not supported: {_NOT_SUPPORTED[name]}; leave it out")
+        check_output("ParameterSharding", output_dtype, key_value_params)
         local = dict(local_ranks or {})
         if shards is None and sharding_spec is not None:
             shards, device, local = _read_spec(sharding_spec.shards)
@@ -109,6 +116,7 @@ class ParameterSharding(plan.ParameterSharding, metaclass=_AnyParameterSharding)
             device=device,
             cache_params=used_of(cache_params),
             local_ranks=local,
+            stochastic_rounding=stochastic_rounding,
         )
 
 

@@ -16,6 +16,9 @@ from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterShar
 from rayrec.torchrec.distributed.comm import get_local_size
 from rayrec.torchrec.distributed.module_sharder import get_default_sharders
 from rayrec.torchrec.distributed.parameter_sharding import EmbeddingModuleShardingPlan
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "ParameterShardingGenerator",

@@ -33,6 +33,9 @@ from rayrec.torchrec.distributed.model_parallel import ShardingStrategy
 from rayrec.torchrec.distributed.module_sharder import ModuleSharder
 from rayrec.torchrec.distributed.parameter_sharding import CacheParams, EmbeddingModuleShardingPlan, ParameterSharding
 from rayrec.torchrec.distributed.sharded_module import ShardedModule
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "DEFAULT_LOAD_FACTOR",

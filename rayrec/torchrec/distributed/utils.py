@@ -11,6 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
+
 T = TypeVar("T")
 
 

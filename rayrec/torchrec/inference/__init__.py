@@ -1,5 +1,8 @@
 """`torchrec.inference`."""
 
 from rayrec.inference import quantize_inference_model, shard_quant_model
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = ["quantize_inference_model", "shard_quant_model"]

@@ -1,9 +1,20 @@
 """The weighted share of examples classified correctly at a threshold."""
 
+from rayrec.torchrec.metrics.computation import MeasuredComputation
 from rayrec.torchrec.metrics.rec_metric import RecMetric
+from rayrec.torchrec.metrics.streaming.errors import ERRORS
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 
 class AccuracyMetric(RecMetric):
     """The metric `accuracy`."""
 
     name = "accuracy"
+
+
+class AccuracyMetricComputation(MeasuredComputation):
+    """The sums and figures of `accuracy`, to derive from."""
+
+    measure = ERRORS["accuracy"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ from rayrec.torchrec.metrics.metrics_config import (
     validate_batch_size_stages,
 )
 from rayrec.torchrec.metrics.metrics_namespace import compose_customized_metric_key, compose_metric_namespace
+from rayrec.torchrec.metrics.model_utils import parse_task_model_outputs
 from rayrec.torchrec.metrics.rec_metric import RecMetric, RecMetricException, RecMetricList, group_of
 from rayrec.torchrec.metrics.throughput import ThroughputMetric
 
@@ -116,9 +117,10 @@ class RecMetricModule(torch.nn.Module):
         """
         if len(self.rec_metrics) and self.rec_tasks:
             needed = self.get_required_inputs()
+            labels, predictions, weights, inputs = parse_task_model_outputs(self.rec_tasks, model_out, needed)
             if needed:
-                kwargs["required_inputs"] = {name: model_out[name].squeeze() for name in needed}
-            self.rec_metrics.update(**_by_task(self.rec_tasks, model_out), **kwargs)
+                kwargs["required_inputs"] = inputs
+            self.rec_metrics.update(labels=labels, predictions=predictions, weights=weights, **kwargs)
         if self.throughput_metric is not None:
             self.throughput_metric.update()
         self.trained_batches += 1
@@ -188,28 +190,6 @@ class RecMetricModule(torch.nn.Module):
             steps = max(1, int(aim * steps / lapse))
         group = group_of(self.rec_metrics[0]._group)
         self.compute_interval_steps = max(all_gather_object(steps, group)) if group else steps
-
-
-def _by_task(tasks: Sequence[RecTaskInfo], model_out: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    """`labels`, `predictions` and `weights` by the tasks' names; those of an empty batch are left out."""
-    found: dict[str, dict[str, torch.Tensor]] = {"labels": {}, "predictions": {}, "weights": {}}
-    for task in tasks:
-        wanted = {"labels": task.label_name, "predictions": task.prediction_name, "weights": task.weight_name}
-        wanted = {kind: name for kind, name in wanted.items() if name}
-        missing = [name for name in wanted.values() if name not in model_out]
-        if missing:
-            raise ValueError(f"task {task.name!r}: the model's outputs have no {missing}; they have {list(model_out)}")
-        parts = {kind: model_out[name].squeeze() for kind, name in wanted.items()}
-        size = parts["labels"].numel()
-        for kind, part in parts.items():
-            classes = part.shape[-1] if kind == "predictions" and part.dim() > parts["labels"].dim() else 1
-            if part.numel() != size * classes:
-                raise ValueError(
-                    f"task {task.name!r}: {wanted[kind]} has {part.numel()} numbers and {task.label_name} {size}"
-                )
-            if size:
-                found[kind][task.name] = part if parts["labels"].dim() else part.unsqueeze(0)
-    return found
 
 
 def generate_metric_module(

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
+
 
 class RecMetricEnum(Enum):
     """The metrics, by the namespace that they report under."""

@@ -1,9 +1,20 @@
 """NE of predictions corrected for a model that was trained on a sample of the negatives."""
 
+from rayrec.torchrec.metrics.computation import MeasuredComputation
 from rayrec.torchrec.metrics.rec_metric import RecMetric
+from rayrec.torchrec.metrics.streaming.rates import RATES
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 
 class RecalibratedNEMetric(RecMetric):
     """The metric `recalibrated_ne`."""
 
     name = "recalibrated_ne"
+
+
+class RecalibratedNEMetricComputation(MeasuredComputation):
+    """The sums and figures of `recalibrated_ne`, to derive from."""
+
+    measure = RATES["recalibrated_ne"]

@@ -6,11 +6,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 
 from rayrec.distributed.comm import all_gather_object, all_reduce
+from rayrec.torchrec.metrics.computation import (
+    MAX_BUFFER_COUNT,
+    MetricComputationReport,
+    RecMetricComputation,
+    WindowBuffer,
+)
 from rayrec.torchrec.metrics.metrics_config import RecComputeMode, RecTaskInfo
 from rayrec.torchrec.metrics.streaming.errors import ERRORS
 from rayrec.torchrec.metrics.streaming.measure import REQUIRED, Examples
@@ -23,10 +29,20 @@ from rayrec.torchrec.metrics.throughput import RATE_OPTIONS, TaskRate
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+__all__ = [
+    "MAX_BUFFER_COUNT",
+    "MetricComputationReport",
+    "RecMetric",
+    "RecMetricComputation",
+    "RecMetricException",
+    "RecMetricList",
+    "WindowBuffer",
+]
+
 MEASURES = RATES | ERRORS | SESSIONS
 NAMESPACES = {"tensor_weighted_avg": "weighted_avg", "tower_qps": "qps"}  # the others report under their own names
 Outputs = torch.Tensor | Mapping[str, torch.Tensor]
-Computation = StreamedSums | WindowSamples | TaskRate
+Computation = StreamedSums | WindowSamples | TaskRate | RecMetricComputation
 
 
 class RecMetricException(Exception):
@@ -34,7 +50,8 @@ class RecMetricException(Exception):
 
 
 class RecMetric(torch.nn.Module):
-    """One metric. Use a subclass that has a name (`NEMetric`, …).
+    """One metric. Use a subclass that has a name (`NEMetric`, …), or one of your own, which has `_namespace` and
+    `_computation_class`, a `RecMetricComputation`.
 
     Args:
         world_size: ranks that share a window.
@@ -55,6 +72,8 @@ class RecMetric(torch.nn.Module):
     """
 
     name = ""
+    _namespace: ClassVar[object | None] = None
+    _computation_class: ClassVar[type[RecMetricComputation] | None] = None
 
     def __init__(
         self,
@@ -79,13 +98,29 @@ class RecMetric(torch.nn.Module):
             raise ValueError(f"a rank's window of {window} examples is smaller than a batch of {batch_size}")
         self._tasks, self._group = tasks, process_group
         self._reports = my_rank == 0 or compute_on_all_ranks
-        self._update_limit, self._waiting = fused_update_limit, list[tuple[Any, Any, Any, Any]]()
+        self._update_limit, self._waiting = fused_update_limit, list[tuple[Any, ...]]()
         self._validate = should_validate_update
         for ignored in ("enable_pt2_compile", "should_clone_update_inputs", "batch_size_stages"):
             options.pop(ignored, None)
         groups = self._groups()
-        self._metrics_computations = torch.nn.ModuleList(self._computation(of, options, window) for of in groups)
-        self._needed: set[str] = set().union(*(self._inputs(of, options) for of in groups))
+        computations: list[Computation]
+        if self._computation_class is not None:
+            settings: dict[str, Any] = {
+                "my_rank": my_rank,
+                "batch_size": batch_size,
+                "window_size": window,
+                "compute_on_all_ranks": compute_on_all_ranks,
+                "should_validate_update": should_validate_update,
+                "compute_mode": compute_mode,
+                "process_group": process_group,
+                "fused_update_limit": fused_update_limit,
+            }
+            computations = [self._computation_class(n_tasks=len(of), **settings, **options) for of in groups]
+            self._required_inputs: set[str] = set()
+        else:
+            computations = [self._computation(of, options, window) for of in groups]
+            self._required_inputs = set().union(*(self._inputs(of, options) for of in groups))
+        self._metrics_computations = torch.nn.ModuleList(computations)
         if should_validate_update:
             for of, computation in zip(groups, self._metrics_computations, strict=True):
                 computation.register_buffer("has_valid_update", torch.zeros(len(of), dtype=torch.uint8))
@@ -100,7 +135,7 @@ class RecMetric(torch.nn.Module):
 
     @property
     def namespace(self) -> str:
-        return NAMESPACES.get(self.name, self.name)
+        return NAMESPACES.get(self.name, self.name) if self._namespace is None else str(self._namespace)
 
     def _settled(self, tasks: Sequence[RecTaskInfo], options: Mapping[str, Any]) -> dict[str, Any]:
         """Its options, the defaults filled in."""
@@ -130,7 +165,7 @@ class RecMetric(torch.nn.Module):
 
     def get_required_inputs(self) -> set[str]:
         """Names of the model's outputs that it needs in addition to labels, predictions and weights."""
-        return self._needed
+        return self._required_inputs
 
     def update(
         self,
@@ -139,7 +174,7 @@ class RecMetric(torch.nn.Module):
         labels: Outputs,
         weights: Outputs | None,
         required_inputs: Mapping[str, torch.Tensor] | None = None,
-        **_: Any,
+        **more: Any,
     ) -> None:
         """Adds a batch.
 
@@ -147,8 +182,9 @@ class RecMetric(torch.nn.Module):
             predictions: probabilities [B] by task, or one tensor [T, B]; of a task with classes [B, C].
             labels, weights: likewise; no weights: all 1.
             required_inputs: what `get_required_inputs` names, each [B].
+            more: for a computation of your own; the package's metrics take nothing else.
         """
-        self._waiting.append((predictions, labels, weights, required_inputs or {}))
+        self._waiting.append((predictions, labels, weights, required_inputs or {}, more))
         if len(self._waiting) >= max(1, self._update_limit):
             self._add_waiting()
 
@@ -156,7 +192,7 @@ class RecMetric(torch.nn.Module):
     def _add_waiting(self) -> None:
         if not self._waiting:
             return
-        whole = [_joined(list(parts)) for parts in zip(*self._waiting, strict=True)]
+        *whole, more = [_joined(list(parts)) for parts in zip(*self._waiting, strict=True)]
         self._waiting.clear()
         for tasks, computation in zip(self._groups(), self._computations(), strict=True):
             examples = self._examples(tasks, *whole)
@@ -167,7 +203,10 @@ class RecMetric(torch.nn.Module):
                 if not valid_T.any():
                     continue
                 _valid(computation).logical_or_(valid_T)
-            computation.add(examples)
+            if isinstance(computation, RecMetricComputation):
+                computation.add(examples, **more)
+            else:
+                computation.add(examples)
 
     def _examples(
         self,
@@ -194,10 +233,10 @@ class RecMetric(torch.nn.Module):
             scores = scores.reshape(rows, -1)
         labels_TB = labels_TB.reshape(rows, -1)
         weights_TB = torch.ones_like(labels_TB) if weights is None else of(weights).double().reshape(rows, -1)
-        missing = self._needed - set(inputs)
+        missing = self._required_inputs - set(inputs)
         if missing:
             raise RecMetricException(f"{self.namespace} needs {sorted(missing)} among the required_inputs")
-        shown = {name: inputs[name].reshape(1, -1).expand(labels_TB.shape) for name in self._needed}
+        shown = {name: inputs[name].reshape(1, -1).expand(labels_TB.shape) for name in self._required_inputs}
         return Examples(predictions=scores.double(), labels_TB=labels_TB, weights_TB=weights_TB, inputs=shown)
 
     def compute(self) -> dict[str, torch.Tensor]:

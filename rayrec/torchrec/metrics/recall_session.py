@@ -1,9 +1,20 @@
 """Recall of the first examples of each session."""
 
+from rayrec.torchrec.metrics.computation import MeasuredComputation
 from rayrec.torchrec.metrics.rec_metric import RecMetric
+from rayrec.torchrec.metrics.streaming.sessions import SESSIONS
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 
 class RecallSessionMetric(RecMetric):
     """The metric `recall_session_level`."""
 
     name = "recall_session_level"
+
+
+class RecallSessionMetricComputation(MeasuredComputation):
+    """The sums and figures of `recall_session_level`, to derive from."""
+
+    measure = SESSIONS["recall_session_level"]

@@ -19,6 +19,9 @@ from rayrec.modules import (
     SwishLayerNorm,
     VectorCrossNet,
 )
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "MLP",

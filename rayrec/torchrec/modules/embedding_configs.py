@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from rayrec.modules.configs import BaseEmbeddingConfig, DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "BaseEmbeddingConfig",

@@ -14,6 +14,9 @@ from rayrec.modules.feature_processor import (
     weighted_by_position,
 )
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "BaseFeatureProcessor",

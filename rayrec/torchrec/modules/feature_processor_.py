@@ -12,6 +12,9 @@ from torch import nn
 
 from rayrec.modules.feature_processor import FeatureProcessor, FeatureProcessorsCollection, weighted_by_position
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "FeatureProcessor",

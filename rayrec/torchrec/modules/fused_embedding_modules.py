@@ -12,6 +12,9 @@ from rayrec.modules.configs import EmbeddingBagConfig, EmbeddingConfig
 from rayrec.modules.embedding import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from rayrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 Optimizer = type[torch.optim.Optimizer]
 

@@ -12,6 +12,9 @@ from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.embedding import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.modules.mc_modules import ManagedCollisionCollection
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 
 class BaseManagedCollisionEmbeddingCollection(nn.Module):

@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 

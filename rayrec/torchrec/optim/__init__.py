@@ -23,8 +23,11 @@ from rayrec.optim import (
     WarmupStage,
     in_backward_optimizer_filter,
 )
+from rayrec.torchrec.not_offered import names_left_out
 from rayrec.torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from rayrec.torchrec.optim.semi_sync import SemisyncOptimizer
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "LAMB",

@@ -13,6 +13,9 @@ from rayrec.sparse.jagged_tensor import (
     regroup_kts,
     unflatten_kjt_list,
 )
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "ComputeJTDictToKJT",

@@ -16,9 +16,16 @@ from tests.planner.problems import SHARDER, collection, table
 from tests.ranks import Ranks
 
 
-@pytest.mark.parametrize("name", ["stochastic_rounding", "output_dtype", "key_value_params", "use_virtual_table"])
-def test_constraints_that_are_not_offered_are_refused_by_name(name: str):
-    with pytest.raises(ValueError, match=f"ParameterConstraints: {name} is not supported; leave it out"):
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("output_dtype", "=True is not supported: vectors are float32; cast what the collection returns"),
+        ("key_value_params", "=True is not supported: there are no tables on disk; take fused_uvm_caching"),
+        ("use_virtual_table", " is not supported; map ids with a dynamic table"),
+    ],
+)
+def test_constraints_that_are_not_offered_are_refused_by_name(name: str, instead: str):
+    with pytest.raises(ValueError, match=f"ParameterConstraints: {name}{instead}"):
         ParameterConstraints(**{name: True})
 
 

@@ -1,11 +1,15 @@
 """TorchRec's planner: its arguments and parts, over rayrec's planner."""
 
 from rayrec.torchrec.distributed.planner.constraints import ParameterConstraints
-from rayrec.torchrec.distributed.planner.planners import EmbeddingShardingPlanner
+from rayrec.torchrec.distributed.planner.planners import EmbeddingPlannerBase, EmbeddingShardingPlanner
 from rayrec.torchrec.distributed.planner.topology import Topology
 from rayrec.torchrec.distributed.planner.utils import bytes_to_gb, bytes_to_mb, sharder_name
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
+    "EmbeddingPlannerBase",
     "EmbeddingShardingPlanner",
     "ParameterConstraints",
     "Topology",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from rayrec.distributed.plan.shards import DEFAULT_LOAD_FACTOR
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 GIB = 1 << 30
 

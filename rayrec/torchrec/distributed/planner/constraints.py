@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
 from rayrec.distributed.planner.tables import constraints
-from rayrec.torchrec.distributed.parameter_sharding import CacheParams, used_of
+from rayrec.torchrec.distributed.parameter_sharding import CacheParams, check_output, used_of
 
-NOT_SUPPORTED = ("stochastic_rounding", "output_dtype", "key_value_params", "use_virtual_table")
+DATA_PARALLEL, DENSE = ShardingType.DATA_PARALLEL.value, EmbeddingComputeKernel.DENSE.value
 
 
 @dataclass(frozen=True, init=False)
@@ -16,8 +18,13 @@ class ParameterConstraints(constraints.ParameterConstraints):
     """rayrec's `ParameterConstraints` with TorchRec's further arguments.
 
     Args:
-        enforce_hbm, bounds_check_mode, feature_names: accepted, not used.
-        stochastic_rounding, output_dtype, key_value_params, use_virtual_table: not supported; leave them out.
+        sharding_types, compute_kernels: if only data_parallel is given the kernel is dense, and if only the dense
+            kernel is given the table is data-parallel.
+        stochastic_rounding: of a table with 16-bit weights, in place of its optimizer's setting.
+        output_dtype: FP32, which vectors are in.
+        enforce_hbm, bounds_check_mode, feature_names: accepted, not used: the kernel decides where weights lie, ids are
+            checked on every input, and a table's features have one constraint.
+        key_value_params, use_virtual_table: not supported; leave them out.
 
     Raises:
         ValueError: an argument that is not supported.
@@ -50,6 +57,14 @@ class ParameterConstraints(constraints.ParameterConstraints):
         key_value_params: object = None,
         use_virtual_table: bool = False,
     ) -> None:
+        check_output("ParameterConstraints", output_dtype, key_value_params)
+        if use_virtual_table:
+            raise ValueError("ParameterConstraints: use_virtual_table is not supported; map ids with a dynamic table")
+        only = (_values(sharding_types), _values(compute_kernels))
+        if only == ([DATA_PARALLEL], None):
+            compute_kernels = [DENSE]
+        elif only == (None, [DENSE]):
+            sharding_types = [DATA_PARALLEL]
         super().__init__(
             sharding_types=sharding_types,
             compute_kernels=compute_kernels,
@@ -70,6 +85,19 @@ class ParameterConstraints(constraints.ParameterConstraints):
             ("key_value_params", key_value_params),
             ("use_virtual_table", use_virtual_table),
         ):
-            if value and name in NOT_SUPPORTED:
-                raise ValueError(f"ParameterConstraints: {name} is not supported; leave it out")
             object.__setattr__(self, name, value)  # the dataclass is frozen
+
+
+def _values(given: Sequence[object] | None) -> list[str] | None:
+    """Names of sharding types or kernels, of which either the members or their values are given."""
+    return None if given is None else [str(getattr(one, "value", one)) for one in given]
+
+
+def with_rounding(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints] | None) -> ShardingPlan:
+    """The plan with each table's way of rounding, where its constraints have one."""
+    for tables in plan.plan.values():
+        for name, sharding in tables.items():
+            rounds = getattr((constraints or {}).get(name), "stochastic_rounding", None)
+            if rounds is not None:
+                tables[name] = replace(sharding, stochastic_rounding=rounds)
+    return plan

@@ -18,6 +18,9 @@ from rayrec.torchrec.distributed.planner.bases import Enumerator, ShardEstimator
 from rayrec.torchrec.distributed.planner.constraints import ParameterConstraints
 from rayrec.torchrec.distributed.planner.parts import PARTITION_BY, Perf, Proposal, Shard, ShardingOption, Storage
 from rayrec.torchrec.distributed.planner.topology import Topology
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = ["EmbeddingEnumerator", "Enumerator"]
 

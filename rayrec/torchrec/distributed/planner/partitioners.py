@@ -22,6 +22,9 @@ from rayrec.torchrec.distributed.planner.parts import (
 )
 from rayrec.torchrec.distributed.planner.perf_models import NoopPerfModel
 from rayrec.torchrec.distributed.planner.topology import Topology
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = ["GreedyPerfPartitioner", "MemoryBalancedPartitioner", "Partitioner", "SortBy"]
 

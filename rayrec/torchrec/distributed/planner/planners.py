@@ -20,11 +20,14 @@ from rayrec.torchrec.distributed.planner.bases import (
     Stats,
     StorageReservation,
 )
-from rayrec.torchrec.distributed.planner.constraints import ParameterConstraints
+from rayrec.torchrec.distributed.planner.constraints import ParameterConstraints, with_rounding
 from rayrec.torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from rayrec.torchrec.distributed.planner.parts import PlannerError, PlannerErrorType
 from rayrec.torchrec.distributed.planner.propose_and_partition import Callback, Parts, search, to_sharding_plan
 from rayrec.torchrec.distributed.planner.topology import Topology
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -168,6 +171,7 @@ class EmbeddingShardingPlanner(EmbeddingPlannerBase):
                 )
             except NoPlanError as error:
                 raise PlannerError(str(error), PlannerErrorType.INSUFFICIENT_STORAGE) from error
+        plan = with_rounding(plan, self._constraints)
         for stats in self._stats:
             stats.log(plan, topology, self._batch_size, **facts)
         return plan

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from rayrec.torchrec.distributed.planner.bases import Enumerator, Proposer
 from rayrec.torchrec.distributed.planner.parts import Proposal, ShardingOption, by_table, bytes_of, cost_of
 from rayrec.torchrec.distributed.planner.topology import Topology
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "DynamicProgrammingProposer",

@@ -10,6 +10,9 @@ from rayrec.torchrec.distributed.planner.constraints import ParameterConstraints
 from rayrec.torchrec.distributed.planner.parts import Proposal
 from rayrec.torchrec.distributed.planner.topology import Topology
 from rayrec.torchrec.distributed.types import PipelineType
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = ["EmbeddingPerfEstimator", "EmbeddingStorageEstimator", "ShardEstimator"]
 

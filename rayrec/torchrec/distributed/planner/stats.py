@@ -8,6 +8,9 @@ from typing import Any
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.torchrec.distributed.planner.bases import Stats
 from rayrec.torchrec.distributed.planner.topology import Topology
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = ["EmbeddingStats", "NoopEmbeddingStats", "Stats"]
 

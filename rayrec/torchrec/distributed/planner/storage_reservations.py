@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rayrec.torchrec.distributed.planner.bases import StorageReservation
 from rayrec.torchrec.distributed.planner.parts import PlannerError, PlannerErrorType
 from rayrec.torchrec.distributed.planner.topology import Topology
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 if TYPE_CHECKING:
     from torch import nn

@@ -29,6 +29,9 @@ from rayrec.torchrec.distributed.planner.parts import (
     Storage,
 )
 from rayrec.torchrec.distributed.planner.topology import CustomTopologyData, Topology
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "CacheParams",

@@ -5,6 +5,7 @@ from rayrec.torchrec.distributed.train_pipeline.gradient_accumulation import (
     GradientAccumulationConfig,
     GradientAccumulationWrapper,
 )
+from rayrec.torchrec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
 from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import (
     PipelineStage,
     SparseDataDistUtil,
@@ -25,6 +26,9 @@ from rayrec.torchrec.distributed.train_pipeline.train_pipelines import (
     TrainPipelineSparseDistLite,
 )
 from rayrec.torchrec.distributed.train_pipeline.utils import DataLoadingThread
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "DataLoadingThread",
@@ -39,6 +43,7 @@ __all__ = [
     "TorchCompileConfig",
     "TrainPipeline",
     "TrainPipelineBase",
+    "TrainPipelineContext",
     "TrainPipelineFusedSparseDist",
     "TrainPipelinePT2",
     "TrainPipelineSemiSync",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch import nn
+
+from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import In, Out
 
 
 @dataclass
@@ -66,7 +68,7 @@ class _Accumulating:
         return getattr(self._optimizer, name)
 
 
-class GradientAccumulationWrapper:
+class GradientAccumulationWrapper(Generic[In, Out]):
     """A pipeline that steps its optimizer once in `config.num_steps` batches. Tables with an optimizer in backward are
     updated by every batch.
 

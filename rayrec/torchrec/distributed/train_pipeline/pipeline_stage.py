@@ -7,20 +7,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 
 from rayrec.distributed import pipeline
+from rayrec.distributed.dmp_collection import DMPCollection
 from rayrec.distributed.pipeline import sparse_features
 
+In = TypeVar("In")  # a batch
+Out = TypeVar("Out")  # the model's output
+StageOut = TypeVar("StageOut")
 
-class TrainPipeline(pipeline.TrainPipeline[Any]):
-    """`rayrec.distributed.TrainPipeline`."""
 
-    def sync_embeddings(self, *_: Any) -> None:
-        """Does nothing: all ranks synchronize in every step."""
+class TrainPipeline(pipeline.TrainPipeline[In], Generic[In, Out]):
+    """`rayrec.distributed.TrainPipeline`; `Out` is the model's output."""
+
+    def sync_embeddings(self, model: nn.Module, interval_batches: int | None, context: Any = None) -> None:
+        """Averages the groups of a DMPCollection, if `context` is none or its batch is an `interval_batches`-th one."""
+        index = getattr(context, "index", 0)
+        due = interval_batches and index is not None and index % interval_batches == 0
+        if due and isinstance(model, DMPCollection):
+            model.sync()
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,7 @@ class _Item:
 _ITEM: ContextVar[_Item | None] = ContextVar("rayrec staged batch", default=None)  # the item whose stage runs
 
 
-class StagedTrainPipeline(TrainPipeline):
+class StagedTrainPipeline(TrainPipeline[In, StageOut | None]):
     """Returns batches that passed through all stages. There are as many batches in the pipeline as stages.
 
     Args:
@@ -196,7 +205,7 @@ def _parts(batch: Any) -> Iterable[Any]:
     return getattr(batch, "__dict__", {}).values()
 
 
-class SparseDataDistUtil:
+class SparseDataDistUtil(Generic[In]):
     """The last stage of a `StagedTrainPipeline`: sends a batch's ids ahead.
 
     Args:
@@ -215,7 +224,7 @@ class SparseDataDistUtil:
         embedding_lookup_stream: Any = None,
     ) -> None:
         self._model = model
-        self._collections = TrainPipeline(model)._collections
+        self._collections = TrainPipeline[In, Any](model)._collections
         self.fwd_hook = None
 
     def start_sparse_data_dist(self, batch: Any) -> Any:

@@ -2,26 +2,34 @@
 
 The model returns (losses, output). Nothing is traced and no forward is replaced: the ids of the next batch are sent
 during the current step if the model calls its collections with the batch's own KeyedJaggedTensor. Arguments without a
-description are accepted for compatibility and ignored.
+description choose how TorchRec's pipelines trace, copy and free memory; results do not depend on them, and they have no
+effect here.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from rayrec.distributed.pipeline import Forward
+from rayrec.torchrec.distributed.train_pipeline.base import TrainPipelineBase
+from rayrec.torchrec.distributed.train_pipeline.compiled import TorchCompileConfig, TrainPipelinePT2
+from rayrec.torchrec.distributed.train_pipeline.pipeline_context import TrainPipelineContext, check_context
 from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import (
+    In,
+    Out,
     PipelineStage,
     SparseDataDistUtil,
     StagedTrainPipeline,
     TrainPipeline,
 )
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = [
     "EvalPipelineFusedSparseDist",
@@ -60,48 +68,19 @@ class _HeldBack:
         return self._waiting.popleft()
 
 
-class TrainPipelineBase(TrainPipeline):
-    """Trains batch after batch, and copies the next one ahead. At the end of an iterator, call `reset` to use another.
-
-    Args:
-        model: takes a batch; returns (losses, output).
-        optimizer: of what is not trained inside backward.
-        device: where batches are moved.
-        custom_model_fwd: called with the batch instead of the model.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        device: torch.device,
-        custom_model_fwd: Forward | None = None,
-        enable_inplace_copy_batch: bool = False,
-    ) -> None:
-        super().__init__(model, optimizer, device, forward=custom_model_fwd, send_ahead=False)
-        self._ended = False
-
-    def progress(self, dataloader_iter: Iterator[Any]) -> Any:
-        if self._ended:
-            raise StopIteration
-        try:
-            return super().progress(dataloader_iter)
-        except StopIteration:
-            self._ended = True
-            raise
-
-    def reset(self) -> None:
-        super().reset()
-        self._ended = False
-
-
-class TrainPipelineSparseDist(TrainPipeline):
+class TrainPipelineSparseDist(TrainPipeline[In, Out]):
     """Sends the next batch's ids during the current step.
 
     Args:
         model: DistributedModelParallel, or a module that holds one.
         optimizer, device, custom_model_fwd: as of `TrainPipelineBase`.
         execute_all_batches: False leaves the last two batches of an iterator until another one brings more.
+        context_type: `TrainPipelineContext`.
+        dmp_collection_sync_interval_batches: steps between two averagings of a DMPCollection's groups, the first one
+            after the first step; None: they are averaged when its `sync` is called.
+
+    Raises:
+        ValueError: a context type of your own.
     """
 
     def __init__(
@@ -111,16 +90,26 @@ class TrainPipelineSparseDist(TrainPipeline):
         device: torch.device,
         execute_all_batches: bool = True,
         apply_jit: bool = False,
-        context_type: Any = None,
+        context_type: type[TrainPipelineContext] = TrainPipelineContext,
         pipeline_postproc: bool = False,
         custom_model_fwd: Forward | None = None,
         dmp_collection_sync_interval_batches: int | None = 1,
         enqueue_batch_after_forward: bool = False,
         enable_inplace_copy_batch: bool = False,
-        **unused: Any,
+        free_features_storage_early: bool = False,
+        clear_data_dist_inputs: bool = False,
     ) -> None:
+        check_context(context_type)
         super().__init__(model, optimizer, device, forward=custom_model_fwd)
         self._held_back = None if execute_all_batches else _HeldBack()
+        self._sync_interval, self._context = dmp_collection_sync_interval_batches, TrainPipelineContext(index=0)
+
+    def progress(self, dataloader_iter: Iterator[Any]) -> Any:
+        output = super().progress(dataloader_iter)
+        if self._model.training:
+            self.sync_embeddings(self._model, self._sync_interval, self._context)
+        self._context = TrainPipelineContext(index=(self._context.index or 0) + 1)
+        return output
 
     def _next(self, batches: Iterator[Any]) -> Any:
         if self._held_back is None:
@@ -145,7 +134,7 @@ class TrainPipelineSparseDist(TrainPipeline):
         """Does nothing: the first `progress` fills the pipeline."""
 
 
-class TrainPipelineFusedSparseDist(TrainPipelineSparseDist):
+class TrainPipelineFusedSparseDist(TrainPipelineSparseDist[In, Out]):
     """`TrainPipelineSparseDist`. Vectors are looked up in their own step, after the last update."""
 
     def __init__(
@@ -160,12 +149,15 @@ class TrainPipelineFusedSparseDist(TrainPipelineSparseDist):
         strict: bool = False,
         emb_lookup_stream: str = "data_dist",
         embedding_lookup_after_data_dist: bool = False,
-        **unused: Any,
+        enable_inplace_copy_batch: bool = False,
+        enqueue_batch_after_forward: bool = False,
+        free_features_storage_early: bool = False,
+        clear_data_dist_inputs: bool = False,
     ) -> None:
         super().__init__(model, optimizer, device, execute_all_batches, custom_model_fwd=custom_model_fwd)
 
 
-class TrainPipelineSemiSync(TrainPipelineSparseDist):
+class TrainPipelineSemiSync(TrainPipelineSparseDist[In, Out]):
     """`TrainPipelineSparseDist`. Vectors always include the last step's update."""
 
     def __init__(
@@ -180,12 +172,22 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
         pipeline_postproc: bool = True,
         custom_model_fwd: Forward | None = None,
         strict: bool = False,
-        **unused: Any,
+        dmp_collection_sync_interval_batches: int | None = 1,
+        enable_inplace_copy_batch: bool = False,
+        free_features_storage_early: bool = False,
+        clear_data_dist_inputs: bool = False,
     ) -> None:
-        super().__init__(model, optimizer, device, execute_all_batches, custom_model_fwd=custom_model_fwd)
+        super().__init__(
+            model,
+            optimizer,
+            device,
+            execute_all_batches,
+            custom_model_fwd=custom_model_fwd,
+            dmp_collection_sync_interval_batches=dmp_collection_sync_interval_batches,
+        )
 
 
-class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist):
+class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist[In, Out]):
     """`TrainPipelineSparseDist`. Rows behind a device cache are fetched in the lookup."""
 
     def __init__(
@@ -197,12 +199,14 @@ class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist):
         apply_jit: bool = False,
         pipeline_postproc: bool = True,
         custom_model_fwd: Forward | None = None,
-        **unused: Any,
+        enable_inplace_copy_batch: bool = False,
+        free_features_storage_early: bool = False,
+        clear_data_dist_inputs: bool = False,
     ) -> None:
         super().__init__(model, optimizer, device, execute_all_batches, custom_model_fwd=custom_model_fwd)
 
 
-class TrainPipelineSparseDistLite(TrainPipelineSparseDist):
+class TrainPipelineSparseDistLite(TrainPipelineSparseDist[In, Out]):
     """`TrainPipelineSparseDist`."""
 
     def __init__(
@@ -211,22 +215,37 @@ class TrainPipelineSparseDistLite(TrainPipelineSparseDist):
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         apply_jit: bool = False,
-        context_type: Any = None,
+        context_type: type[TrainPipelineContext] = TrainPipelineContext,
         pipeline_postproc: bool = False,
         custom_model_fwd: Forward | None = None,
-        **unused: Any,
+        enable_inplace_copy_batch: bool = False,
+        free_features_storage_early: bool = False,
+        clear_data_dist_inputs: bool = False,
     ) -> None:
-        super().__init__(model, optimizer, device, custom_model_fwd=custom_model_fwd)
+        super().__init__(model, optimizer, device, context_type=context_type, custom_model_fwd=custom_model_fwd)
 
 
-class TrainPipelineSparseDistCompAutograd(TrainPipelineSparseDist):
+class TrainPipelineSparseDistCompAutograd(TrainPipelineSparseDist[In, Out]):
     """`TrainPipelineSparseDist`: compile the dense part yourself, with torch.compile."""
 
 
-class EvalPipelineSparseDist(TrainPipelineSparseDist):
+class EvalPipelineSparseDist(TrainPipelineSparseDist[In, Out]):
     """`TrainPipelineSparseDist` without training. At the end of an iterator, call `reset` to use another."""
 
     _ended = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        apply_jit: bool = False,
+        pipeline_postproc: bool = False,
+        enable_inplace_copy_batch: bool = False,
+        free_features_storage_early: bool = False,
+        clear_data_dist_inputs: bool = False,
+    ) -> None:
+        super().__init__(model, optimizer, device)
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """The model's output for the next batch.
@@ -249,57 +268,5 @@ class EvalPipelineSparseDist(TrainPipelineSparseDist):
         self._ended = False
 
 
-class EvalPipelineFusedSparseDist(EvalPipelineSparseDist):
+class EvalPipelineFusedSparseDist(EvalPipelineSparseDist[In, Out]):
     """`EvalPipelineSparseDist`."""
-
-
-@dataclass(frozen=True)
-class TorchCompileConfig:
-    """How `TrainPipelinePT2` compiles.
-
-    Args:
-        fullgraph, dynamic, backend: as of torch.compile.
-        compile_on_iter: the step that is the first one compiled.
-    """
-
-    fullgraph: bool = False
-    dynamic: bool | None = None
-    backend: str = "inductor"
-    compile_on_iter: int | None = 3
-
-
-class TrainPipelinePT2(TrainPipelineBase):
-    """`TrainPipelineBase` that compiles its model with torch.compile after some steps.
-
-    Args:
-        compile_configs: None compiles nothing but for the two functions; by default as `TorchCompileConfig` says.
-        pre_compile_fn, post_compile_fn: called with the model before and after.
-        input_transformer: what the model gets instead of the batch.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        device: torch.device,
-        compile_configs: TorchCompileConfig | None = None,
-        pre_compile_fn: Callable[[nn.Module], None] | None = None,
-        post_compile_fn: Callable[[nn.Module], None] | None = None,
-        input_transformer: Callable[[Any], Any] | None = None,
-    ) -> None:
-        super().__init__(model, optimizer, device)
-        self._configs = compile_configs or TorchCompileConfig()
-        self._before, self._after, self._transform = pre_compile_fn, post_compile_fn, input_transformer
-        self._step = 0
-        self._forward = self._transformed
-
-    def _transformed(self, batch: Any) -> tuple[torch.Tensor, Any]:
-        settings = self._configs
-        if self._step == settings.compile_on_iter:
-            if self._before is not None:
-                self._before(self._model)
-            self._model.compile(fullgraph=settings.fullgraph, dynamic=settings.dynamic, backend=settings.backend)
-            if self._after is not None:
-                self._after(self._model)
-        self._step += 1
-        return self._model(batch if self._transform is None else self._transform(batch))

@@ -6,15 +6,19 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from queue import Empty, Full, Queue
 from threading import Event, Thread
-from typing import Any
+from typing import Any, Generic
 
 import torch
 
 from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import (
+    In,
     PipelineStage,
     SparseDataDistUtil,
     record_stream,
 )
+from rayrec.torchrec.not_offered import names_left_out
+
+__getattr__ = names_left_out(__name__)
 
 __all__ = ["DataLoadingThread", "PipelineStage", "SparseDataDistUtil"]
 
@@ -22,7 +26,7 @@ _LOOK_S = 0.1  # time between two checks whether the thread was stopped
 _END = object()
 
 
-class DataLoadingThread(Thread):
+class DataLoadingThread(Thread, Generic[In]):
     """Takes batches from an iterator and copies them to a device, one ahead.
 
     Args:

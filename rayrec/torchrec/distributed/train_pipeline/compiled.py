@@ -1,0 +1,65 @@
+"""`TrainPipelinePT2`: a pipeline that compiles its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rayrec.torchrec.distributed.train_pipeline.base import TrainPipelineBase
+from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import In, Out
+
+
+@dataclass(frozen=True)
+class TorchCompileConfig:
+    """How `TrainPipelinePT2` compiles.
+
+    Args:
+        fullgraph, dynamic, backend: as of torch.compile.
+        compile_on_iter: the step that is the first one compiled.
+    """
+
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    backend: str = "inductor"
+    compile_on_iter: int | None = 3
+
+
+class TrainPipelinePT2(TrainPipelineBase[In, Out]):
+    """`TrainPipelineBase` that compiles its model with torch.compile after some steps.
+
+    Args:
+        compile_configs: None compiles nothing but for the two functions; by default as `TorchCompileConfig` says.
+        pre_compile_fn, post_compile_fn: called with the model before and after.
+        input_transformer: what the model gets instead of the batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        compile_configs: TorchCompileConfig | None = None,
+        pre_compile_fn: Callable[[nn.Module], None] | None = None,
+        post_compile_fn: Callable[[nn.Module], None] | None = None,
+        input_transformer: Callable[[Any], Any] | None = None,
+    ) -> None:
+        super().__init__(model, optimizer, device)
+        self._configs = compile_configs or TorchCompileConfig()
+        self._before, self._after, self._transform = pre_compile_fn, post_compile_fn, input_transformer
+        self._step = 0
+        self._forward = self._transformed
+
+    def _transformed(self, batch: Any) -> tuple[torch.Tensor, Any]:
+        settings = self._configs
+        if self._step == settings.compile_on_iter:
+            if self._before is not None:
+                self._before(self._model)
+            self._model.compile(fullgraph=settings.fullgraph, dynamic=settings.dynamic, backend=settings.backend)
+            if self._after is not None:
+                self._after(self._model)
+        self._step += 1
+        return self._model(batch if self._transform is None else self._transform(batch))

@@ -1,0 +1,108 @@
+"""Quantizes the collections of a model, for scoring in this process. A service's way is `rayrec export`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.ao.quantization import PlaceholderObserver
+
+from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection, FeatureProcessedEmbeddingBagCollection
+from rayrec.torchrec.modules.embedding_configs import QuantConfig
+from rayrec.torchrec.not_offered import NotOffered, names_left_out
+from rayrec.torchrec.quant import embedding_modules as quant
+
+__getattr__ = names_left_out(__name__)
+
+Mapped = Mapping[type[nn.Module], Any]
+BAGS: Mapped = {EmbeddingBagCollection: quant.EmbeddingBagCollection}
+ALL: Mapped = {**BAGS, EmbeddingCollection: quant.EmbeddingCollection}
+
+
+def _replaced(module: nn.Module, mapping: Mapped, config: QuantConfig, within_fp: QuantConfig) -> nn.Module:
+    made = mapping.get(type(module))
+    if made is not None:
+        module.qconfig = config  # type: ignore[assignment]
+        found: nn.Module = made.from_float(module)
+        return found
+    for name, child in module.named_children():
+        inside = within_fp if isinstance(module, FeatureProcessedEmbeddingBagCollection) else config
+        setattr(module, name, _replaced(child, mapping, inside, within_fp))
+    return module
+
+
+def _config(dtype: torch.dtype, output: torch.dtype, by_table: dict[str, torch.dtype] | None) -> QuantConfig:
+    return QuantConfig(
+        PlaceholderObserver.with_args(dtype=output), PlaceholderObserver.with_args(dtype=dtype), by_table
+    )
+
+
+def quantize_embeddings(
+    module: nn.Module,
+    dtype: torch.dtype,
+    inplace: bool,
+    additional_qconfig_spec_keys: Sequence[type[nn.Module]] | None = None,
+    additional_mapping: Mapped | None = None,
+    output_dtype: torch.dtype = torch.float32,
+    per_table_weight_dtype: dict[str, torch.dtype] | None = None,
+) -> nn.Module:
+    """Quantizes the EmbeddingBagCollections of a model, and further types that `additional_mapping` names.
+
+    Args:
+        module: unsharded, its tables materialized.
+        dtype: of the tables: qint8, int8, quint4x2, float16 or float32.
+        inplace: changes the model instead of a copy.
+        additional_qconfig_spec_keys: further types; each has an entry in `additional_mapping`.
+        additional_mapping: by type, the class whose `from_float` quantizes it.
+        output_dtype: of the vectors.
+        per_table_weight_dtype: format of single tables, by name.
+
+    Raises:
+        ValueError: a type without an entry, a format that there is not, or numbers that do not fit it.
+    """
+    mapping = {**BAGS, **(additional_mapping or {})}
+    lacking = [kind.__name__ for kind in additional_qconfig_spec_keys or () if kind not in mapping]
+    if lacking:
+        raise ValueError(f"additional_mapping has no entry for {lacking[0]}, which additional_qconfig_spec_keys names")
+    config = _config(dtype, output_dtype, per_table_weight_dtype)
+    return _replaced(module if inplace else copy.deepcopy(module), mapping, config, config)
+
+
+def quantize_inference_model(
+    model: nn.Module,
+    quantization_mapping: Mapping[str, Any] | None = None,
+    per_table_weight_dtype: dict[str, torch.dtype] | None = None,
+    fp_weight_dtype: torch.dtype = torch.int8,
+    quantization_dtype: torch.dtype = torch.int8,
+    output_dtype: torch.dtype = torch.float32,
+) -> nn.Module:
+    """Quantizes all embedding collections of a model; the model is changed and returned.
+
+    Args:
+        model: unsharded, its tables materialized.
+        quantization_mapping: must be None.
+        per_table_weight_dtype: format of single tables, by name.
+        fp_weight_dtype: of tables behind a feature processor.
+        quantization_dtype: of all others.
+        output_dtype: of the vectors.
+
+    Raises:
+        NotOffered: a mapping by names of classes.
+        ValueError: a format that there is not, or numbers that do not fit it.
+    """
+    if quantization_mapping is not None:
+        raise NotOffered("quantization_mapping: leave it out, or call quantize_embeddings with additional_mapping")
+    config = _config(quantization_dtype, output_dtype, per_table_weight_dtype)
+    within_fp = _config(fp_weight_dtype, output_dtype, per_table_weight_dtype)
+    return _replaced(model, ALL, config, within_fp)
+
+
+def shard_quant_model(*args: Any, **kwargs: Any) -> None:
+    """Raises NotOffered: a process drives one device here."""
+    raise NotOffered(
+        "shard_quant_model: use rayrec.inference.shard_quant_model(model, group) with a process for each device; "
+        "`rayrec serve` starts them"
+    )
