@@ -84,7 +84,7 @@ class RankPart:
             rows=((self.rank, self.first + passed),),
             step_rows=self.ordering.step_rows,
         )
-        return Cursor(epoch=self.epoch, parts=(progress,), skipped=skipped)
+        return Cursor(epoch=self.epoch, parts=(progress,), skipped=skipped, only=self.ordering.only)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,19 @@ class Manifest:
         files = self.files.select(numbers)
         return replace(self, files=files, windows=Windows.of(files, *self.limits))
 
+    def rows_by(self, column: str) -> dict[int | str, int]:
+        """Rows before filters, by what folders say of a column; those of files in no such folder are not counted."""
+        files = self.files
+        kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(files.left_out, 0, files.group_rows))])
+        of_file = kept[files.offsets[1:]] - kept[files.offsets[:-1]]
+        of_folder = np.bincount(files.columns.column("folder").to_numpy(), of_file, len(files.folders)).astype(np.int64)
+        found: dict[int | str, int] = {}
+        for (_, partition), rows in zip(files.folders, of_folder.tolist(), strict=True):
+            value = dict(partition).get(column)
+            if value is not None:
+                found[value] = found.get(value, 0) + rows
+        return found
+
     def check_like(self, other: Manifest) -> None:
         """That no column holds texts here and numbers there: one id would be hashed to two table rows.
 
