@@ -237,7 +237,7 @@ def refuse_other_config(folder: RunFolder, earlier: Mapping[str, Any], config: M
     Raises:
         StorageError: names the fields that differ, and the ways out.
     """
-    differing = [field for field in FIXED_FIELDS if _at(earlier, field) != _at(config, field)]
+    differing = [field for field in FIXED_FIELDS if _given(_at(earlier, field)) != _given(_at(config, field))]
     if differing:
         what = "; ".join(
             f"{field}: {_short(_at(earlier, field))} → {_short(_at(config, field))}" for field in differing
@@ -253,6 +253,13 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
     for key in path.split("."):
         node = node.get(key) if isinstance(node, Mapping) else None
     return node
+
+
+def _given(value: Any) -> Any:
+    """Without what is null: a config of an earlier rayrec does not have all fields."""
+    if isinstance(value, Mapping):
+        return {key: _given(one) for key, one in value.items() if one is not None}
+    return [_given(one) for one in value] if isinstance(value, list) else value
 
 
 def _short(value: Any) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.data import DataSet, FooterIndex, FooterReading, Manifest, Mix, Shuffle, manifest_of
+from rayrec.data.mapping.columns import fill_id_types
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.source.periods import Periods
 from rayrec.data.storage.retries import Patience
@@ -27,7 +28,7 @@ from rayrec.train.paths import resolved
 from rayrec.train.report import write_report
 from rayrec.train.run_config import refuse_code_from_elsewhere
 from rayrec.train.run_folder import RunFolder, newest_checkpoint, refuse_other_config, write_json, write_yaml
-from rayrec.train.versions import with_versions
+from rayrec.train.versions import with_id_types, with_versions
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.session import Job
 
@@ -116,7 +117,8 @@ class Trainer:
         self.folder.create()
         with self.folder.locked():
             self.mirror.pull()
-            self.config = with_versions(self.config, self.folder.read_config())
+            earlier = self.folder.read_config()
+            self.config = with_id_types(with_versions(self.config, earlier), earlier)
             self._count_epochs()
             finished = self._finished()
             if finished is not None:
@@ -151,21 +153,18 @@ class Trainer:
     def _job(self) -> Job:
         """Everything that can be wrong with data and model is found here, before any worker starts."""
         config = self.config
-        schema = config.data_schema
         footers = FooterIndex.open(self.folder.footers)
         read = config.data.read
         connect = connected if config.trainer.num_workers else nullcontext
         reading = FooterReading(footers, Patience(read.retries, read.patience_s), connect)
         train, evaluation = self._data(reading)
         footers.save()
-        if evaluation is not None:
-            for part in train.parts:
-                evaluation.check_like(part)
+        config = self.config  # with the types of ids
         build.model(config, "meta", self.factory)
         build.given_plan(config, config.trainer.least_workers)
         self._report_data(train, evaluation)
         evaluated = frozenset(int(record["step"]) for record in self.folder.read_metrics() if record["kind"] == "eval")
-        mapping = mapping_fingerprint(schema, build.rows_of(config))
+        mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))
         return Job(
             config=config,
             train=train,
@@ -182,14 +181,20 @@ class Trainer:
         )
 
     def _data(self, reading: FooterReading) -> tuple[Manifest | Mix, Manifest | None]:
-        """What is trained and evaluated on."""
+        """What is trained and evaluated on; the config gets the types of ids that it is trained with."""
         data, schema = self.config.data, self.config.data_schema
         rows = (data.shuffle if isinstance(data.shuffle, Shuffle) else Shuffle()).rows
         if data.progressive is not None and isinstance(data.train, DataSet):
             both = Manifest.of(data.train, schema, reading, rows, data.progressive)
+            self._keep_id_types(both)
             return both, both
         train = manifest_of(data.train, schema.for_training, reading, rows)
-        return train, None if data.eval is None else Manifest.of(data.eval, schema, reading)
+        self._keep_id_types(train.parts[0])
+        return train, None if data.eval is None else Manifest.of(data.eval, self.config.data_schema, reading)
+
+    def _keep_id_types(self, trained: Manifest) -> None:
+        schema = fill_id_types(self.config.data_schema, dict(trained.columns))
+        self.config = self.config.model_copy(update={"data_schema": schema})
 
     def _report_data(self, train: Manifest | Mix, evaluation: Manifest | None) -> None:
         parts = [f"training on {train.rows:,} rows in {train.num_files:,} files"]
@@ -205,7 +210,7 @@ class Trainer:
         if column is None:
             return
         assert isinstance(data, DataSet), "a config's check refuses others"
-        latest, periods = newest_checkpoint(self.folder), Periods.of(data, column)
+        latest, periods = newest_checkpoint(self.folder), Periods.of(data, column, self.config.data_schema.text_columns)
         if latest is None:
             self.folder.result.unlink(missing_ok=True)  # of checkpoints that are gone: all periods are trained anew
         position = START if latest is None else Position.from_dict(latest.extra["position"])

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from rayrec.data import DataError, DataSet, Manifest, Schema
+from rayrec.data.mapping.columns import fill_id_types
 from rayrec.data.source.periods import Periods
 from tests.data.sets import SCHEMA, write
 
@@ -89,18 +90,17 @@ def test_what_comes_and_what_is_left_out_is_reported_by_name() -> None:
     assert Periods("day", (8, 9, 10)).report(("day", 9), (8,)) == "at day=9; then nothing until there are new ones"
 
 
-def test_texts_here_and_numbers_there_are_told_with_both_files(tmp_path: Path) -> None:
+def test_numbers_of_folders_are_texts_where_training_had_texts(tmp_path: Path) -> None:
     schema = Schema.model_validate({"sparse": [{"name": "hour", "mapping": {"kind": "hash"}}, {"name": "row"}]})
     read = {
         name: Manifest.read(str(write(tmp_path / name / f"hour={name}", [10, 10]).parent), schema)
-        for name in ("3", "x", "4")
+        for name in ("3", "x")
     }
     assert dict(read["3"].columns)["hour"] == pa.int64() and dict(read["x"].columns)["hour"] == pa.string()
-    read["3"].check_like(read["4"])
-    with pytest.raises(DataError, match=r"the column is int64 here and string in .*hour=x/part-000") as caught:
-        read["3"].check_like(read["x"])
-    assert caught.value.column == "hour"
-    assert caught.value.file == str(tmp_path / "3" / "hour=3" / "part-000.parquet"), "the first of each"
+    trained = fill_id_types(schema, dict(read["x"].columns))
+    assert [feature.id_type for feature in trained.sparse] == ["text", "integer"] and trained.text_columns == ["hour"]
+    assert dict(Manifest.read(str(tmp_path / "3"), trained).files[0].partition) == {"hour": "3"}
+    assert Periods.of(DataSet(path=str(tmp_path / "3")), "hour", trained.text_columns).values == ("3",)
 
 
 def test_a_column_of_folders_takes_no_bytes_of_a_row(days: Path) -> None:

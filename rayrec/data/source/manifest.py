@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayrec.data.errors import DataError
-from rayrec.data.mapping.arrow_types import is_text, leaf_of
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.source.dataset import DataSet
 from rayrec.data.source.facts import check_columns, file_table
@@ -80,7 +78,7 @@ class Manifest:
         """
         conditions = parse_all(filters)
         columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
-        everything = find_partitioned(paths, {*columns, *([] if by is None else [by])})
+        everything = find_partitioned(paths, {*columns, *([] if by is None else [by])}, schema.text_columns)
         found = everything.that_pass(conditions)
         if not found.files:
             raise nothing_left(everything.files[0].file.uri, conditions)
@@ -132,22 +130,6 @@ class Manifest:
             if value is not None:
                 found[value] = found.get(value, 0) + rows
         return found
-
-    def check_like(self, other: Manifest) -> None:
-        """That no column holds texts here and numbers there: one id would be hashed to two table rows.
-
-        Raises:
-            DataError: one does, as a folder `hour=03` beside `hour=unknown`.
-        """
-        kinds = dict(other.columns)
-        for name, kind in self.columns:
-            if is_text(leaf_of(kind)) != is_text(leaf_of(kinds.get(name, kind))):
-                raise DataError(
-                    f"the column is {kind} here and {kinds[name]} in {other.files[0].uri}",
-                    file=self.files[0].uri,
-                    column=name,
-                    fix="write ids of one type to train and evaluate on",
-                )
 
     @property
     def parts(self) -> tuple[Manifest, ...]:

@@ -34,9 +34,11 @@ class Partitioned:
     types: Types
 
     @classmethod
-    def of(cls, found: Sequence[Found], wanted: Collection[str] | None = None) -> Partitioned:
+    def of(
+        cls, found: Sequence[Found], wanted: Collection[str] | None = None, as_text: Collection[str] = ()
+    ) -> Partitioned:
         """The partitions of files, as far as their columns are wanted (None: all)."""
-        values, types = partitions_of([plain_path(file.uri) for file in found], wanted)
+        values, types = partitions_of([plain_path(file.uri) for file in found], wanted, as_text)
         return cls([PartitionedFile(*pair) for pair in zip(found, values, strict=True)], types)
 
     def that_pass(self, conditions: Sequence[Condition]) -> Partitioned:
@@ -52,11 +54,17 @@ class Partitioned:
         return Partitioned([one for one, keep in zip(self.files, kept, strict=True) if keep], self.types)
 
 
-def find_partitioned(paths: str | Sequence[str] | TableFiles, wanted: Collection[str]) -> Partitioned:
-    """The files of paths, or of a table's version, with the partitions in their names; raises as `find_files`."""
+def find_partitioned(
+    paths: str | Sequence[str] | TableFiles, wanted: Collection[str], as_text: Collection[str] = ()
+) -> Partitioned:
+    """The files of paths, or of a table's version, with the partitions in their names; raises as `find_files`.
+
+    Args:
+        wanted, as_text: as in `partitions_of`.
+    """
     if isinstance(paths, TableFiles):
-        return Partitioned.of(paths.files, wanted if paths.hive else ())
-    return Partitioned.of(find_files(paths), wanted)
+        return Partitioned.of(paths.files, wanted if paths.hive else (), as_text)
+    return Partitioned.of(find_files(paths), wanted, as_text)
 
 
 def with_partition(batch: pa.RecordBatch, one: PartitionedFile, types: Types) -> pa.Table:

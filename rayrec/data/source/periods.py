@@ -38,14 +38,18 @@ class Periods:
     data: str = ""
 
     @classmethod
-    def of(cls, data: DataSet, column: str) -> Periods:
+    def of(cls, data: DataSet, column: str, as_text: Collection[str] = ()) -> Periods:
         """Those of a data set, by the names of its folders.
+
+        Args:
+            as_text: as in `partitions_of`.
 
         Raises:
             DataError: files that lie in no folder `column=…`.
         """
         conditions = parse_all(data.filters)
-        found = find_partitioned(data.listed(), {column, *(condition.column for condition in conditions)})
+        wanted = {column, *(condition.column for condition in conditions)}
+        found = find_partitioned(data.listed(), wanted, as_text)
         values: set[Value] = set()
         for one in found.that_pass(conditions).files:
             value = one.values.get(column)
