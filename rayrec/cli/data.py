@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rayrec.cli.options import Config, path
 from rayrec.cli.writing import writing
 
 if TYPE_CHECKING:
@@ -26,7 +27,12 @@ def inspect(
     ] = "[]",
     vocabularies: Annotated[
         Path | None,
-        typer.Option("--write-vocabularies", metavar="DIR", help="Write a vocabulary for each column of few ids."),
+        typer.Option(
+            "--write-vocabularies",
+            metavar="DIR",
+            parser=path,
+            help="Write a vocabulary for each column of few ids.",
+        ),
     ] = None,
 ) -> None:
     """Read a data set and propose its schema and table sizes, as YAML for a train config."""
@@ -45,7 +51,10 @@ def inspect(
 @app.command()
 def convert(
     sources: Annotated[list[str], typer.Argument(help="CSV, TSV, JSON lines, Avro or ORC files, folders or globs.")],
-    out: Annotated[Path, typer.Argument(help="Folder for the Parquet files; on a cluster, one that every node sees.")],
+    out: Annotated[
+        Path,
+        typer.Argument(parser=path, help="Folder for the Parquet files; on a cluster, one that every node sees."),
+    ],
     types: Annotated[
         list[str] | None, typer.Option("--type", metavar="COLUMN=TYPE", help="E.g. user=string; may be repeated.")
     ] = None,
@@ -72,7 +81,9 @@ def convert(
 @app.command()
 def vocabulary(
     paths: Annotated[list[str], typer.Argument(help="Parquet files, folders or globs, local or URIs.")],
-    out: Annotated[Path, typer.Option(help="The Parquet file to write; on a cluster, where every node sees it.")],
+    out: Annotated[
+        Path, typer.Option(parser=path, help="The Parquet file to write; on a cluster, where every node sees it.")
+    ],
     column: Annotated[str, typer.Option(help="A column of ids, or of lists of ids.")],
     min_count: Annotated[int, typer.Option(help="Leave rarer ids out.", min=1)] = 1,
     max_size: Annotated[int | None, typer.Option(help="Keep so many ids, the most frequent ones.", min=1)] = None,
@@ -109,8 +120,8 @@ def index(
 
 @app.command()
 def check(
-    config: Annotated[Path, typer.Argument(help="A train config.")],
-    page: Annotated[Path | None, typer.Option("--html", help="Also write the result as a page.")] = None,
+    config: Config,
+    page: Annotated[Path | None, typer.Option("--html", parser=path, help="Also write the result as a page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Map a config's training data; report bad rows, nulls, collisions, list lengths. Exit status 1 on bad rows."""

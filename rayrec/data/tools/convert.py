@@ -16,7 +16,7 @@ import pyarrow as pa
 from rayrec.data.errors import DataError
 from rayrec.data.storage.files import Found, find_files
 from rayrec.data.storage.formats import SUFFIXES, format_of
-from rayrec.data.storage.locations import plain_path
+from rayrec.data.storage.locations import local_path, plain_path
 from rayrec.data.tools.avro import Avro
 from rayrec.data.tools.on_ray import each
 from rayrec.data.tools.orc import Orc
@@ -80,7 +80,7 @@ def convert(
     for file in found:
         if format_of(file.uri) is None:
             raise DataError(f"unknown format; known are {', '.join(SUFFIXES)}", file=file.uri, fix="rename the file")
-    folder = Path(out).expanduser().absolute()
+    folder = local_path(out).expanduser().absolute()
     if folder.exists() and any(folder.rglob("*.parquet")):
         raise DataError(
             "the folder holds Parquet files already", file=str(folder), fix="name a new folder, or empty it"

@@ -24,6 +24,7 @@ from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.mapping.columns import column_missing
 from rayrec.data.mapping.hashing import hash_texts, mix64_array
 from rayrec.data.storage.files import find_files
+from rayrec.data.storage.locations import local_path
 from rayrec.data.storage.opening import open_parquet
 from rayrec.data.tools.counting import add_up, counts, ids_of
 from rayrec.data.tools.on_ray import each
@@ -65,7 +66,7 @@ def count_column(
         DataError: an unreadable file, a missing column, one that holds texts here and numbers there, or one without an
             id that comes so often.
     """
-    out = out.expanduser().absolute()
+    out = local_path(out).expanduser().absolute()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
