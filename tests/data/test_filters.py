@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,12 @@ from rayrec.data import (
     build_vocabulary,
 )
 from rayrec.data.mapping.columns import fill_id_types
+from rayrec.data.order.rank_part import EpochPlanner, Ordering
 from rayrec.data.source.filters import OPERATORS, Condition, rows_that_pass
 from rayrec.data.source.partitioned import Partitioned
 from rayrec.data.storage.files import Found
+from rayrec.data.storage.retries import Patience
+from rayrec.data.stream.reading import Recipe, pieces_of, read_piece
 from rayrec.data.tools.check import check
 from rayrec.data.tools.inspect import inspect
 from tests.data.sets import ROWS_OF, SCHEMA, table
@@ -128,6 +132,33 @@ def test_through_ray_the_same_batches(folder: Path, running_ray: None) -> None:
         pairs = [list(stream(manifest, Cursor.start(3), rank, 2, options=options)) for options in (LOCAL, RAY)]
         for (a, after_a), (b, after_b) in zip(*pairs, strict=True):
             assert same(a, b) and after_a.to_dict() == after_b.to_dict()
+
+
+def test_filters_that_leave_almost_nothing_are_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(table(400), tmp_path / "x.parquet", row_group_size=10, write_statistics=False)
+    options = ReadOptions(reader="local", stall_timeout_s=0.5, patience_s=0)
+
+    def slowly(*arguments: Any) -> pa.Table:
+        time.sleep(0.02)
+        return read_piece(*arguments)
+
+    monkeypatch.setattr("rayrec.data.stream.readers.read_piece", slowly)
+    for wanted in ([399], []):
+        manifest = Manifest.read(str(tmp_path), SCHEMA, filters=[("row", "in", wanted or [10_000])], window_rows=10)
+        with stream(manifest, Cursor.start(0), 0, 1, shuffle=False, options=options) as batches:
+            assert row_ids([b for b, _ in batches]) == wanted
+
+
+def test_ray_says_that_it_reads_where_nothing_passes(tmp_path: Path, running_ray: None) -> None:
+    from rayrec.data.stream.ray_reader import read_ray
+
+    pq.write_table(table(400), tmp_path / "x.parquet", row_group_size=10, write_statistics=False)
+    manifest = Manifest.read(str(tmp_path), SCHEMA, filters=[("row", "in", [205, 399])], window_rows=10)
+    planner = EpochPlanner(manifest)
+    part = planner.open(Cursor.start(0), Ordering(seed=0, shuffle=False), 0, 1)
+    how = (manifest.columns, SCHEMA, ROWS_OF, 0, 0, False, Patience(), BadRows(), manifest.filters)
+    tables = list(read_ray(pieces_of(planner, part), Recipe(*how), RAY))
+    assert sum(len(one) for one in tables) == 2 and len(tables) > 5
 
 
 def test_what_cannot_pass_is_never_opened(folder: Path, tmp_path: Path) -> None:

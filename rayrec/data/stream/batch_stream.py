@@ -21,7 +21,7 @@ from rayrec.data.order.rank_part import Ordering
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.batching import Skipped, make_batches, make_steps
-from rayrec.data.stream.prefetch import Prefetcher
+from rayrec.data.stream.prefetch import Activity, Prefetcher
 from rayrec.data.stream.readers import choose
 from rayrec.data.stream.reading import Recipe, pieces_of
 from rayrec.data.stream.shared_manifest import SharedManifest, planner_of
@@ -113,11 +113,11 @@ class BatchStream:
             negative_rate,
             interleaves=shuffle and interleave > 1,
         )
-        reader = choose(options)
+        reader, activity = choose(options), Activity()
 
         def batches() -> Generator[Item]:
             block_ends: deque[int] | None = deque() if recipe.interleaves else None
-            tables = reader(pieces_of(planner, part, block_ends), recipe, options)
+            tables = activity.watch(reader(pieces_of(planner, part, block_ends), recipe, options))
             skipped, fewer = self.skipped, recipe.leaves_out
             if in_steps_of is not None:
                 steps = [dealt(size, rank, world_size) for _, size in steps_of(part.left, in_steps_of)]
@@ -125,7 +125,7 @@ class BatchStream:
             wanted = repeat(int(batch_rows)) if sizes is None else sizes
             return make_batches(tables, schema, wanted, part, options.bad_rows, skipped, fewer, block_ends)
 
-        self._prefetcher = Prefetcher(batches, options.prefetch_batches)
+        self._prefetcher = Prefetcher(batches, options.prefetch_batches, activity)
 
     def __iter__(self) -> Iterator[Item]:
         """The batches that have not been taken yet."""
