@@ -17,7 +17,7 @@ from rayrec.train.config.file import parse_config
 from tests.train import small
 
 deltalake = pytest.importorskip("deltalake")
-pytest.importorskip("pyiceberg")
+pyiceberg_types = pytest.importorskip("pyiceberg.types")
 
 SCHEMA = Schema.model_validate(
     {"dense": [{"name": "x"}], "sparse": [{"name": "day", "mapping": {"kind": "hash"}}, {"name": "id"}]}
@@ -155,6 +155,34 @@ def test_iceberg_tables_that_are_more_than_their_files_are_refused_by_name(
         ids_of(DataSet(path="iceberg://test/db.clicks", table="iceberg"))
     add(content=DataFileContent.POSITION_DELETES, file_format=FileFormat.PARQUET)
     with pytest.raises(DataError, match="has delete files"):
+        ids_of(DataSet(path="iceberg://test/db.clicks", table="iceberg"))
+
+
+def test_iceberg_columns_whose_names_have_moved_are_refused_by_name(iceberg: Any) -> None:
+    data = DataSet(path="iceberg://test/db.clicks", table="iceberg")
+    before = data.pinned()
+    with iceberg.update_schema() as change:
+        change.rename_column("id", "old_id")
+        change.add_column("more", pyiceberg_types.LongType())
+    iceberg.append(rows(9).rename_columns(["label", "x", "day", "old_id"]).append_column("more", pa.array([1])))
+    assert ids_of(before) == [0, 1, 2, 4, 5, 6, 7], "a version of before is read by the names of then"
+    with pytest.raises(DataError, match="the table has no column 'id' at this version"):
+        ids_of(data)
+    with iceberg.update_schema() as change:
+        change.rename_column("x", "id")
+        change.rename_column("old_id", "x")
+    iceberg.append(pa.table({"label": [1], "id": [9.0], "day": ["a b"], "x": [9], "more": [1]}))
+    with pytest.raises(DataError, match=r"'x' is another column, and the table's is '\w+' here"):
+        ids_of(data)
+
+
+def test_a_column_that_was_dropped_and_added_again_is_another_one(iceberg: Any) -> None:
+    with iceberg.update_schema() as change:
+        change.delete_column("id")
+    with iceberg.update_schema() as change:
+        change.add_column("id", pyiceberg_types.LongType())
+    iceberg.append(rows(9).select(["label", "x", "day", "id"]))
+    with pytest.raises(DataError, match="'id' is another column: columns of the table were renamed, or dropped"):
         ids_of(DataSet(path="iceberg://test/db.clicks", table="iceberg"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from rayrec.data.source.file_table import COLUMNS, I64, FileTable, Mask, folders
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.footer_index import HIGH, LOW
 from rayrec.data.source.partitioned import Partitioned, PartitionedFile, Types, with_partitions
+
+_FIELD_ID = b"PARQUET:field_id"
 
 
 def check_columns(found: Partitioned, facts: pa.Table, schema: Schema, conditions: Sequence[Condition]) -> Types:
@@ -31,6 +33,7 @@ def check_columns(found: Partitioned, facts: pa.Table, schema: Schema, condition
     first: tuple[str, Types] | None = None
     for (code, names), one in kinds.items():
         uri, arrow = one.file.uri, with_partitions(schemas[code], {name: found.types[name] for name in names})
+        _check_field_ids(arrow, columns, found.field_ids, uri)
         check_types(schema, arrow, uri)
         for condition in conditions:
             condition.check_in(arrow, uri)
@@ -46,6 +49,29 @@ def check_columns(found: Partitioned, facts: pa.Table, schema: Schema, condition
                 )
     assert first is not None, "there are files"
     return first[1]
+
+
+def _check_field_ids(arrow: pa.Schema, columns: Sequence[str], wanted: Mapping[str, int], uri: str) -> None:
+    """That a file's columns are those that its table means by their names; `wanted` is empty where it has no numbers.
+
+    Raises:
+        DataError: one was renamed, or dropped and added again.
+    """
+    ids = {one.name: int(one.metadata[_FIELD_ID]) for one in arrow if _FIELD_ID in (one.metadata or {})}
+    for name in columns if wanted else ():
+        if name not in wanted:
+            fix = f"correct its name; the table has {', '.join(wanted)}"
+            raise DataError(f"the table has no column {name!r} at this version", file=uri, column=name, fix=fix)
+        before = next((other for other, number in ids.items() if number == wanted[name]), name)
+        if before != name or ids.get(name, wanted[name]) != wanted[name]:
+            has = "another column" if before == name else f"another column, and the table's is {before!r} here"
+            raise DataError(
+                f"{name!r} is {has}: columns of the table were renamed, or dropped and added again, and files are read "
+                "by the names of their columns",
+                file=uri,
+                column=name,
+                fix="rewrite the table's older files (rewrite_data_files), or read a version from before the change",
+            )
 
 
 def file_table(

@@ -6,8 +6,8 @@ by lists beside the files are not left out here; such a version is refused. Neit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 from urllib.parse import unquote
 
@@ -25,10 +25,12 @@ class TableFiles:
 
     Args:
         hive: whether folders named `key=value` hold columns that the files lack.
+        field_ids: of columns, where the table knows them by numbers: a name may have been another column's before.
     """
 
     files: tuple[Found, ...]
     hive: bool
+    field_ids: Mapping[str, int] = field(default_factory=dict)
 
 
 class LakeTable(Protocol):
@@ -146,8 +148,8 @@ class _Iceberg:
             raise DataError(
                 problem, file=self._path, fix="name one of them; snapshots that expire cannot be read again"
             )
-        found = []
-        for task in self._table.scan(snapshot_id=version).plan_files():
+        found, scan = [], self._table.scan(snapshot_id=version)
+        for task in scan.plan_files():
             file = task.file
             if task.delete_files:
                 problem = f"has delete files, as for {file.file_path}; rewrite it (rewrite_data_files)"
@@ -155,7 +157,8 @@ class _Iceberg:
             if file.file_format.name != "PARQUET":
                 raise _refused(self._path, version, f"holds {file.file_format.name} files, as {file.file_path}")
             found.append(Found(uri_of(file.file_path, self._options), file.file_size_in_bytes))
-        return _not_empty(found, self._path, hive=False)
+        field_ids = {column.name: column.field_id for column in scan.projection().fields}
+        return replace(_not_empty(found, self._path, hive=False), field_ids=field_ids)
 
 
 def uri_of(path: str, options: str) -> str:
