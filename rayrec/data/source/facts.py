@@ -30,10 +30,11 @@ def check_columns(found: Partitioned, facts: pa.Table, schema: Schema, condition
     for code, one in zip(codes.tolist(), found.files, strict=True):
         kinds.setdefault((code, tuple(one.values)), one)
     columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
+    for (code, _), one in kinds.items():
+        _check_field_ids(schemas[code], columns, found.field_ids, one.file.uri)
     first: tuple[str, Types] | None = None
     for (code, names), one in kinds.items():
         uri, arrow = one.file.uri, with_partitions(schemas[code], {name: found.types[name] for name in names})
-        _check_field_ids(arrow, columns, found.field_ids, uri)
         check_types(schema, arrow, uri)
         for condition in conditions:
             condition.check_in(arrow, uri)
