@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import yaml
 
 from rayrec.data import DataError, Manifest, Mapping, Schema, build_vocabulary, to_batch, write_vocabulary
 from rayrec.data.mapping.hashing import hash_rows, hash_strings, seed_of
+from rayrec.data.mapping.id_index import IdIndex
 from rayrec.data.mapping.map_rows import check_rows_of
 from rayrec.data.tools import vocabulary
 from rayrec.data.tools.vocabulary import count_column
@@ -185,3 +187,21 @@ def test_ids_of_64_bits_without_a_sign(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": ids.take(pa.array([0, 0, 0, 1, 1, 2]))}), tmp_path / "x.parquet")
     assert count_column(str(tmp_path / "x.parquet"), "x", tmp_path / "out.parquet").kept == 3
     assert ids_of(ids, feature(tmp_path / "out.parquet")) == [2, 3, 4]
+
+
+def test_a_shared_index_is_opened_before_another_process_may_remove_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has a newer version of the file removes the older index, as soon as it holds the lock."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("rayrec.data.mapping.vocabulary._IN_MEMORY", 1)
+    (tmp_path / "v.txt").write_text("3\n1\n2\n")
+    opened = IdIndex.open
+
+    def opening(folder: Path) -> IdIndex:
+        with open(next(folder.parent.glob("*.lock"))) as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return opened(folder)
+
+    monkeypatch.setattr(IdIndex, "open", opening)
+    assert ids_of(pa.array([2, 3]), feature(tmp_path / "v.txt")) == [4, 2]
