@@ -167,7 +167,8 @@ class EpochPlanner:
         elif (done.world_size, done.step_rows) == (world_size, ordering.step_rows):
             part = replace(new, before=done.before, first=done.rows_of(rank))
         else:
-            part = replace(new, before=self._done(done, new))
+            key = ("done", done, new.epoch, new.ordering)  # the same for every rank that asks
+            part = replace(new, before=self._remember(key, lambda: self._done(done, new)))
         total = self._order(part).rows
         left = total - (0 if done is None else done.rows_done)
         return replace(part, rows=count(self._spans(part)) - part.first, left=left, total=total)
