@@ -111,7 +111,7 @@ class BatchStream:
             options.bad_rows,
             manifest.filters,
             negative_rate,
-            interleaves=shuffle and interleave > 1,
+            interleave=interleave if shuffle else 1,
         )
         reader, activity = choose(options), Activity()
 

@@ -75,7 +75,7 @@ def _rows(pieces: Sequence[Piece]) -> int:
 
 
 def _read(pieces: Sequence[Piece], recipe: Recipe) -> Iterator[pa.Table]:
-    streams = RowGroupStreams()
+    streams = RowGroupStreams(recipe.interleave)
     for piece in pieces:
         yield or_nothing(read_piece(piece, recipe, streams))
 
