@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -106,6 +106,10 @@ def index(
         list[str] | None,
         typer.Option("--column", help="Keep the ends of this column for filters; may be repeated. Default: all."),
     ] = None,
+    table: Annotated[
+        Literal["delta", "iceberg"] | None,
+        typer.Option(help="The paths are tables, of which the newest version is read; give --out."),
+    ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Read side by side on Ray.")] = False,
 ) -> None:
     """Write down what all footers say, so that runs read only those of files that are new or changed since."""
@@ -114,7 +118,7 @@ def index(
 
     if ray:
         start_ray()
-    done = write_index(paths, out, columns)
+    done = write_index(paths, out, columns, table)
     typer.echo(f"{done.files:,} files, {done.row_groups:,} row groups, {done.rows:,} rows in {done.path}")
 
 

@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, Schema
+from rayrec.data.source import footers
 from rayrec.data.source.dataset import DataSet
+from rayrec.data.tools.index import write_index
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config
 from tests.train import small
@@ -213,6 +215,18 @@ def test_the_credentials_of_a_catalog_are_not_told(monkeypatch: pytest.MonkeyPat
     with pytest.raises(DataError, match=r"cannot be opened: .* oracle://\*\*\*@host") as caught:
         Manifest.of(DataSet(path="iceberg://wrong/db.clicks", table="iceberg"), SCHEMA)
     assert "s3cret" not in str(caught.value)
+
+
+def test_the_footers_of_a_table_are_kept_for_the_next_launch(
+    delta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "index.arrow"
+    done = write_index([str(delta)], str(out), table="delta")
+    assert (done.files, done.rows) == (len(DataSet(path=str(delta), table="delta").listed().files), 7)
+    with pytest.raises(DataError, match="a table has no folder of its own for the index"):
+        write_index([str(delta)], table="delta")
+    monkeypatch.setattr(footers, "read_footer", None)
+    assert ids_of(DataSet(path=str(delta), table="delta", index=str(out))) == [0, 1, 2, 4, 5, 6, 7]
 
 
 def test_what_is_no_table_is_said_when_the_config_is_read() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from urllib.parse import unquote
 
 from rayrec.data.errors import DataError
-from rayrec.data.storage.files import Found
+from rayrec.data.storage.files import NEVER, Found
 from rayrec.data.storage.locations import escaped, locate, without_secrets
 from rayrec.data.storage.servers import Server
 
@@ -90,7 +90,7 @@ class _Delta:
             for column in metadata.partition_columns:
                 if f"/{column}=" not in f"/{inner}":
                     raise _refused(self._path, version, f"keeps {path} in no folder {column}=…")
-            found.append(Found(path if "://" in path else place.uri_of(f"{place.path}/{inner}"), size))
+            found.append(Found(path if "://" in path else place.uri_of(f"{place.path}/{inner}"), size, NEVER))
         return _not_empty(found, self._path, hive=True)
 
     def _at(self, version: int | None) -> Any:
@@ -156,7 +156,7 @@ class _Iceberg:
                 raise _refused(self._path, version, problem)
             if file.file_format.name != "PARQUET":
                 raise _refused(self._path, version, f"holds {file.file_format.name} files, as {file.file_path}")
-            found.append(Found(uri_of(file.file_path, self._options), file.file_size_in_bytes))
+            found.append(Found(uri_of(file.file_path, self._options), file.file_size_in_bytes, NEVER))
         field_ids = {column.name: column.field_id for column in scan.projection().fields}
         return replace(_not_empty(found, self._path, hive=False), field_ids=field_ids)
 
