@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from rayrec.data.tools.check import CheckReport
     from rayrec.data.tools.inspect import Inspection
 
+Filters = Annotated[
+    str, typer.Option(help="Only rows that pass, as data.train.filters: '[[day, \">=\", 2024-01-01]]'.")
+]
+
 app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
 
 
@@ -22,9 +26,7 @@ app = typer.Typer(help="Look at data before training on it.", no_args_is_help=Tr
 def inspect(
     paths: Annotated[list[str], typer.Argument(help="Parquet files, folders or globs, local or URIs.")],
     rows: Annotated[int, typer.Option(help="How many rows to look at, spread over the files.", min=1)] = 500_000,
-    filters: Annotated[
-        str, typer.Option(help="Only rows that pass, as data.train.filters: '[[day, \">=\", 2024-01-01]]'.")
-    ] = "[]",
+    filters: Filters = "[]",
     vocabularies: Annotated[
         Path | None,
         typer.Option(
@@ -85,14 +87,17 @@ def vocabulary(
         Path, typer.Option(parser=path, help="The Parquet file to write; on a cluster, where every node sees it.")
     ],
     column: Annotated[str, typer.Option(help="A column of ids, or of lists of ids.")],
+    filters: Filters = "[]",
     min_count: Annotated[int, typer.Option(help="Leave rarer ids out.", min=1)] = 1,
     max_size: Annotated[int | None, typer.Option(help="Keep so many ids, the most frequent ones.", min=1)] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Count the files side by side, one Ray task each.")] = False,
 ) -> None:
     """Count a column's ids in all files and write them as a vocabulary, the most frequent first; in bounded memory."""
     from rayrec.data.tools.vocabulary import count_column
+    from rayrec.train.config.file import parse_yaml
 
-    found = count_column(paths, column, out, min_count=min_count, max_size=max_size, on_ray=ray)
+    wanted = parse_yaml(filters)
+    found = count_column(paths, column, out, filters=wanted, min_count=min_count, max_size=max_size, on_ray=ray)
     typer.echo(f"{found.kept:,} of {found.seen:,} ids in {out}")
 
 

@@ -81,7 +81,7 @@ class Wanted:
             width, which int4 cannot hold, becomes int8.
         dense: number format of the dense layers.
         target: "eager" runs torch operators, "aoti" is compiled as well.
-        budget: with AUTO, the tables' bytes as a share of fp32; None: as few as the limits of int8 allow.
+        budget: with AUTO, the tables' bytes as a share of fp32; None: as few as `auto.FREE_LOSS` of log loss allows.
         force: keep an export that is outside its limits.
     """
 

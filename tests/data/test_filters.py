@@ -26,7 +26,6 @@ from rayrec.data import (
     Manifest,
     ReadOptions,
     Schema,
-    build_vocabulary,
 )
 from rayrec.data.mapping.columns import fill_id_types
 from rayrec.data.order.rank_part import EpochPlanner, Ordering
@@ -37,6 +36,7 @@ from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.reading import Recipe, pieces_of, read_piece
 from rayrec.data.tools.check import check
 from rayrec.data.tools.inspect import inspect
+from rayrec.data.tools.vocabulary import count_column
 from tests.data.sets import ROWS_OF, SCHEMA, table
 from tests.data.test_stream import LOCAL, RAY, row_ids, same, stream
 
@@ -268,8 +268,11 @@ def test_folders_are_columns(tmp_path: Path) -> None:
     assert hours == {row: row // 10 for row in range(30)}
     assert sorted(batch.sparse["place"].lengths().tolist()) == [0] * 10 + [1] * 20
     assert len(set(batch.sparse["place"].values().tolist())) == 2
-    counted = build_vocabulary(manifest, HIVE.sparse[2])
-    assert counted.to_pydict() == {"id": ["a b/c", "ü=x"], "count": [10, 10]}
+    count_column(str(tmp_path), "place", tmp_path / "words.parquet")
+    assert pq.read_table(tmp_path / "words.parquet", partitioning=None).to_pydict() == {
+        "id": ["a b/c", "ü=x"],
+        "count": [10, 10],
+    }
     alone = Manifest.read(f"file://{tmp_path}/place=a%2520b%252Fc", HIVE)
     assert dict(alone.files[0].partition) == {"place": "a b/c", "hour": 0}
 
@@ -288,13 +291,16 @@ def test_ids_of_other_types_to_train_and_evaluate_on_are_refused(tmp_path: Path)
     assert caught.value.column == "hour" and "eval" in (caught.value.file or "")
 
 
-def test_check_vocabulary_and_inspect_see_what_training_sees(folder: Path) -> None:
+def test_check_vocabulary_and_inspect_see_what_training_sees(folder: Path, tmp_path: Path) -> None:
     data = DataSet.model_validate({"path": str(folder), "filters": [["day", "=", "2024-01-01"], ["age", "<", 20]]})
     manifest = Manifest.of(data, SCHEMA)
     wanted = oracle(folder, [("day", "=", "2024-01-01"), ("age", "<", 20)])
     report = check(manifest, SCHEMA, ROWS_OF)
     assert report.rows == len(wanted) and report.bad_rows == 0
-    assert build_vocabulary(manifest, SCHEMA.sparse[0])["id"].to_pylist() == wanted
+    count_column(data.path, "row", tmp_path / "words.parquet", filters=data.filters)
+    assert sorted(pq.read_table(tmp_path / "words.parquet")["id"].to_pylist()) == wanted
+    with pytest.raises(DataError, match="column 'usr' is missing"):
+        count_column(data.path, "row", tmp_path / "words.parquet", filters=[["usr", "=", 1]])
     found = inspect(data.path, filters=data.filters)
     assert found.looked_at == len(wanted) and found.rows == 790
     roles = {c.name: c.role for c in found.columns}

@@ -1,6 +1,6 @@
 """Several data sets that are mixed by weight: how long an epoch is, and whose row comes next.
 
-Pure facts and functions; the batches are `mixed_stream.py`'s.
+How many rows pass the filters is read here; the batches are `mixed_stream.py`'s.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One rank's part of an epoch, computed on demand: how many rows, and piece by piece which of which files.
 
-`EpochPlanner` holds the manifest and answers; it runs in the reading process, or in an actor (`stream/shared.py`) where
-a manifest is too large to be given to every worker.
+`EpochPlanner` holds the manifest and answers; it runs in the reading process, or, where a manifest is too large to be
+given to every worker, in an actor (`stream/shared_manifest.py`).
 """
 
 from __future__ import annotations
