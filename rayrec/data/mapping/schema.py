@@ -269,6 +269,16 @@ class Schema(Strict):
         return any(feature.kind == "weighted_id_list" for feature in self.sparse)
 
     @property
+    def spare_columns(self) -> set[str]:
+        """Those that a file may lack: all that is made of them takes nulls."""
+        takes = [(task.column, task.on_null == "ignore") for task in self.tasks]
+        takes += [(part.column, False) for part in self._beside if part]
+        takes += [(feature.column, feature.default is not None) for feature in self.dense]
+        takes += [(feature.column, feature.on_null != "error") for feature in self.sparse]
+        takes += [(feature.weight_column, False) for feature in self.sparse if feature.weight_column]
+        return {column for column, _ in takes} - {column for column, nulls in takes if not nulls}
+
+    @property
     def text_columns(self) -> list[str]:
         """Those whose ids are known to be texts."""
         return [feature.column for feature in self.sparse if feature.id_type == "text"]

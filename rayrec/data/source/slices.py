@@ -170,11 +170,16 @@ def _read_file(parts: Sequence[FileSlice], columns: Columns, streams: RowGroupSt
 
 
 def _in_order(table: pa.Table, columns: Columns, partition: Mapping[str, int | str | None]) -> pa.Table:
-    """The columns in their order, whatever their order in the file."""
-    arrays = [
-        pa.repeat(pa.scalar(partition[name], kind), table.num_rows) if name in partition else table.column(name)
-        for name, kind in columns
-    ]
+    """The columns in their order and types, whatever those are in the file; null where the file lacks one."""
+    arrays = []
+    for name, kind in columns:
+        if name in partition:
+            arrays.append(pa.repeat(pa.scalar(partition[name], kind), table.num_rows))
+        elif name in table.column_names:
+            found = table.column(name)
+            arrays.append(found if found.type == kind else found.cast(kind))
+        else:  # the manifest refuses files that may not
+            arrays.append(pa.nulls(table.num_rows, kind))
     return pa.table(arrays, names=[name for name, _ in columns])
 
 
