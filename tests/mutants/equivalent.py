@@ -154,13 +154,12 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
     ("rayrec/data/mapping/vocabulary.py", "_FORMAT = 1", "_FORMAT = 2", "it only names files of the cache"),
     (
         "rayrec/data/order/cursor.py",
-        "return Cursor(epoch=states[0].epoch, parts=tuple(parts), given=given, skipped=skipped)",
-        "return Cursor(epoch=states[ -1].epoch, parts=tuple(parts), given=given, skipped=skipped)",
+        "return replace(states[0], parts=tuple(parts), given=given, skipped=skipped)",
+        "return replace(states[ -1], parts=tuple(parts), given=given, skipped=skipped)",
         "the ranks' cursors are of one epoch, which was checked",
     ),
     ("rayrec/data/order/interleave.py", "maxsize=8", "maxsize=7", "size of a cache"),
     ("rayrec/data/order/interleave.py", "maxsize=8", "maxsize=9", "size of a cache"),
-    ("rayrec/data/order/mix.py", "for part in parts[1:]:", "for part in parts[0:]:", "a part is like itself"),
     (
         "rayrec/data/order/rank_part.py",
         "most = int(array.max(initial=0))",
