@@ -23,12 +23,17 @@ def check_mapping(path: str, saved: MAPPING | None, here: MAPPING | None) -> Non
         if before is None or now is None:
             where = "the checkpoint" if before is None else "the config"
             raise CheckpointError(f"{path}: {where} has no feature {feature!r}; {_FIX}")
-        for name in sorted({*before, *now}):
-            if before.get(name) != now.get(name):
-                raise CheckpointError(
-                    f"{path}: feature {feature!r}: its ids would mean other rows: {name.replace('_', ' ')} is "
-                    f"{_short(before.get(name))} in the checkpoint and {_short(now.get(name))} here; {_FIX}"
-                )
+        for name in differing(before, now):
+            raise CheckpointError(
+                f"{path}: feature {feature!r}: its ids would mean other rows: {name.replace('_', ' ')} is "
+                f"{_short(before.get(name))} in the checkpoint and {_short(now.get(name))} here; {_FIX}"
+            )
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """In what two mappings of a feature differ. Earlier checkpoints do not have the type of ids."""
+    known = {*before, *now} - ({"id_type"} if None in (before.get("id_type"), now.get("id_type")) else set())
+    return sorted(name for name in known if before.get(name) != now.get(name))
 
 
 _FIX = "go back to the schema and vocabulary files that it was trained with, or start a new run under another name"

@@ -12,7 +12,7 @@ from rayrec.cli.data import app as data
 from rayrec.cli.export import export
 from rayrec.cli.init import init
 from rayrec.cli.next_steps import after_evaluation, after_training
-from rayrec.cli.options import WhichCheckpoint
+from rayrec.cli.options import Config, RunDir, WhichCheckpoint, path
 from rayrec.cli.predict import predict
 from rayrec.cli.runs import app as runs
 from rayrec.cli.serve import serve
@@ -36,14 +36,10 @@ app.command()(predict)
 app.command()(serve)
 app.command()(tune)
 
-Config = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="YAML file with the config; `rayrec config` lists its fields.")
-]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, e.g. trainer.num_workers=4; may be repeated."),
 ]
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run folder: <storage.path>/<name>.")]
 
 
 @app.command()
@@ -55,7 +51,8 @@ def train(
         bool, typer.Option("--fresh", help="Start over; an earlier run of this name is set aside.")
     ] = False,
     root: Annotated[
-        Path | None, typer.Option(help="Folder that relative paths of the config start from; default: this one.")
+        Path | None,
+        typer.Option(parser=path, help="Folder that relative paths of the config start from; default: this one."),
     ] = None,
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="In a Ray job: import a model.factory that was not submitted with it.")
@@ -71,7 +68,7 @@ def train(
             from rayrec.train import Trainer, load_config
         trainer = Trainer(load_config(config, given), fresh=fresh, root=root, allow_code=allow_code)
         trainer.fit()
-    after_training(trainer.folder.path, trainer.config)
+    after_training(trainer.folder.remote or str(trainer.folder.path), trainer.config)
 
 
 @app.command()
@@ -91,14 +88,17 @@ def evaluate(
     ] = False,
 ) -> None:
     """Score a checkpoint of a run; writes evaluation.json there."""
+    from rayrec.train.driver.terminal import notice
     from rayrec.train.evaluate_run import evaluate_run
+    from rayrec.train.mirror import run_here
 
-    evaluate_run(run_dir, data, workers, allow_code=allow_code, checkpoint=checkpoint)
-    if importance:
-        from rayrec.cli.tables import show_importance
-        from rayrec.train.importance import importance_of_run
+    with run_here(run_dir, notice) as run:
+        evaluate_run(run, data, workers, allow_code=allow_code, checkpoint=checkpoint)
+        if importance:
+            from rayrec.cli.tables import show_importance
+            from rayrec.train.importance import importance_of_run
 
-        show_importance(importance_of_run(run_dir, data, allow_code=allow_code, checkpoint=checkpoint))
+            show_importance(importance_of_run(run, data, allow_code=allow_code, checkpoint=checkpoint))
     after_evaluation(run_dir, checkpoint)
 
 
@@ -111,10 +111,14 @@ def plan(
         typer.Option(help="Workers, or HOSTSxWORKERS as 16x8; several, as 1x8,4x8, are compared."),
     ] = None,
     gpu: Annotated[str, typer.Option(help="What a worker has: cpu, a100_80, h100, …")] = "cpu",
-    load: Annotated[Path | None, typer.Option(help="Judge this plan instead of searching for one.")] = None,
-    against: Annotated[Path | None, typer.Option("--diff", help="Show what differs from this plan.")] = None,
-    save: Annotated[Path | None, typer.Option(help="Write the plan here, for sharding.plan.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a picture of the plan here.")] = None,
+    load: Annotated[
+        Path | None, typer.Option(parser=path, help="Judge this plan instead of searching for one.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option("--diff", parser=path, help="Show what differs from this plan.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(parser=path, help="Write the plan here, for sharding.plan.")] = None,
+    html: Annotated[Path | None, typer.Option(parser=path, help="Write a picture of the plan here.")] = None,
 ) -> None:
     """Show how tables would be sharded, what binds and what would help; needs no cluster and no GPU."""
     from rayrec.train import load_config
@@ -134,15 +138,19 @@ def plan(
 @app.command()
 def report(run_dir: RunDir) -> None:
     """Write report.html of a run, be it finished, failed or going on."""
+    from rayrec.train.driver.terminal import notice
+    from rayrec.train.mirror import run_here
     from rayrec.train.report import write_report
 
-    typer.echo(write_report(run_dir))
+    with run_here(run_dir, notice) as run:
+        typer.echo(write_report(run))
 
 
 @app.command()
 def config(
     file: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="Show this config with all defaults, instead of the list.")
+        Path | None,
+        typer.Argument(metavar="CONFIG", parser=path, help="Show this config with all defaults, not the list."),
     ] = None,
     overrides: Overrides = None,
 ) -> None:

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from rayrec.cli.options import path
+
 app = typer.Typer(name="checkpoint", help="Verify, inspect and convert checkpoints.", no_args_is_help=True)
 
 Place = Annotated[
@@ -23,8 +25,8 @@ def verify(place: Place) -> None:
     from rayrec.checkpoint.tools import verify_place
 
     damaged = False
-    for path, damages in verify_place(place):
-        typer.echo(f"{path}: {'whole' if not damages else 'DAMAGED'}")
+    for checked, damages in verify_place(place):
+        typer.echo(f"{checked}: {'whole' if not damages else 'DAMAGED'}")
         for damage in damages:
             typer.echo(f"  {damage}")
         damaged = damaged or bool(damages)
@@ -44,7 +46,7 @@ def inspect(place: Place) -> None:
 @app.command()
 def convert(
     place: Place,
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
+    out: Annotated[Path, typer.Argument(metavar="FILE", parser=path, help="The file to write.")],
     to: Annotated[
         Literal["safetensors", "state_dict"],
         typer.Option(help="One safetensors file, or what `torch.load` reads as the unsharded model's state_dict."),

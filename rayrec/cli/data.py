@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rayrec.cli.options import Label
+from rayrec.cli.options import Config, Label, path
 from rayrec.cli.writing import writing
 
 if TYPE_CHECKING:
     from rayrec.data.tools.check import CheckReport
+
+Filters = Annotated[
+    str, typer.Option(help="Only rows that pass, as data.train.filters: '[[day, \">=\", 2024-01-01]]'.")
+]
 
 app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
 
@@ -21,13 +25,16 @@ app = typer.Typer(help="Look at data before training on it.", no_args_is_help=Tr
 def inspect(
     paths: Annotated[list[str], typer.Argument(help="Parquet files, folders or globs, local or URIs.")],
     rows: Annotated[int, typer.Option(help="How many rows to look at, spread over the files.", min=1)] = 500_000,
-    filters: Annotated[
-        str, typer.Option(help="Only rows that pass, as data.train.filters: '[[day, \">=\", 2024-01-01]]'.")
-    ] = "[]",
+    filters: Filters = "[]",
     label: Label = None,
     vocabularies: Annotated[
         Path | None,
-        typer.Option("--write-vocabularies", metavar="DIR", help="Write a vocabulary for each column of few ids."),
+        typer.Option(
+            "--write-vocabularies",
+            metavar="DIR",
+            parser=path,
+            help="Write a vocabulary for each column of few ids.",
+        ),
     ] = None,
 ) -> None:
     """Read a data set and propose its schema and table sizes, as YAML for a train config."""
@@ -47,7 +54,10 @@ def inspect(
 @app.command()
 def convert(
     sources: Annotated[list[str], typer.Argument(help="CSV, TSV, JSON lines, Avro or ORC files, folders or globs.")],
-    out: Annotated[Path, typer.Argument(help="Folder for the Parquet files; on a cluster, one that every node sees.")],
+    out: Annotated[
+        Path,
+        typer.Argument(parser=path, help="Folder for the Parquet files; on a cluster, one that every node sees."),
+    ],
     types: Annotated[
         list[str] | None, typer.Option("--type", metavar="COLUMN=TYPE", help="E.g. user=string; may be repeated.")
     ] = None,
@@ -78,16 +88,21 @@ def convert(
 @app.command()
 def vocabulary(
     paths: Annotated[list[str], typer.Argument(help="Parquet files, folders or globs, local or URIs.")],
-    out: Annotated[Path, typer.Option(help="The Parquet file to write; on a cluster, where every node sees it.")],
+    out: Annotated[
+        Path, typer.Option(parser=path, help="The Parquet file to write; on a cluster, where every node sees it.")
+    ],
     column: Annotated[str, typer.Option(help="A column of ids, or of lists of ids.")],
+    filters: Filters = "[]",
     min_count: Annotated[int, typer.Option(help="Leave rarer ids out.", min=1)] = 1,
     max_size: Annotated[int | None, typer.Option(help="Keep so many ids, the most frequent ones.", min=1)] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Count the files side by side, one Ray task each.")] = False,
 ) -> None:
     """Count a column's ids in all files and write them as a vocabulary, the most frequent first; in bounded memory."""
     from rayrec.data.tools.vocabulary import count_column
+    from rayrec.train.config.file import parse_yaml
 
-    found = count_column(paths, column, out, min_count=min_count, max_size=max_size, on_ray=ray)
+    wanted = parse_yaml(filters)
+    found = count_column(paths, column, out, filters=wanted, min_count=min_count, max_size=max_size, on_ray=ray)
     typer.echo(f"{found.kept:,} of {found.seen:,} ids in {out}")
 
 
@@ -101,6 +116,10 @@ def index(
         list[str] | None,
         typer.Option("--column", help="Keep the ends of this column for filters; may be repeated. Default: all."),
     ] = None,
+    table: Annotated[
+        Literal["delta", "iceberg"] | None,
+        typer.Option(help="The paths are tables, of which the newest version is read; give --out."),
+    ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Read side by side on Ray.")] = False,
 ) -> None:
     """Write down what all footers say, so that runs read only those of files that are new or changed since."""
@@ -109,14 +128,14 @@ def index(
 
     if ray:
         start_ray()
-    done = write_index(paths, out, columns)
+    done = write_index(paths, out, columns, table)
     typer.echo(f"{done.files:,} files, {done.row_groups:,} row groups, {done.rows:,} rows in {done.path}")
 
 
 @app.command()
 def check(
-    config: Annotated[Path, typer.Argument(help="A train config.")],
-    page: Annotated[Path | None, typer.Option("--html", help="Also write the result as a page.")] = None,
+    config: Config,
+    page: Annotated[Path | None, typer.Option("--html", parser=path, help="Also write the result as a page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Map a config's training data; report bad rows, nulls, collisions, list lengths. Exit status 1 on bad rows."""

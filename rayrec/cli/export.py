@@ -8,14 +8,16 @@ from typing import Annotated
 import typer
 
 from rayrec.cli.next_steps import next_is
-from rayrec.cli.options import WhichCheckpoint
+from rayrec.cli.options import WhichCheckpoint, path
 
 FORMATS = "fp32, fp16, int8, int4, or AUTO: each table's is chosen by the loss of quality that was measured for it."
 
 
 def export(
-    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or a checkpoint of one.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; must not exist.")],
+    source: Annotated[
+        str, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or a checkpoint of one; a path or a URI.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", parser=path, help="Folder to write; must not exist.")],
     tables: Annotated[str, typer.Option(help=FORMATS)] = "fp32",
     dense: Annotated[str, typer.Option(help="Number format of the dense layers: fp32 or bf16.")] = "fp32",
     target: Annotated[
@@ -33,10 +35,13 @@ def export(
 ) -> None:
     """Export a trained model with the proof that it scores as the trainer does: parity.html in the folder."""
     from rayrec.inference import Wanted
+    from rayrec.train.driver.terminal import notice
     from rayrec.train.export_run import export_run
+    from rayrec.train.mirror import run_here
 
     wanted = Wanted(tables=tables, dense=dense, target=target, budget=budget, force=force)
-    made = export_run(source, out, wanted, data, allow_code=allow_code, checkpoint=checkpoint)
+    with run_here(source, notice) as run:
+        made = export_run(run, out, wanted, data, allow_code=allow_code, checkpoint=checkpoint)
     typer.echo(f"read the checkpoint of step {made.index.origin['step']}: {made.index.origin['checkpoint']}")
     parity = made.parity
     typer.echo(

@@ -18,18 +18,22 @@ def next_is(*words: str) -> None:
     _say(f"next: {shlex.join(words)}")
 
 
-def after_training(run: Path, config: TrainConfig) -> None:
-    """Evaluate, then export the best checkpoint, or the last one where none is kept as the best."""
+def after_training(run: str, config: TrainConfig) -> None:
+    """Evaluate, then export the best checkpoint, or the last one where none is kept as the best.
+
+    Args:
+        run: a path or a URI.
+    """
     which = "newest" if config.storage.keep_best is None else "best"
-    place = _short(run)
     if config.data.eval is not None:
-        _say(f"look: {shlex.join(['rayrec', 'evaluate', place, *_checkpoint(which)])}")
-    next_is("rayrec", "export", place, _free(run.name), *_checkpoint(which))
+        _say(f"look: {shlex.join(['rayrec', 'evaluate', _short(run), *_checkpoint(which)])}")
+    after_evaluation(run, which)
 
 
-def after_evaluation(run: Path, checkpoint: str) -> None:
+def after_evaluation(run: str, checkpoint: str) -> None:
     """Export the checkpoint that was scored."""
-    next_is("rayrec", "export", _short(run), _free(run.name), *_checkpoint(checkpoint))
+    name = Path(run.partition("?")[0]).name if "://" in run else Path(run).absolute().name
+    next_is("rayrec", "export", _short(run), _free(name), *_checkpoint(checkpoint))
 
 
 def _say(text: str) -> None:
@@ -42,9 +46,11 @@ def _checkpoint(which: str) -> list[str]:
     return [] if which == "newest" else ["--checkpoint", which]
 
 
-def _short(path: Path) -> str:
+def _short(place: str) -> str:
     """From the working folder, where it lies below it."""
-    here = Path.cwd()
+    if "://" in place:
+        return place
+    here, path = Path.cwd(), Path(place)
     return str(path.relative_to(here) if path.is_absolute() and path.is_relative_to(here) else path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +10,9 @@ from rayrec.cli.options import WhichCheckpoint
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL|RUN", help="An exported folder, or a run folder.")],
+    place: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN", help="An exported folder, or a run folder; a run may be a URI.")
+    ],
     data: Annotated[str, typer.Argument(metavar="DATA", help="Parquet file, folder or glob.")],
     out: Annotated[
         str, typer.Argument(metavar="OUT", help="Folder for the predictions, or a URI; on a cluster, a shared one.")
@@ -27,14 +28,19 @@ def predict(
 ) -> None:
     """Score Parquet files: every row once, its columns kept; the same command again goes on where it stopped."""
     from rayrec.inference.predict import predict as run_predict
+    from rayrec.train.driver.terminal import notice
     from rayrec.train.export_run import exported_run
+    from rayrec.train.mirror import run_here
 
     if bad_rows not in ("error", "skip"):
         raise typer.BadParameter(f"--bad-rows {bad_rows}: error or skip")
-    if (model / "config.yaml").exists():
-        model = exported_run(model, allow_code, checkpoint, tell=typer.echo)
-    elif checkpoint != "newest":
-        raise typer.BadParameter(f"--checkpoint {checkpoint}: {model} is no run folder; an export has one checkpoint")
+    with run_here(place, notice) as model:
+        if (model / "config.yaml").exists():
+            model = exported_run(model, allow_code, checkpoint, tell=typer.echo)
+        elif checkpoint != "newest":
+            raise typer.BadParameter(
+                f"--checkpoint {checkpoint}: {place} is no run folder; an export has one checkpoint"
+            )
     done = run_predict(
         model,
         data,

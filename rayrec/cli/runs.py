@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from rayrec.cli.options import path
+
 app = typer.Typer(help="Look at runs, and compare them.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_runs(
-    folder: Annotated[Path, typer.Argument(help="Folder of runs, their storage.path.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(parser=path, help="Folder of runs, their storage.path.")] = Path("runs"),
 ) -> None:
     """List the runs in a folder with their last figures, newest first."""
     from rayrec.train.driver.console import Display
@@ -27,17 +29,24 @@ def list_runs(
 
 @app.command()
 def compare(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR…", help="Two run folders or more.")],
-    html: Annotated[Path, typer.Option(help="Where the page with the curves goes.")] = Path("compare.html"),
+    run_dirs: Annotated[list[str], typer.Argument(metavar="RUN_DIR…", help="Two run folders or more; paths or URIs.")],
+    html: Annotated[Path, typer.Option(parser=path, help="Where the page with the curves goes.")] = Path(
+        "compare.html"
+    ),
 ) -> None:
     """Show last figures and differing config fields of runs, and write their curves side by side as one page."""
     from rayrec.train.driver.console import Display
+    from rayrec.train.driver.terminal import notice
+    from rayrec.train.mirror import run_here
     from rayrec.train.report.run import read_run
     from rayrec.train.runs import compare_table, write_comparison
 
     if len(run_dirs) < 2:
         raise typer.BadParameter("give two run folders or more")
-    runs = [read_run(path) for path in run_dirs]
+    runs = []
+    for place in run_dirs:
+        with run_here(place, notice) as run:
+            runs.append(read_run(run))
     display = Display()
     display.console.print(compare_table(runs))
     write_comparison(runs, html)

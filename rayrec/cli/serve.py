@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from rayrec.cli.options import path
+
 MODELS = "PATH, NAME=PATH or NAME=PATH@SHARE; PATH is an export, or a folder of exports whose newest is served."
 
 
@@ -22,11 +24,13 @@ def serve(
         bool, typer.Option("--direct", help="Replicas answer themselves, each at a port of its own, without HAProxy.")
     ] = False,
     token_file: Annotated[
-        Path | None, typer.Option(help="File with the token that requests must carry (Authorization: Bearer …).")
+        Path | None,
+        typer.Option(parser=path, help="File with the token that requests must carry (Authorization: Bearer …)."),
     ] = None,
     watch: Annotated[float, typer.Option(min=0, help="Seconds between two looks for newer versions; 0: never.")] = 5.0,
 ) -> None:
     """Serve exported models: POST /score, GET /schema, /healthz, /metrics. Needs rayrec[serve]."""
+    from rayrec.data.storage.locations import local_path
     from rayrec.serve.example import request
     from rayrec.serve.on_ray import LOOPBACK, Settings, read_token, start, stop
     from rayrec.serve.service import ModelSpec
@@ -34,6 +38,9 @@ def serve(
 
     if host not in LOOPBACK and token_file is None:
         raise ValueError(f"--host {host} lets others in: give --token-file, or keep to 127.0.0.1")
+    for model in models:
+        for place in (model, model.partition("=")[2]):
+            local_path(place)
     settings = Settings(
         models=tuple(ModelSpec.parse(model) for model in models),
         host=host,

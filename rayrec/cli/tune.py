@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from rayrec.cli.options import Config
+
 
 def tune(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file with the config that is varied.")],
+    config: Config,
     params: Annotated[
         list[str],
         typer.Option(

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rayrec.data.source.manifest import Manifest
     from rayrec.data.stream.batch_stream import BatchStream
     from rayrec.data.stream.mixed_stream import MixedStream
-    from rayrec.data.tools.counting import build_vocabulary, write_vocabulary
 
 _HOMES = {
     "BadRows": "rayrec.data.options",
@@ -54,12 +53,10 @@ _HOMES = {
     "TrainingData": "rayrec.data.source.dataset",
     "Vocabulary": "rayrec.data.mapping.id_mappings",
     "WeightedDataSet": "rayrec.data.source.dataset",
-    "build_vocabulary": "rayrec.data.tools.counting",
     "data_sets": "rayrec.data.source.dataset",
     "empty_batch": "rayrec.data.mapping.collate",
     "manifest_of": "rayrec.data.order.mix",
     "to_batch": "rayrec.data.mapping.collate",
-    "write_vocabulary": "rayrec.data.tools.counting",
 }
 
 __all__ = [
@@ -90,12 +87,10 @@ __all__ = [
     "TrainingData",
     "Vocabulary",
     "WeightedDataSet",
-    "build_vocabulary",
     "data_sets",
     "empty_batch",
     "manifest_of",
     "to_batch",
-    "write_vocabulary",
 ]
 
 

@@ -59,7 +59,8 @@ class ReadOptions(Strict):
         patience_s: how long storage that does not answer is waited for before the attempt ends (`trainer.max_failures`
             says how many there are); its rows do not count as bad ones.
         bad_rows: what happens to rows that cannot be used.
-        stall_timeout_s: no data for so long ends the run with an error instead of waiting forever.
+        stall_timeout_s: when nothing has been read for so long, the run ends with an error instead of waiting forever;
+            rows that filters leave out count as read.
     """
 
     reader: Literal["auto", "ray", "local"] = "auto"

@@ -16,6 +16,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from rayrec.checkpoint.weights import CheckpointWeights
+from rayrec.data.storage.locations import local_path
 from rayrec.inference import artifact, compiled, graph
 from rayrec.inference.artifact import ExportError, Index
 from rayrec.inference.auto import choose_formats
@@ -80,7 +81,7 @@ class Wanted:
             width, which int4 cannot hold, becomes int8.
         dense: number format of the dense layers.
         target: "eager" runs torch operators, "aoti" is compiled as well.
-        budget: with AUTO, the tables' bytes as a share of fp32; None: as few as the limits of int8 allow.
+        budget: with AUTO, the tables' bytes as a share of fp32; None: as few as `auto.FREE_LOSS` of log loss allows.
         force: keep an export that is outside its limits.
     """
 
@@ -120,7 +121,7 @@ def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> E
             `force`, its scores are outside their limits.
         ValueError: the checkpoint lacks a table or a parameter, or a number does not fit its format.
     """
-    wanted, out = wanted or Wanted(), Path(out)
+    wanted, out = wanted or Wanted(), local_path(out)
     if out.exists():
         raise ExportError(f"{out} exists already: choose another folder, or remove it")
     if wanted.target == "aoti":

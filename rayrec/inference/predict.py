@@ -105,7 +105,7 @@ def _kept(manifest: Manifest, wanted: Sequence[str] | None, labels: Sequence[str
     with open_parquet(first.uri, first.version) as parquet:
         kinds = dict(zip(parquet.schema_arrow.names, parquet.schema_arrow.types, strict=True))
     kinds |= {name: pa.string() if isinstance(value, str) else pa.int64() for name, value in first.partition}
-    kinds |= {name: kind for name, kind in manifest.columns if name in kinds}
+    kinds |= dict(manifest.columns)
     for name in wanted or []:
         if name not in kinds:
             raise DataError(f"there is no column {name!r} to keep; there are {', '.join(kinds)}", file=first.uri)

@@ -76,4 +76,5 @@ def _type_of(slices: Sequence[FileSlice], name: str) -> pa.DataType:
     if name in partition:
         return pa.string() if isinstance(partition[name], str) else pa.int64()
     with open_parquet(slices[0].uri, slices[0].file.version) as parquet:
-        return parquet.schema_arrow.field(name).type
+        found = parquet.schema_arrow
+        return found.field(name).type if name in found.names else pa.null()  # which the schema takes

@@ -8,6 +8,7 @@ from typing import Any
 
 from rayrec.checkpoint import Checkpoint, CheckpointStore
 from rayrec.checkpoint.contents import TABLE
+from rayrec.checkpoint.mapping import differing
 from rayrec.checkpoint.tools import find
 from rayrec.checkpoint.warm_start import Names
 from rayrec.data.mapping.id_mappings import Vocabulary
@@ -84,10 +85,9 @@ def _same_rows(where: str, before: Fingerprint, now: Fingerprint, vocabulary: Vo
     """
     fix = "; map its ids as there, or list the table in init_from.fresh"
     if vocabulary is None or before["mapping"] != "vocabulary":
-        for name in sorted({*before, *now}):
-            if before.get(name) != now.get(name):
-                what = f"{name} was {before.get(name)} and is {now.get(name)}"
-                raise TrainError(f"{where}: its ids would mean other rows: {what}{fix}")
+        for name in differing(before, now):
+            what = f"{name} was {before.get(name)} and is {now.get(name)}"
+            raise TrainError(f"{where}: its ids would mean other rows: {what}{fix}")
         return ALL
     for name in ("hash_law", "oov_rows"):
         if before[name] != now[name]:

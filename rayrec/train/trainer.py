@@ -13,8 +13,9 @@ from typing import Any
 
 from rayrec.container import cpus
 from rayrec.data import DataSet, FooterIndex, FooterReading, Manifest, Mix, Shuffle, manifest_of
+from rayrec.data.mapping.columns import fill_id_types
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
-from rayrec.data.source.periods import Periods, count_periods
+from rayrec.data.source.periods import Periods
 from rayrec.data.storage.retries import Patience
 from rayrec.train import build, warnings
 from rayrec.train.config import TrainConfig
@@ -29,7 +30,8 @@ from rayrec.train.paths import resolved
 from rayrec.train.report import write_report
 from rayrec.train.run_config import refuse_code_from_elsewhere
 from rayrec.train.run_folder import RunFolder, newest_checkpoint, refuse_other_config, write_json, write_yaml
-from rayrec.train.versions import with_versions
+from rayrec.train.versions import with_id_types, with_versions
+from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.session import Job
 
 
@@ -104,6 +106,8 @@ class Trainer:
         self.folder = RunFolder.at(self.config.storage.path, self.config.name)
         self.mirror = Mirror(self.folder)
         self._warnings: list[str] = []
+        self._periods: Periods | None = None
+        self._progress: str | None = None  # among the periods
 
     def fit(self) -> Result:
         """Train to the last epoch, evaluate, report.
@@ -118,7 +122,8 @@ class Trainer:
         self.folder.create()
         with self.folder.locked():
             self.mirror.pull()
-            self.config = with_versions(self.config, self.folder.read_config())
+            earlier = self.folder.read_config()
+            self.config = with_id_types(with_versions(self.config, earlier), earlier)
             self._count_epochs()
             finished = self._finished()
             if finished is not None:
@@ -154,21 +159,18 @@ class Trainer:
     def _job(self) -> Job:
         """Everything that can be wrong with data and model is found here, before any worker starts."""
         config = self.config
-        schema = config.data_schema
         footers = FooterIndex.open(self.folder.footers)
         read = config.data.read
         connect = connected if config.trainer.num_workers else nullcontext
         reading = FooterReading(footers, Patience(read.retries, read.patience_s), connect)
-        train, evaluation, periods = self._data(reading)
+        train, evaluation = self._data(reading)
         footers.save()
-        if evaluation is not None:
-            for part in train.parts:
-                evaluation.check_like(part)
+        config = self.config  # with the types of ids
         build.model(config, "meta", self.factory)
         build.given_plan(config, config.trainer.least_workers)
         self._report_data(train, evaluation)
         evaluated = frozenset(int(record["step"]) for record in self.folder.read_metrics() if record["kind"] == "eval")
-        mapping = mapping_fingerprint(schema, build.rows_of(config))
+        mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))
         return Job(
             config=config,
             train=train,
@@ -180,18 +182,25 @@ class Trainer:
             calibration=build.calibration(config),
             mapping=mapping,
             warm_start=warm_start(config, mapping),
-            periods=periods,
+            periods=self._periods,
+            period_rows={} if self._periods is None else train.parts[0].rows_by(self._periods.column),
         )
 
-    def _data(self, reading: FooterReading) -> tuple[Manifest | Mix, Manifest | None, Periods | None]:
-        """What is trained and evaluated on."""
+    def _data(self, reading: FooterReading) -> tuple[Manifest | Mix, Manifest | None]:
+        """What is trained and evaluated on; the config gets the types of ids that it is trained with."""
         data, schema = self.config.data, self.config.data_schema
         rows = (data.shuffle if isinstance(data.shuffle, Shuffle) else Shuffle()).rows
         if data.progressive is not None and isinstance(data.train, DataSet):
             both = Manifest.of(data.train, schema, reading, rows, data.progressive)
-            return both, both, Periods.of(both, data.progressive)
+            self._keep_id_types(both)
+            return both, both
         train = manifest_of(data.train, schema.for_training, reading, rows)
-        return train, None if data.eval is None else Manifest.of(data.eval, schema, reading), None
+        self._keep_id_types(train.parts[0])
+        return train, None if data.eval is None else Manifest.of(data.eval, self.config.data_schema, reading)
+
+    def _keep_id_types(self, trained: Manifest) -> None:
+        schema = fill_id_types(self.config.data_schema, dict(trained.columns))
+        self.config = self.config.model_copy(update={"data_schema": schema})
 
     def _report_data(self, train: Manifest | Mix, evaluation: Manifest | None) -> None:
         parts = [f"training on {train.rows:,} rows in {train.num_files:,} files"]
@@ -212,12 +221,21 @@ class Trainer:
             self.display.say(f"warning: {text}", style="yellow")
 
     def _count_epochs(self) -> None:
-        """Progressive training has as many epochs as there are periods but the last."""
+        """Progressive training has the epochs that its checkpoint has begun, and one for each period that is left."""
         data, column = self.config.data.train, self.config.data.progressive
-        if column is not None:
-            assert isinstance(data, DataSet), "a config's check refuses others"
-            trainer = self.config.trainer.model_copy(update={"epochs": count_periods(data, column) - 1})
-            self.config = self.config.model_copy(update={"trainer": trainer})
+        if column is None:
+            return
+        assert isinstance(data, DataSet), "a config's check refuses others"
+        latest, periods = newest_checkpoint(self.folder), Periods.of(data, column, self.config.data_schema.text_columns)
+        if latest is None:
+            self.folder.result.unlink(missing_ok=True)  # of checkpoints that are gone: all periods are trained anew
+        position = START if latest is None else Position.from_dict(latest.extra["position"])
+        position = position.among(periods)
+        assert position.cursor.only is not None, "it is among periods"
+        epochs = position.epoch + 1 + len(periods.left(position.cursor.only[1]))
+        trainer = self.config.trainer.model_copy(update={"epochs": epochs})
+        self.config = self.config.model_copy(update={"trainer": trainer})
+        self._periods, self._progress = periods, periods.report(position.cursor.only, position.trained)
 
     def _finished(self) -> Result | None:
         """The result of an earlier run of this name that has all its epochs."""
@@ -227,9 +245,13 @@ class Trainer:
         earlier = self.folder.read_config()
         if earlier is not None:
             refuse_other_config(self.folder, earlier, self.config.to_dict())
+        more = "raise trainer.epochs to train on"
+        if self._progress is not None:
+            more = f"it is {self._progress}"
+        if raw.get("ended"):
+            more = f"it ended early ({raw['ended']})"
         self.display.say(
-            f"run {self.config.name} is finished already ({raw['epochs']} epochs); raise trainer.epochs to train on, "
-            f"or start over with --fresh",
+            f"run {self.config.name} is finished already ({raw['epochs']} epochs); {more}, or start over with --fresh",
             style="yellow",
         )
         return Result.from_dict(self.folder.path, raw)

@@ -1,4 +1,4 @@
-"""Which version of a Delta or Iceberg table a run reads: the newest when it begins, the same one ever after."""
+"""What a run keeps to after its first launch: versions of Delta and Iceberg tables, and types of ids."""
 
 from __future__ import annotations
 
@@ -27,6 +27,19 @@ def with_versions(config: TrainConfig, earlier: Mapping[str, Any] | None) -> Tra
         "eval": None if data.eval is None else _pinned(data.eval, _sections(before.get("eval"))),
     }
     return config.model_copy(update={"data": data.model_copy(update=found)})
+
+
+def with_id_types(config: TrainConfig, earlier: Mapping[str, Any] | None) -> TrainConfig:
+    """The config with the types of ids that the run was begun with, where it names none."""
+    schema = config.data_schema
+    before = {
+        feature["name"]: feature.get("id_type") for feature in (earlier or {}).get("schema", {}).get("sparse", [])
+    }
+    sparse = [
+        feature if feature.id_type else feature.model_copy(update={"id_type": before.get(feature.name)})
+        for feature in schema.sparse
+    ]
+    return config.model_copy(update={"data_schema": schema.model_copy(update={"sparse": sparse})})
 
 
 def _sections(data: Any) -> list[Mapping[str, Any]]:

@@ -9,12 +9,14 @@ import pyarrow as pa
 import pytest
 
 from rayrec.data.mapping.arrow_types import from_list_view, is_text, leaf_of, without_views
+from rayrec.data.mapping.columns import fill_id_types
 from rayrec.data.mapping.dense import map_dense
 from rayrec.data.mapping.hashing import hash_rows, hash_strings, seed_of
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids
 from rayrec.data.mapping.schema import DenseFeature, Schema, SparseFeature
 from rayrec.data.mapping.sparse import map_sparse
+from rayrec.data.mapping.tables import to_table
 from rayrec.data.mapping.targets import map_targets
 
 Bad = dict[int, tuple[str | None, str]]  # by row: the value, and the column
@@ -223,3 +225,27 @@ def test_bags_keep_their_weights_in_another_order(weighted: bool) -> None:
     taken = Ids(np.array([7, 8, 9, 4]), np.array([0, 2, 2, 4]), weights).take(np.array([2, 1, 0]))
     assert taken.offsets is not None and (taken.values.tolist(), taken.offsets.tolist()) == ([9, 4, 7, 8], [0, 2, 2, 4])
     assert (None if taken.weights is None else taken.weights.tolist()) == ([2.5, 3.5, 0.5, 1.5] if weighted else None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        (pa.int32(), "integer"),
+        (pa.dictionary(pa.int8(), pa.uint16()), "integer"),
+        (pa.large_string(), "text"),
+        (pa.dictionary(pa.int32(), pa.binary()), "text"),
+        (pa.list_(pa.string_view()), "text"),
+        (pa.large_list(pa.int64()), "integer"),
+        (pa.list_(pa.struct([("id", pa.string()), ("weight", pa.float32())])), "text"),
+        (pa.list_(pa.struct([("weight", pa.float32()), ("id", pa.int64())])), "integer"),
+    ],
+)
+def test_the_type_of_ids_is_that_of_the_innermost_values(kind: pa.DataType, wanted: str) -> None:
+    schema = Schema.model_validate({"sparse": [{"name": "a"}, {"name": "b", "id_type": "text", "column": "a"}]})
+    assert [feature.id_type for feature in fill_id_types(schema, {"a": kind}).sparse] == [wanted, "text"]
+
+
+@pytest.mark.parametrize(("id_type", "kind"), [("text", pa.string()), ("integer", pa.int64()), (None, pa.int64())])
+def test_nothing_but_nulls_becomes_ids_of_the_type_that_is_known(id_type: str | None, kind: pa.DataType) -> None:
+    schema = Schema.model_validate({"sparse": [{"name": "a", "id_type": id_type, "mapping": {"kind": "hash"}}]})
+    assert to_table({"a": [None, None]}, schema, ["a"]).schema.field("a").type == kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,17 @@ from rayrec.data import (
     Manifest,
     ReadOptions,
     Schema,
-    build_vocabulary,
 )
+from rayrec.data.mapping.columns import fill_id_types
+from rayrec.data.order.rank_part import EpochPlanner, Ordering
 from rayrec.data.source.filters import OPERATORS, Condition, rows_that_pass
 from rayrec.data.source.partitioned import Partitioned
 from rayrec.data.storage.files import Found
+from rayrec.data.storage.retries import Patience
+from rayrec.data.stream.reading import Recipe, pieces_of, read_piece
 from rayrec.data.tools.check import check
 from rayrec.data.tools.inspect import inspect
+from rayrec.data.tools.vocabulary import count_column
 from tests.data.sets import ROWS_OF, SCHEMA, table
 from tests.data.test_stream import LOCAL, RAY, row_ids, same, stream
 
@@ -127,6 +132,33 @@ def test_through_ray_the_same_batches(folder: Path, running_ray: None) -> None:
         pairs = [list(stream(manifest, Cursor.start(3), rank, 2, options=options)) for options in (LOCAL, RAY)]
         for (a, after_a), (b, after_b) in zip(*pairs, strict=True):
             assert same(a, b) and after_a.to_dict() == after_b.to_dict()
+
+
+def test_filters_that_leave_almost_nothing_are_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(table(400), tmp_path / "x.parquet", row_group_size=10, write_statistics=False)
+    options = ReadOptions(reader="local", stall_timeout_s=0.5, patience_s=0)
+
+    def slowly(*arguments: Any) -> pa.Table:
+        time.sleep(0.02)
+        return read_piece(*arguments)
+
+    monkeypatch.setattr("rayrec.data.stream.readers.read_piece", slowly)
+    for wanted in ([399], []):
+        manifest = Manifest.read(str(tmp_path), SCHEMA, filters=[("row", "in", wanted or [10_000])], window_rows=10)
+        with stream(manifest, Cursor.start(0), 0, 1, shuffle=False, options=options) as batches:
+            assert row_ids([b for b, _ in batches]) == wanted
+
+
+def test_ray_says_that_it_reads_where_nothing_passes(tmp_path: Path, running_ray: None) -> None:
+    from rayrec.data.stream.ray_reader import read_ray
+
+    pq.write_table(table(400), tmp_path / "x.parquet", row_group_size=10, write_statistics=False)
+    manifest = Manifest.read(str(tmp_path), SCHEMA, filters=[("row", "in", [205, 399])], window_rows=10)
+    planner = EpochPlanner(manifest)
+    part = planner.open(Cursor.start(0), Ordering(seed=0, shuffle=False), 0, 1)
+    how = (manifest.columns, SCHEMA, ROWS_OF, 0, 0, False, Patience(), BadRows(), manifest.filters)
+    tables = list(read_ray(pieces_of(planner, part), Recipe(*how), RAY))
+    assert sum(len(one) for one in tables) == 2 and len(tables) > 5
 
 
 def test_what_cannot_pass_is_never_opened(folder: Path, tmp_path: Path) -> None:
@@ -236,8 +268,11 @@ def test_folders_are_columns(tmp_path: Path) -> None:
     assert hours == {row: row // 10 for row in range(30)}
     assert sorted(batch.sparse["place"].lengths().tolist()) == [0] * 10 + [1] * 20
     assert len(set(batch.sparse["place"].values().tolist())) == 2
-    counted = build_vocabulary(manifest, HIVE.sparse[2])
-    assert counted.to_pydict() == {"id": ["a b/c", "ü=x"], "count": [10, 10]}
+    count_column(str(tmp_path), "place", tmp_path / "words.parquet")
+    assert pq.read_table(tmp_path / "words.parquet", partitioning=None).to_pydict() == {
+        "id": ["a b/c", "ü=x"],
+        "count": [10, 10],
+    }
     alone = Manifest.read(f"file://{tmp_path}/place=a%2520b%252Fc", HIVE)
     assert dict(alone.files[0].partition) == {"place": "a b/c", "hour": 0}
 
@@ -248,20 +283,24 @@ def test_ids_of_other_types_to_train_and_evaluate_on_are_refused(tmp_path: Path)
         below.mkdir(parents=True)
         pq.write_table(table(10), below / "x.parquet")
     schema = Schema.model_validate({"sparse": [{"name": "hour", "mapping": {"kind": "hash"}}]})
-    train, evaluation = (Manifest.read(str(tmp_path / part), schema) for part in ("train", "eval"))
-    train.check_like(train)
-    with pytest.raises(DataError, match="the column is string here and int64 in") as caught:
-        evaluation.check_like(train)
+    train = Manifest.read(str(tmp_path / "train"), schema)
+    schema = fill_id_types(schema, dict(train.columns))
+    assert Manifest.read(str(tmp_path / "train"), schema) == train
+    with pytest.raises(DataError, match="must be an integer; the column's type is string") as caught:
+        Manifest.read(str(tmp_path / "eval"), schema)
     assert caught.value.column == "hour" and "eval" in (caught.value.file or "")
 
 
-def test_check_vocabulary_and_inspect_see_what_training_sees(folder: Path) -> None:
+def test_check_vocabulary_and_inspect_see_what_training_sees(folder: Path, tmp_path: Path) -> None:
     data = DataSet.model_validate({"path": str(folder), "filters": [["day", "=", "2024-01-01"], ["age", "<", 20]]})
     manifest = Manifest.of(data, SCHEMA)
     wanted = oracle(folder, [("day", "=", "2024-01-01"), ("age", "<", 20)])
     report = check(manifest, SCHEMA, ROWS_OF)
     assert report.rows == len(wanted) and report.bad_rows == 0
-    assert build_vocabulary(manifest, SCHEMA.sparse[0])["id"].to_pylist() == wanted
+    count_column(data.path, "row", tmp_path / "words.parquet", filters=data.filters)
+    assert sorted(pq.read_table(tmp_path / "words.parquet")["id"].to_pylist()) == wanted
+    with pytest.raises(DataError, match="column 'usr' is missing"):
+        count_column(data.path, "row", tmp_path / "words.parquet", filters=[["usr", "=", 1]])
     found = inspect(data.path, filters=data.filters)
     assert found.looked_at == len(wanted) and found.rows == 790
     roles = {c.name: c.role for c in found.columns}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +15,8 @@ import pytest
 from rayrec.data import FooterIndex, FooterReading, Manifest
 from rayrec.data.source import footers
 from rayrec.data.source.footers import read_footers
-from rayrec.data.storage.files import Found, find_files
+from rayrec.data.source.lake import TableFiles
+from rayrec.data.storage.files import NEVER, Found, find_files
 from rayrec.data.storage.opening import Footer
 from tests.data.sets import SCHEMA, table, write
 
@@ -112,6 +114,34 @@ def test_an_index_that_cannot_take_its_place_leaves_nothing_half_written(tmp_pat
     Manifest.read(str(tmp_path / "set"), SCHEMA, reading=FooterReading(index))
     assert index.save() is False
     assert [path.name for path in taken.parent.iterdir()] == ["footers.arrow"]
+
+
+def test_two_that_write_one_index_do_not_share_a_half_written_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "set", [50])
+    halves: list[set[str]] = []
+    for _ in range(2):
+        index = FooterIndex.open(tmp_path / "footers.arrow")
+        Manifest.read(str(tmp_path / "set"), SCHEMA, reading=FooterReading(index))
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", lambda self, _: halves.append({self.name}))
+            index.save()
+    assert len(set.union(*halves)) == 2
+
+
+def test_files_of_a_table_never_change_and_are_known_by_their_size(tmp_path: Path, opened: list[str]) -> None:
+    (file,) = find_files(str(write(tmp_path / "set", [50])))
+    found = Found(file.uri, file.size_bytes, NEVER)
+    index = FooterIndex.open(tmp_path / "footers.arrow")
+    Manifest.read(TableFiles((found,), hive=False), SCHEMA, reading=FooterReading(index))
+    assert index.save() and opened
+    opened.clear()
+    again = FooterIndex.open(tmp_path / "footers.arrow")
+    assert Manifest.read(TableFiles((found,), hive=False), SCHEMA, reading=FooterReading(again)).rows == 50
+    assert not opened
+    assert not len(FooterIndex.open(tmp_path / "footers.arrow").known([replace(found, size_bytes=1)], ())[0])
+    assert not len(FooterIndex.open(tmp_path / "footers.arrow").known([file], ())[0]), "a file of a folder may change"
 
 
 def names_in(index: Path) -> list[str]:

@@ -11,13 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, Schema
+from rayrec.data.source import footers
 from rayrec.data.source.dataset import DataSet
+from rayrec.data.tools.index import write_index
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config
 from tests.train import small
 
 deltalake = pytest.importorskip("deltalake")
-pytest.importorskip("pyiceberg")
+pyiceberg_types = pytest.importorskip("pyiceberg.types")
 
 SCHEMA = Schema.model_validate(
     {"dense": [{"name": "x"}], "sparse": [{"name": "day", "mapping": {"kind": "hash"}}, {"name": "id"}]}
@@ -158,6 +160,34 @@ def test_iceberg_tables_that_are_more_than_their_files_are_refused_by_name(
         ids_of(DataSet(path="iceberg://test/db.clicks", table="iceberg"))
 
 
+def test_iceberg_columns_whose_names_have_moved_are_refused_by_name(iceberg: Any) -> None:
+    data = DataSet(path="iceberg://test/db.clicks", table="iceberg")
+    before = data.pinned()
+    with iceberg.update_schema() as change:
+        change.rename_column("id", "old_id")
+        change.add_column("more", pyiceberg_types.LongType())
+    iceberg.append(rows(9).rename_columns(["label", "x", "day", "old_id"]).append_column("more", pa.array([1])))
+    assert ids_of(before) == [0, 1, 2, 4, 5, 6, 7], "a version of before is read by the names of then"
+    with pytest.raises(DataError, match="the table has no column 'id' at this version"):
+        ids_of(data)
+    with iceberg.update_schema() as change:
+        change.rename_column("x", "id")
+        change.rename_column("old_id", "x")
+    iceberg.append(pa.table({"label": [1], "id": [9.0], "day": ["a b"], "x": [9], "more": [1]}))
+    with pytest.raises(DataError, match=r"'x' is another column, and the table's is '\w+' here"):
+        ids_of(data)
+
+
+def test_a_column_that_was_dropped_and_added_again_is_another_one(iceberg: Any) -> None:
+    with iceberg.update_schema() as change:
+        change.delete_column("id")
+    with iceberg.update_schema() as change:
+        change.add_column("id", pyiceberg_types.LongType())
+    iceberg.append(rows(9).select(["label", "x", "day", "id"]))
+    with pytest.raises(DataError, match="'id' is another column: columns of the table were renamed, or dropped"):
+        ids_of(DataSet(path="iceberg://test/db.clicks", table="iceberg"))
+
+
 def test_a_run_keeps_to_the_version_that_it_began_with(tmp_path: Path) -> None:
     small.write(tmp_path / "train", 200)
     small.write(tmp_path / "eval", 50, seed=1)
@@ -185,6 +215,18 @@ def test_the_credentials_of_a_catalog_are_not_told(monkeypatch: pytest.MonkeyPat
     with pytest.raises(DataError, match=r"cannot be opened: .* oracle://\*\*\*@host") as caught:
         Manifest.of(DataSet(path="iceberg://wrong/db.clicks", table="iceberg"), SCHEMA)
     assert "s3cret" not in str(caught.value)
+
+
+def test_the_footers_of_a_table_are_kept_for_the_next_launch(
+    delta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "index.arrow"
+    done = write_index([str(delta)], str(out), table="delta")
+    assert (done.files, done.rows) == (len(DataSet(path=str(delta), table="delta").listed().files), 7)
+    with pytest.raises(DataError, match="a table has no folder of its own for the index"):
+        write_index([str(delta)], table="delta")
+    monkeypatch.setattr(footers, "read_footer", None)
+    assert ids_of(DataSet(path=str(delta), table="delta", index=str(out))) == [0, 1, 2, 4, 5, 6, 7]
 
 
 def test_what_is_no_table_is_said_when_the_config_is_read() -> None:

@@ -16,7 +16,6 @@ from rayrec.data import (
     Mapping,
     MixedStream,
     ReadOptions,
-    build_vocabulary,
 )
 from rayrec.data.mapping.id_mappings import Hash, Vocabulary
 from rayrec.data.mapping.map_rows import map_rows
@@ -108,7 +107,7 @@ BY_NAME = [
     read_rows,
     draw,
 ]
-BY_NAME += [convert, count_column, build_vocabulary, DataError]
+BY_NAME += [convert, count_column, DataError]
 
 
 @pytest.mark.parametrize("call", BY_NAME)

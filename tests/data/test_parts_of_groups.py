@@ -55,7 +55,7 @@ def read(streams: RowGroupStreams, one: FileSlice) -> list[int]:
 def test_the_groups_that_were_read_last_are_kept_open(
     file: DataFile, begun: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "_MOST_STREAMS", 2)
+    monkeypatch.setattr(slices, "_STREAMS", 2)
     streams = RowGroupStreams()
     for group in (0, 1, 2):
         read(streams, part(file, group, 0, 40))
@@ -69,6 +69,22 @@ def test_the_groups_that_were_read_last_are_kept_open(
     read(streams, part(file, 1, 90, 100))
     assert begun == [0, 1, 2, 0, 1], "then the one that had waited longest"
     streams.close()
+
+
+def test_as_many_groups_are_kept_open_as_are_read_in_turn(
+    file: DataFile, begun: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "_STREAMS", 2)
+    for most, times in ((3, 1), (1, 4)):
+        streams = RowGroupStreams(most)
+        for start in range(0, 40, 10):
+            for group in (0, 1, 2):
+                read(streams, part(file, group, start, start + 10))
+        assert len(begun) == 3 * times
+        streams.close()
+        begun.clear()
+    monkeypatch.setattr(slices.resource, "getrlimit", lambda _: (6, 6))
+    assert RowGroupStreams(100)._most == 3, "files of this process are few"
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1000])

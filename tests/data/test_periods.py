@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from rayrec.data import DataError, DataSet, Manifest, Schema
-from rayrec.data.source.periods import Periods, count_periods
+from rayrec.data.mapping.columns import fill_id_types
+from rayrec.data.source.periods import Periods
 from tests.data.sets import SCHEMA, write
 
 
@@ -19,13 +20,25 @@ def days(tmp_path: Path) -> Path:
     return tmp_path / "days"
 
 
-def test_an_epoch_trains_on_a_day_and_is_evaluated_on_the_next(days: Path) -> None:
-    periods = Periods.of(Manifest.read(str(days), SCHEMA, by="day"), "day")
-    assert (periods.column, periods.values, periods.rows) == ("day", (9, 10, 11), (30, 40, 50))
-    assert [periods.train(epoch) for epoch in range(3)] == [("day", 9), ("day", 10), ("day", 11)]
-    assert [periods.eval(epoch) for epoch in range(2)] == [("day", 10), ("day", 11)]
-    with pytest.raises(IndexError):
-        periods.eval(2)
+def test_a_run_trains_on_a_day_and_is_evaluated_on_the_next(days: Path) -> None:
+    periods = Periods.of(DataSet(path=str(days)), "day")
+    assert (periods.column, periods.values) == ("day", (9, 10, 11))
+    assert [periods.next(value) for value in (None, 9)] == [("day", 9), ("day", 10)]
+    assert [periods.evaluated_after(("day", value)) for value in (9, 10)] == [("day", 10), ("day", 11)]
+    assert [periods.left(value) for value in (None, 8, 9, 10, 11, 12)] == [(9, 10), (9, 10), (10,), (), (), ()]
+    with pytest.raises(DataError, match="one folder day=… above day=10 or none, and the last one is only evaluated on"):
+        periods.next(10)
+    with pytest.raises(DataError, match="there is no folder above day=11 to evaluate on"):
+        periods.evaluated_after(("day", 11))
+
+
+def test_the_rows_of_every_day_are_counted_at_once(days: Path) -> None:
+    write(days / "day=9" / "more", [5])
+    manifest = Manifest.read(str(days), SCHEMA, by="day")
+    assert manifest.rows_by("day") == {9: 35, 10: 40, 11: 50} and manifest.rows_by("hour") == {}
+    assert {day: manifest.only(("day", day)).rows for day in (9, 10, 11)} == manifest.rows_by("day")
+    some = Manifest.read(str(days), SCHEMA, by="day", filters=[["row", ">=", 20]])
+    assert some.rows_by("day") == {day: some.only(("day", day)).rows for day in (9, 10, 11)}, "whole groups left out"
 
 
 def test_a_day_is_a_part_of_the_data_set(days: Path) -> None:
@@ -39,29 +52,55 @@ def test_a_day_is_a_part_of_the_data_set(days: Path) -> None:
     assert Manifest.of(DataSet(path=str(days)), SCHEMA, by="day").only(("day", 11)).rows == 50
 
 
-def test_days_are_counted_by_their_names(days: Path) -> None:
-    assert count_periods(DataSet(path=str(days)), "day") == 3
-    assert count_periods(DataSet(path=str(days), filters=[["day", ">", 9]]), "day") == 2
+def test_days_are_found_by_their_names(days: Path) -> None:
+    assert Periods.of(DataSet(path=str(days), filters=[["day", ">", 9]]), "day").values == (10, 11)
     for data in (DataSet(path=str(days), filters=[["day", "=", 9]]), DataSet(path=str(days / "day=9"))):
         with pytest.raises(DataError, match="there is one folder day=… or none, and the last one is only evaluated on"):
-            count_periods(data, "day")
+            Periods.of(data, "day").next(None)
     with pytest.raises(DataError, match=r"data\.progressive: it lies in no folder hour=…") as caught:
-        count_periods(DataSet(path=str(days)), "hour")
+        Periods.of(DataSet(path=str(days)), "hour")
     assert Path(caught.value.file or "").parent.name == "day=10"
 
 
-def test_texts_here_and_numbers_there_are_told_with_both_files(tmp_path: Path) -> None:
+def test_a_run_inside_a_day_goes_on_while_that_is_there(days: Path) -> None:
+    periods = Periods.of(DataSet(path=str(days)), "day")
+    assert periods.goes_on(("day", 10), over=False) and periods.goes_on(("day", 3), over=True)
+    with pytest.raises(DataError, match="day=8 was trained on in part, and its folder is gone") as caught:
+        periods.goes_on(("day", 8), over=False)
+    assert "[[day, '>', 8]]" in str(caught.value), "the way out"
+    moved = Periods.of(DataSet(path=str(days), filters=[["day", ">", 9], ["row", ">", 0]]), "day")
+    assert not moved.goes_on(("day", 9), over=False), "filters leave out the rest of it"
+    with pytest.raises(DataError, match="there is no folder above day=11 to evaluate on"):
+        periods.goes_on(("day", 11), over=False)
+    with pytest.raises(DataError, match="it is 'day', and the checkpoint was made with 'hour'"):
+        periods.goes_on(("hour", 9), over=True)
+    with pytest.raises(
+        DataError, match="day=2024-01-01 was a text when it was trained on, and day=9 is a whole number"
+    ):
+        periods.goes_on(("day", "2024-01-01"), over=True)
+
+
+def test_what_comes_and_what_is_left_out_is_reported_by_name() -> None:
+    periods = Periods("day", tuple(range(1, 21)))
+    assert periods.report(("day", 9), (8,)) == (
+        "at day=9; then day=10, day=11, day=12, day=13, day=14 and 5 more to 19; NOT trained on: day=1, day=2, day=3, "
+        "day=4, day=5 and 2 more to 7, which arrived late, or which `filters` left out before: periods below 9 are "
+        "passed"
+    )
+    assert Periods("day", (8, 9, 10)).report(("day", 9), (8,)) == "at day=9; then nothing until there are new ones"
+
+
+def test_numbers_of_folders_are_texts_where_training_had_texts(tmp_path: Path) -> None:
     schema = Schema.model_validate({"sparse": [{"name": "hour", "mapping": {"kind": "hash"}}, {"name": "row"}]})
     read = {
         name: Manifest.read(str(write(tmp_path / name / f"hour={name}", [10, 10]).parent), schema)
-        for name in ("3", "x", "4")
+        for name in ("3", "x")
     }
     assert dict(read["3"].columns)["hour"] == pa.int64() and dict(read["x"].columns)["hour"] == pa.string()
-    read["3"].check_like(read["4"])
-    with pytest.raises(DataError, match=r"the column is int64 here and string in .*hour=x/part-000") as caught:
-        read["3"].check_like(read["x"])
-    assert caught.value.column == "hour"
-    assert caught.value.file == str(tmp_path / "3" / "hour=3" / "part-000.parquet"), "the first of each"
+    trained = fill_id_types(schema, dict(read["x"].columns))
+    assert [feature.id_type for feature in trained.sparse] == ["text", "integer"] and trained.text_columns == ["hour"]
+    assert dict(Manifest.read(str(tmp_path / "3"), trained).files[0].partition) == {"hour": "3"}
+    assert Periods.of(DataSet(path=str(tmp_path / "3")), "hour", trained.text_columns).values == ("3",)
 
 
 def test_a_column_of_folders_takes_no_bytes_of_a_row(days: Path) -> None:
@@ -73,9 +112,9 @@ def test_a_column_of_folders_takes_no_bytes_of_a_row(days: Path) -> None:
     assert all(file.row_bytes >= 16 for file in beside), "row and label"
 
 
-def test_days_are_counted_under_a_condition_on_other_folders(tmp_path: Path) -> None:
+def test_days_are_found_under_a_condition_on_other_folders(tmp_path: Path) -> None:
     for day, hours in ((1, (5, 6)), (2, (5,)), (3, (6,))):
         for hour in hours:
             write(tmp_path / f"day={day}" / f"hour={hour}", [10])
-    assert count_periods(DataSet(path=str(tmp_path)), "day") == 3
-    assert count_periods(DataSet(path=str(tmp_path), filters=[["hour", "=", 5]]), "day") == 2
+    assert Periods.of(DataSet(path=str(tmp_path)), "day").values == (1, 2, 3)
+    assert Periods.of(DataSet(path=str(tmp_path), filters=[["hour", "=", 5]]), "day").values == (1, 2)

@@ -11,7 +11,7 @@ import torch
 
 from rayrec.data.errors import DataError
 from rayrec.data.stream.mixed_stream import joined
-from rayrec.data.stream.prefetch import Prefetcher, _plain
+from rayrec.data.stream.prefetch import Activity, Prefetcher, _plain
 from rayrec.models.batch import Batch
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -52,6 +52,27 @@ def test_a_source_that_gives_nothing_is_told() -> None:
     go_on.set()
     with pytest.raises(DataError, match="no data arrived"):
         ahead.take(0.01)
+
+
+def test_a_source_may_take_long_for_an_item_while_it_goes_on() -> None:
+    activity, waits = Activity(), threading.Event()
+
+    def sparse() -> Generator[int]:
+        for number in activity.watch(slow()):
+            if number == 19:
+                yield number
+
+    def slow() -> Generator[int]:
+        for number in range(21):
+            waits.wait(0.02 if number < 20 else 30)
+            yield number
+
+    ahead = Prefetcher(sparse, depth=1, source=activity)
+    begun = time.monotonic()
+    assert ahead.take(0.2) == 19 and time.monotonic() - begun > 0.3
+    with pytest.raises(DataError, match=r"no data arrived for 0\.2 s"):
+        ahead.take(0.2)
+    waits.set()
 
 
 def test_all_comes_in_order_and_an_error_comes_last() -> None:

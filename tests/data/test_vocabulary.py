@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from rayrec.data import DataError, Manifest, Mapping, Schema, build_vocabulary, to_batch, write_vocabulary
+from rayrec.data import DataError, Mapping, Schema, to_batch
 from rayrec.data.mapping.hashing import hash_rows, hash_strings, seed_of
+from rayrec.data.mapping.id_index import IdIndex
 from rayrec.data.mapping.map_rows import check_rows_of
 from rayrec.data.tools import vocabulary
 from rayrec.data.tools.vocabulary import count_column
 from rayrec.train import load_config
 from rayrec.train.config.file import parse_config
 from rayrec.train.paths import resolved
-from tests.data.sets import SCHEMA, write
+from tests.data.sets import write
 from tests.train import small
 
 
@@ -105,17 +107,15 @@ def test_wrong_vocabularies(tmp_path: Path) -> None:
 
 
 def test_built_from_data_and_used(tmp_path: Path) -> None:
-    manifest = Manifest.read(str(write(tmp_path / "data", [300, 200])), SCHEMA)
+    write(tmp_path / "data", [300, 200])
     everything = pq.ParquetDataset(str(tmp_path / "data")).read()
-    for number, column in ((1, "user_id"), (2, "genres"), (3, "city")):
+    for column in ("user_id", "genres", "city"):
         values = [v for row in everything[column].to_pylist() for v in (row if isinstance(row, list) else [row])]
         expected = sorted({v: values.count(v) for v in values}.items(), key=lambda p: (-p[1], p[0]))
-        built = build_vocabulary(manifest, SCHEMA.sparse[number])
+        path = tmp_path / f"{column}.parquet"
+        assert count_column(str(tmp_path / "data"), column, path).kept == len(expected)
+        built = pq.read_table(path)
         assert list(zip(built["id"].to_pylist(), built["count"].to_pylist(), strict=True)) == expected
-        few = build_vocabulary(manifest, SCHEMA.sparse[number], min_count=expected[2][1], max_size=2)
-        assert few["id"].to_pylist() == [v for v, _ in expected[:2]]
-        path = str(tmp_path / f"{column}.parquet")
-        write_vocabulary(built, path)
         assert ids_of(pa.array([expected[0][0]]), feature(path, oov_rows=1)) == [1]
 
 
@@ -185,3 +185,21 @@ def test_ids_of_64_bits_without_a_sign(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": ids.take(pa.array([0, 0, 0, 1, 1, 2]))}), tmp_path / "x.parquet")
     assert count_column(str(tmp_path / "x.parquet"), "x", tmp_path / "out.parquet").kept == 3
     assert ids_of(ids, feature(tmp_path / "out.parquet")) == [2, 3, 4]
+
+
+def test_a_shared_index_is_opened_before_another_process_may_remove_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has a newer version of the file removes the older index, as soon as it holds the lock."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("rayrec.data.mapping.vocabulary._IN_MEMORY", 1)
+    (tmp_path / "v.txt").write_text("3\n1\n2\n")
+    opened = IdIndex.open
+
+    def opening(folder: Path) -> IdIndex:
+        with open(next(folder.parent.glob("*.lock"))) as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return opened(folder)
+
+    monkeypatch.setattr(IdIndex, "open", opening)
+    assert ids_of(pa.array([2, 3]), feature(tmp_path / "v.txt")) == [4, 2]

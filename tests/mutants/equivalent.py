@@ -38,7 +38,6 @@ AT_ONCE = {  # figures for speed, memory and waiting: how much is done, held or 
     "rayrec/data/stream/ray_reader.py": ("_PIECES_PER_DATASET", "_PIECES_PER_TASK", "_BLOCK_BYTES", "_STORE_BYTES"),
     "rayrec/data/stream/shared_manifest.py": ("SENT_WHOLE_BYTES",),
     "rayrec/data/tools/avro.py": ("_ROWS",),
-    "rayrec/data/tools/counting.py": ("_MERGE_ROWS",),
     "rayrec/data/tools/criteo.py": ("_READ_BYTES",),
     "rayrec/data/tools/hold_out.py": ("_CHUNK_ROWS",),
     "rayrec/data/tools/vocabulary.py": ("_PARTS", "_SPILL_IDS", "_RANGE_IDS", "_READ_ROWS"),
@@ -155,13 +154,12 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
     ("rayrec/data/mapping/vocabulary.py", "_FORMAT = 1", "_FORMAT = 2", "it only names files of the cache"),
     (
         "rayrec/data/order/cursor.py",
-        "return Cursor(epoch=states[0].epoch, parts=tuple(parts), given=given, skipped=skipped)",
-        "return Cursor(epoch=states[ -1].epoch, parts=tuple(parts), given=given, skipped=skipped)",
+        "return replace(states[0], parts=tuple(parts), given=given, skipped=skipped)",
+        "return replace(states[ -1], parts=tuple(parts), given=given, skipped=skipped)",
         "the ranks' cursors are of one epoch, which was checked",
     ),
     ("rayrec/data/order/interleave.py", "maxsize=8", "maxsize=7", "size of a cache"),
     ("rayrec/data/order/interleave.py", "maxsize=8", "maxsize=9", "size of a cache"),
-    ("rayrec/data/order/mix.py", "for part in parts[1:]:", "for part in parts[0:]:", "a part is like itself"),
     (
         "rayrec/data/order/rank_part.py",
         "most = int(array.max(initial=0))",

@@ -104,6 +104,14 @@ def test_a_bad_value_is_refused_with_feature_row_and_fix(
         assert told["feature"] in ({"city": "place"}.get(next(iter(change)), next(iter(change))),)
 
 
+def test_hashed_ids_of_the_other_type_are_refused(server: Server) -> None:
+    status, answer = server.ask("POST", "/score", {"rows": [{**GOOD, "item": "2"}] * 2})
+    assert (status, answer["errors"][0]["feature"]) == (422, "item") and "must be an integer" in answer["error"], answer
+    status, schema = server.ask("GET", "/schema")
+    types = {feature["name"]: feature["id_type"] for feature in schema["sparse"]}
+    assert types == {"user": "integer", "item": "integer", "tags": "integer", "place": "text"}
+
+
 def test_the_only_row_that_says_a_column_is_the_one_that_is_wrong(server: Server) -> None:
     rows = [{**GOOD, "tags": None}, {**GOOD, "tags": [[1]]}, {name: GOOD[name] for name in GOOD if name != "tags"}]
     found, answer = server.ask("POST", "/score", {"rows": rows})

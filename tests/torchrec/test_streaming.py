@@ -370,6 +370,16 @@ def test_a_window_holds_no_more_batches_than_are_kept(monkeypatch: pytest.Monkey
     assert found == {"lifetime_ctr": pytest.approx(2 / 3), "window_ctr": 0.5}
 
 
+def test_a_batch_of_nan_leaves_a_window_with_its_batch() -> None:
+    one = metric("MSE", {}, tasks=TASKS[:1], window_size=2, batch_size=1)
+    shown = []
+    for prediction in (math.nan, 0.5, 0.25, 0.25):
+        give(one, [[Row(prediction, 0.0, 1)]], ["one"])
+        shown.append(float(one.compute()["mse-one|window_mse"]))
+    assert math.isnan(shown[0]) and math.isnan(shown[1])
+    assert shown[2:] == pytest.approx([(0.25 + 0.0625) / 2, 0.0625])
+
+
 @pytest.mark.parametrize("label", [0, 1])
 @pytest.mark.parametrize("kind", ["NE", "NE_POSITIVE"])
 def test_labels_that_are_all_alike_have_a_base_rate_that_is_not_quite_sure(kind: str, label: int) -> None:

@@ -323,6 +323,9 @@ WORDS = {"mapping": "vocabulary", "hash_law": 1, "oov_rows": 2, "vocabulary_size
 def test_rows_that_mean_other_ids_are_refused_for_a_warm_start() -> None:
     assert _same_rows("w", FACTS, FACTS, None) == ALL
     assert _same_rows("w", WORDS, WORDS, None) == ALL
+    assert _same_rows("w", FACTS, {**FACTS, "id_type": "text"}, None) == ALL, "an earlier checkpoint has none"
+    with pytest.raises(TrainError, match="id_type was integer and is text"):
+        _same_rows("w", {**FACTS, "id_type": "integer"}, {**FACTS, "id_type": "text"}, None)
     with pytest.raises(TrainError, match="w: its ids would mean other rows: seed was 1 and is 2; map its ids as there"):
         _same_rows("w", FACTS, {**FACTS, "seed": 2}, None)
     with pytest.raises(TrainError, match="mapping was hash and is vocabulary"):

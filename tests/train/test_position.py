@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from rayrec.data import Cursor
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayrec.data import Cursor, DataError
+from rayrec.data.order.cursor import Progress
+from rayrec.data.source.filters import parse_all
+from rayrec.data.source.periods import Periods
 from rayrec.train.worker.guards import Best
 from rayrec.train.worker.position import START, Position
 
@@ -14,10 +22,12 @@ HERE = Position(
     skipped=3,
     seconds=1.5,
     wait_s=0.25,
-    cursor=Cursor.start(2),
+    cursor=Cursor.start(2, ("day", "2024-01-03")),
     best=Best(value=0.7, step=5, stale=1),
     halvings=2,
+    trained=("2024-01-01", "2024-01-02"),
 )
+ROWS = 5
 
 
 def test_a_checkpoint_keeps_all_of_it() -> None:
@@ -27,9 +37,12 @@ def test_a_checkpoint_keeps_all_of_it() -> None:
 
 
 def test_what_an_older_checkpoint_does_not_have_is_none() -> None:
-    older = {name: value for name, value in HERE.to_dict().items() if name not in ("skipped", "best", "halvings")}
+    older = {
+        name: value for name, value in HERE.to_dict().items() if name not in ("skipped", "best", "halvings", "trained")
+    }
+    del older["cursor"]["only"]
     found = Position.from_dict(older)
-    assert (found.skipped, found.best, found.halvings) == (0, Best(), 0)
+    assert (found.skipped, found.best, found.halvings, found.trained, found.cursor.only) == (0, Best(), 0, (), None)
     assert (found.step, found.samples, found.epoch) == (7, 448, 2)
 
 
@@ -37,3 +50,80 @@ def test_the_next_epoch_begins_with_its_first_row() -> None:
     later = HERE.next_epoch()
     assert later.cursor == Cursor.start(3) and later.epoch == 3
     assert (later.step, later.samples, later.best) == (7, 448, HERE.best)
+
+
+def read(position: Position, rows: int = ROWS) -> Position:
+    """So many rows of the epoch were trained on, and a checkpoint keeps that."""
+    progress = Progress(data="x", world_size=1, total=ROWS, rows=((0, rows),))
+    after = replace(position, cursor=replace(position.cursor, parts=(progress,)))
+    return Position.from_dict(json.loads(json.dumps(after.to_dict())))
+
+
+def launch(position: Position, periods: Periods) -> tuple[Position, list[tuple[object, object]]]:
+    """One launch to its end: where it ends, and what it trained and was evaluated on."""
+    seen = []
+    position = position.among(periods)
+    assert position.cursor.only is not None
+    left = len(periods.left(position.cursor.only[1]))
+    while True:
+        assert position.cursor.only is not None
+        if not position.cursor.over:
+            seen.append((position.cursor.only[1], periods.evaluated_after(position.cursor.only)[1]))
+        position = read(position)
+        if not left:
+            return position, seen
+        position, left = position.next_epoch(periods), left - 1
+
+
+def test_sixty_days_of_which_thirty_are_kept_are_each_trained_on_once() -> None:
+    days = [f"2024-{1 + day // 30:02}-{1 + day % 30:02}" for day in range(60)]
+    position, seen = START, []
+    for today in range(1, 60):
+        position, now = launch(position, Periods("day", tuple(days[max(0, today - 29) : today + 1])))
+        seen += now
+    assert seen == list(zip(days[:59], days[1:], strict=True))
+    assert position.epoch == 58 and position.trained == tuple(days[:58])
+
+
+@given(st.data())
+def test_whatever_comes_and_goes_no_day_is_trained_on_twice_and_none_is_left_out_in_silence(
+    data: st.DataObject,
+) -> None:
+    position, trained, there = START, [], set(range(4, 8))
+    for _ in range(6):
+        there = data.draw(st.sets(st.integers(0, 40), max_size=8)) | data.draw(st.sets(st.sampled_from(sorted(there))))
+        periods = Periods("day", tuple(sorted(there)))
+        try:
+            position, now = launch(position, periods)
+        except DataError as error:
+            assert "one folder day=… or none" in str(error) and position == START, "the first launch needs two"
+            there = there or {1}
+            continue
+        there = there or {1}
+        trained += [day for day, _ in now]
+        assert all(after == min(day for day in periods.values if day > one) for one, after in now)
+        assert position.cursor.only is not None
+        late = periods.late(position.cursor.only, position.trained)
+        assert set(periods.values[:-1]) <= set(trained) | set(late), "trained on, or reported"
+    assert len(set(trained)) == len(trained) and trained == sorted(trained)
+
+
+def test_a_day_whose_rest_filters_leave_out_is_passed() -> None:
+    inside = read(START.among(Periods("day", (1, 2, 3))), 2)
+    assert inside.among(Periods("day", (1, 2, 3))) == inside
+    later = inside.among(Periods("day", (2, 3), parse_all([["day", ">", 1]])))
+    assert (later.cursor, later.trained) == (Cursor.start(1, ("day", 2)), (1,))
+    with pytest.raises(DataError, match="day=1 was trained on in part, and its folder is gone"):
+        inside.among(Periods("day", (2, 3)))
+
+
+def test_earlier_checkpoints_know_a_day_by_its_number() -> None:
+    older = read(replace(START, cursor=Cursor.start(1)))
+    found = older.among(Periods("day", (4, 5, 6, 7)))
+    assert (found.cursor.only, found.trained, found.cursor.parts) == (("day", 5), (4,), older.cursor.parts)
+    with pytest.raises(DataError, match="is in epoch 1 and has no name of its period; 1 folders day=… are left"):
+        older.among(Periods("day", (7,)))
+
+
+def test_days_are_forgotten_by_a_run_that_is_not_progressive_any_more() -> None:
+    assert HERE.among(None) == replace(HERE, cursor=Cursor.start(2))

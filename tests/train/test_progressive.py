@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from rayrec.data import DataSet
-from rayrec.data.source.periods import count_periods
 from rayrec.train import Result, Trainer
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
@@ -29,12 +28,12 @@ def write_day(folder: Path, day: int) -> None:
     pq.write_table(part, folder / f"day={day}" / "part-0.parquet", row_group_size=40)
 
 
-def fit(raw: dict[str, Any], log: Path) -> Result:
+def fit(raw: dict[str, Any], log: Path, told: io.StringIO | None = None) -> Result:
     from functools import partial
 
     from tests.train.row_log import Noted
 
-    display = Display(Console(file=io.StringIO()))
+    display = Display(Console(file=told or io.StringIO()))
     return Trainer(parse_config(raw), factory=partial(Noted, str(log), {}), display=display).fit()
 
 
@@ -76,10 +75,38 @@ def test_what_cannot_be_progressive_is_refused(tmp_path: Path) -> None:
             parse_config(small.raw_config(tmp_path, data={**data, "progressive": "day"}))
 
 
-def test_two_days_are_enough(tmp_path: Path) -> None:
-    write_day(tmp_path / "days", 0)
-    write_day(tmp_path / "days", 1)
-    assert count_periods(DataSet(path=str(tmp_path / "days")), "day") == 2
+def test_old_days_may_be_removed_and_late_ones_are_reported(tmp_path: Path) -> None:
+    days = tmp_path / "days"
+    write_day(days, 1)
+    write_day(days, 2)
+    raw = with_row_ids(tmp_path, 1000, trainer__batch_size=32)
+    raw["data"] |= {"train": str(days), "eval": None, "progressive": "day"}
+    trained = []
+    for launch in range(3):
+        told = io.StringIO()
+        assert fit(raw, tmp_path / f"launch-{launch}", told).epochs == launch + 1
+        trained += sorted({row // DAY_ROWS for step in noted(tmp_path / f"launch-{launch}", 0) for row in step})
+        assert ("NOT trained on: day=0" in " ".join(told.getvalue().split())) == (launch == 2)
+        shutil.rmtree(days / f"day={1 + launch}")
+        write_day(days, 3 + launch)
+        if launch == 1:
+            write_day(days, 0)
+    assert trained == [1, 2, 3]
+    shutil.rmtree(days / "day=5")
+    told = io.StringIO()
+    assert fit(raw, tmp_path / "none", told).epochs == 3 and not (tmp_path / "none.0.jsonl").exists()
+    assert "finished already (3 epochs); it is at day=3; then nothing until" in " ".join(told.getvalue().split())
+
+
+def test_a_run_whose_checkpoints_are_gone_begins_anew(tmp_path: Path) -> None:
+    for day in range(3):
+        write_day(tmp_path / "days", day)
+    raw = with_row_ids(tmp_path, 1000, trainer__batch_size=32)
+    raw["data"] |= {"train": str(tmp_path / "days"), "eval": None, "progressive": "day"}
+    assert fit(raw, tmp_path / "first").epochs == 2
+    shutil.rmtree(tmp_path / "runs" / "small" / "checkpoints")
+    shutil.rmtree(tmp_path / "days" / "day=0")
+    assert fit(raw, tmp_path / "second").epochs == 1
 
 
 def test_files_may_be_added_between_epochs(tmp_path: Path) -> None:

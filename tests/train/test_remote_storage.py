@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from rayrec.checkpoint import CheckpointStore
 from rayrec.checkpoint.folder import open_folder
 from rayrec.checkpoint.tools import verify_place
+from rayrec.cli import run
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.train.errors import StorageError
 from tests.checkpoint.test_store import build, mean_losses, train
@@ -84,6 +86,35 @@ def test_a_run_lives_in_s3_and_goes_on_on_another_machine(
     assert sum('"kind": "eval"' in line for line in lines) == 2
     with pytest.raises(StorageError, match=r"--fresh: s3://models/runs/small.* take another --name"):
         trainer(tmp_path, fresh=True, **storage).fit()
+
+
+def test_a_run_in_s3_is_read_on_a_machine_that_did_not_train_it(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_all(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+    trained = trainer(tmp_path, name="far", trainer__epochs=1, storage__path=f"s3://models/runs{bucket}")
+    wanted = trained.fit().eval
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+    place, there = f"s3://models/runs/far{bucket}", open_folder(f"s3://models/runs/far{bucket}")
+    assert run(["evaluate", place]) == 0
+    evaluated = json.loads(there.read("evaluation.json"))
+    assert (evaluated["auc"], evaluated["step"]) == ((wanted or {})["auc"], 16)
+    checkpoint = place.replace("far?", "far/checkpoints/step_00000016-0001?")
+    for source, out in ((place, "run"), (checkpoint, "checkpoint")):
+        assert run(["export", source, str(tmp_path / out)]) == 0
+        assert (tmp_path / out / "tables.bin").exists()
+    assert len(there.read("exports.jsonl").decode().splitlines()) == 2
+    there.write("report.html", b"old")
+    assert run(["report", place]) == 0 and there.read("report.html") != b"old"
+    assert run(["runs", "compare", place, place, "--html", str(tmp_path / "page.html")]) == 0
+    with trained.folder.locked():  # as the trainer holds it on the machine that trains
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+        trained.folder.metrics.write_text("")
+        assert run(["report", place]) == 0 and trained.folder.metrics.read_text() == ""
+    capsys.readouterr()
+    assert run(["evaluate", f"s3://models/none{bucket}"]) == 1
+    assert "s3://models/none" in (told := capsys.readouterr().err) and "is not a run folder" in told
 
 
 def test_storage_that_cannot_be_reached_is_told(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

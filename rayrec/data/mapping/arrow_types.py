@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
@@ -54,6 +56,43 @@ def without_views(kind: pa.DataType) -> pa.DataType:
         return pa.list_(item, kind.list_size)
     large = pat.is_large_list(kind) or pat.is_large_list_view(kind)
     return pa.large_list(item) if large else pa.list_(item)
+
+
+def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The type that holds every value of both: integers, floats, texts of any layout, and lists and structs of them.
+    None where there is none, as of an integer and a float."""
+    if one == other:
+        return one
+    if is_text(one) and is_text(other):
+        return pa.large_string() if _is_utf8(one) and _is_utf8(other) else pa.large_binary()
+    if is_list(one) and is_list(other):
+        item = wider(one.value_type, other.value_type)
+        return None if item is None else pa.large_list(item)
+    one, other = (kind.value_type if pat.is_dictionary(kind) else kind for kind in (one, other))
+    if pat.is_struct(one) and pat.is_struct(other) and {f.name for f in one} == {f.name for f in other}:
+        fields = [(f.name, wider(f.type, other.field(f.name).type)) for f in one]
+        return None if any(kind is None for _, kind in fields) else pa.struct(fields)
+    if pat.is_integer(one) and pat.is_integer(other):
+        return next((kind for kind in _INTEGERS if all(map(partial(_fits, kind), (one, other)))), None)
+    if pat.is_floating(one) and pat.is_floating(other):
+        return max(one, other, key=lambda kind: kind.bit_width)
+    return None
+
+
+_INTEGERS = (pa.int8(), pa.uint8(), pa.int16(), pa.uint16(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64())
+
+
+def _fits(wide: pa.DataType, narrow: pa.DataType) -> bool:
+    """Whether an integer type holds all values of another."""
+    if pat.is_signed_integer(narrow) and not pat.is_signed_integer(wide):
+        return False
+    extra = pat.is_signed_integer(wide) and not pat.is_signed_integer(narrow)
+    return bool(wide.bit_width - extra >= narrow.bit_width)
+
+
+def _is_utf8(kind: pa.DataType) -> bool:
+    plain = kind.value_type if pat.is_dictionary(kind) else kind
+    return bool(pat.is_string(plain) or pat.is_large_string(plain) or pat.is_string_view(plain))
 
 
 def from_list_view(array: pa.ListViewArray | pa.LargeListViewArray) -> pa.Array:

@@ -5,14 +5,18 @@ Only types are checked here, from footers; values are checked in `map_rows.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 import pyarrow.types as pat
 
 from rayrec.data.errors import DataError, suggestion
-from rayrec.data.mapping.arrow_types import is_list, is_text
+from rayrec.data.mapping.arrow_types import is_list, is_text, leaf_of
 from rayrec.data.mapping.id_mappings import Vocabulary
-from rayrec.data.mapping.schema import DenseFeature, Schema, SparseFeature, Task
+from rayrec.data.mapping.schema import DenseFeature, IdType, Schema, SparseFeature, Task
 from rayrec.data.mapping.vocabulary import load_vocabulary
+
+_IDS = {"text": "texts", "integer": "integers"}
 
 
 def _is_integer(kind: pa.DataType) -> bool:
@@ -40,6 +44,20 @@ def check_feature_types(schema: Schema, found: pa.Schema, file: str) -> None:
     """As `check_types`, of the features alone: the label need not be there."""
     _check_present(schema.feature_columns, found, file)
     _check_features(schema, found, file)
+
+
+def fill_id_types(schema: Schema, columns: Mapping[str, pa.DataType]) -> Schema:
+    """The schema with the type of every feature's ids, as columns that fit it have it where it does not say."""
+    sparse = [
+        feature if feature.id_type else feature.model_copy(update={"id_type": _id_type(columns[feature.column])})
+        for feature in schema.sparse
+    ]
+    return schema.model_copy(update={"sparse": sparse})
+
+
+def _id_type(kind: pa.DataType) -> IdType:
+    leaf = leaf_of(kind)
+    return "text" if is_text(leaf.field("id").type if pat.is_struct(leaf) else leaf) else "integer"
 
 
 def _check_present(columns: list[str], found: pa.Schema, file: str) -> None:
@@ -141,6 +159,16 @@ def _check_id(feature: SparseFeature, kind: pa.DataType, file: str, where: str) 
         floats = "write integers (pandas makes floats of them where some are null: astype('Int64'))"
         to_do = floats if pat.is_floating(kind) else None
         raise _wrong(name, f"{where}an integer or a string", kind, file, feature.column, fix=to_do)
+    if feature.id_type is not None and is_text(kind) != (feature.id_type == "text"):
+        wanted = "a string" if feature.id_type == "text" else "an integer"
+        raise _wrong(
+            f"{name}, whose ids are {_IDS[feature.id_type]} by the schema's id_type,",
+            f"{where}{wanted}",
+            kind,
+            file,
+            feature.column,
+            fix="give ids of the type that the model was trained with; as the other type they are other ids",
+        )
     if isinstance(feature.mapping, Vocabulary) and load_vocabulary(feature.mapping.path).text != is_text(kind):
         ids = "integers" if is_text(kind) else "strings"
         raise _wrong(f"{name}, whose vocabulary holds {ids},", f"{where}one of them", kind, file, feature.column)

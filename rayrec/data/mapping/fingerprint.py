@@ -13,12 +13,16 @@ from rayrec.data.mapping.vocabulary import load_vocabulary, vocabulary_checksum
 
 def mapping_fingerprint(schema: Schema, rows_of: Mapping[str, int]) -> dict[str, dict[str, Any]]:
     """JSON values by sparse feature: how its ids are mapped, the version of the hash law with its seed and number of
-    rows, or size and checksum of the vocabulary's ids in their order.
+    rows, or size and checksum of the vocabulary's ids in their order; and the type of its ids, where that is known.
 
     Args:
         rows_of: rows that each feature's ids map to.
     """
-    return {feature.name: _of(feature.mapping, rows_of[feature.name]) for feature in schema.sparse}
+    return {
+        feature.name: _of(feature.mapping, rows_of[feature.name])
+        | ({"id_type": feature.id_type} if feature.id_type else {})
+        for feature in schema.sparse
+    }
 
 
 def _of(mapping: Any, rows: int) -> dict[str, Any]:

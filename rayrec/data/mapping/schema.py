@@ -16,6 +16,8 @@ from rayrec.data.mapping.label_rule import LabelKind, LabelRule
 from rayrec.data.mapping.transforms import ONCE_FIELDS, Transform
 from rayrec.data.strict import Strict
 
+IdType = Literal["text", "integer"]
+
 
 class Label(LabelRule):
     """The column that is predicted."""
@@ -110,6 +112,9 @@ class SparseFeature(_Feature):
     Args:
         kind: "id" (one a row), "id_list", or "weighted_id_list" (`list<struct<id, weight>>`, or a list of ids with the
             weights in `weight_column`).
+        id_type: "text" or "integer": the other type is refused, wherever rows come from, as 7 and "7" are two ids;
+            default: the type that the training data has, which the run writes into its config. With "text" the names of
+            folders are taken as they are (`store=007` is "007", not 7).
         mapping: how ids become table rows.
         on_null: for a null id, list, or element: "error" reports it, "empty" leaves it out, "default" takes `default`
             (a null list becomes a list of that one id).
@@ -120,6 +125,7 @@ class SparseFeature(_Feature):
     """
 
     kind: Literal["id", "id_list", "weighted_id_list"] = "id"
+    id_type: IdType | None = None
     mapping: IdMapping = Identity()
     on_null: Literal["error", "empty", "default"] = "error"
     default: int | str | None = None
@@ -253,6 +259,21 @@ class Schema(Strict):
     def weighted(self) -> bool:
         """Whether batches carry a weight for every id."""
         return any(feature.kind == "weighted_id_list" for feature in self.sparse)
+
+    @property
+    def spare_columns(self) -> set[str]:
+        """Those that a file may lack: all that is made of them takes nulls."""
+        takes = [(task.column, task.on_null == "ignore") for task in self.tasks]
+        takes += [(part.column, False) for part in self._beside if part]
+        takes += [(feature.column, feature.default is not None) for feature in self.dense]
+        takes += [(feature.column, feature.on_null != "error") for feature in self.sparse]
+        takes += [(feature.weight_column, False) for feature in self.sparse if feature.weight_column]
+        return {column for column, _ in takes} - {column for column, nulls in takes if not nulls}
+
+    @property
+    def text_columns(self) -> list[str]:
+        """Those whose ids are known to be texts."""
+        return [feature.column for feature in self.sparse if feature.id_type == "text"]
 
     @property
     def _beside(self) -> tuple[SampleWeight | Group | Timestamp | None, ...]:

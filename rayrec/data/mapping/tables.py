@@ -101,6 +101,8 @@ def _nan_to_null(array: Any) -> Any:
 
 
 def _wants_text(feature: SparseFeature) -> bool:
+    if feature.id_type is not None:
+        return feature.id_type == "text"
     if isinstance(feature.mapping, Vocabulary):
         return load_vocabulary(feature.mapping.path).text
     return isinstance(feature.default, str)

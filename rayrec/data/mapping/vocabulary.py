@@ -187,7 +187,7 @@ def _shared(source: _Source) -> IdIndex:
             for old in folder.glob(f"{mine}-*"):  # who has them open keeps them
                 if old != wanted:
                     shutil.rmtree(old, ignore_errors=True)
-    return IdIndex.open(wanted)
+        return IdIndex.open(wanted)  # before another process, with another version of the file, may remove it
 
 
 def _cache() -> Path:

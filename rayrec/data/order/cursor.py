@@ -11,6 +11,7 @@ from typing import Any
 
 from rayrec.data.errors import DataError
 from rayrec.data.order.intervals import Intervals, count, union
+from rayrec.data.source.periods import Only
 
 CURSOR_VERSION = 3  # the order of rows is part of what it means
 
@@ -58,22 +59,29 @@ class Cursor:
         parts: one a data set; none at the beginning of an epoch, which is the beginning of any data.
         given: of several data sets, rows that all ranks together have been given in this epoch.
         skipped: rows that could not be used and were left out since the stream was opened; not kept in checkpoints.
+        only: a column that folders give, and its value: the part of the data set that the epoch reads.
     """
 
     epoch: int
     parts: tuple[Progress, ...] = ()
     given: int = 0
     skipped: int = 0
+    only: Only | None = None
 
     @classmethod
-    def start(cls, epoch: int) -> Cursor:
+    def start(cls, epoch: int, only: Only | None = None) -> Cursor:
         """The beginning of an epoch."""
-        return cls(epoch=epoch)
+        return cls(epoch=epoch, only=only)
 
     @property
     def rows_done(self) -> int:
         """Rows of all data sets."""
         return sum(part.rows_done for part in self.parts)
+
+    @property
+    def over(self) -> bool:
+        """Whether the epoch has been read to its end."""
+        return bool(self.parts) and all(part.over for part in self.parts)
 
     def split(self, parts: int) -> list[Cursor]:
         """The cursor of each of so many data sets.
@@ -115,7 +123,7 @@ class Cursor:
         started = [state for state in states if state.parts] or states[:1]
         parts = [_merged(same) for same in zip(*(state.parts for state in started), strict=True)]
         given, skipped = max(state.given for state in states), sum(state.skipped for state in states)
-        return Cursor(epoch=states[0].epoch, parts=tuple(parts), given=given, skipped=skipped)
+        return replace(states[0], parts=tuple(parts), given=given, skipped=skipped)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values that `from_dict` reads."""
@@ -130,7 +138,8 @@ class Cursor:
             }
             for part in self.parts
         ]
-        return {"version": CURSOR_VERSION, "epoch": self.epoch, "parts": parts, "given": self.given}
+        only = {} if self.only is None else {"only": list(self.only)}
+        return {"version": CURSOR_VERSION, "epoch": self.epoch, "parts": parts, "given": self.given, **only}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cursor:
@@ -153,7 +162,9 @@ class Cursor:
                 )
                 for part in data["parts"]
             )
-            return cls(epoch=int(data["epoch"]), parts=parts, given=int(data["given"]))
+            only = data.get("only")  # earlier checkpoints of progressive runs have the epoch's number alone
+            at = None if only is None else (str(only[0]), only[1])
+            return cls(epoch=int(data["epoch"]), parts=parts, given=int(data["given"]), only=at)
         except (KeyError, TypeError) as error:
             raise ValueError(f"data cursor is malformed: {error!r}") from error
 

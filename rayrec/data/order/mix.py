@@ -1,6 +1,6 @@
 """Several data sets that are mixed by weight: how long an epoch is, and whose row comes next.
 
-Pure facts and functions; the batches are `mixed_stream.py`'s.
+How many rows pass the filters is read here; the batches are `mixed_stream.py`'s.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from math import ceil, lcm
 import numpy as np
 
 from rayrec.data.errors import DataError
+from rayrec.data.mapping.columns import fill_id_types
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.order.epoch import dealt
 from rayrec.data.source.dataset import DataSet, WeightedDataSet
@@ -59,11 +60,11 @@ class Mix:
             reading: footers read earlier, and how others are read.
 
         Raises:
-            DataError: as `Manifest.read`, a data set of whose rows none passes, or columns that differ in type.
+            DataError: as `Manifest.read`, a data set of whose rows none passes, or ids that differ in type.
         """
-        parts = tuple(Manifest.of(one, schema, reading, window_rows) for one in data)
-        for part in parts[1:]:
-            part.check_like(parts[0])
+        first = Manifest.of(data[0], schema, reading, window_rows)
+        alike = fill_id_types(schema, dict(first.columns))
+        parts = (first, *(Manifest.of(one, alike, reading, window_rows) for one in data[1:]))
         how = reading or FooterReading()
         many = sum(len(part.windows) for part in parts if part.filters) > _WINDOWS_FOR_RAY
         with how.connect() if many else nullcontext():

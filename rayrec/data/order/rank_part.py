@@ -1,7 +1,7 @@
 """One rank's part of an epoch, computed on demand: how many rows, and piece by piece which of which files.
 
-`EpochPlanner` holds the manifest and answers; it runs in the reading process, or in an actor (`stream/shared.py`) where
-a manifest is too large to be given to every worker.
+`EpochPlanner` holds the manifest and answers; it runs in the reading process, or, where a manifest is too large to be
+given to every worker, in an actor (`stream/shared_manifest.py`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RankPart:
             rows=((self.rank, self.first + passed),),
             step_rows=self.ordering.step_rows,
         )
-        return Cursor(epoch=self.epoch, parts=(progress,), skipped=skipped)
+        return Cursor(epoch=self.epoch, parts=(progress,), skipped=skipped, only=self.ordering.only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,8 @@ class EpochPlanner:
         elif (done.world_size, done.step_rows) == (world_size, ordering.step_rows):
             part = replace(new, before=done.before, first=done.rows_of(rank))
         else:
-            part = replace(new, before=self._done(done, new))
+            key = ("done", done, new.epoch, new.ordering)  # the same for every rank that asks
+            part = replace(new, before=self._remember(key, lambda: self._done(done, new)))
         total = self._order(part).rows
         left = total - (0 if done is None else done.rows_done)
         return replace(part, rows=count(self._spans(part)) - part.first, left=left, total=total)

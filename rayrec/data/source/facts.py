@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from rayrec.data.errors import DataError
+from rayrec.data.mapping.arrow_types import wider
 from rayrec.data.mapping.columns import check_types
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.source.file_table import COLUMNS, I64, FileTable, Mask, folders_of
@@ -16,36 +17,90 @@ from rayrec.data.source.filters import Condition
 from rayrec.data.source.footer_index import HIGH, LOW
 from rayrec.data.source.partitioned import Partitioned, PartitionedFile, Types, with_partitions
 
+_FIELD_ID = b"PARQUET:field_id"
+_NAMED = 5  # files, in an error
+
 
 def check_columns(found: Partitioned, facts: pa.Table, schema: Schema, conditions: Sequence[Condition]) -> Types:
-    """The types of the columns that are read, the same in all files.
+    """The types of the columns that are read: of each the widest that it has in any file.
 
     Raises:
-        DataError: a column that is missing, has a wrong type, or another type than in the first file.
+        DataError: a column that is missing, in all files or, where the schema does not take nulls, in some; one of a
+            wrong type, or of types that no type holds together.
     """
     codes, schemas = _schemas(facts)
     kinds: dict[tuple[int, tuple[str, ...]], PartitionedFile] = {}
     for code, one in zip(codes.tolist(), found.files, strict=True):
         kinds.setdefault((code, tuple(one.values)), one)
     columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
-    first: tuple[str, Types] | None = None
-    for (code, names), one in kinds.items():
-        uri, arrow = one.file.uri, with_partitions(schemas[code], {name: found.types[name] for name in names})
-        check_types(schema, arrow, uri)
+    for (code, _), one in kinds.items():
+        _check_field_ids(schemas[code], columns, found.field_ids, one.file.uri)
+    arrows = [with_partitions(schemas[code], {name: found.types[name] for name in names}) for code, names in kinds]
+    first = {
+        name: (one.file.uri, arrow.field(name).type)
+        for arrow, one in reversed([*zip(arrows, kinds.values(), strict=True)])
+        for name in columns
+        if arrow.get_field_index(name) >= 0
+    }
+    types = {name: kind for name, (_, kind) in first.items()}
+    for arrow, one in zip(arrows, kinds.values(), strict=True):
+        uri = one.file.uri
+        lacking = [name for name in columns if name in first and name not in arrow.names]
+        for name in lacking:
+            if name not in schema.spare_columns:
+                raise _missing_in_some(name, found, codes, schemas)
+        check_types(schema, pa.schema([*arrow, *(pa.field(name, first[name][1]) for name in lacking)]), uri)
         for condition in conditions:
             condition.check_in(arrow, uri)
-        types = {name: arrow.field(name).type for name in columns}
-        first = first or (uri, types)
-        for name, kind in types.items():
-            if kind != first[1][name]:
+        for name, kind in ((name, arrow.field(name).type) for name in columns if name not in lacking):
+            wide = wider(types[name], kind)
+            if wide is None:
                 raise DataError(
-                    f"the column's type changes between files: {kind} here, {first[1][name]} in {first[0]}",
+                    f"the column's type changes between files: {kind} here, {first[name][1]} in {first[name][0]}",
                     file=uri,
                     column=name,
                     fix="write all files with one type for this column",
                 )
-    assert first is not None, "there are files"
-    return first[1]
+            types[name] = wide
+    return {name: types[name] for name in columns}
+
+
+def _missing_in_some(name: str, found: Partitioned, codes: I64, schemas: Sequence[pa.Schema]) -> DataError:
+    files = [
+        one.file.uri
+        for code, one in zip(codes.tolist(), found.files, strict=True)
+        if name not in schemas[code].names and name not in one.values
+    ]
+    named = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED:,} more" if len(files) > _NAMED else "")
+    return DataError(
+        f"column {name!r} is missing in {len(files):,} of {len(found.files):,} files: {named}",
+        file=files[0],
+        column=name,
+        fix="add it to them; of a feature the schema may also say what stands for a null: a default, or on_null: empty",
+    )
+
+
+def _check_field_ids(arrow: pa.Schema, columns: Sequence[str], wanted: Mapping[str, int], uri: str) -> None:
+    """That a file's columns are those that its table means by their names; `wanted` is empty where it has no numbers.
+
+    Raises:
+        DataError: one was renamed, or dropped and added again.
+    """
+    ids = {one.name: int(one.metadata[_FIELD_ID]) for one in arrow if _FIELD_ID in (one.metadata or {})}
+    for name in columns if wanted else ():
+        if name not in wanted:
+            fix = f"correct its name; the table has {', '.join(wanted)}"
+            raise DataError(f"the table has no column {name!r} at this version", file=uri, column=name, fix=fix)
+        before = next((other for other, number in ids.items() if number == wanted[name]), name)
+        if before != name or ids.get(name, wanted[name]) != wanted[name]:
+            has = "another column" if before == name else f"another column, and the table's is {before!r} here"
+            raise DataError(
+                f"{name!r} is {has}: columns of the table were renamed, or dropped and added again, and files are read "
+                "by the names of their columns",
+                file=uri,
+                column=name,
+                fix="rewrite the table's older files (rewrite_data_files), or read a version from before the change",
+            )
 
 
 def file_table(

@@ -158,6 +158,18 @@ def rows_that_pass(table: pa.Table, conditions: Sequence[Condition]) -> Mask:
     return mask
 
 
+def only_passing(table: pa.Table, conditions: Sequence[Condition], file: str) -> pa.Table:
+    """The rows of a file's table that meet all conditions, of types that Arrow computes with.
+
+    Raises:
+        DataError: it lacks a column, or has it in a type that cannot be compared.
+    """
+    for condition in conditions:
+        condition.check_in(table.schema, file)
+    table = table.cast(pa.schema([field.with_type(without_views(field.type)) for field in table.schema]))
+    return table.filter(pa.array(rows_that_pass(table, conditions))) if conditions else table
+
+
 def _value(value: Any, given: Any) -> Value:
     if isinstance(value, date):  # and datetime: YAML reads 2024-01-01 as a date
         return value.isoformat()

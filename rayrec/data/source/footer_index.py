@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -188,7 +189,7 @@ def _write(table: pa.Table, path: str) -> bool:
         filesystem, inner = open_filesystem(path)
         local = isinstance(filesystem, pafs.LocalFileSystem)
         folder, _, name = inner.rpartition("/")
-        partial = f"{folder}/.{name}.part" if local else inner
+        partial = f"{folder}/.{name}.{uuid4().hex}.part" if local else inner  # others may write the same index now
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         try:
             with (

@@ -6,13 +6,13 @@ by lists beside the files are not left out here; such a version is refused. Neit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 from urllib.parse import unquote
 
 from rayrec.data.errors import DataError
-from rayrec.data.storage.files import Found
+from rayrec.data.storage.files import NEVER, Found
 from rayrec.data.storage.locations import escaped, locate, without_secrets
 from rayrec.data.storage.servers import Server
 
@@ -25,10 +25,12 @@ class TableFiles:
 
     Args:
         hive: whether folders named `key=value` hold columns that the files lack.
+        field_ids: of columns, where the table knows them by numbers: a name may have been another column's before.
     """
 
     files: tuple[Found, ...]
     hive: bool
+    field_ids: Mapping[str, int] = field(default_factory=dict)
 
 
 class LakeTable(Protocol):
@@ -88,7 +90,7 @@ class _Delta:
             for column in metadata.partition_columns:
                 if f"/{column}=" not in f"/{inner}":
                     raise _refused(self._path, version, f"keeps {path} in no folder {column}=…")
-            found.append(Found(path if "://" in path else place.uri_of(f"{place.path}/{inner}"), size))
+            found.append(Found(path if "://" in path else place.uri_of(f"{place.path}/{inner}"), size, NEVER))
         return _not_empty(found, self._path, hive=True)
 
     def _at(self, version: int | None) -> Any:
@@ -146,16 +148,17 @@ class _Iceberg:
             raise DataError(
                 problem, file=self._path, fix="name one of them; snapshots that expire cannot be read again"
             )
-        found = []
-        for task in self._table.scan(snapshot_id=version).plan_files():
+        found, scan = [], self._table.scan(snapshot_id=version)
+        for task in scan.plan_files():
             file = task.file
             if task.delete_files:
                 problem = f"has delete files, as for {file.file_path}; rewrite it (rewrite_data_files)"
                 raise _refused(self._path, version, problem)
             if file.file_format.name != "PARQUET":
                 raise _refused(self._path, version, f"holds {file.file_format.name} files, as {file.file_path}")
-            found.append(Found(uri_of(file.file_path, self._options), file.file_size_in_bytes))
-        return _not_empty(found, self._path, hive=False)
+            found.append(Found(uri_of(file.file_path, self._options), file.file_size_in_bytes, NEVER))
+        field_ids = {column.name: column.field_id for column in scan.projection().fields}
+        return replace(_not_empty(found, self._path, hive=False), field_ids=field_ids)
 
 
 def uri_of(path: str, options: str) -> str:

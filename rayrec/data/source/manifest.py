@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayrec.data.errors import DataError
-from rayrec.data.mapping.arrow_types import is_text, leaf_of
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.source.dataset import DataSet
 from rayrec.data.source.facts import check_columns, file_table
@@ -80,7 +78,7 @@ class Manifest:
         """
         conditions = parse_all(filters)
         columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
-        everything = find_partitioned(paths, {*columns, *([] if by is None else [by])})
+        everything = find_partitioned(paths, {*columns, *([] if by is None else [by])}, schema.text_columns)
         found = everything.that_pass(conditions)
         if not found.files:
             raise nothing_left(everything.files[0].file.uri, conditions)
@@ -120,21 +118,18 @@ class Manifest:
         files = self.files.select(numbers)
         return replace(self, files=files, windows=Windows.of(files, *self.limits))
 
-    def check_like(self, other: Manifest) -> None:
-        """That no column holds texts here and numbers there: one id would be hashed to two table rows.
-
-        Raises:
-            DataError: one does, as a folder `hour=03` beside `hour=unknown`.
-        """
-        kinds = dict(other.columns)
-        for name, kind in self.columns:
-            if is_text(leaf_of(kind)) != is_text(leaf_of(kinds.get(name, kind))):
-                raise DataError(
-                    f"the column is {kind} here and {kinds[name]} in {other.files[0].uri}",
-                    file=self.files[0].uri,
-                    column=name,
-                    fix="write ids of one type to train and evaluate on",
-                )
+    def rows_by(self, column: str) -> dict[int | str, int]:
+        """Rows before filters, by what folders say of a column; those of files in no such folder are not counted."""
+        files = self.files
+        kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(files.left_out, 0, files.group_rows))])
+        of_file = kept[files.offsets[1:]] - kept[files.offsets[:-1]]
+        of_folder = np.bincount(files.columns.column("folder").to_numpy(), of_file, len(files.folders)).astype(np.int64)
+        found: dict[int | str, int] = {}
+        for (_, partition), rows in zip(files.folders, of_folder.tolist(), strict=True):
+            value = dict(partition).get(column)
+            if value is not None:
+                found[value] = found.get(value, 0) + rows
+        return found
 
     @property
     def parts(self) -> tuple[Manifest, ...]:

@@ -23,7 +23,7 @@ def each(function: Callable[[A], T], inputs: Iterable[A]) -> Iterator[T]:
     Raises:
         DataError: what the function raised, wherever it ran.
     """
-    return _on_ray(function, inputs) if _ray_has_room() else in_threads(function, inputs)
+    return on_ray(function, inputs) if _ray_has_room() else in_threads(function, inputs)
 
 
 def in_threads(function: Callable[[A], T], inputs: Iterable[A], threads: int = _THREADS) -> Iterator[T]:
@@ -32,17 +32,22 @@ def in_threads(function: Callable[[A], T], inputs: Iterable[A], threads: int = _
         yield from _ahead(lambda item: pool.submit(function, item).result, inputs, 2 * threads)
 
 
-def _on_ray(function: Callable[[A], T], inputs: Iterable[A]) -> Iterator[T]:
+def on_ray(function: Callable[[A], T], inputs: Iterable[A], cpus: float = _CPUS) -> Iterator[T]:
+    """As `each`, in tasks of the Ray that is connected.
+
+    Args:
+        cpus: of a task.
+    """
     import ray
 
-    task: Any = ray.remote(num_cpus=_CPUS, scheduling_strategy="SPREAD")(_call)
+    task: Any = ray.remote(num_cpus=cpus, scheduling_strategy="SPREAD")(_call)
     work = ray.put(function)
 
     def begin(item: A) -> Callable[[], T]:
         ref = task.remote(work, item)
         return lambda: _result(ref)
 
-    return _ahead(begin, inputs, max(2, int(2 * ray.cluster_resources().get("CPU", 1.0) / _CPUS)))
+    return _ahead(begin, inputs, max(2, int(2 * ray.cluster_resources().get("CPU", 1.0) / cpus)))
 
 
 def _ahead(begin: Callable[[A], Callable[[], T]], inputs: Iterable[A], at_once: int) -> Iterator[T]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -28,15 +28,18 @@ class PartitionedFile:
 
 @dataclass(frozen=True, slots=True)
 class Partitioned:
-    """Files with their partitions, and the type of every partition column."""
+    """Files with their partitions, the type of every partition column, and the numbers that a table has for columns."""
 
     files: Sequence[PartitionedFile]
     types: Types
+    field_ids: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, found: Sequence[Found], wanted: Collection[str] | None = None) -> Partitioned:
+    def of(
+        cls, found: Sequence[Found], wanted: Collection[str] | None = None, as_text: Collection[str] = ()
+    ) -> Partitioned:
         """The partitions of files, as far as their columns are wanted (None: all)."""
-        values, types = partitions_of([plain_path(file.uri) for file in found], wanted)
+        values, types = partitions_of([plain_path(file.uri) for file in found], wanted, as_text)
         return cls([PartitionedFile(*pair) for pair in zip(found, values, strict=True)], types)
 
     def that_pass(self, conditions: Sequence[Condition]) -> Partitioned:
@@ -49,14 +52,21 @@ class Partitioned:
             condition.check(kind, self.files[0].file.uri)
             here = np.array([condition.column in one.values for one in self.files])
             kept &= ~here | condition.holds(pa.array([one.values.get(condition.column) for one in self.files], kind))
-        return Partitioned([one for one, keep in zip(self.files, kept, strict=True) if keep], self.types)
+        return replace(self, files=[one for one, keep in zip(self.files, kept, strict=True) if keep])
 
 
-def find_partitioned(paths: str | Sequence[str] | TableFiles, wanted: Collection[str]) -> Partitioned:
-    """The files of paths, or of a table's version, with the partitions in their names; raises as `find_files`."""
+def find_partitioned(
+    paths: str | Sequence[str] | TableFiles, wanted: Collection[str], as_text: Collection[str] = ()
+) -> Partitioned:
+    """The files of paths, or of a table's version, with the partitions in their names; raises as `find_files`.
+
+    Args:
+        wanted, as_text: as in `partitions_of`.
+    """
     if isinstance(paths, TableFiles):
-        return Partitioned.of(paths.files, wanted if paths.hive else ())
-    return Partitioned.of(find_files(paths), wanted)
+        found = Partitioned.of(paths.files, wanted if paths.hive else (), as_text)
+        return replace(found, field_ids=paths.field_ids)
+    return Partitioned.of(find_files(paths), wanted, as_text)
 
 
 def with_partition(batch: pa.RecordBatch, one: PartitionedFile, types: Types) -> pa.Table:

@@ -16,11 +16,14 @@ Values = dict[str, int | str | None]
 _INT = re.compile(r"-?\d{1,18}")
 
 
-def partitions_of(uris: Sequence[str], wanted: Collection[str] | None) -> tuple[list[Values], dict[str, pa.DataType]]:
+def partitions_of(
+    uris: Sequence[str], wanted: Collection[str] | None, as_text: Collection[str] = ()
+) -> tuple[list[Values], dict[str, pa.DataType]]:
     """The partition columns of each file, and their types: int64 where all values are whole numbers, else string.
 
     Args:
         wanted: columns that are read from folder names; None: all.
+        as_text: columns whose whole numbers stay texts.
 
     Raises:
         DataError: a key that comes twice in one path.
@@ -29,7 +32,7 @@ def partitions_of(uris: Sequence[str], wanted: Collection[str] | None) -> tuple[
     types: dict[str, pa.DataType] = {}
     for name in sorted({name for found in texts for name in found}):
         values = [found.get(name) for found in texts]
-        whole = all(value is None or _INT.fullmatch(value) for value in values)
+        whole = name not in as_text and all(value is None or _INT.fullmatch(value) for value in values)
         types[name] = pa.int64() if whole and any(value is not None for value in values) else pa.string()
     return [{name: _typed(text, types[name]) for name, text in found.items()} for found in texts], types
 

@@ -6,6 +6,7 @@ that was written anew, or whose storage is away, ends the reading: its rows may 
 
 from __future__ import annotations
 
+import resource
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ I64 = npt.NDArray[np.int64]
 Columns = tuple[tuple[str, pa.DataType], ...]
 
 _CHUNK_ROWS = 65_536
-_MOST_STREAMS = 64
+_STREAMS = 64  # that are open at a time, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +170,16 @@ def _read_file(parts: Sequence[FileSlice], columns: Columns, streams: RowGroupSt
 
 
 def _in_order(table: pa.Table, columns: Columns, partition: Mapping[str, int | str | None]) -> pa.Table:
-    """The columns in their order, whatever their order in the file."""
-    arrays = [
-        pa.repeat(pa.scalar(partition[name], kind), table.num_rows) if name in partition else table.column(name)
-        for name, kind in columns
-    ]
+    """The columns in their order and types, whatever those are in the file; null where the file lacks one."""
+    arrays = []
+    for name, kind in columns:
+        if name in partition:
+            arrays.append(pa.repeat(pa.scalar(partition[name], kind), table.num_rows))
+        elif name in table.column_names:
+            found = table.column(name)
+            arrays.append(found if found.type == kind else found.cast(kind))
+        else:  # the manifest refuses files that may not
+            arrays.append(pa.nulls(table.num_rows, kind))
     return pa.table(arrays, names=[name for name, _ in columns])
 
 
@@ -217,9 +223,14 @@ class RowGroupStreams:
     """Row groups too large to be in memory whole, decoded in chunks: who reads on goes on where the last part ended.
 
     Not for several threads at once.
+
+    Args:
+        most: row groups that are read in turn: one that had to be closed is decoded from its start again. No more are
+            open than half of the files that the process may have.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 1) -> None:
+        self._most = max(_STREAMS, min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
         self._open: OrderedDict[tuple[str, int], _Stream] = OrderedDict()
 
     def read(self, part: FileSlice, columns: list[str]) -> pa.Table:
@@ -246,7 +257,7 @@ class RowGroupStreams:
             self._open[key] = stream
         else:
             stream.parquet.close()
-        while len(self._open) > _MOST_STREAMS:
+        while len(self._open) > self._most:
             self._open.popitem(last=False)[1].parquet.close()
         return pa.Table.from_batches(kept)
 

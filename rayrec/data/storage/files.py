@@ -16,11 +16,13 @@ from rayrec.data.storage.formats import format_of, how_to_convert
 from rayrec.data.storage.locations import Location, locate
 
 PARQUET = (".parquet", ".parq", ".pq")
+NEVER = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file: how to name it (`uri`, absolute), how many bytes it had, and when it was last changed, where known."""
+    """A file: how to name it (`uri`, absolute), how many bytes it had, and when it was last changed: `NEVER` for a file
+    of a table, None where that is not known."""
 
     uri: str
     size_bytes: int

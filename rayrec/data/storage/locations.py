@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +29,7 @@ _CREDENTIALS = {
     "abfss": "set AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY",
 }
 _LOCAL = pafs.LocalFileSystem()
+_URI = re.compile(r"[A-Za-z][\w+.-]+:/")  # with one slash, as `pathlib` leaves it
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,19 @@ def locate(uri: str) -> Location:
     path = f"{base.rstrip('/')}/{unquote(inner)}".rstrip("/")
     bucket = base.split("/")[0] if scheme in _BUCKETS else None
     return Location(uri, filesystem, path, root, base, options, bucket)
+
+
+def local_path(given: str | os.PathLike[str]) -> Path:
+    """A local path to write to; of a URI `pathlib` would make a folder `s3:` in the working folder.
+
+    Raises:
+        DataError: it is a URI.
+    """
+    text = os.fspath(given)
+    if _URI.match(text):
+        problem = f"{without_secrets(text)} is a URI, and only a local path is possible here"
+        raise DataError(problem, fix="name a local file or folder, and copy it there")
+    return Path(text)
 
 
 def open_filesystem(uri: str) -> tuple[pafs.FileSystem, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import repeat
 from types import TracebackType
 
@@ -20,10 +19,9 @@ from rayrec.data.order.cursor import Cursor
 from rayrec.data.order.epoch import dealt, steps_of
 from rayrec.data.order.rank_part import Ordering
 from rayrec.data.source.manifest import Manifest
-from rayrec.data.source.periods import Only
 from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.batching import Skipped, make_batches, make_steps
-from rayrec.data.stream.prefetch import Prefetcher
+from rayrec.data.stream.prefetch import Activity, Prefetcher
 from rayrec.data.stream.readers import choose
 from rayrec.data.stream.reading import Recipe, pieces_of
 from rayrec.data.stream.shared_manifest import SharedManifest, planner_of
@@ -53,7 +51,6 @@ class BatchStream:
         interleave: windows whose rows are shuffled together.
         in_steps_of: rows of a batch of all ranks: batches go along the order of the files then, so that no row of one
             comes before a row of an earlier one on any rank, and lack the rows that are left out.
-        only: a column that folders give, and its value: the part of the data set that is read.
         options: how to read.
         negative_rate: the part of the rows with label 0 that is read, drawn anew each epoch; the schema has one label.
 
@@ -82,7 +79,6 @@ class BatchStream:
         passes: int = 1,
         interleave: int = 1,
         in_steps_of: int | None = None,
-        only: Only | None = None,
     ) -> None:
         if batch_rows <= 0 or not 0 <= rank < world_size:
             raise ValueError(f"batch_rows={batch_rows} must be positive and rank={rank} in [0, {world_size})")
@@ -91,8 +87,14 @@ class BatchStream:
         check_rows_of(schema, rows_of)
         options = options or ReadOptions()
         planner = planner_of(manifest)
-        ordering = Ordering(seed=seed, shuffle=shuffle, interleave=interleave, passes=passes, step_rows=in_steps_of)
-        ordering = replace(ordering, only=only)
+        ordering = Ordering(
+            seed=seed,
+            shuffle=shuffle,
+            interleave=interleave,
+            passes=passes,
+            step_rows=in_steps_of,
+            only=cursor.only,
+        )
         part = planner.open(cursor, ordering, rank, world_size)
         self.start_cursor, self.rows = part.cursor(0), part.rows
         self._batch_rows, self._given, self._read, self._first = batch_rows, 0, 0, part.first
@@ -109,13 +111,13 @@ class BatchStream:
             options.bad_rows,
             manifest.filters,
             negative_rate,
-            interleaves=shuffle and interleave > 1,
+            interleave=interleave if shuffle else 1,
         )
-        reader = choose(options)
+        reader, activity = choose(options), Activity()
 
         def batches() -> Generator[Item]:
             block_ends: deque[int] | None = deque() if recipe.interleaves else None
-            tables = reader(pieces_of(planner, part, block_ends), recipe, options)
+            tables = activity.watch(reader(pieces_of(planner, part, block_ends), recipe, options))
             skipped, fewer = self.skipped, recipe.leaves_out
             if in_steps_of is not None:
                 steps = [dealt(size, rank, world_size) for _, size in steps_of(part.left, in_steps_of)]
@@ -123,7 +125,7 @@ class BatchStream:
             wanted = repeat(int(batch_rows)) if sizes is None else sizes
             return make_batches(tables, schema, wanted, part, options.bad_rows, skipped, fewer, block_ends)
 
-        self._prefetcher = Prefetcher(batches, options.prefetch_batches)
+        self._prefetcher = Prefetcher(batches, options.prefetch_batches, activity)
 
     def __iter__(self) -> Iterator[Item]:
         """The batches that have not been taken yet."""

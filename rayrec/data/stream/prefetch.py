@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -24,10 +24,33 @@ class _Item(Generic[T]):
     value: T
 
 
-class Prefetcher(Generic[T]):
-    """Runs a generator in a thread, a few items ahead of who takes them."""
+class Activity:
+    """When a source last gave something, be it something of which nothing is left for the consumer."""
 
-    def __init__(self, make: Callable[[], Generator[T]], depth: int) -> None:
+    def __init__(self) -> None:
+        self.last_s = time.monotonic()
+
+    def watch(self, items: Iterable[T]) -> Generator[T]:
+        """The items, whose arrival is noted; closing this closes their iterator."""
+        try:
+            for item in items:
+                self.last_s = time.monotonic()
+                yield item
+        finally:
+            close = getattr(items, "close", None)
+            if close is not None:
+                close()
+
+
+class Prefetcher(Generic[T]):
+    """Runs a generator in a thread, a few items ahead of who takes them.
+
+    Args:
+        source: of what the generator is fed with: an item may take long while that goes on.
+    """
+
+    def __init__(self, make: Callable[[], Generator[T]], depth: int, source: Activity | None = None) -> None:
+        self._source = source
         self._items: queue.Queue[_Item[T] | BaseException | None] = queue.Queue(depth)
         self._stop = threading.Event()
         self._over: BaseException | None = None
@@ -60,12 +83,13 @@ class Prefetcher(Generic[T]):
 
     def _wait(self, timeout_s: float) -> _Item[T] | BaseException | None:
         """The next of the queue; `_STALLED` when nothing comes."""
-        deadline = time.monotonic() + timeout_s
+        begun_s = time.monotonic()
         while True:
             try:
                 return self._items.get(timeout=min(_TICK_S, timeout_s))
             except queue.Empty:
-                if time.monotonic() > deadline:
+                active_s = begun_s if self._source is None else max(begun_s, self._source.last_s)
+                if time.monotonic() > active_s + timeout_s:
                     return _STALLED
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:

@@ -20,6 +20,7 @@ from rayrec.data.errors import DataError
 from rayrec.data.options import ReadOptions
 from rayrec.data.source.slices import RowGroupStreams
 from rayrec.data.stream.reading import Piece, Recipe, read_piece
+from rayrec.data.stream.records import or_nothing, without_nothing
 
 if TYPE_CHECKING:
     from ray.data import DataContext, Dataset
@@ -74,9 +75,9 @@ def _rows(pieces: Sequence[Piece]) -> int:
 
 
 def _read(pieces: Sequence[Piece], recipe: Recipe) -> Iterator[pa.Table]:
-    streams = RowGroupStreams()
+    streams = RowGroupStreams(recipe.interleave)
     for piece in pieces:
-        yield read_piece(piece, recipe, streams)
+        yield or_nothing(read_piece(piece, recipe, streams))
 
 
 def tasks_of(pieces: Sequence[Piece], at_once: int) -> list[Sequence[Piece]]:
@@ -107,7 +108,7 @@ def read_ray(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> G
         dataset = _dataset(some, recipe, options)
         tables: Any = iter(dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1))
         try:
-            yield from tables
+            yield from map(without_nothing, tables)
         finally:
             tables.close()
 

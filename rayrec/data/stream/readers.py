@@ -41,7 +41,7 @@ def read_local(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) ->
 
 def _read_here(pieces: Iterable[Piece], recipe: Recipe) -> Generator[pa.Table]:
     """Reads in the calling thread."""
-    streams = RowGroupStreams()
+    streams = RowGroupStreams(recipe.interleave)
     try:
         for piece in pieces:
             yield read_piece(piece, recipe, streams)

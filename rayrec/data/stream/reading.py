@@ -133,7 +133,7 @@ class Recipe:
         bad_rows: records bad rows.
         filters: rows that do not pass are skipped.
         negative_rate: the part of the negatives that is read.
-        interleaves: whether windows come mixed.
+        interleave: windows whose rows come mixed.
     """
 
     columns: Columns
@@ -146,7 +146,11 @@ class Recipe:
     bad_rows: BadRows
     filters: tuple[Condition, ...] = ()
     negative_rate: float = 1.0
-    interleaves: bool = False
+    interleave: int = 1
+
+    @property
+    def interleaves(self) -> bool:
+        return self.interleave > 1
 
     @property
     def leaves_out(self) -> bool:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from rayrec.data.errors import DataError
 from rayrec.data.storage.files import Found, find_files
 from rayrec.data.storage.formats import SUFFIXES, format_of
-from rayrec.data.storage.locations import plain_path
+from rayrec.data.storage.locations import local_path, plain_path
 from rayrec.data.tools.avro import Avro
 from rayrec.data.tools.on_ray import each
 from rayrec.data.tools.orc import Orc
@@ -85,7 +85,7 @@ def convert(
     found = find_files(sources, SUFFIXES)
     formats = {file.uri: _format(file.uri, header) for file in found}
     notes = _headers(formats)
-    folder = Path(out).expanduser().absolute()
+    folder = local_path(out).expanduser().absolute()
     if folder.exists() and any(folder.rglob("*.parquet")):
         raise DataError(
             "the folder holds Parquet files already", file=str(folder), fix="name a new folder, or empty it"

@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from rayrec.data.errors import DataError
-from rayrec.data.mapping.arrow_types import without_views
-from rayrec.data.source.filters import Condition, parse_all, rows_that_pass
+from rayrec.data.source.filters import only_passing, parse_all
 from rayrec.data.source.partitioned import Partitioned, nothing_left, with_partition
 from rayrec.data.storage.files import find_files
 from rayrec.data.storage.opening import Version, open_parquet
@@ -72,7 +71,7 @@ def inspect(
             _widen(spans, parquet.metadata)
             wanted = -(-sample_rows // len(found.files))
             for batch in parquet.iter_batches(min(wanted, 65_536)):
-                tables.append(_passing(with_partition(batch, one, found.types), conditions, one.file.uri))
+                tables.append(only_passing(with_partition(batch, one, found.types), conditions, one.file.uri))
                 looked_at += batch.num_rows
                 wanted -= batch.num_rows
                 if wanted <= 0:
@@ -103,13 +102,6 @@ def _widen(spans: dict[str, tuple[int, int] | None], footer: pq.FileMetaData) ->
                 continue
             low, high = spans.get(name, (found.min, found.max)) or (None, None)
             spans[name] = None if low is None or high is None else (min(low, found.min), max(high, found.max))
-
-
-def _passing(table: pa.Table, conditions: Sequence[Condition], uri: str) -> pa.Table:
-    for condition in conditions:
-        condition.check_in(table.schema, uri)
-    table = table.cast(pa.schema([field.with_type(without_views(field.type)) for field in table.schema]))
-    return table.filter(pa.array(rows_that_pass(table, conditions))) if conditions else table
 
 
 def _only_one(columns: list[ColumnFacts], role: str) -> list[ColumnFacts]:

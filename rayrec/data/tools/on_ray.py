@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
-from rayrec.data.errors import DataError
+from rayrec.data.source.parallel import on_ray as in_tasks
 
 A = TypeVar("A")
 T = TypeVar("T")
 
 
-def each(function: Callable[[A], T], inputs: Sequence[A], *, on_ray: bool) -> Iterator[T]:
+def each(function: Callable[[A], T], inputs: Iterable[A], *, on_ray: bool) -> Iterator[T]:
     """The results in the order of the inputs.
 
     Args:
-        on_ray: one Ray task an input; a local Ray is started where there is none.
+        on_ray: one Ray task an input, on a CPU of its own; a local Ray is started where there is none.
 
     Raises:
         DataError: the one that the function raised, wherever it ran.
     """
     if not on_ray:
-        yield from map(function, inputs)
-        return
-    import ray
-
+        return map(function, inputs)
     start_ray()
-    task: Any = ray.remote(_call)
-    refs = [task.remote(function, item) for item in inputs]
-    for ref in refs:
-        try:
-            yield ray.get(ref)
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, DataError):
-                raise error.cause from None
-            raise
+    return in_tasks(function, inputs, cpus=1.0)
 
 
 def start_ray() -> None:
@@ -43,7 +32,3 @@ def start_ray() -> None:
     import ray
 
     ray.init(ignore_reinit_error=True, logging_level=logging.ERROR)
-
-
-def _call(function: Callable[[A], T], item: A) -> T:
-    return function(item)  # Ray wants a plain function, ours may be a partial one

@@ -9,10 +9,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,9 @@ from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.mapping.columns import column_missing
 from rayrec.data.mapping.hashing import hash_texts, mix64_array
-from rayrec.data.storage.files import find_files
+from rayrec.data.source.filters import Condition, only_passing, parse_all
+from rayrec.data.source.partitioned import PartitionedFile, Types, find_partitioned, with_partition, with_partitions
+from rayrec.data.storage.locations import local_path
 from rayrec.data.storage.opening import open_parquet
 from rayrec.data.tools.counting import add_up, counts, ids_of
 from rayrec.data.tools.on_ray import each
@@ -47,6 +50,7 @@ def count_column(
     column: str,
     out: Path,
     *,
+    filters: Iterable[Any] = (),
     min_count: int = 1,
     max_size: int | None = None,
     on_ray: bool = False,
@@ -55,8 +59,9 @@ def count_column(
 
     Args:
         paths: Parquet files, folders or globs.
-        column: of ids, or of lists of them.
+        column: of ids, or of lists of them; in the files, or given by their folders.
         out: the Parquet file to write; a folder beside it takes what does not fit in memory, so every node must see it.
+        filters: conditions that rows must meet to be counted, as in a train config.
         min_count: rarer ids are left out.
         max_size: at most so many ids, the most frequent ones.
         on_ray: one Ray task a file.
@@ -65,7 +70,7 @@ def count_column(
         DataError: an unreadable file, a missing column, one that holds texts here and numbers there, or one without an
             id that comes so often.
     """
-    out = out.expanduser().absolute()
+    out = local_path(out).expanduser().absolute()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -73,9 +78,11 @@ def count_column(
         problem = f"the vocabulary cannot be written: {error.strerror}"
         raise DataError(problem, file=str(out), fix="name a file that can be: --out FILE") from error
     try:
-        uris = [file.uri for file in find_files(paths)]
-        work = partial(_count_file, column=column, folder=folder)
-        spills = [spill for some in each(work, [*enumerate(uris)], on_ray=on_ray) for spill in some]
+        conditions = parse_all(filters)
+        found = find_partitioned(paths, {column, *(condition.column for condition in conditions)})
+        work = partial(_count_file, column=column, conditions=conditions, types=found.types, folder=folder)
+        files = enumerate(found.that_pass(conditions).files)
+        spills = [spill for some in each(work, files, on_ray=on_ray) for spill in some]
         _check_one_kind(spills, column)
         parts = [_merge(part, spills, folder, min_count) for part in range(_PARTS)]
         sizes = sum((sizes for _, sizes, _ in parts), Counter[int]())
@@ -89,16 +96,23 @@ def count_column(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _count_file(numbered: tuple[int, str], column: str, folder: Path) -> list[Path]:
+def _count_file(
+    numbered: tuple[int, PartitionedFile], column: str, conditions: Sequence[Condition], types: Types, folder: Path
+) -> list[Path]:
     """Files of the counts of one file's ids, a row group for each part."""
-    number, uri = numbered
+    number, one = numbered
+    uri = one.file.uri
     spills: list[Path] = []
     waiting: list[pa.Table] = []
     with open_parquet(uri) as parquet:
-        if column not in parquet.schema_arrow.names:
-            raise column_missing(column, parquet.schema_arrow, uri, "correct the column's name")
-        for batch in parquet.iter_batches(_READ_ROWS, columns=[column], use_threads=False):
-            waiting += [counts(_plain(ids, uri, column)) for ids in ids_of(batch.column(0))]
+        arrow = with_partitions(parquet.schema_arrow, {name: types[name] for name in one.values})
+        if column not in arrow.names:
+            raise column_missing(column, arrow, uri, "correct the column's name")
+        wanted = [name for name in (column, *(c.column for c in conditions)) if name not in one.values]
+        names = wanted or parquet.schema_arrow.names[:1]  # which say how many rows there are
+        for batch in parquet.iter_batches(_READ_ROWS, columns=names, use_threads=False):
+            chunks = only_passing(with_partition(batch, one, types), conditions, uri).column(column).chunks
+            waiting += [counts(_plain(ids, uri, column)) for chunk in chunks for ids in ids_of(chunk)]
             if sum(map(len, waiting)) > _SPILL_IDS:
                 waiting = [add_up(pa.concat_tables(waiting))]
                 if len(waiting[0]) > _SPILL_IDS // 2:

@@ -42,7 +42,7 @@ class DataConfig(Section):
         default=None,
         description="a column whose values are folders of `data.train`, as `day` of `day=2024-01-02`: each epoch "
         "trains on one value, in their order, and is evaluated on the next; `trainer.epochs` is all but the last, and "
-        "the same command goes on when there are new ones",
+        "the same command goes on at the smallest value above the last one trained on",
     )
     read: ReadOptions = Field(default=ReadOptions(), description="how the files are read")
 

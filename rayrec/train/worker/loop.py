@@ -49,12 +49,12 @@ class Loop:
         self.halvings = halvings
         self.saver = Saver(job, session, self._report_checkpoint)
         self.position = self._resumed_position()
+        self.last_epoch = self._last_epoch()
         self.saved: Checkpoint | None = None  # the last one that is known to be complete
         schema = self.config.data_schema
         labels = (schema.task_names, schema.label_kinds)
         self.window = Window(session.device, session.control, session.group, *labels)
         self.empty = empty_batch(self.config.data_schema.for_training)
-        self.last_epoch = self.config.trainer.epochs - 1
         self.figures: dict[str, Any] = {}
         self.total_steps = 0
         self.skipped: SkippedRows | None = None
@@ -71,7 +71,14 @@ class Loop:
     def _resumed_position(self) -> Position:
         resumed = self.saver.resumed
         position = START if resumed is None else Position.from_dict(resumed.extra["position"])
+        position = position.among(self.job.periods)
         return replace(position, halvings=max(position.halvings, self.halvings))
+
+    def _last_epoch(self) -> int:
+        periods, at = self.job.periods, self.position.cursor.only
+        if periods is None or at is None:
+            return self.config.trainer.epochs - 1
+        return self.position.epoch + len(periods.left(at[1]))
 
     def load(self) -> Learner:
         """The sharded model, as the newest whole checkpoint has it; a collective."""
@@ -103,6 +110,7 @@ class Loop:
         position = self._resumed_position()
         if position != self.position:  # the newest checkpoint was damaged
             self.position = position
+            self.last_epoch = self._last_epoch()
             self.streams.close()
             self.streams.prepare("train", position.cursor)
         self._report_start()
@@ -121,7 +129,7 @@ class Loop:
             if last or self.ended is not None:
                 self._save_last(position)
                 return self._outcome(position)
-            position = position.next_epoch()
+            position = position.next_epoch(self.job.periods)
 
     def _is_unscored(self, position: Position, last: bool) -> bool:
         """Whether the full evaluation at the end of an epoch is still missing."""
@@ -148,12 +156,12 @@ class Loop:
                 if self.ended is not None:
                     break
                 if stream.batches_left * seconds < PREPARE_AHEAD_S:
-                    self._prepare_next(position.epoch)
+                    self._prepare_next(position)
                 began, exchanged = time.perf_counter(), self._exchanges.seconds
         if whole_epoch and position.step == first_step:
             names = ", ".join(map(str, data_sets(self.config.data.train)))
             raise TrainError(
-                f"no row to train on: of the {self.job.epoch_rows(position.epoch):,} rows of {names} none passed the "
+                f"no row to train on: of the {self.job.epoch_rows(position.cursor):,} rows of {names} none passed the "
                 "filters and could be used; check the filters, or the rows with `rayrec data check`"
             )
         if not self.window.empty:
@@ -171,15 +179,21 @@ class Loop:
 
     def _steps_left(self, position: Position, stream: Stream) -> int:
         """To the end of the run, as far as it is known how many rows are left out."""
-        per_epoch = self.job.epoch_rows(position.epoch) * stream.share_given / self.config.trainer.batch_size
+        per_epoch = self.job.epoch_rows(position.cursor) * stream.share_given / self.config.trainer.batch_size
         return stream.batches_left + (self.last_epoch - position.epoch) * math.ceil(per_epoch)
 
-    def _prepare_next(self, epoch: int) -> None:
+    def _prepare_next(self, position: Position) -> None:
         """Let reading begin for what comes after this epoch."""
         if self.job.eval is not None:
-            self.streams.prepare("eval", Cursor.start(epoch))
-        if epoch < self.last_epoch:
-            self.streams.prepare("train", Cursor.start(epoch + 1))
+            self.streams.prepare("eval", self._eval_rows(position))
+        if position.epoch < self.last_epoch:
+            self.streams.prepare("train", position.next_epoch(self.job.periods).cursor)
+
+    def _eval_rows(self, position: Position) -> Cursor:
+        """What the model is evaluated on in this epoch."""
+        periods, at = self.job.periods, position.cursor.only
+        only = None if periods is None or at is None else periods.evaluated_after(at)
+        return Cursor.start(position.epoch, only)
 
     def _after_step(self, position: Position, given: StepInput) -> Position:
         if (timeline := self._timeline.after_step(position.step)) is not None:
@@ -253,7 +267,7 @@ class Loop:
             StopRequested: in the middle of it.
         """
         self._timeline.interrupt()
-        stream = self.streams.take("eval", Cursor.start(position.epoch))
+        stream = self.streams.take("eval", self._eval_rows(position))
         with self._watched(stream, "evaluation"):
             scores = evaluate(self.learner, stream, self.config, self.session, most_rows)
         self._report("eval", position, **scores, **({} if most_rows is None else {"partial": True}))
@@ -327,6 +341,10 @@ class Loop:
             more |= decision.plan_entry(self.config.sharding.sync_every)
             self.session.sink.put({"kind": "plan", "plan": {**self.learner.plan.to_dict(), **more}})
         self.saver.report_start()
+        if self.job.periods is not None and self.position.cursor.only is not None:
+            text = self.job.periods.report(self.position.cursor.only, self.position.trained)
+            named = resumed is None or "only" in resumed.extra["position"]["cursor"]
+            self.report_event("periods", text if named else f"{text} (by its number: an earlier rayrec's checkpoint)")
 
     def _report_progress(self, position: Position) -> None:
         if time.monotonic() - self._reported_at >= PROGRESS_EVERY_S:

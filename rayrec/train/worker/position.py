@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayrec.data import Cursor
+from rayrec.data.source.periods import Periods, Value
 from rayrec.train.worker.guards import Best
 from rayrec.train.worker.lockstep import Control, StepInput
 
@@ -24,6 +25,7 @@ class Position:
         cursor: what of the epoch has been read: by this rank while an epoch goes on, by all ranks in a checkpoint.
         best: the best evaluation so far.
         halvings: how often the learning rates have been halved, after a loss that was not finite.
+        trained: of progressive training, the periods before the cursor's.
     """
 
     step: int
@@ -34,6 +36,7 @@ class Position:
     cursor: Cursor
     best: Best = field(default_factory=Best)
     halvings: int = 0
+    trained: tuple[Value, ...] = ()
 
     @property
     def epoch(self) -> int:
@@ -55,14 +58,39 @@ class Position:
         cursor = Cursor.merge(control.gather(self.cursor))
         return replace(self, cursor=replace(cursor, skipped=0), skipped=self.skipped + cursor.skipped)
 
-    def next_epoch(self) -> Position:
-        return replace(self, cursor=Cursor.start(self.epoch + 1))
+    def next_epoch(self, periods: Periods | None = None) -> Position:
+        """The beginning of the next epoch, on the next of the periods.
+
+        Raises:
+            DataError: there is none.
+        """
+        at = self.cursor.only
+        if periods is None or at is None:
+            return replace(self, cursor=Cursor.start(self.epoch + 1))
+        return replace(self, cursor=Cursor.start(self.epoch + 1, periods.next(at[1])), trained=(*self.trained, at[1]))
+
+    def among(self, periods: Periods | None) -> Position:
+        """The same place among the periods that are there now; the next one where filters leave out the rest of it.
+
+        Raises:
+            DataError: as `Periods.goes_on` and `next`.
+        """
+        if periods is None:
+            return replace(self, cursor=replace(self.cursor, only=None))
+        if self.cursor.only is None:
+            fresh = not (self.epoch or self.cursor.parts)
+            only = periods.next(None) if fresh else periods.numbered(self.epoch)
+            return replace(self, cursor=replace(self.cursor, only=only), trained=periods.values[: self.epoch]).among(
+                periods
+            )
+        return self if periods.goes_on(self.cursor.only, self.cursor.over) else self.next_epoch(periods)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values that `from_dict` reads."""
         names = ("step", "samples", "skipped", "seconds", "wait_s", "halvings")
         plain = {name: getattr(self, name) for name in names}
-        return {**plain, "cursor": self.cursor.to_dict(), "best": self.best.to_dict()}
+        own = {"cursor": self.cursor.to_dict(), "best": self.best.to_dict(), "trained": list(self.trained)}
+        return {**plain, **own}
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Position:
@@ -75,6 +103,7 @@ class Position:
             cursor=Cursor.from_dict(raw["cursor"]),
             best=Best.from_dict(raw.get("best")),
             halvings=int(raw.get("halvings", 0)),
+            trained=tuple(raw.get("trained", ())),
         )
 
 

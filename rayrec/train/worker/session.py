@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from rayrec.container import cpus
-from rayrec.data import Manifest, Mix
-from rayrec.data.source.periods import Periods
+from rayrec.data import Cursor, Manifest, Mix
+from rayrec.data.source.periods import Periods, Value
 from rayrec.data.stream.shared_manifest import SharedManifest
 from rayrec.distributed.comm import Group
 from rayrec.distributed.comm.env import ShardingEnv
@@ -42,7 +42,7 @@ class Job:
         task: train to the end, or only score a checkpoint on the evaluation rows.
         checkpoint: name of the only one to load; None: the newest whole one.
         calibration: measured speeds for the planner.
-        periods: where each epoch trains on one, and is evaluated on the next.
+        periods: where each epoch trains on one, and is evaluated on the next; `period_rows`: of each, before filters.
     """
 
     config: TrainConfig
@@ -58,10 +58,11 @@ class Job:
     checkpoint: str | None = None
     calibration: Calibration | None = None
     periods: Periods | None = None
+    period_rows: dict[Value, int] = field(default_factory=dict)
 
-    def epoch_rows(self, epoch: int) -> int:
-        """Rows of an epoch, before filters."""
-        return self.train.rows if self.periods is None else self.periods.rows[epoch]
+    def epoch_rows(self, cursor: Cursor) -> int:
+        """Rows of the cursor's epoch, before filters."""
+        return self.train.rows if cursor.only is None else self.period_rows[cursor.only[1]]
 
     @property
     def files(self) -> RunFolder:

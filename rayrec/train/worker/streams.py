@@ -62,10 +62,7 @@ class Streams:
 
     def _open_one(self, manifest: Manifest | SharedManifest, use: Use, cursor: Cursor) -> BatchStream:
         config, session = self._job.config, self._session
-        shuffle, periods = config.data.shuffle if use == "train" else None, self._job.periods
-        only = None
-        if periods is not None:
-            only = periods.train(cursor.epoch) if use == "train" else periods.eval(cursor.epoch)
+        shuffle = config.data.shuffle if use == "train" else None
         return BatchStream(
             manifest,
             config.data_schema.for_training if use == "train" else config.data_schema,
@@ -80,7 +77,6 @@ class Streams:
             in_steps_of=config.trainer.batch_size if shuffle == "none" else None,
             options=config.data.read,
             negative_rate=config.data.negative_rate if use == "train" else 1.0,
-            only=only,
         )
 
     def _open_mix(self, mix: Mix, cursor: Cursor) -> MixedStream:
