@@ -18,8 +18,12 @@ def export(
     tables: Annotated[str, typer.Option(help=FORMATS)] = "fp32",
     dense: Annotated[str, typer.Option(help="Number format of the dense layers: fp32 or bf16.")] = "fp32",
     target: Annotated[
-        str, typer.Option(help="eager, or aoti: also compiled for this machine's processor (half a minute, g++).")
+        str, typer.Option(help="eager, or aoti: also compiled for processors with --march (half a minute, g++).")
     ] = "eager",
+    march: Annotated[
+        str | None,
+        typer.Option(help="With aoti: x86-64-v3 (default on x86), or native for this processor's own instructions."),
+    ] = None,
     budget: Annotated[
         float | None, typer.Option(help="With AUTO: the tables' bytes as a share of fp32, e.g. 0.2.")
     ] = None,
@@ -34,7 +38,7 @@ def export(
     from rayrec.inference import Wanted
     from rayrec.train.export_run import export_run
 
-    wanted = Wanted(tables=tables, dense=dense, target=target, budget=budget, force=force)
+    wanted = Wanted(tables=tables, dense=dense, target=target, march=march, budget=budget, force=force)
     made = export_run(source, out, wanted, data, allow_code=allow_code, checkpoint=checkpoint)
     typer.echo(f"read the checkpoint of step {made.index.origin['step']}: {made.index.origin['checkpoint']}")
     parity = made.parity

@@ -16,7 +16,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from rayrec.checkpoint.weights import CheckpointWeights
-from rayrec.inference import artifact, compiled, graph
+from rayrec.inference import artifact, compiled, graph, processor
 from rayrec.inference.artifact import ExportError, Index
 from rayrec.inference.auto import choose_formats
 from rayrec.inference.graph import Inputs
@@ -80,6 +80,8 @@ class Wanted:
             width, which int4 cannot hold, becomes int8.
         dense: number format of the dense layers.
         target: "eager" runs torch operators, "aoti" is compiled as well.
+        march: with "aoti", the instruction set to compile for: a level such as "x86-64-v3", or "native", this
+            processor's own. None: the level, where there is one.
         budget: with AUTO, the tables' bytes as a share of fp32; None: as few as the limits of int8 allow.
         force: keep an export that is outside its limits.
     """
@@ -87,6 +89,7 @@ class Wanted:
     tables: str = "fp32"
     dense: str = "fp32"
     target: str = "eager"
+    march: str | None = None
     budget: float | None = None
     force: bool = False
 
@@ -96,6 +99,8 @@ class Wanted:
         for name, value, allowed in (("dense", self.dense, DENSE), ("target", self.target, TARGETS)):
             if value not in allowed:
                 raise ExportError(f"--{name} {value}: choose one of {', '.join(allowed)}")
+        if self.march is not None and self.target != "aoti":
+            raise ExportError(f"--march {self.march}: only a compiled graph has an instruction set; add --target aoti")
         if self.budget is not None and (self.tables != AUTO or not 0 < self.budget <= 1):
             raise ExportError(f"--budget {self.budget}: it is a share of the fp32 bytes in (0, 1], for --tables AUTO")
 
@@ -123,8 +128,9 @@ def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> E
     wanted, out = wanted or Wanted(), Path(out)
     if out.exists():
         raise ExportError(f"{out} exists already: choose another folder, or remove it")
-    if wanted.target == "aoti":
-        compiled.check_compiler()  # before the tables are read
+    if wanted.target == "aoti":  # before the tables are read
+        compiled.check_compiler()
+        wanted = replace(wanted, march=processor.choose_march(wanted.march))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with scratch_beside(out) as scratch:
@@ -170,8 +176,9 @@ class _Exporting:
         places = write_chosen(folder / artifact.TABLES, candidates, self.tables, formats)
         inputs, program = self._graph({place.table: place for place in places}, folder / artifact.TABLES)
         compiled.save_graph(program, folder / artifact.GRAPH)
-        if self.wanted.target == "aoti":
-            compiled.compile_graph(program, folder / artifact.AOTI)
+        march = self.wanted.march
+        if march is not None:
+            compiled.compile_graph(program, folder / artifact.AOTI, march)
         _write_mapping(self.trained.mapping, folder)
         index = Index(
             inputs=inputs,
@@ -185,6 +192,8 @@ class _Exporting:
             versions=artifact.versions_here(),
             origin=dict(self.trained.origin),
             files={},
+            march=march,
+            instructions=[] if march is None else processor.instructions_of(march),
         )
         artifact.write_json(folder / artifact.INDEX, index.to_dict())
         parity = self._parity(folder, reference, formats)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -25,7 +26,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.inference import Model, Wanted
+from rayrec.inference import Model, Wanted, processor
 from rayrec.inference.wire import to_bytes
 from rayrec.models import Batch
 from rayrec.train.export_run import export_run
@@ -64,6 +65,7 @@ def test_the_server_scores_as_the_trainer_does_and_swaps_versions(tmp_path: Path
     run = train_all_built_in(tmp_path / "run")
     exported = export_run(run, tmp_path / "export", Wanted(target="aoti"), factory=AllBuiltIn).folder
     _check_python(run, exported)
+    _check_instructions(exported)
     build = tmp_path / "build"
     subprocess.run(["cmake", "-S", SOURCES, "-B", build, f"-DPYTHON={sys.executable}"], check=True, timeout=200)
     subprocess.run(["cmake", "--build", build], check=True, timeout=300)
@@ -111,6 +113,15 @@ def _check_python(run: Path, exported: Path) -> None:
         atol = 1e-6 * max(1.0, float(logits.abs().max()))  # an export's own limit
         torch.testing.assert_close(compiled.score(batch), logits, rtol=0, atol=atol)
         torch.testing.assert_close(eager.score(batch), logits, rtol=0, atol=0)
+
+
+def _check_instructions(exported: Path) -> None:
+    """Compiled for a level: no register of 512 bits, even where this processor has some."""
+    assert Model(exported).index.march == processor.choose_march(None)
+    if platform.machine() == "x86_64":
+        for library in (exported / "aoti").rglob("*.so"):
+            code = subprocess.run(["objdump", "-d", library], check=True, capture_output=True, text=True).stdout
+            assert "%ymm" in code and "%zmm" not in code
 
 
 def _copy(exported: Path, folder: Path) -> None:
