@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from rayrec.checkpoint.weights import CheckpointWeights
+from rayrec.data.storage.locations import open_filesystem, plain_path
 from rayrec.inference import artifact, compiled, graph, processor
 from rayrec.inference.artifact import ExportError, Index
 from rayrec.inference.auto import choose_formats
@@ -33,6 +33,7 @@ from rayrec.quant.layout import TableConfig
 AUTO = "AUTO"
 TARGETS = ("eager", "aoti")
 DENSE = ("fp32", "bf16")
+_CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +137,7 @@ def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> E
         with scratch_beside(out) as scratch:
             folder = scratch / "export"
             folder.mkdir()
+            _write_mapping(trained.mapping, folder)  # a vocabulary that cannot be read is found before tables are read
             made = _Exporting(trained, wanted, scratch).run(folder)
             folder.rename(out)
     except OSError as error:
@@ -179,7 +181,6 @@ class _Exporting:
         march = self.wanted.march
         if march is not None:
             compiled.compile_graph(program, folder / artifact.AOTI, march)
-        _write_mapping(self.trained.mapping, folder)
         index = Index(
             inputs=inputs,
             rows_of=dict(self.trained.rows_of),
@@ -335,10 +336,28 @@ def _write_mapping(mapping: Mapping[str, Any], folder: Path) -> None:
     for feature in raw["schema"].get("sparse", []):
         given = feature.get("mapping") or {}
         if given.get("kind") == "vocabulary":
-            source = Path(given["path"])
             number = len(list((folder / artifact.VOCABULARIES).glob("*")))
-            copy = folder / artifact.VOCABULARIES / f"{number}{source.suffix}"
+            copy = folder / artifact.VOCABULARIES / f"{number}{Path(plain_path(given['path'])).suffix}"
             copy.parent.mkdir(exist_ok=True)
-            shutil.copyfile(source, copy)
+            with open(copy, "wb") as file:
+                file.writelines(_bytes_of(given["path"]))
             given["path"] = copy.relative_to(folder).as_posix()
     artifact.write_json(folder / artifact.MAPPING, raw)
+
+
+def _bytes_of(vocabulary: str) -> Iterator[bytes]:
+    """A file's bytes, wherever it lies.
+
+    Raises:
+        ExportError: it cannot be read.
+    """
+    filesystem, inner = open_filesystem(vocabulary)
+    try:
+        with filesystem.open_input_stream(inner, compression=None) as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        raise ExportError(
+            f"the vocabulary {vocabulary} cannot be read: {str(error).splitlines()[0]}; put it back where the run's "
+            "config names it: an export holds a copy"
+        ) from error
