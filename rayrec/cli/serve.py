@@ -24,10 +24,14 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option(help="File with the token that requests must carry (Authorization: Bearer …).")
     ] = None,
+    name: Annotated[
+        str, typer.Option(help="Of the Serve application; services on one cluster need different ones.")
+    ] = ("rayrec"),
+    route: Annotated[str, typer.Option(help="Prefix of all paths, e.g. /ctr.")] = "/",
     watch: Annotated[float, typer.Option(min=0, help="Seconds between two looks for newer versions; 0: never.")] = 5.0,
 ) -> None:
     """Serve exported models: POST /score, GET /schema, /healthz, /metrics. Needs rayrec[serve]."""
-    from rayrec.serve.on_ray import LOOPBACK, Settings, read_token, start, stop
+    from rayrec.serve.on_ray import LOOPBACK, Settings, read_token, serving
     from rayrec.serve.service import ModelSpec
 
     if host not in LOOPBACK and token_file is None:
@@ -41,12 +45,14 @@ def serve(
         direct=direct,
         token=read_token(token_file),
         watch_s=watch,
+        name=name,
+        route=route,
     )
-    address = start(settings)
-    typer.echo(f"serving {', '.join(sorted({spec.name for spec in settings.models}))} at {address} (Ctrl-C ends it)")
     stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
-    while not stopped.wait(1.0):
-        pass
-    stop(settings)
+    with serving(settings) as address:
+        names = ", ".join(sorted({spec.name for spec in settings.models}))
+        typer.echo(f"serving {names} at {address} (Ctrl-C ends it)")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopped.set())
+        while not stopped.wait(1.0):
+            pass

@@ -46,7 +46,7 @@ class App:
             return
         if scope["type"] != "http":
             return
-        path = scope["path"].rstrip("/")
+        path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/")
         try:
             status, kind, body = await self._answer(scope, path, receive)
         except BadRequest as error:

@@ -138,3 +138,74 @@ def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(t
         service.send_signal(signal.SIGINT if front == "direct" else signal.SIGTERM)
         assert service.wait(120) == 0
     assert until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 60), "processes are left"
+
+
+class OnSharedRay:
+    """`rayrec serve` on a Ray that runs already."""
+
+    def __init__(self, told: Path, address: str, *arguments: str) -> None:
+        self._told = told
+        command = [sys.executable, "-m", "rayrec.cli", "serve", "--watch", "0", *arguments]
+        with open(told, "w") as file:
+            self.process = subprocess.Popen(
+                command, env={**os.environ, "RAY_ADDRESS": address}, stdout=file, stderr=subprocess.STDOUT
+            )
+
+    def answers(self) -> bool:
+        return bool(until(lambda: "serving " in self._told.read_text() or self.process.poll() is not None, 120))
+
+    def text(self) -> str:
+        return self._told.read_text()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_services_on_one_ray_leave_each_other_alone(model: Path, tmp_path: Path) -> None:
+    """One that ends takes only itself away; one whose name or route is taken takes nothing."""
+    with contextlib.ExitStack() as free:
+        ports = []
+        for _ in range(2):
+            held = free.enter_context(socket.socket())
+            held.bind(("127.0.0.1", 0))
+            ports.append(int(held.getsockname()[1]))
+    gcs, http_port = ports
+    head = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={gcs}", "--num-cpus=4"]
+    head += ["--include-dashboard=false", "--disable-usage-stats"]
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    address, port = f"127.0.0.1:{gcs}", str(http_port)
+    with open(tmp_path / "head", "w") as file:
+        ray_head = subprocess.Popen(head, env=environment, stdout=file, stderr=subprocess.STDOUT)
+    services = []
+
+    def serve(name: str, route: str) -> OnSharedRay:
+        told = tmp_path / f"{name}{len(services)}"
+        one = OnSharedRay(told, address, f"ctr={model}", "--port", port, "--name", name, "--route", route)
+        services.append(one)
+        assert one.answers(), one.text()
+        return one
+
+    try:
+        assert until(lambda: "Ray runtime started" in (tmp_path / "head").read_text(), 60)
+        serve("one", "/one")
+        other = serve("other", "/other")
+        for path in ("/one", "/other"):
+            assert ask(http_port, f"{path}/healthz")["status"] == "ok"
+            assert (
+                len(ask(http_port, f"{path}/score/ctr", {"rows": [{**GOOD, "city": "city 1"}]})["scores"]["label"]) == 1
+            )
+        assert "--name one: this Ray serves an application of that name already" in serve("one", "/third").text()
+        assert "Prefix /one is being used" in serve("third", "/one").text()
+        assert ask(http_port, "/one/healthz")["status"] == "ok"
+        other.process.send_signal(signal.SIGINT)
+        assert other.process.wait(60) == 0
+        assert ask(http_port, "/one/healthz")["status"] == "ok"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            ask(http_port, "/other/healthz")
+    finally:
+        for one in services:
+            one.process.terminate()
+            one.process.wait(60)
+        started = processes_under(ray_head.pid)
+        ray_head.terminate()
+        ray_head.wait(60)
+    assert until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 60), "processes are left"
