@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from rayrec.metrics import BinaryMetrics
@@ -14,6 +15,7 @@ from rayrec.models import Batch
 from rayrec.quant import TableFormat
 
 Score = Callable[[Batch], torch.Tensor]
+SAMPLE_ROWS = 100_000
 FIGURES = ("auc", "ne", "logloss", "calibration")
 
 
@@ -51,7 +53,8 @@ class Parity:
         recorded: what the trainer wrote down for this checkpoint and these rows; None where it did not.
         bytes: of the export's tables, and of them as fp32.
         ms_per_1000_rows: of both, in this process.
-        quantiles: of the exported probabilities, 0 % to 100 %; a service compares what it sees with them.
+        quantiles: of the exported probabilities, 0 % to 100 %, of rows drawn from all evaluation rows; a service
+            compares what it sees with them.
         problems: why the export is not within its limits; empty: it is.
     """
 
@@ -87,6 +90,34 @@ class _Side:
         return logits
 
 
+class _Sample:
+    """Rows drawn from all that are added, each with the same chance: those of the least random numbers. The numbers
+    depend on a row's place alone, so that equal rows give an equal sample.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._random = most, np.random.default_rng(0)
+        self._keys, self._rows = torch.empty(0, dtype=torch.float64), torch.empty(0)
+
+    def add(self, rows: torch.Tensor) -> None:
+        keys = torch.from_numpy(self._random.random(len(rows)))
+        self._keys = torch.cat([self._keys, keys])
+        self._rows = torch.cat([self._rows, rows]) if len(self._rows) else rows
+        if len(self._keys) > 2 * self._most:
+            self._cut()
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """At most so many `[n, T]`."""
+        self._cut()
+        return self._rows
+
+    def _cut(self) -> None:
+        if len(self._keys) > self._most:
+            self._keys, places = self._keys.topk(self._most, largest=False)
+            self._rows = self._rows[places]
+
+
 def compare(
     trained: Score,
     exported: Score,
@@ -103,7 +134,7 @@ def compare(
     """
     one, other = _Side(trained, labels), _Side(exported, labels)
     rows, total, greatest, greatest_p, largest = 0, 0.0, 0.0, 0.0, 1.0
-    kept: list[torch.Tensor] = []
+    sample = _Sample(SAMPLE_ROWS)
     for batch in batches:
         if not batch.rows:
             continue
@@ -113,12 +144,12 @@ def compare(
         greatest = max(greatest, _number(difference.max()))
         greatest_p = max(greatest_p, _number((a.sigmoid() - b.sigmoid()).abs().max()))
         largest = max(largest, _number(a.abs().max()))
-        kept.append(b.sigmoid().view(batch.rows, -1)[:: max(1, batch.rows // 256)])
+        sample.add(b.sigmoid().view(batch.rows, -1))
     if not rows:
         raise ValueError("there are no rows to compare scores on; give evaluation rows")
     names = ("label",) if labels is None else labels
     steps = torch.linspace(0, 1, 11, dtype=torch.float64)
-    quantiles = torch.quantile(torch.cat(kept)[:100_000], steps, dim=0).t().tolist()
+    quantiles = torch.quantile(sample.rows, steps, dim=0).t().tolist()
     figures = one.metrics.compute(), other.metrics.compute()
     return Parity(
         rows=rows,
