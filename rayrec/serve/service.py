@@ -7,7 +7,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,17 +122,21 @@ class Service:
         return ScoreRequest(name, loaded, loaded.reader.read(body, content_type), begin)
 
     def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | BadRequest]:
-        """Of requests for one version, of one form: scored as one batch, or, if one of them is wrong, each alone."""
+        """Of requests for one version, of one form: scored as one batch, without those that are wrong."""
+        if not requests:
+            return []
         try:
             return list(self._answers(requests))
         except BadRequest as error:
             if len(requests) == 1:
                 return [error]
-        return [answer for one in requests for answer in self.answers([one])]
+            wrong = _wrong_alone(requests, error.queries) or _wrong_alone(requests, range(len(requests)))
+        if not wrong:  # together they have too many ids, or what is wrong is found in scoring
+            return [answer for one in requests for answer in self.answers([one])]
+        others = iter(self.answers([one for place, one in enumerate(requests) if place not in wrong]))
+        return [wrong[place] if place in wrong else next(others) for place in range(len(requests))]
 
     def _answers(self, requests: Sequence[ScoreRequest]) -> list[Answer]:
-        if not requests:
-            return []
         begin, name, loaded = time.perf_counter(), requests[0].name, requests[0].loaded
         batch, context = loaded.reader.batch([one.query for one in requests])
         try:
@@ -230,3 +234,14 @@ class Service:
     def _watch(self, seconds: float) -> None:
         while not self._closing.wait(seconds):
             self.refresh()
+
+
+def _wrong_alone(requests: Sequence[ScoreRequest], places: Iterable[int]) -> dict[int, BadRequest]:
+    """Which of the requests at some places cannot be mapped, and why; nothing is scored."""
+    found = {}
+    for place in sorted(places):
+        try:
+            requests[place].loaded.reader.batch([requests[place].query])
+        except BadRequest as error:
+            found[place] = error
+    return found
