@@ -28,7 +28,7 @@ def export(
         float | None, typer.Option(help="With AUTO: the tables' bytes as a share of fp32, e.g. 0.2.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="Rows to compare scores on; default: the run's data.eval.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Keep an export whose scores are outside its limits.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Keep an export that is outside its limits, or slow.")] = False,
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
     ] = False,
@@ -50,5 +50,7 @@ def export(
         f"parity on {parity.rows:,} rows: logits differ by at most {parity.logit_max:.2g}, "
         f"AUC {parity.trained['auc'] or 0:.6f} as trained, {parity.exported['auc'] or 0:.6f} exported"
     )
+    if parity.slow is not None:
+        typer.echo(parity.slow)
     for problem in parity.problems:
         typer.echo(f"outside its limits: {problem}")

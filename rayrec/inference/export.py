@@ -26,13 +26,11 @@ from rayrec.inference.parity import Limits, Parity, Score, compare
 from rayrec.inference.parity_page import parity_page
 from rayrec.inference.scratch import scratch_beside
 from rayrec.inference.tables import Candidates, write_candidates, write_chosen
+from rayrec.inference.wanted import AUTO, Wanted
 from rayrec.models import Batch
 from rayrec.quant import TableFormat, TablePlace
 from rayrec.quant.layout import TableConfig
 
-AUTO = "AUTO"
-TARGETS = ("eager", "aoti")
-DENSE = ("fp32", "bf16")
 _CHUNK_BYTES = 16 << 20
 
 
@@ -72,47 +70,6 @@ class Export:
     parity: Parity
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """How to export.
-
-    Args:
-        tables: format of all tables, or AUTO: each table's is chosen by measured loss of quality. A table of an odd
-            width, which int4 cannot hold, becomes int8.
-        dense: number format of the dense layers.
-        target: "eager" runs torch operators, "aoti" is compiled as well.
-        march: with "aoti", the instruction set to compile for: a level such as "x86-64-v3", or "native", this
-            processor's own. None: the level, where there is one.
-        budget: with AUTO, the tables' bytes as a share of fp32; None: as few as the limits of int8 allow.
-        force: keep an export that is outside its limits.
-    """
-
-    tables: str = "fp32"
-    dense: str = "fp32"
-    target: str = "eager"
-    march: str | None = None
-    budget: float | None = None
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        if self.tables != AUTO:
-            TableFormat.of(self.tables)
-        for name, value, allowed in (("dense", self.dense, DENSE), ("target", self.target, TARGETS)):
-            if value not in allowed:
-                raise ExportError(f"--{name} {value}: choose one of {', '.join(allowed)}")
-        if self.march is not None and self.target != "aoti":
-            raise ExportError(f"--march {self.march}: only a compiled graph has an instruction set; add --target aoti")
-        if self.budget is not None and (self.tables != AUTO or not 0 < self.budget <= 1):
-            raise ExportError(f"--budget {self.budget}: it is a share of the fp32 bytes in (0, 1], for --tables AUTO")
-
-    def formats_of(self, dim: int) -> list[TableFormat]:
-        """Those to make of a table of this width."""
-        if self.tables == AUTO:
-            return [format for format in TableFormat if format.holds(dim)]
-        wanted = TableFormat.of(self.tables)
-        return [wanted if wanted.holds(dim) else TableFormat.INT8]
-
-
 def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> Export:
     """Writes the folder; it is there whole or not at all.
 
@@ -123,15 +80,13 @@ def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> E
 
     Raises:
         ExportError: the folder exists or cannot be written, the model cannot be traced or compiled, or, without
-            `force`, its scores are outside their limits.
+            `force`, its scores are outside their limits, or it is slow in a number format that is there for speed.
         ValueError: the checkpoint lacks a table or a parameter, or a number does not fit its format.
     """
     wanted, out = wanted or Wanted(), Path(out)
     if out.exists():
         raise ExportError(f"{out} exists already: choose another folder, or remove it")
-    if wanted.target == "aoti":  # before the tables are read
-        compiled.check_compiler()
-        wanted = replace(wanted, march=processor.choose_march(wanted.march))
+    wanted = wanted.check_machine()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with scratch_beside(out) as scratch:
@@ -317,6 +272,8 @@ class _Exporting:
                 + "; ".join(parity.problems)
                 + ". Take a wider --tables format, or keep it all the same with --force"
             )
+        if parity.slow is not None and not self.wanted.force:
+            raise ExportError(f"{parity.slow}. Take --dense fp32, or keep it all the same with --force")
         return parity
 
 

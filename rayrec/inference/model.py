@@ -48,7 +48,9 @@ class Model:
             )
         if self.target == "aoti" and unfit is not None:
             raise ExportError(f"{self.folder}: {unfit}; take target='eager', or export for this machine")
-        self.warnings = () if target or unfit is None else (f"{unfit}: the uncompiled graph runs, which is slower",)
+        formats = {self.index.dense, *(place.format.value for place in self.index.places)}
+        uncompiled = None if target or unfit is None else f"{unfit}: the uncompiled graph runs, which is slower"
+        self.warnings = [warning for warning in (uncompiled, processor.why_slow(formats)) if warning is not None]
         for warning in self.warnings:
             _logger.warning("%s: %s", self.folder, warning)
         self.tables = artifact.map_tables(self.folder / artifact.TABLES)

@@ -170,8 +170,8 @@ class Service:
         return sum(versions.refresh() for _, versions in self._all())
 
     def health(self) -> dict[str, Any]:
-        """This process, its cores, every model's version, folder and share, and versions that were refused, with the
-        reason."""
+        """This process, its cores, every model's version, folder and share, why it is slower here than it could be, and
+        versions that were refused, with the reason."""
         return {
             "status": "ok",
             "pid": os.getpid(),
@@ -182,6 +182,7 @@ class Service:
                     "version": versions.active.version,
                     "folder": str(versions.active.folder),
                     "share": share,
+                    "warnings": versions.active.model.warnings,
                     "refused": dict(versions.refused),
                 }
                 for name, of in self._models.items()

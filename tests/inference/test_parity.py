@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from rayrec.inference import parity
 from rayrec.inference.parity import Limits, compare
 from rayrec.models import Batch
+from rayrec.quant import TableFormat
 from rayrec.sparse import KeyedJaggedTensor
 
 NO_IDS = torch.empty(0, dtype=torch.int64)
@@ -51,3 +53,16 @@ def test_quantiles_of_few_rows_are_exact() -> None:
     logits = torch.randn(500, generator=torch.Generator().manual_seed(0))
     expected = np.quantile(torch.sigmoid(logits.double()).numpy(), np.linspace(0, 1, 11))
     np.testing.assert_allclose(quantiles(logits, 100), expected, atol=1e-12)
+
+
+def test_layers_that_are_narrow_for_speed_must_be_faster() -> None:
+    def slowly(batch: Batch) -> torch.Tensor:
+        time.sleep(0.003)
+        return score(batch)
+
+    limits = Limits.of([TableFormat.INT8], "bf16")
+    found = compare(score, slowly, batches(torch.zeros(40), 8), None, limits, {})
+    assert found.slow is not None and found.slow.startswith("slower than as trained") and not found.problems
+    assert compare(slowly, score, batches(torch.zeros(40), 8), None, limits, {}).slow is None
+    narrow_tables = Limits.of([TableFormat.INT8], "fp32")  # for memory
+    assert compare(score, slowly, batches(torch.zeros(40), 8), None, narrow_tables, {}).slow is None

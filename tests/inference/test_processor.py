@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.inference import ExportError, Model, Wanted, artifact, processor
+from rayrec.train.export_run import export_run
 
 SKYLAKE = "cx16 lahf_lm popcnt pni ssse3 sse4_1 sse4_2 avx avx2 bmi1 bmi2 f16c fma abm movbe xsave avx512f avx512_vnni"
 
@@ -28,7 +29,7 @@ def compiled_copy(exported: Path, folder: Path, **index: object) -> Path:
     shutil.copytree(exported, folder)
     path = folder / artifact.INDEX
     raw = json.loads(path.read_text())
-    path.write_text(json.dumps({**raw, "targets": ["eager", "aoti"], **index}))
+    path.write_text(json.dumps(raw | {"targets": ["eager", "aoti"]} | index))
     return folder
 
 
@@ -63,3 +64,27 @@ def test_an_instruction_set_that_cannot_be_compiled_for_is_named(cpu: Path) -> N
         processor.choose_march("skylake")
     with pytest.raises(ExportError, match=r"--march native: .* add --target aoti"):
         Wanted(march="native")
+
+
+def test_a_format_without_instructions_is_refused_before_a_table_is_read(
+    run: Path, exported: Path, cpu: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    for data in (copy / "checkpoints").rglob("*.safetensors"):
+        data.unlink()
+    text = r"no instructions for bf16 \(it lacks avx512_bf16 or amx_bf16 or bf16\).* with --force"
+    with pytest.raises(ExportError, match=text):
+        export_run(copy, tmp_path / "model", Wanted(dense="bf16"))
+    Wanted(dense="bf16", force=True).check_machine()
+    Wanted(tables="int8").check_machine()
+    cpu.write_text("flags : fpu sse4_2 avx avx512_bf16\n")
+    Wanted(dense="bf16").check_machine()
+    with pytest.raises(ExportError, match="no instructions for int8"):
+        Wanted(tables="int8").check_machine()
+
+
+def test_a_model_that_is_slow_here_says_so(exported: Path, cpu: Path, tmp_path: Path) -> None:
+    copy = compiled_copy(exported, tmp_path / "model", dense="bf16", targets=["eager"])
+    assert "no instructions for bf16" in Model(copy).warnings[0]
+    cpu.write_text("flags : fpu avx2 amx_bf16\n")
+    assert not Model(copy).warnings

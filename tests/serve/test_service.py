@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.inference import ExportError
+from rayrec.inference import ExportError, processor
 from rayrec.inference.artifact import checksum
 from rayrec.serve import ModelSpec, Service
 from rayrec.serve.http import App
@@ -322,6 +322,15 @@ def test_a_bad_version_is_refused_by_name_and_the_old_one_answers(model: Path, t
         assert service.refresh() == 0
         (bad / "tables.bin").write_bytes((root / "v1" / "tables.bin").read_bytes())
         assert service.refresh() == 1, "a version that was mended takes over"
+
+
+def test_health_says_that_a_model_is_slow_on_this_processor(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text("flags : avx avx2 avx512f\n")
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    service = Service([ModelSpec(name="ctr", path=another_version(model, tmp_path / "v1", dense="bf16"))])
+    assert "no instructions for bf16" in service.health()["models"][0]["warnings"][0]
 
 
 def test_requests_are_shared_between_versions(model: Path, tmp_path: Path) -> None:
