@@ -18,6 +18,9 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     replicas: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     cpus: Annotated[int, typer.Option(min=1, help="Cores of a replica.")] = 1,
+    queue: Annotated[
+        int, typer.Option(min=1, help="Requests that may wait in a replica; more are answered with 503.")
+    ] = 128,
     direct: Annotated[
         bool, typer.Option("--direct", help="Replicas answer themselves, each at a port of its own, without HAProxy.")
     ] = False,
@@ -31,6 +34,7 @@ def serve(
     watch: Annotated[float, typer.Option(min=0, help="Seconds between two looks for newer versions; 0: never.")] = 5.0,
 ) -> None:
     """Serve exported models: POST /score, GET /schema, /healthz, /metrics. Needs rayrec[serve]."""
+    from rayrec.serve.limits import Limits
     from rayrec.serve.on_ray import LOOPBACK, Settings, read_token, serving
     from rayrec.serve.service import ModelSpec
 
@@ -47,6 +51,7 @@ def serve(
         watch_s=watch,
         name=name,
         route=route,
+        limits=Limits(queue=queue),
     )
     stopped = threading.Event()
     with serving(settings) as address:

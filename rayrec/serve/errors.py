@@ -11,7 +11,7 @@ class BadRequest(Exception):
     """A request that is refused.
 
     Args:
-        status: 4xx.
+        status: 4xx; 503 where the service has too much to do, 504 where a deadline passed.
         text: what is wrong, and the fix.
         errors: the rows at fault: feature, row, column, value, problem, fix.
         queries: places of the queries at fault, of several that were mapped together, as far as known.

@@ -135,7 +135,8 @@ def serving(settings: Settings) -> Iterator[str]:
         replica = serve.deployment(
             name="scorer",
             num_replicas=settings.replicas,
-            max_ongoing_requests=256,
+            max_ongoing_requests=4 * settings.limits.queue,  # most of them are refused; bodies on their way have room
+            max_queued_requests=settings.limits.queue,
             ray_actor_options={"num_cpus": settings.cpus},
             health_check_period_s=2,
             health_check_timeout_s=10,
@@ -210,7 +211,7 @@ def _application(settings: Settings) -> Any:
 
 
 def application(settings: Settings) -> App:
-    """The ASGI application of one replica: its event loop scores, on all of the replica's cores."""
+    """The ASGI application of one replica, which scores on all of the replica's cores."""
     torch.set_num_threads(settings.cpus)
     service = Service(list(settings.models), limits=settings.limits, watch_s=settings.watch_s)
     return App(service, token=settings.token)

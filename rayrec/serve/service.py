@@ -200,7 +200,12 @@ class Service:
             "labels": list(loaded.model.labels),
             "dense": [feature.model_dump(mode="json") for feature in schema.dense],
             "sparse": [feature.model_dump(mode="json", exclude={"mapping": {"path"}}) for feature in schema.sparse],
-            "limits": {"rows": self.limits.rows, "body_bytes": self.limits.body_bytes, "ids": self.limits.ids},
+            "limits": {
+                "rows": self.limits.rows,
+                "body_bytes": self.limits.body_bytes,
+                "ids": self.limits.ids,
+                "queue": self.limits.queue,
+            },
         }
 
     def metrics(self) -> bytes:

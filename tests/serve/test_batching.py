@@ -137,15 +137,17 @@ def test_bad_requests_cost_the_others_no_batch_of_their_own(
 
 
 def test_a_request_that_is_alone_waits_for_nobody(service: Service) -> None:
-    """Between its coming and its answer the event loop goes round a few times, and never sleeps."""
+    """Between its coming and its scoring the event loop goes round a few times, and never sleeps."""
 
     async def ask() -> int:
-        loop, times = asyncio.get_running_loop(), 0
-        answer = asyncio.ensure_future(Batcher(service).score(request_of(service, 1)))
-        while not answer.done():
+        loop, times, batcher = asyncio.get_running_loop(), 0, Batcher(service)
+        answer = asyncio.ensure_future(batcher.score(request_of(service, 1)))
+        await asyncio.sleep(0)
+        while batcher._waiting:
             times += 1
             assert not [handle for handle in loop._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
             await asyncio.sleep(0)
+        await asyncio.wait_for(answer, 30)
         return times
 
     assert asyncio.run(ask()) < 20
