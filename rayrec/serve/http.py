@@ -7,7 +7,7 @@
 | `GET /healthz` | versions that answer, versions that were refused; needs no token |
 | `GET /metrics` | Prometheus |
 
-Scoring is a thread's work (`batching.py`): the event loop answers the others at any load.
+What takes long is a thread's work (`batching.py`): the event loop answers all but `/score` at any load.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from rayrec.serve.batching import _LARGE_BYTES
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.http import App
 from rayrec.serve.limits import Limits
+from rayrec.serve.requests import JSON
 from rayrec.serve.service import Answer, ScoreRequest
 from tests.serve.server import GOOD, Server
 
@@ -22,11 +24,12 @@ BODY = {"rows": [GOOD]}
 
 
 class Slow(Service):
-    """Scores when it is let."""
+    """Scores when it is let, and is known to take long."""
 
     def __init__(self, model: Path) -> None:
         super().__init__([ModelSpec(name="ctr", path=model)], limits=Limits(queue=2))
         self.begun, self.may_score = threading.Event(), threading.Event()
+        self.read(json.dumps(BODY).encode(), JSON).loaded.pace.observe(1, 1000.0)
 
     def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | BadRequest]:
         self.begun.set()
