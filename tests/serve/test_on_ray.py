@@ -140,72 +140,52 @@ def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(t
     assert until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 60), "processes are left"
 
 
-class OnSharedRay:
-    """`rayrec serve` on a Ray that runs already."""
+SHARED = """
+import os, sys, urllib.error, urllib.request
+from dataclasses import replace
+from pathlib import Path
+import ray
+from rayrec.serve.on_ray import Settings, prepare_environment, serving
+from rayrec.serve.service import ModelSpec
 
-    def __init__(self, told: Path, address: str, *arguments: str) -> None:
-        self._told = told
-        command = [sys.executable, "-m", "rayrec.cli", "serve", "--watch", "0", *arguments]
-        with open(told, "w") as file:
-            self.process = subprocess.Popen(
-                command, env={**os.environ, "RAY_ADDRESS": address}, stdout=file, stderr=subprocess.STDOUT
-            )
+one = Settings(models=(ModelSpec(name="ctr", path=Path(sys.argv[1])),), port=int(sys.argv[2]), name="one", route="/one")
+other = replace(one, name="other", route="/other")
+prepare_environment(one)
+ray.init(address="local", num_cpus=5, include_dashboard=False, log_to_driver=False)
+os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
 
-    def answers(self) -> bool:
-        return bool(until(lambda: "serving " in self._told.read_text() or self.process.poll() is not None, 120))
+def status(address):
+    try:
+        return urllib.request.urlopen(f"{address}/schema/ctr", timeout=30).status
+    except urllib.error.HTTPError as error:
+        return error.code
 
-    def text(self) -> str:
-        return self._told.read_text()
+with serving(one) as first:
+    with serving(other) as second:
+        print(first, status(first), second, status(second))
+        for taken in (replace(one, route="/third"), replace(one, name="third")):
+            try:
+                with serving(taken):
+                    print("replaced it")
+            except Exception as error:
+                print(error)
+        print("still", status(first), status(second))
+    print("ended", status(first), status(second))
+"""
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_services_on_one_ray_leave_each_other_alone(model: Path, tmp_path: Path) -> None:
+def test_services_on_one_ray_leave_each_other_alone(model: Path) -> None:
     """One that ends takes only itself away; one whose name or route is taken takes nothing."""
-    with contextlib.ExitStack() as free:
-        ports = []
-        for _ in range(2):
-            held = free.enter_context(socket.socket())
-            held.bind(("127.0.0.1", 0))
-            ports.append(int(held.getsockname()[1]))
-    gcs, http_port = ports
-    head = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={gcs}", "--num-cpus=4"]
-    head += ["--include-dashboard=false", "--disable-usage-stats"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    address, port = f"127.0.0.1:{gcs}", str(http_port)
-    with open(tmp_path / "head", "w") as file:
-        ray_head = subprocess.Popen(head, env=environment, stdout=file, stderr=subprocess.STDOUT)
-    services = []
-
-    def serve(name: str, route: str) -> OnSharedRay:
-        told = tmp_path / f"{name}{len(services)}"
-        one = OnSharedRay(told, address, f"ctr={model}", "--port", port, "--name", name, "--route", route)
-        services.append(one)
-        assert one.answers(), one.text()
-        return one
-
-    try:
-        assert until(lambda: "Ray runtime started" in (tmp_path / "head").read_text(), 60)
-        serve("one", "/one")
-        other = serve("other", "/other")
-        for path in ("/one", "/other"):
-            assert ask(http_port, f"{path}/healthz")["status"] == "ok"
-            assert (
-                len(ask(http_port, f"{path}/score/ctr", {"rows": [{**GOOD, "city": "city 1"}]})["scores"]["label"]) == 1
-            )
-        assert "--name one: this Ray serves an application of that name already" in serve("one", "/third").text()
-        assert "Prefix /one is being used" in serve("third", "/one").text()
-        assert ask(http_port, "/one/healthz")["status"] == "ok"
-        other.process.send_signal(signal.SIGINT)
-        assert other.process.wait(60) == 0
-        assert ask(http_port, "/one/healthz")["status"] == "ok"
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            ask(http_port, "/other/healthz")
-    finally:
-        for one in services:
-            one.process.terminate()
-            one.process.wait(60)
-        started = processes_under(ray_head.pid)
-        ray_head.terminate()
-        ray_head.wait(60)
-    assert until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 60), "processes are left"
+    words = [sys.executable, "-c", SHARED, str(model), port]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=500)
+    at = f"http://127.0.0.1:{port}"
+    assert f"{at}/one 200 {at}/other 200" in done.stdout, done.stdout + done.stderr
+    assert "--name one: this Ray serves an application of that name already" in done.stdout
+    assert "Prefix /one is being used by application" in done.stdout
+    assert "still 200 200\nended 200 404" in done.stdout and done.returncode == 0, done.stdout + done.stderr
