@@ -109,6 +109,20 @@ def test_a_deadline_is_kept_and_what_missed_it_is_not_scored(busy: tuple[Server,
     assert scored(slow) == before + 2, "the first one and the last one"
 
 
+def test_scores_never_come_after_the_deadline(model: Path) -> None:
+    """Not where the event loop itself scores, either."""
+
+    class Late(Service):
+        def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | BadRequest]:
+            time.sleep(0.5)
+            return super().answers(requests)
+
+    server = Server(App(Late([ModelSpec(name="ctr", path=model)])))
+    assert server.ask("POST", "/score", BODY, x_deadline_ms="400")[0] == 504
+    assert server.ask("POST", "/score", BODY, x_deadline_ms="30000")[0] == 200
+    server.close()
+
+
 def scored(service: Service) -> float:
     name = "rayrec_rows_total{"
     return sum(float(line.split()[-1]) for line in service.metrics().decode().splitlines() if line.startswith(name))
