@@ -12,7 +12,7 @@ from rayrec.inference.artifact import ExportError
 CPUINFO = Path("/proc/cpuinfo")
 NATIVE = "native"
 
-# Flags of /proc/cpuinfo. The levels are those of the x86-64 psABI; the newest processors of ten years have the third.
+# Flags of /proc/cpuinfo, by level of the x86-64 psABI. Servers have the third since 2013 (Intel) and 2017 (AMD).
 _SECOND = {"cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"}
 _LEVELS = {"x86-64-v3": _SECOND | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}}
 _VECTOR_BITS = {"x86-64-v3": 256}
