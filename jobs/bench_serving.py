@@ -33,7 +33,7 @@ from rayrec.inference.artifact import checksum
 from rayrec.inference.graph import Inputs
 from rayrec.models import DLRM
 from rayrec.modules import EmbeddingBagConfig
-from rayrec.serve.on_ray import Settings, start, stop
+from rayrec.serve.on_ray import Settings, serving
 from rayrec.serve.service import ModelSpec, Service
 
 ROWS, CONTEXT, CANDIDATES = 10_000, 13, 100
@@ -259,16 +259,15 @@ def main() -> None:
         try:
             figures |= of_uvicorn(servers, args)
             spec = ModelSpec(name="ctr", path=root)
-            start(Settings(models=(spec,), port=args.port, direct=True, watch_s=0.1))
-            figures |= beside_uvicorn(args.port, servers.plain, sound, args)
-            steady = Load(args.port, 2, sound).run(args.seconds)
-            load = Load(args.port, 2, sound)
-            swapped = load.run(0, lambda: swaps(root, SWAPS, args.port))
+            with serving(Settings(models=(spec,), port=args.port, direct=True, watch_s=0.1)):
+                figures |= beside_uvicorn(args.port, servers.plain, sound, args)
+                steady = Load(args.port, 2, sound).run(args.seconds)
+                load = Load(args.port, 2, sound)
+                swapped = load.run(0, lambda: swaps(root, SWAPS, args.port))
             figures |= {"swaps": SWAPS, "swap_failed": load.failed, "swap_mixed": load.mixed}
             figures |= {"swap_requests": len(load.times), "steady_p99_2": steady["p99"]}
             figures["swap_p99_ratio"] = swapped["p99"] / steady["p99"]
         finally:
-            stop()
             servers.close()
     print(json.dumps(figures) if args.json else "\n".join(f"{k:34} {v:,.4g}" for k, v in figures.items()))
 

@@ -22,6 +22,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from rayrec.train.config import TrainerConfig
 from tests import kuberay
 from tests.movielens.test_prepare import drawn_ratings, write_recbole
 
@@ -127,6 +128,19 @@ def test_who_has_no_token_is_refused_and_nobody_is_root(cluster: dict[str, Any])
         assert pod["securityContext"]["runAsNonRoot"] is True
     for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
         assert group["template"]["metadata"]["labels"] == {"app.kubernetes.io/part-of": "rayrec"}
+
+
+@pytest.mark.parametrize("cluster", cluster_specs())
+def test_pods_have_time_for_a_last_checkpoint(cluster: dict[str, Any]) -> None:
+    for pod in pods(cluster):
+        assert pod["terminationGracePeriodSeconds"] > 2 * TrainerConfig().grace_s
+
+
+def test_a_stopped_job_has_time_for_a_last_checkpoint() -> None:
+    (standing,) = documents(DEPLOY / "k8s" / "base" / "raycluster.yaml")
+    (head,) = standing["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    (wait,) = [each["value"] for each in head["env"] if each["name"] == "RAY_JOB_STOP_WAIT_TIME_S"]
+    assert float(wait) > TrainerConfig().grace_s
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)

@@ -9,11 +9,15 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <numeric>
+#include <set>
 #include <sstream>
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <torch/version.h>
 
 #include "json.h"
 
@@ -72,13 +76,21 @@ uint32_t crc32(const unsigned char* data, size_t size) {
   return ~crc;
 }
 
-Json read_index(const std::string& folder) {
-  std::ifstream file(folder + "/export.json");
-  if (!file) throw ExportError(folder + " holds no whole export: it has no export.json");
+Json read_json(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw ExportError(path + " cannot be opened: the folder holds no whole export");
   std::stringstream text;
   text << file.rdbuf();
   try {
-    Json index = Json::parse(text.str());
+    return Json::parse(text.str());
+  } catch (const std::runtime_error& error) {
+    throw ExportError(path + ": " + error.what() + "; export the run anew");
+  }
+}
+
+Json read_index(const std::string& folder) {
+  Json index = read_json(folder + "/export.json");
+  try {
     const double format = index["format"].number();
     if (format < kOldest || format > kNewest) throw std::runtime_error("another format than this build reads");
     return index;
@@ -87,7 +99,60 @@ Json read_index(const std::string& folder) {
   }
 }
 
+// The flags of this machine's processor.
+std::set<std::string> flags_here() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with("flags") && !line.starts_with("Features")) continue;
+    std::istringstream words(line.substr(line.find(':') + 1));
+    return {std::istream_iterator<std::string>(words), {}};
+  }
+  return {};
+}
+
+// That the compiled graph was made by this torch, for processors like this one: another one may end the process.
+void check_compiled(const std::string& folder, const Json& index) {
+  const std::string torch = index["versions"]["torch"].string();
+  if (torch.substr(0, torch.find('+')) != TORCH_VERSION)
+    throw ExportError(folder + " was compiled with torch " + torch + ", this server with " TORCH_VERSION
+                      ": export it with that torch, or build the server anew");
+  if (!index.members().contains("instructions")) return;  // an earlier export, which did not record them
+  const std::set<std::string> here = flags_here();
+  std::string lacks;
+  for (const Json& flag : index["instructions"].array())
+    if (!here.contains(flag.string())) lacks += " " + flag.string();
+  if (!lacks.empty())
+    throw ExportError(folder + " was compiled for " + index["march"].string() + " processors, this one lacks" + lacks +
+                      ": export it for this machine");
+}
+
 }  // namespace
+
+std::string version_of(const std::string& folder) {
+  const Json index = read_index(folder);
+  try {
+    return index["version"].string();
+  } catch (const std::runtime_error& error) {
+    throw ExportError(folder + "/export.json: " + error.what() + "; export the run anew");
+  }
+}
+
+std::shared_ptr<const Model> load_to_serve(const std::string& folder, size_t runners) {
+  auto model = std::make_shared<const Model>(folder, runners);
+  const Json parity = read_json(folder + "/parity.json");
+  if (!parity.members().contains("within_limits") || !parity["within_limits"].boolean())
+    throw ExportError(folder + ": its scores are outside their limits, or nobody compared them; export it anew");
+  const auto features = static_cast<size_t>(model->num_features());
+  const std::vector<float> dense(static_cast<size_t>(model->num_dense())), weights(features, 1.0f);
+  std::vector<int64_t> offsets(features + 1);
+  const std::vector<int64_t> ids(features);
+  std::iota(offsets.begin(), offsets.end(), 0);
+  Rows row{1, dense, offsets, ids, {}};
+  if (model->weighted()) row.weights = weights;
+  for (float logit : model->score(row))
+    if (!std::isfinite(logit)) throw ExportError(folder + ": a row of zeros scores no number; look at its training");
+  return model;
+}
 
 struct Model::State {
   std::string version;
@@ -158,6 +223,7 @@ Model::Model(const std::string& folder, size_t runners, bool checksums) : state_
     bool compiled = false;
     for (const Json& target : index["targets"].array()) compiled |= target.string() == "aoti";
     if (!compiled) throw ExportError(folder + " holds no compiled graph: export with --target aoti");
+    check_compiled(folder, index);
     for (const auto& [name, file] : index["files"].members()) {
       if (name.find("..") != std::string::npos || name.starts_with("/"))
         throw ExportError(folder + "/export.json names a file outside the folder");

@@ -32,8 +32,8 @@ struct Rows {
 
 class Model {
  public:
-  // Checks the size of every file and the checksum of all (`checksums`), maps the tables, loads the compiled graph.
-  // `runners`: calls that may run at the same time.
+  // Checks torch and processor, the size of every file and the checksum of all (`checksums`), maps the tables, loads
+  // the compiled graph. `runners`: calls that may run at the same time.
   explicit Model(const std::string& folder, size_t runners = 1, bool checksums = true);
   ~Model();
   Model(const Model&) = delete;
@@ -52,6 +52,12 @@ class Model {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// A model as a service takes it: its parity is within limits, and a row of zeros gives a number. Throws ExportError.
+std::shared_ptr<const Model> load_to_serve(const std::string& folder, size_t runners);
+
+// The version that a folder holds, without loading it.
+std::string version_of(const std::string& folder);
 
 // The version that answers now: `take` keeps it for one request, `put` lets another take over.
 class Current {

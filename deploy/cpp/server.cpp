@@ -5,15 +5,16 @@
 //                  Server-Timing (ms from the whole body to the whole answer)
 //   GET /healthz   the version
 //
-// PATH is an export or a folder of exports, of which the one named in `current`, else the last by name, is served. It is
-// looked at every so many milliseconds: a new version is loaded beside the old one, and takes over; one that fails does
-// not.
+// PATH is an export or a folder of exports, of which the one named in `current`, else the last by name (v10 is after
+// v9), is served. It is looked at every so many milliseconds: a new version is loaded beside the old one, its checksums
+// and parity are checked, it scores a row, then it takes over; one that fails is not read again before it changes.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cerrno>
 #include <cmath>
@@ -38,6 +39,28 @@ struct Refused : std::runtime_error {
   int status;
 };
 
+// Names in order, numbers in them by their value and before text: as the service in Python.
+bool before(const std::string& one, const std::string& other) {
+  auto digit = [](char letter) { return letter >= '0' && letter <= '9'; };
+  size_t i = 0, j = 0;
+  while (i < one.size() && j < other.size()) {
+    if (digit(one[i]) != digit(other[j])) return digit(one[i]);
+    if (!digit(one[i])) {
+      if (one[i] != other[j]) return static_cast<unsigned char>(one[i]) < static_cast<unsigned char>(other[j]);
+      ++i, ++j;
+      continue;
+    }
+    auto number = [&](const std::string& text, size_t& at) {
+      const size_t first = std::min(text.find_first_not_of('0', at), text.size());
+      for (at = first; at < text.size() && digit(text[at]);) ++at;
+      return text.substr(first, at - first);
+    };
+    const std::string a = number(one, i), b = number(other, j);
+    if (a != b) return a.size() != b.size() ? a.size() < b.size() : a < b;
+  }
+  return i == one.size() && j == other.size() ? one < other : i == one.size();
+}
+
 std::string newest(const fs::path& path) {
   if (fs::exists(path / "export.json")) return fs::canonical(path);
   std::ifstream current(path / "current");
@@ -49,7 +72,8 @@ std::string newest(const fs::path& path) {
   }
   fs::path last;
   for (const auto& entry : fs::directory_iterator(path))
-    if (fs::exists(entry.path() / "export.json") && entry.path() > last) last = entry.path();
+    if (fs::exists(entry.path() / "export.json") && (last.empty() || before(last.filename(), entry.path().filename())))
+      last = entry.path();
   if (last.empty()) throw rayrec::ExportError(path.string() + " holds no export");
   return fs::canonical(last);
 }
@@ -179,7 +203,6 @@ class Connection {
 
 struct Watched {
   fs::path path;
-  std::string served;
   size_t threads;
   std::chrono::milliseconds pause;
 };
@@ -194,22 +217,20 @@ std::string files_of(const fs::path& folder) {
 }
 
 void watch(Watched watched, rayrec::Current& current) {
-  std::string told, files, damaged;
+  std::string told, files, refused;
   for (;;) {
     std::this_thread::sleep_for(watched.pause);
     try {
       files.clear();
-      std::string folder = newest(watched.path);
-      if (folder == watched.served) continue;
+      const std::string folder = newest(watched.path);
+      if (rayrec::version_of(folder) == current.take()->version()) continue;
       files = files_of(folder);
-      if (files == damaged) continue;  // reading all of it again would find the same
-      auto model = std::make_shared<const rayrec::Model>(folder, watched.threads);
-      current.put(model);
-      watched.served = folder;
+      if (files == refused) continue;  // reading all of it again would find the same
+      current.put(rayrec::load_to_serve(folder, watched.threads));
       told.clear();
-      std::cerr << "serving " << model->version() << std::endl;
+      std::cerr << "serving " << current.take()->version() << std::endl;
     } catch (const std::exception& error) {  // the old version answers
-      damaged = dynamic_cast<const rayrec::ExportError*>(&error) ? files : "";
+      refused = files;
       if (told != error.what()) std::cerr << "refused: " << error.what() << std::endl;
       told = error.what();
     }
@@ -235,10 +256,8 @@ int main(int count, char** arguments) {
   }
   std::signal(SIGPIPE, SIG_IGN);
   rayrec::Current current;
-  std::string served;
   try {
-    served = newest(path);
-    current.put(std::make_shared<const rayrec::Model>(served, threads));
+    current.put(rayrec::load_to_serve(newest(path), threads));
   } catch (const std::exception& error) {
     std::cerr << error.what() << std::endl;
     return 1;
@@ -253,7 +272,7 @@ int main(int count, char** arguments) {
     std::cerr << "port " << port << " cannot be listened on: " << std::strerror(errno) << std::endl;
     return 1;
   }
-  Watched watched{path, served, threads, std::chrono::milliseconds(look_ms)};
+  Watched watched{path, threads, std::chrono::milliseconds(look_ms)};
   std::thread(watch, watched, std::ref(current)).detach();
   std::cerr << "serving " << current.take()->version() << " at http://127.0.0.1:" << port << std::endl;
   for (;;) {

@@ -21,13 +21,17 @@ def export(
     tables: Annotated[str, typer.Option(help=FORMATS)] = "fp32",
     dense: Annotated[str, typer.Option(help="Number format of the dense layers: fp32 or bf16.")] = "fp32",
     target: Annotated[
-        str, typer.Option(help="eager, or aoti: also compiled for this machine's processor (half a minute, g++).")
+        str, typer.Option(help="eager, or aoti: also compiled for processors with --march (half a minute, g++).")
     ] = "eager",
+    march: Annotated[
+        str | None,
+        typer.Option(help="With aoti: x86-64-v3 (default on x86), or native for this processor's own instructions."),
+    ] = None,
     budget: Annotated[
         float | None, typer.Option(help="With AUTO: the tables' bytes as a share of fp32, e.g. 0.2.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="Rows to compare scores on; default: the run's data.eval.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Keep an export whose scores are outside its limits.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Keep an export that is outside its limits, or slow.")] = False,
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
     ] = False,
@@ -39,7 +43,7 @@ def export(
     from rayrec.train.export_run import export_run
     from rayrec.train.mirror import run_here
 
-    wanted = Wanted(tables=tables, dense=dense, target=target, budget=budget, force=force)
+    wanted = Wanted(tables=tables, dense=dense, target=target, march=march, budget=budget, force=force)
     with run_here(source, notice) as run:
         made = export_run(run, out, wanted, data, allow_code=allow_code, checkpoint=checkpoint)
     typer.echo(f"read the checkpoint of step {made.index.origin['step']}: {made.index.origin['checkpoint']}")
@@ -52,6 +56,8 @@ def export(
         f"parity on {parity.rows:,} rows: logits differ by at most {parity.logit_max:.2g}, "
         f"AUC {parity.trained['auc'] or 0:.6f} as trained, {parity.exported['auc'] or 0:.6f} exported"
     )
+    if parity.slow is not None:
+        typer.echo(parity.slow)
     for problem in parity.problems:
         typer.echo(f"outside its limits: {problem}")
     next_is("rayrec", "serve", str(out))

@@ -20,6 +20,9 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     replicas: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     cpus: Annotated[int, typer.Option(min=1, help="Cores of a replica.")] = 1,
+    queue: Annotated[
+        int, typer.Option(min=1, help="Requests that may wait in a replica; more are answered with 503.")
+    ] = 128,
     direct: Annotated[
         bool, typer.Option("--direct", help="Replicas answer themselves, each at a port of its own, without HAProxy.")
     ] = False,
@@ -27,12 +30,17 @@ def serve(
         Path | None,
         typer.Option(parser=path, help="File with the token that requests must carry (Authorization: Bearer …)."),
     ] = None,
+    name: Annotated[
+        str, typer.Option(help="Of the Serve application; services on one cluster need different ones.")
+    ] = ("rayrec"),
+    route: Annotated[str, typer.Option(help="Prefix of all paths, e.g. /ctr.")] = "/",
     watch: Annotated[float, typer.Option(min=0, help="Seconds between two looks for newer versions; 0: never.")] = 5.0,
 ) -> None:
     """Serve exported models: POST /score, GET /schema, /healthz, /metrics. Needs rayrec[serve]."""
     from rayrec.data.storage.locations import local_path
     from rayrec.serve.example import request
-    from rayrec.serve.on_ray import LOOPBACK, Settings, read_token, start, stop
+    from rayrec.serve.limits import Limits
+    from rayrec.serve.on_ray import LOOPBACK, Settings, read_token, serving
     from rayrec.serve.service import ModelSpec
     from rayrec.serve.versions import newest
 
@@ -50,13 +58,16 @@ def serve(
         direct=direct,
         token=read_token(token_file),
         watch_s=watch,
+        name=name,
+        route=route,
+        limits=Limits(queue=queue),
     )
-    address = start(settings)
-    typer.echo(f"serving {', '.join(sorted({spec.name for spec in settings.models}))} at {address} (Ctrl-C ends it)")
-    typer.echo(f"next: {request(newest(settings.models[0].path), address, token_file)}")
     stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
-    while not stopped.wait(1.0):
-        pass
-    stop(settings)
+    with serving(settings) as address:
+        names = ", ".join(sorted({spec.name for spec in settings.models}))
+        typer.echo(f"serving {names} at {address} (Ctrl-C ends it)")
+        typer.echo(f"next: {request(newest(settings.models[0].path), address, token_file)}")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopped.set())
+        while not stopped.wait(1.0):
+            pass

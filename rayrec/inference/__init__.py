@@ -1,11 +1,12 @@
 """What comes after training: export with parity, scoring, and what a service needs of a model."""
 
 from rayrec.inference.artifact import ExportError
-from rayrec.inference.export import Export, Trained, Wanted, export
+from rayrec.inference.export import Export, Trained, export
 from rayrec.inference.model import Model
 from rayrec.inference.parity import Parity
 from rayrec.inference.quantize import quantize_inference_model, read_exported_tables
 from rayrec.inference.sharded import shard_quant_model
+from rayrec.inference.wanted import Wanted
 
 __all__ = [
     "Export",

@@ -17,7 +17,7 @@ import mmap
 import platform
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,11 @@ class Index:
         dense: number format of the dense layers.
         targets: the graphs that are there, "eager" and perhaps "aoti".
         version: a name for this export, unique.
-        versions: of the software that made it, and the instruction set it was compiled for.
+        versions: of the software that made it, and the processor.
         origin: run, checkpoint and step.
         files: path → (bytes, CRC-32).
+        march: instruction set that the graph was compiled for, by the compiler's name; None where none was recorded.
+        instructions: the processor flags that it needs.
     """
 
     inputs: Inputs
@@ -68,6 +70,8 @@ class Index:
     versions: dict[str, str]
     origin: dict[str, Any]
     files: dict[str, tuple[int, int]]
+    march: str | None = None
+    instructions: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         raw = asdict(self)
@@ -99,6 +103,8 @@ class Index:
                 rows_of={str(key): int(rows) for key, rows in raw["rows_of"].items()},
                 places=[TablePlace(**{**place, "format": TableFormat(place["format"])}) for place in raw["places"]],
                 files={str(name): (int(size), int(crc)) for name, (size, crc) in raw["files"].items()},
+                march=raw.get("march"),
+                instructions=[str(flag) for flag in raw.get("instructions", [])],
                 **{key: raw[key] for key in ("logit_shift", "dense", "targets", "version", "versions", "origin")},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -106,7 +112,7 @@ class Index:
 
 
 def versions_here() -> dict[str, str]:
-    """Software that scores depend on, and the instruction set that a compiled graph uses."""
+    """Software that scores depend on, and the processor's widest vectors."""
     return {
         "rayrec": metadata.version("rayrec"),
         "torch": torch.__version__,

@@ -10,11 +10,13 @@ import warnings
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
 from rayrec.inference.artifact import ExportError
+from rayrec.inference.processor import NATIVE, vector_bits
 
 Run = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
@@ -57,14 +59,16 @@ def check_compiler() -> None:
         raise ExportError(text)
 
 
-def compile_graph(program: ExportedProgram, folder: Path) -> None:
-    """Compiles for this machine's processor, for whatever number of threads it is run with.
+def compile_graph(program: ExportedProgram, folder: Path, march: str) -> None:
+    """Compiles for processors with the instructions of `march`, for whatever number of threads it is run with.
 
     Raises:
         ExportError: there is no C++ compiler, or it fails.
     """
     check_compiler()
-    options = {"cpp.dynamic_threads": True, "freezing": False}
+    options: dict[str, Any] = {"cpp.dynamic_threads": True, "freezing": False}
+    if march != NATIVE:
+        options |= {"cpp.march": march, "cpp.simdlen": vector_bits(march)}
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".aoti-") as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, about itself
         package = str(Path(scratch) / "model.pt2")

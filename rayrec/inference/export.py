@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from rayrec.checkpoint.weights import CheckpointWeights
-from rayrec.data.storage.locations import local_path
-from rayrec.inference import artifact, compiled, graph
+from rayrec.data.storage.locations import local_path, open_filesystem, plain_path
+from rayrec.inference import artifact, compiled, graph, processor
 from rayrec.inference.artifact import ExportError, Index
 from rayrec.inference.auto import choose_formats
 from rayrec.inference.graph import Inputs
@@ -27,13 +26,12 @@ from rayrec.inference.parity import Limits, Parity, Score, compare
 from rayrec.inference.parity_page import parity_page
 from rayrec.inference.scratch import scratch_beside
 from rayrec.inference.tables import Candidates, write_candidates, write_chosen
+from rayrec.inference.wanted import AUTO, Wanted
 from rayrec.models import Batch
 from rayrec.quant import TableFormat, TablePlace
 from rayrec.quant.layout import TableConfig
 
-AUTO = "AUTO"
-TARGETS = ("eager", "aoti")
-DENSE = ("fp32", "bf16")
+_CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,42 +70,6 @@ class Export:
     parity: Parity
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """How to export.
-
-    Args:
-        tables: format of all tables, or AUTO: each table's is chosen by measured loss of quality. A table of an odd
-            width, which int4 cannot hold, becomes int8.
-        dense: number format of the dense layers.
-        target: "eager" runs torch operators, "aoti" is compiled as well.
-        budget: with AUTO, the tables' bytes as a share of fp32; None: as few as `auto.FREE_LOSS` of log loss allows.
-        force: keep an export that is outside its limits.
-    """
-
-    tables: str = "fp32"
-    dense: str = "fp32"
-    target: str = "eager"
-    budget: float | None = None
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        if self.tables != AUTO:
-            TableFormat.of(self.tables)
-        for name, value, allowed in (("dense", self.dense, DENSE), ("target", self.target, TARGETS)):
-            if value not in allowed:
-                raise ExportError(f"--{name} {value}: choose one of {', '.join(allowed)}")
-        if self.budget is not None and (self.tables != AUTO or not 0 < self.budget <= 1):
-            raise ExportError(f"--budget {self.budget}: it is a share of the fp32 bytes in (0, 1], for --tables AUTO")
-
-    def formats_of(self, dim: int) -> list[TableFormat]:
-        """Those to make of a table of this width."""
-        if self.tables == AUTO:
-            return [format for format in TableFormat if format.holds(dim)]
-        wanted = TableFormat.of(self.tables)
-        return [wanted if wanted.holds(dim) else TableFormat.INT8]
-
-
 def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> Export:
     """Writes the folder; it is there whole or not at all.
 
@@ -118,19 +80,19 @@ def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> E
 
     Raises:
         ExportError: the folder exists or cannot be written, the model cannot be traced or compiled, or, without
-            `force`, its scores are outside their limits.
+            `force`, its scores are outside their limits, or it is slow in a number format that is there for speed.
         ValueError: the checkpoint lacks a table or a parameter, or a number does not fit its format.
     """
     wanted, out = wanted or Wanted(), local_path(out)
     if out.exists():
         raise ExportError(f"{out} exists already: choose another folder, or remove it")
-    if wanted.target == "aoti":
-        compiled.check_compiler()  # before the tables are read
+    wanted = wanted.check_machine()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with scratch_beside(out) as scratch:
             folder = scratch / "export"
             folder.mkdir()
+            _write_mapping(trained.mapping, folder)  # a vocabulary that cannot be read is found before tables are read
             made = _Exporting(trained, wanted, scratch).run(folder)
             folder.rename(out)
     except OSError as error:
@@ -171,9 +133,9 @@ class _Exporting:
         places = write_chosen(folder / artifact.TABLES, candidates, self.tables, formats)
         inputs, program = self._graph({place.table: place for place in places}, folder / artifact.TABLES)
         compiled.save_graph(program, folder / artifact.GRAPH)
-        if self.wanted.target == "aoti":
-            compiled.compile_graph(program, folder / artifact.AOTI)
-        _write_mapping(self.trained.mapping, folder)
+        march = self.wanted.march
+        if march is not None:
+            compiled.compile_graph(program, folder / artifact.AOTI, march)
         index = Index(
             inputs=inputs,
             rows_of=dict(self.trained.rows_of),
@@ -186,6 +148,8 @@ class _Exporting:
             versions=artifact.versions_here(),
             origin=dict(self.trained.origin),
             files={},
+            march=march,
+            instructions=[] if march is None else processor.instructions_of(march),
         )
         artifact.write_json(folder / artifact.INDEX, index.to_dict())
         parity = self._parity(folder, reference, formats)
@@ -308,6 +272,8 @@ class _Exporting:
                 + "; ".join(parity.problems)
                 + ". Take a wider --tables format, or keep it all the same with --force"
             )
+        if parity.slow is not None and not self.wanted.force:
+            raise ExportError(f"{parity.slow}. Take --dense fp32, or keep it all the same with --force")
         return parity
 
 
@@ -327,10 +293,28 @@ def _write_mapping(mapping: Mapping[str, Any], folder: Path) -> None:
     for feature in raw["schema"].get("sparse", []):
         given = feature.get("mapping") or {}
         if given.get("kind") == "vocabulary":
-            source = Path(given["path"])
             number = len(list((folder / artifact.VOCABULARIES).glob("*")))
-            copy = folder / artifact.VOCABULARIES / f"{number}{source.suffix}"
+            copy = folder / artifact.VOCABULARIES / f"{number}{Path(plain_path(given['path'])).suffix}"
             copy.parent.mkdir(exist_ok=True)
-            shutil.copyfile(source, copy)
+            with open(copy, "wb") as file:
+                file.writelines(_bytes_of(given["path"]))
             given["path"] = copy.relative_to(folder).as_posix()
     artifact.write_json(folder / artifact.MAPPING, raw)
+
+
+def _bytes_of(vocabulary: str) -> Iterator[bytes]:
+    """A file's bytes, wherever it lies.
+
+    Raises:
+        ExportError: it cannot be read.
+    """
+    filesystem, inner = open_filesystem(vocabulary)
+    try:
+        with filesystem.open_input_stream(inner, compression=None) as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        raise ExportError(
+            f"the vocabulary {vocabulary} cannot be read: {str(error).splitlines()[0]}; put it back where the run's "
+            "config names it: an export holds a copy"
+        ) from error

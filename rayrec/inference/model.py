@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rayrec.inference import artifact, compiled
+from rayrec.inference import artifact, compiled, processor
 from rayrec.inference.artifact import ExportError, Index
 from rayrec.inference.graph import arguments
 from rayrec.models import Batch
 from rayrec.quant.check import check_ids
 from rayrec.sparse import KeyedJaggedTensor
+
+_logger = logging.getLogger(__name__)
 
 
 class Model:
@@ -22,24 +25,34 @@ class Model:
 
     Args:
         folder: what `export` wrote.
-        target: "aoti", "eager", or None for the compiled graph where it is there and fits this machine.
+        target: "aoti", "eager", or None for the compiled graph where it is there and fits this machine; where it does
+            not, the other one runs, and `warnings` and the log say why.
         checksums: read every file once and compare; False looks only at their sizes.
         runners: calls that may run at the same time (compiled graph).
 
     Raises:
-        ExportError: no whole export, a damaged file, or another torch than it was compiled for; names file and fix.
+        ExportError: no whole export, a damaged file, or a graph that was asked for but does not run here; names file
+            and fix.
     """
 
     def __init__(self, folder: str | Path, target: str | None = None, checksums: bool = True, runners: int = 1) -> None:
         self.folder = Path(folder)
         self.index: Index = artifact.read_index(self.folder)
         artifact.check_files(self.folder, self.index, checksums)
-        self.target = target or ("aoti" if _fits(self.index) else "eager")
+        unfit = _unfit(self.index)
+        self.target = target or ("aoti" if "aoti" in self.index.targets and unfit is None else "eager")
         if self.target not in self.index.targets:
             raise ExportError(
                 f"{self.folder} holds no graph for {self.target!r}, but {self.index.targets}; "
                 f"export with --target {self.target}"
             )
+        if self.target == "aoti" and unfit is not None:
+            raise ExportError(f"{self.folder}: {unfit}; take target='eager', or export for this machine")
+        formats = {self.index.dense, *(place.format.value for place in self.index.places)}
+        uncompiled = None if target or unfit is None else f"{unfit}: the uncompiled graph runs, which is slower"
+        self.warnings = [warning for warning in (uncompiled, processor.why_slow(formats)) if warning is not None]
+        for warning in self.warnings:
+            _logger.warning("%s: %s", self.folder, warning)
         self.tables = artifact.map_tables(self.folder / artifact.TABLES)
         if self.target == "aoti":
             self._run = compiled.load_compiled(self.folder / artifact.AOTI, runners)
@@ -116,7 +129,14 @@ class Model:
         return sparse
 
 
-def _fits(index: Index) -> bool:
-    """Whether the compiled graph is there and runs on this processor, with this torch."""
+def _unfit(index: Index) -> str | None:
+    """Why the compiled graph, if there is one, does not run on this processor with this torch; None: it does."""
     here = artifact.versions_here()
-    return "aoti" in index.targets and all(index.versions.get(key) == here[key] for key in ("torch", "cpu"))
+    if "aoti" not in index.targets:
+        return None
+    if index.versions.get("torch") != here["torch"]:
+        return f"compiled with torch {index.versions.get('torch')}, here is {here['torch']}"
+    if index.march is None and index.versions.get("cpu") != here["cpu"]:  # an export that did not record its needs
+        return f"compiled on {index.versions.get('cpu')}, here is {here['cpu']}"
+    lacks = processor.missing(index.instructions)
+    return f"compiled for {index.march} processors, this one lacks {', '.join(lacks)}" if lacks else None

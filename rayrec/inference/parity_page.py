@@ -19,7 +19,8 @@ def parity_page(parity: Parity, index: Mapping[str, Any]) -> str:
     """One HTML file without links."""
     good = not parity.problems
     verdict = "within its limits" if good else "outside its limits"
-    problems = "".join(f"<li>{escape(problem)}</li>" for problem in parity.problems)
+    told = [*parity.problems, *([] if parity.slow is None else [parity.slow])]
+    problems = "".join(f"<li>{escape(problem)}</li>" for problem in told)
     origin = " · ".join(f"{key} {value}" for key, value in index["origin"].items())
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Parity of {escape(index['version'])}</title>"

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
 
 from rayrec.serve.errors import BadRequest
+from rayrec.serve.pace import DEADLINE_S
 from rayrec.serve.service import Answer, ScoreRequest, Service
 
 _QUIET_PASSES = 8  # of the event loop without a new request: as many as one takes from its socket to here, on Serve
+_LARGE_BYTES = 256 << 10  # a body that takes milliseconds to read
 
 
 class Batcher:
     """Stands between an event loop and a service.
 
-    The loop scores, so that requests which arrive meanwhile wait in their sockets. Afterwards it reads all of them, and
-    those of one model and form are scored as one batch, up to the size and the time that `Pace` allows.
+    The loop scores what is expected to take no longer than `DEADLINE_S`; requests that arrive meanwhile wait in their
+    sockets. Afterwards it reads all of them, and those of one model and form are scored as one batch, up to the size
+    and the time that `Pace` allows. What is expected to take longer is scored in a thread, and the loop goes on.
 
     Args:
         together: False scores every request alone.
@@ -25,7 +31,20 @@ class Batcher:
     def __init__(self, service: Service, together: bool = True) -> None:
         self._service, self._together = service, together
         self._waiting: deque[tuple[ScoreRequest, asyncio.Future[Answer]]] = deque()
-        self._looks = False
+        self._working: asyncio.Task[None] | None = None
+        cores = torch.get_num_threads()  # a thread of its own begins with another number
+        self._thread = ThreadPoolExecutor(1, "rayrec-score", initializer=torch.set_num_threads, initargs=(cores,))
+
+    async def read(self, body: bytes, content_type: str, model: str | None) -> ScoreRequest:
+        """As `Service.read`; a body that takes long is read by the thread.
+
+        Raises:
+            BadRequest: as there.
+        """
+        if len(body) < _LARGE_BYTES:
+            return self._service.read(body, content_type, model)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._service.read, body, content_type, model)
 
     async def score(self, request: ScoreRequest) -> Answer:
         """
@@ -33,40 +52,45 @@ class Batcher:
             BadRequest: the request is wrong, in any way.
         """
         if not self._together:
-            return _or_raise(self._service.answers([request])[0])
+            return _or_raise((await self._answers([request]))[0])
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
         self._waiting.append((request, answer))
-        if not self._looks:
-            self._looks = True
-            loop.call_soon(self._look, loop, len(self._waiting), _QUIET_PASSES)
+        if self._working is None:
+            self._working = loop.create_task(self._work())
         return await answer
 
-    def _look(self, loop: asyncio.AbstractEventLoop, seen: int, passes: int) -> None:
-        """Lets the loop read what has arrived already, then scores."""
-        if passes:
-            now = len(self._waiting)
-            loop.call_soon(self._look, loop, now, passes - 1 if now == seen else _QUIET_PASSES)
-            return
-        self._looks = False
-        group = self._take()
-        try:
-            answers: Sequence[Answer | BadRequest] = self._service.answers([request for request, _ in group])
-        except Exception as error:  # nobody may wait for ever, whatever went wrong
-            for _, future in group:
-                if not future.done():
-                    future.set_exception(error)
-        else:
+    async def _work(self) -> None:
+        """Scores until nobody waits."""
+        while self._waiting:
+            await self._look()
+            group = self._take()
+            try:
+                answers: Sequence[Answer | Exception] = await self._answers([request for request, _ in group])
+            except Exception as error:  # nobody may wait for ever, whatever went wrong
+                answers = [error] * len(group)
             for (_, future), answer in zip(group, answers, strict=True):
-                if future.done():  # its client has gone
+                if future.done():  # its client has gone, or its deadline passed
                     continue
-                if isinstance(answer, BadRequest):
+                if isinstance(answer, Exception):
                     future.set_exception(answer)
                 else:
                     future.set_result(answer)
-        if self._waiting:
-            self._looks = True
-            loop.call_soon(self._look, loop, len(self._waiting), _QUIET_PASSES)
+        self._working = None
+
+    async def _look(self) -> None:
+        """Lets the loop read what has arrived already."""
+        seen, quiet = len(self._waiting), 0
+        while quiet < _QUIET_PASSES:
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if len(self._waiting) == seen else 0
+            seen = len(self._waiting)
+
+    async def _answers(self, requests: Sequence[ScoreRequest]) -> Sequence[Answer | BadRequest]:
+        rows = sum(request.query.size for request in requests)
+        if not requests or requests[0].loaded.pace.seconds(rows) <= DEADLINE_S:
+            return self._service.answers(requests)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._service.answers, requests)
 
     def _take(self) -> list[tuple[ScoreRequest, asyncio.Future[Answer]]]:
         """The first that waits, and those that can be scored with it; whose client has gone is left out."""

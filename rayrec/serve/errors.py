@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as Dict
-from collections.abc import Sequence
 from typing import Any
 
 
@@ -11,14 +11,17 @@ class BadRequest(Exception):
     """A request that is refused.
 
     Args:
-        status: 4xx.
+        status: 4xx; 503 where the service has too much to do, 504 where a deadline passed.
         text: what is wrong, and the fix.
         errors: the rows at fault: feature, row, column, value, problem, fix.
+        queries: places of the queries at fault, of several that were mapped together, as far as known.
     """
 
-    def __init__(self, status: int, text: str, errors: Sequence[Dict[str, Any]] = ()) -> None:
+    def __init__(
+        self, status: int, text: str, errors: Sequence[Dict[str, Any]] = (), queries: Iterable[int] = ()
+    ) -> None:
         super().__init__(text)
-        self.status, self.text, self.errors = status, text, list(errors)
+        self.status, self.text, self.errors, self.queries = status, text, list(errors), frozenset(queries)
 
     def to_dict(self) -> dict[str, Any]:
         return {"error": self.text, **({"errors": self.errors} if self.errors else {})}

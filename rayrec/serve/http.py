@@ -6,6 +6,8 @@
 | `GET /schema`, `GET /schema/MODEL` | what a request must hold |
 | `GET /healthz` | versions that answer, versions that were refused; needs no token |
 | `GET /metrics` | Prometheus |
+
+What takes long is a thread's work (`batching.py`): the event loop answers all but `/score` at any load.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+DEADLINE = "X-Deadline-Ms"
+
 
 class App:
     """ASGI.
@@ -39,6 +43,7 @@ class App:
     def __init__(self, service: Service, token: str | None = None, together: bool = True) -> None:
         self._service, self._token = service, token
         self._batcher = Batcher(service, together)
+        self._queued = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -46,11 +51,13 @@ class App:
             return
         if scope["type"] != "http":
             return
-        path = scope["path"].rstrip("/")
+        path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/")
+        more: list[tuple[bytes, bytes]] = []
         try:
             status, kind, body = await self._answer(scope, path, receive)
         except BadRequest as error:
             status, kind, body = error.status, JSON, json.dumps(error.to_dict()).encode()
+            more = [(b"retry-after", b"1")] if status == 503 else []
         except Exception as error:
             text = f"{type(error).__name__}: the request could not be answered; the server's log says why"
             status, kind, body = 500, JSON, json.dumps({"error": text}).encode()
@@ -58,7 +65,7 @@ class App:
         if path.startswith("/score"):
             name = _model_in(path, "/score") or self._service.default
             self._service.measures.request(name if name in self._service.names else "other", status)
-        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode()), *more]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -80,15 +87,35 @@ class App:
             raise BadRequest(415, f"content type {kind!r}: send {JSON} or {ARROW}")
         if (coding := headers.get(b"content-encoding", b"identity")) != b"identity":
             raise BadRequest(415, f"content encoding {coding.decode('latin-1')!r}: send the body as it is")
-        try:
-            async with asyncio.timeout(self._service.limits.body_s):
-                body = await self._body(headers, receive)
-        except TimeoutError:
-            raise BadRequest(408, f"the body was not there after {self._service.limits.body_s:g} s") from None
         wanted = headers.get(b"accept", b"*/*").decode("latin-1")
         arrow = wanted.startswith(ARROW) or (wanted == "*/*" and kind.startswith(ARROW))
-        answer = await self._batcher.score(self._service.read(body, kind, name or None))
+        try:
+            async with asyncio.timeout(_deadline_s(headers)) as limit:
+                answer = await self._score(headers, receive, kind, name or None)
+                if asyncio.get_running_loop().time() > (limit.when() or float("inf")):
+                    raise TimeoutError  # the loop was kept from noticing
+        except TimeoutError:
+            raise BadRequest(504, f"not scored within the {DEADLINE} of the request; it was given up") from None
         return (200, ARROW, _as_arrow(answer)) if arrow else (200, JSON, _as_json(answer))
+
+    async def _score(self, headers: dict[bytes, bytes], receive: Receive, kind: str, model: str | None) -> Answer:
+        self._check_queue()  # before the body is read
+        limits = self._service.limits
+        try:
+            async with asyncio.timeout(limits.body_s):
+                body = await self._body(headers, receive)
+        except TimeoutError:
+            raise BadRequest(408, f"the body was not there after {limits.body_s:g} s") from None
+        self._check_queue()
+        self._queued += 1
+        try:
+            return await self._batcher.score(await self._batcher.read(body, kind, model))
+        finally:
+            self._queued -= 1
+
+    def _check_queue(self) -> None:
+        if self._queued >= self._service.limits.queue:
+            raise BadRequest(503, f"{self._queued} requests wait already: ask again after a second, or another replica")
 
     def _check_token(self, headers: dict[bytes, bytes]) -> None:
         given = headers.get(b"authorization", b"")
@@ -112,6 +139,24 @@ class App:
                 raise BadRequest(413, f"the body has more than {most:,} bytes; send fewer rows")
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+
+def _deadline_s(headers: dict[bytes, bytes]) -> float | None:
+    """Seconds that a request gives the service; None: no limit.
+
+    Raises:
+        BadRequest: they are no number above 0.
+    """
+    text = headers.get(DEADLINE.lower().encode(), b"").decode("latin-1")
+    if not text:
+        return None
+    try:
+        ms = float(text)
+    except ValueError:
+        ms = 0.0
+    if not 0 < ms < float("inf"):
+        raise BadRequest(400, f"{DEADLINE}: {text[:40]}: give milliseconds, from the request's arrival to its answer")
+    return ms / 1e3
 
 
 def _model_in(path: str, root: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What one request may cost."""
+"""What one request may cost, and how many may wait."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from rayrec.serve.errors import BadRequest
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one request, against those who send too much or never end.
+    """Against those who send too much or never end.
 
     Args:
-        body_bytes: of its body.
+        body_bytes: of a request's body.
         rows: rows, or candidates.
         ids: of all its lists together, as they are looked up: a context's once, or for every candidate.
         body_s: seconds until its body must be there.
+        queue: requests that wait or are scored at once, in a replica.
     """
 
     body_bytes: int = 8 << 20
     rows: int = 10_000
     ids: int = 2_000_000
     body_s: float = 10.0
+    queue: int = 128
 
     def check_rows(self, count: int) -> None:
         """

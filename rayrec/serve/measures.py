@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -49,13 +50,18 @@ class Measures:
             "rayrec_versions", "versions by what became of them", ["model", "outcome"], registry=registry
         )
         self._seen: dict[tuple[str, str, str], npt.NDArray[np.int64]] = {}
+        self._scored: set[tuple[str, str]] = set()  # models and versions that have series of their own
+        self._active: set[tuple[str, str]] = set()
+        self._turn = threading.Lock()  # requests are counted in another thread than figures are read
 
     def request(self, model: str, status: int) -> None:
         self._requests.labels(model, str(status)).inc()
 
     def scored(self, model: str, version: str, rows: int, seconds: float) -> None:
-        self._seconds.labels(model, version).observe(seconds)
-        self._rows.labels(model, version).inc(rows)
+        with self._turn:
+            self._scored.add((model, version))
+            self._seconds.labels(model, version).observe(seconds)
+            self._rows.labels(model, version).inc(rows)
 
     def together(self, model: str, requests: int) -> None:
         self._together.labels(model).observe(requests)
@@ -79,17 +85,31 @@ class Measures:
             edges = trained.get(label)
             if edges is None:
                 continue
-            counts = self._seen.setdefault((model, version, label), np.zeros(len(edges) - 1, np.int64))
-            counts += np.bincount(np.searchsorted(edges[1:-1], values), minlength=len(counts))
-            if counts.sum() > MOST:
-                counts //= 2
+            found_in = np.bincount(np.searchsorted(edges[1:-1], values), minlength=len(edges) - 1)
+            with self._turn:
+                counts = self._seen.setdefault((model, version, label), np.zeros(len(edges) - 1, np.int64))
+                counts += found_in
+                if counts.sum() > MOST:
+                    counts //= 2
 
     def text(self, active: Sequence[tuple[str, str]]) -> bytes:
-        """The exposition format; drift is that of the active versions, once there are enough scores."""
-        for (model, version, label), counts in self._seen.items():
-            if (model, version) in active and counts.sum() >= LEAST:
-                self._drift.labels(model, label).set(stability_index(counts))
+        """The exposition format; drift is that of the active versions, once there are enough scores. A version that no
+        longer answers is in it once more, with its last counts."""
+        with self._turn:
+            self._forget(self._active.union(active))
+            self._active = set(active)
+            for (model, version, label), counts in self._seen.items():
+                if (model, version) in active and counts.sum() >= LEAST:
+                    self._drift.labels(model, label).set(stability_index(counts))
         return generate_latest(self)
+
+    def _forget(self, kept: set[tuple[str, str]]) -> None:
+        """Removes the series of all other versions."""
+        for model, version in self._scored - kept:
+            self._seconds.remove(model, version)
+            self._rows.remove(model, version)
+        self._scored &= kept
+        self._seen = {key: counts for key, counts in self._seen.items() if key[:2] in kept}
 
     def collect(self) -> Iterator[Metric]:
         """Every figure with the replica's name."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,6 @@ from rayrec.serve.limits import Limits
 from rayrec.serve.service import ModelSpec, Service
 from rayrec.serve.versions import check_version, newest
 
-APPLICATION = "rayrec"
 LOOPBACK = ("127.0.0.1", "localhost")
 _LAST_PORT = 64_000
 
@@ -36,6 +38,8 @@ class Settings:
         direct: replicas answer HTTP themselves, at the lowest latency; one that is started anew may have another port.
         token: what requests must carry; None: none.
         watch_s: seconds between two looks for newer versions.
+        name: of the Serve application; a cluster may run several services.
+        route: prefix of the service's paths, "/" or such as "/ctr".
     """
 
     models: tuple[ModelSpec, ...]
@@ -46,6 +50,8 @@ class Settings:
     direct: bool = False
     token: str | None = field(default=None, repr=False)
     watch_s: float = 5.0
+    name: str = "rayrec"
+    route: str = "/"
     limits: Limits = field(default_factory=Limits)
 
 
@@ -54,8 +60,10 @@ def check(settings: Settings) -> None:
 
     Raises:
         ExportError: a path holds no export, or one that is damaged or outside its limits; names it.
-        ValueError: a port that cannot be listened on, or more cores than this machine has.
+        ValueError: a port that cannot be listened on, more cores than this machine has, or a route that is no path.
     """
+    if not settings.name or not re.fullmatch(r"/|(/[\w.-]+)+", settings.route, re.ASCII):
+        raise ValueError(f"--name {settings.name} --route {settings.route}: give a name, and a route such as /ctr")
     for spec in settings.models:
         check_version(newest(spec.path))
     if not 0 < settings.port <= _LAST_PORT:
@@ -105,49 +113,85 @@ def prepare_environment(settings: Settings) -> None:
         os.environ.setdefault(name, value)
 
 
-def start(settings: Settings) -> str:
-    """Starts the service on the Ray that runs here, or a local one; returns its address once it answers.
+@contextmanager
+def serving(settings: Settings) -> Iterator[str]:
+    """A service on the Ray that runs here, or a local one; gives its address once it answers, and ends it on leaving.
+
+    Serve's other applications go on; Serve and Ray end with the service where they were started for it.
 
     Raises:
-        ExportError, ValueError: as `check`.
-        RuntimeError: it does not come up; the text holds the reason.
+        ExportError, ValueError: as `check`; or an application of this name runs already.
+        RuntimeError: it does not come up, or its route is another's; the text holds the reason.
     """
     check(settings)
     prepare_environment(settings)
+    with _ray(settings) as shared:
+        from ray import serve
+        from ray.serve.config import HTTPOptions
+
+        _check_free(settings)
+        proxy_port = settings.port + 1000 if settings.direct else settings.port  # Serve's own proxy stays unused
+        serve.start(http_options=HTTPOptions(host=settings.host, port=proxy_port))
+        replica = serve.deployment(
+            name="scorer",
+            num_replicas=settings.replicas,
+            max_ongoing_requests=4 * settings.limits.queue,  # most of them are refused; bodies on their way have room
+            max_queued_requests=settings.limits.queue,
+            ray_actor_options={"num_cpus": settings.cpus},
+            health_check_period_s=2,
+            health_check_timeout_s=10,
+        )(serve.ingress(_application(settings))(Replica))
+        try:
+            serve.run(replica.bind(), name=settings.name, route_prefix=settings.route)
+            host = settings.host if settings.host != "0.0.0.0" else "127.0.0.1"
+            address = f"http://{host}:{settings.port}{settings.route.rstrip('/')}"
+            _await(f"{address}/healthz")
+            yield address
+        finally:
+            if shared:
+                serve.delete(settings.name)
+            else:
+                serve.shutdown()
+    if not shared:
+        _await_port(settings)
+
+
+@contextmanager
+def _ray(settings: Settings) -> Iterator[bool]:
+    """A connection to Ray; gives whether others use it as well."""
     import ray
-    from ray import serve
-    from ray.serve.config import HTTPOptions
 
-    if not ray.is_initialized():
-        address = os.environ.get("RAY_ADDRESS")
-        own: dict[str, Any] = {} if address else {"num_cpus": settings.replicas * settings.cpus + 1}
-        quiet: dict[str, Any] = {} if debugging() else {"logging_level": logging.ERROR}
-        ray.init(address=address or "local", include_dashboard=False, log_to_driver=False, **own, **quiet)
-    proxy_port = settings.port + 1000 if settings.direct else settings.port  # Serve's own proxy stays unused
-    serve.start(http_options=HTTPOptions(host=settings.host, port=proxy_port))
-    replica = serve.deployment(
-        name="scorer",
-        num_replicas=settings.replicas,
-        max_ongoing_requests=256,
-        ray_actor_options={"num_cpus": settings.cpus},
-        health_check_period_s=2,
-        health_check_timeout_s=10,
-    )(serve.ingress(_application(settings))(Replica))
-    serve.run(replica.bind(), name=APPLICATION, route_prefix="/")
-    address = f"http://{settings.host if settings.host != '0.0.0.0' else '127.0.0.1'}:{settings.port}"
-    _await(f"{address}/healthz")
-    return address
+    if ray.is_initialized():
+        yield True
+        return
+    address = os.environ.get("RAY_ADDRESS")
+    own: dict[str, Any] = {} if address else {"num_cpus": settings.replicas * settings.cpus + 1}
+    quiet: dict[str, Any] = {} if debugging() else {"logging_level": logging.ERROR}
+    ray.init(address=address or "local", include_dashboard=False, log_to_driver=False, **own, **quiet)
+    try:
+        yield address is not None
+    finally:
+        ray.shutdown()
 
 
-def stop(settings: Settings | None = None) -> None:
-    """Ends the service, and the local Ray that it started; with settings, waits a while for their port to be free."""
-    import ray
+def _check_free(settings: Settings) -> None:
+    """
+    Raises:
+        ValueError: Serve runs an application of this name, which it would replace.
+    """
     from ray import serve
 
-    serve.shutdown()
-    ray.shutdown()
+    if settings.name in serve.status().applications:
+        raise ValueError(
+            f"--name {settings.name}: this Ray serves an application of that name already; choose another --name and "
+            f"--route, or end that one: python -c 'from ray import serve; serve.delete(\"{settings.name}\")'"
+        )
+
+
+def _await_port(settings: Settings) -> None:
+    """Waits a while for the port to be free."""
     deadline = time.monotonic() + 15
-    while settings is not None and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
         try:
             _bind(settings)
             return
@@ -167,7 +211,7 @@ def _application(settings: Settings) -> Any:
 
 
 def application(settings: Settings) -> App:
-    """The ASGI application of one replica: its event loop scores, on all of the replica's cores."""
+    """The ASGI application of one replica, which scores on all of the replica's cores."""
     torch.set_num_threads(settings.cpus)
     service = Service(list(settings.models), limits=settings.limits, watch_s=settings.watch_s)
     return App(service, token=settings.token)

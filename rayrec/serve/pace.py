@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ENOUGH = 0.1  # fixed costs below this share of a batch's time are not worth a larger batch
-DEADLINE_S = 0.02  # the rows of several requests together are planned to take no longer
+DEADLINE_S = 0.02  # the rows of several requests together are planned to take no longer, nor is an event loop kept
 
 
 class Pace:
@@ -20,6 +20,10 @@ class Pace:
     def observe(self, rows: int, seconds: float) -> None:
         """A batch has been scored."""
         self._fixed_s += 0.05 * (max(seconds - rows * self._row_s, 0.0) - self._fixed_s)
+
+    def seconds(self, rows: int) -> float:
+        """Of a batch, as far as is known."""
+        return self._fixed_s + rows * self._row_s
 
     def most_rows(self) -> int:
         """Of a batch of several requests: beyond, it gains nothing, or takes too long."""

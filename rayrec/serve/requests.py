@@ -19,7 +19,7 @@ import torch
 from rayrec.data import DataError, Mapping, Schema
 from rayrec.models import Batch
 from rayrec.serve.arrow import read_stream
-from rayrec.serve.context import Layout, split, with_contexts
+from rayrec.serve.context import I64, Layout, split, with_contexts
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.limits import Limits
 from rayrec.sparse import KeyedJaggedTensor
@@ -81,15 +81,17 @@ class Reader:
         rows comes beside them, a row of its own.
 
         Raises:
-            BadRequest: anything at all is wrong with one of them; of several it does not say which.
+            BadRequest: anything at all is wrong with one of them; its text and rows are right for a query alone, of
+                several `queries` names those that are probably at fault.
         """
-        rows, sizes = _together([query.rows for query in queries]), [query.size for query in queries]
+        rows = _together([query.rows for query in queries])
+        query_of = np.repeat(np.arange(len(queries)), [query.size for query in queries])
         try:
             if not queries[0].context:
-                batch = self._mapped(self._mapping, rows, sum(sizes))
+                batch = self._mapped(self._mapping, rows, query_of)
                 self._limits.check_ids(batch.sparse.values().numel())
                 return batch, None
-            return self._with_contexts([query.context for query in queries], rows, sizes)
+            return self._with_contexts([query.context for query in queries], rows, query_of)
         except (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError) as error:
             raise BadRequest(422, f"the rows cannot be read: {str(error).splitlines()[0][:300]}") from error
 
@@ -125,18 +127,17 @@ class Reader:
         return Query({name: context[name] for name in shared}, rows, size, form)
 
     def _with_contexts(
-        self, contexts: Sequence[dict[str, Any]], rows: Any, sizes: Sequence[int]
+        self, contexts: Sequence[dict[str, Any]], rows: Any, query_of: I64
     ) -> tuple[Batch, KeyedJaggedTensor | None]:
         columns = frozenset(contexts[0])
-        own = self._mapped(self._part_of(columns, True), contexts, len(contexts))
-        rest = self._mapped(self._part_of(columns, False), rows, sum(sizes))
+        own = self._mapped(self._part_of(columns, True), contexts, np.arange(len(contexts)))
+        rest = self._mapped(self._part_of(columns, False), rows, query_of)
         shared = [key for key in own.sparse.keys() if len(contexts) == 1 and key in self._shared]
         once, each = split(own, shared)
         ids_C = each.sparse.lengths().view(-1, len(contexts)).sum(0).numpy()
-        self._limits.check_ids(int((ids_C * sizes).sum()) + rest.sparse.values().numel() + once.values().numel())
-        of_row = np.repeat(np.arange(len(sizes)), sizes)
+        self._limits.check_ids(int(ids_C[query_of].sum()) + rest.sparse.values().numel() + once.values().numel())
         keys = tuple(key for key in self._keys if key not in shared)
-        whole = with_contexts(each, rest, of_row, Layout(self._schema, columns, keys))
+        whole = with_contexts(each, rest, query_of, Layout(self._schema, columns, keys))
         return whole, once if shared else None
 
     def _part(self, columns: frozenset[str], inside: bool) -> Mapping:
@@ -157,7 +158,12 @@ class Reader:
         schema = self._schema.model_copy(update={"dense": dense, "sparse": sparse})
         return Mapping(schema, self._mapping.rows_of, labels=False)
 
-    def _mapped(self, mapping: Mapping, rows: Any, size: int) -> Batch:
+    def _mapped(self, mapping: Mapping, rows: Any, query_of: I64) -> Batch:
+        """
+        Args:
+            query_of: the query of each row.
+        """
+        size = len(query_of)
         if not mapping.schema.feature_columns:  # all features are in the other part
             sparse = KeyedJaggedTensor([], torch.empty(0, dtype=torch.int64), lengths=torch.empty(0, dtype=torch.int64))
             return Batch(torch.zeros(size, 0), sparse, torch.zeros(size))
@@ -170,13 +176,13 @@ class Reader:
                 raise BadRequest(422, f"{missing.problem}; {fix}", [self._detail(None, missing)]) from error
             row = _odd_row(rows, error.column)
             text = str(error) + ("" if row is None else f" (row {row})")
-            raise BadRequest(422, text, [self._detail(row, error)]) from error
+            suspects = [] if row is None else [int(query_of[row])]
+            raise BadRequest(422, text, [self._detail(row, error)], suspects) from error
         if errors:
             details = [self._detail(row, error) for row, error in sorted(errors.items())[:_MOST_ERRORS]]
             first = min(errors)
-            raise BadRequest(
-                422, f"{len(errors)} of {size} rows cannot be scored; row {first}: {errors[first]}", details
-            )
+            text = f"{len(errors)} of {size} rows cannot be scored; row {first}: {errors[first]}"
+            raise BadRequest(422, text, details, query_of[list(errors)].tolist())
         return batch
 
     def _detail(self, row: int | None, error: DataError) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,17 +122,21 @@ class Service:
         return ScoreRequest(name, loaded, loaded.reader.read(body, content_type), begin)
 
     def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | BadRequest]:
-        """Of requests for one version, of one form: scored as one batch, or, if one of them is wrong, each alone."""
+        """Of requests for one version, of one form: scored as one batch, without those that are wrong."""
+        if not requests:
+            return []
         try:
             return list(self._answers(requests))
         except BadRequest as error:
             if len(requests) == 1:
                 return [error]
-        return [answer for one in requests for answer in self.answers([one])]
+            wrong = _wrong_alone(requests, error.queries) or _wrong_alone(requests, range(len(requests)))
+        if not wrong:  # together they have too many ids, or what is wrong is found in scoring
+            return [answer for one in requests for answer in self.answers([one])]
+        others = iter(self.answers([one for place, one in enumerate(requests) if place not in wrong]))
+        return [wrong[place] if place in wrong else next(others) for place in range(len(requests))]
 
     def _answers(self, requests: Sequence[ScoreRequest]) -> list[Answer]:
-        if not requests:
-            return []
         begin, name, loaded = time.perf_counter(), requests[0].name, requests[0].loaded
         batch, context = loaded.reader.batch([one.query for one in requests])
         try:
@@ -166,8 +170,8 @@ class Service:
         return sum(versions.refresh() for _, versions in self._all())
 
     def health(self) -> dict[str, Any]:
-        """This process, its cores, every model's version, folder and share, and versions that were refused, with the
-        reason."""
+        """This process, its cores, every model's version, folder and share, why it is slower here than it could be, and
+        versions that were refused, with the reason."""
         return {
             "status": "ok",
             "pid": os.getpid(),
@@ -178,6 +182,7 @@ class Service:
                     "version": versions.active.version,
                     "folder": str(versions.active.folder),
                     "share": share,
+                    "warnings": versions.active.model.warnings,
                     "refused": dict(versions.refused),
                 }
                 for name, of in self._models.items()
@@ -195,7 +200,12 @@ class Service:
             "labels": list(loaded.model.labels),
             "dense": [feature.model_dump(mode="json") for feature in schema.dense],
             "sparse": [feature.model_dump(mode="json", exclude={"mapping": {"path"}}) for feature in schema.sparse],
-            "limits": {"rows": self.limits.rows, "body_bytes": self.limits.body_bytes, "ids": self.limits.ids},
+            "limits": {
+                "rows": self.limits.rows,
+                "body_bytes": self.limits.body_bytes,
+                "ids": self.limits.ids,
+                "queue": self.limits.queue,
+            },
         }
 
     def metrics(self) -> bytes:
@@ -230,3 +240,14 @@ class Service:
     def _watch(self, seconds: float) -> None:
         while not self._closing.wait(seconds):
             self.refresh()
+
+
+def _wrong_alone(requests: Sequence[ScoreRequest], places: Iterable[int]) -> dict[int, BadRequest]:
+    """Which of the requests at some places cannot be mapped, and why; nothing is scored."""
+    found = {}
+    for place in sorted(places):
+        try:
+            requests[place].loaded.reader.batch([requests[place].query])
+        except BadRequest as error:
+            found[place] = error
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -41,7 +42,7 @@ class Loaded:
 
 def newest(path: Path) -> Path:
     """The export that a path stands for: itself; or, of a folder of exports, the one that a file `current` names, else
-    the last by name.
+    the last by name, whose numbers count as numbers: v10 is after v9, and 20260201-120000 after 20260131-235959.
 
     Raises:
         ExportError: there is none.
@@ -53,11 +54,18 @@ def newest(path: Path) -> Path:
         if not named.is_relative_to(path.resolve()):
             raise ExportError(f"{path / CURRENT} names {named}, which is outside {path}")
         return named
-    found = sorted(inner.parent for inner in path.glob(f"*/{INDEX}"))
+    found = [inner.parent for inner in path.glob(f"*/{INDEX}")]
     if not found:
         fix = "make one with `rayrec export RUN OUT`"
         raise ExportError(f"{path} holds no export, neither {INDEX} nor a folder with one: {fix}")
-    return found[-1].resolve()
+    return max(found, key=_order).resolve()
+
+
+def _order(folder: Path) -> tuple[list[str | int], str]:
+    """Text and numbers of a name in turn; then the name, for v01 and v1."""
+    parts: list[str | int] = [*re.split("([0-9]+)", folder.name)]
+    parts[1::2] = map(int, parts[1::2])
+    return parts, folder.name
 
 
 def check_version(folder: Path) -> None:
@@ -133,11 +141,11 @@ class Versions:
         self.refused: dict[str, str] = {}
         self.active = load(newest(path), limits)
         self._turn = threading.Lock()
-        self._damaged: Files = ()
+        self._refused_files: Files = ()
 
     def refresh(self) -> bool:
         """Loads what is newest now, beside the version that answers, and lets it take over; on any failure the old one
-        stays. Returns whether another took over."""
+        stays, and the new one is not read again before one of its files changes. Returns whether another took over."""
         with self._turn:
             version = str(self.path)
             files: Files = ()
@@ -147,14 +155,14 @@ class Versions:
                 if version == self.active.version:
                     return False
                 files = _files(folder)
-                if files == self._damaged:
+                if files == self._refused_files:
                     return False  # reading all of it again would find the same
                 loaded = load(folder, self._limits)
             except Exception as error:  # whatever is wrong with a new version, the old one answers
                 if self.refused.get(version) != str(error):
                     self._on_change("refused", version, str(error))
                 self.refused[version] = str(error)
-                self._damaged = files if isinstance(error, ExportError) else ()
+                self._refused_files = files
                 return False
             self.active = loaded  # requests that began with the old version end with it
             self.refused.clear()

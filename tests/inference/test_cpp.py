@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -25,7 +26,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.inference import Model, Wanted
+from rayrec.inference import Model, Wanted, processor
 from rayrec.inference.wire import to_bytes
 from rayrec.models import Batch
 from rayrec.train.export_run import export_run
@@ -64,6 +65,7 @@ def test_the_server_scores_as_the_trainer_does_and_swaps_versions(tmp_path: Path
     run = train_all_built_in(tmp_path / "run")
     exported = export_run(run, tmp_path / "export", Wanted(target="aoti"), factory=AllBuiltIn).folder
     _check_python(run, exported)
+    _check_instructions(exported)
     build = tmp_path / "build"
     subprocess.run(["cmake", "-S", SOURCES, "-B", build, f"-DPYTHON={sys.executable}"], check=True, timeout=200)
     subprocess.run(["cmake", "--build", build], check=True, timeout=300)
@@ -81,9 +83,9 @@ def test_the_server_scores_as_the_trainer_does_and_swaps_versions(tmp_path: Path
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    started = subprocess.Popen(
-        [server, models, "--port", str(port), "--threads", "2", "--look-ms", "5"], env=environment
-    )
+    command = [server, models, "--port", str(port), "--threads", "2", "--look-ms", "5"]
+    with open(tmp_path / "told", "w") as told:
+        started = subprocess.Popen(command, env=environment, stderr=told)
     try:
         _await(port)
         _check_scores(port, run, exported)
@@ -98,6 +100,8 @@ def test_the_server_scores_as_the_trainer_does_and_swaps_versions(tmp_path: Path
         deadline = time.monotonic() + 120
         while ask(port, body)[1] != "v2":  # a copy of it
             assert time.monotonic() < deadline, "a version that was mended does not take over"
+        _check_refused_versions(port, models, tmp_path / "told")
+        _check_newest(port, models)
     finally:
         started.send_signal(signal.SIGKILL)
         started.wait(10)
@@ -111,6 +115,15 @@ def _check_python(run: Path, exported: Path) -> None:
         atol = 1e-6 * max(1.0, float(logits.abs().max()))  # an export's own limit
         torch.testing.assert_close(compiled.score(batch), logits, rtol=0, atol=atol)
         torch.testing.assert_close(eager.score(batch), logits, rtol=0, atol=0)
+
+
+def _check_instructions(exported: Path) -> None:
+    """Compiled for a level: no register of 512 bits, even where this processor has some."""
+    assert Model(exported).index.march == processor.choose_march(None)
+    if platform.machine() == "x86_64":
+        for library in (exported / "aoti").rglob("*.so"):
+            code = subprocess.run(["objdump", "-d", library], check=True, capture_output=True, text=True).stdout
+            assert "%ymm" in code and "%zmm" not in code
 
 
 def _copy(exported: Path, folder: Path) -> None:
@@ -160,6 +173,69 @@ def _check_swaps(port: int, models: Path, body: bytes, expected: dict[str, np.nd
             thread.join()
     assert not failed, failed[:3]
     assert len(answers) == 2 and min(answers.values()) > 10, answers
+
+
+def _check_refused_versions(port: int, models: Path, told: Path) -> None:
+    """What the service in Python refuses; each is whole by its checksums."""
+
+    def offer(name: str, **index: Any) -> Path:
+        folder = shutil.copytree(models / "v1", models / f".{name}")
+        raw = json.loads((folder / "export.json").read_text())
+        raw |= {"version": name} | index
+        for file in ("parity.json", "tables.bin"):
+            if name == "parity" and file == "parity.json":
+                parity = json.loads((folder / file).read_text())
+                (folder / file).write_text(json.dumps({**parity, "within_limits": False}))
+            if name == "nan" and file == "tables.bin":
+                tables = np.full((folder / file).stat().st_size // 4, np.nan, np.float32)
+                (folder / file).write_bytes(tables.tobytes())
+            data = (folder / file).read_bytes()
+            raw["files"][file] = [len(data), zlib.crc32(data)]
+        (folder / "export.json").write_text(json.dumps(raw))
+        folder = folder.rename(models / name)
+        (models / ".current").write_text(name)
+        os.replace(models / ".current", models / "current")
+        return folder
+
+    _, before, _ = ask(port, None, "/healthz")
+    versions = json.loads((models / "v1" / "export.json").read_text())["versions"]
+    for name, text, index in (
+        ("parity", "its scores are outside their limits", {}),
+        ("nan", "a row of zeros scores no number", {}),
+        ("flags", "this one lacks no_such_flag", {"instructions": ["no_such_flag"]}),
+        ("torch", "was compiled with torch 1.0", {"versions": {**versions, "torch": "1.0"}}),
+    ):
+        offer(name, **index)
+        deadline = time.monotonic() + 60
+        while text not in told.read_text():
+            assert time.monotonic() < deadline, f"{name} is not refused"
+            time.sleep(0.02)
+        assert ask(port, None, "/healthz")[1] == before
+        assert told.read_text().count(text) == 1
+
+
+def _check_newest(port: int, models: Path) -> None:
+    """The last by number; and another version in the same folder."""
+    for name in ("parity", "nan", "flags", "torch", "v2", "v3"):
+        shutil.rmtree(models / name)
+    for name in ("v9", "v10"):
+        folder = shutil.copytree(models / "v1", models / f".{name}")
+        index = json.loads((folder / "export.json").read_text())
+        (folder / "export.json").write_text(json.dumps({**index, "version": name}))
+        folder.rename(models / name)
+    (models / "current").unlink()
+    _await_version(port, "v10")
+    index = json.loads((models / "v10" / "export.json").read_text())
+    (models / "v10" / ".export.json").write_text(json.dumps({**index, "version": "again"}))
+    os.replace(models / "v10" / ".export.json", models / "v10" / "export.json")
+    _await_version(port, "again")
+
+
+def _await_version(port: int, version: str) -> None:
+    deadline = time.monotonic() + 60
+    while ask(port, None, "/healthz")[1] != version:
+        assert time.monotonic() < deadline, f"{version} does not take over"
+        time.sleep(0.02)
 
 
 def _await(port: int) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from rayrec.data import Mapping
-from rayrec.inference import Model, Wanted
+from rayrec.inference import ExportError, Model, Wanted
 from rayrec.models import Batch
 from rayrec.quant import TableFormat
 from rayrec.sparse import KeyedJaggedTensor
@@ -102,12 +102,18 @@ def test_raw_rows_are_mapped_as_in_training_with_the_folders_own_vocabulary(tmp_
     small.write_all(tmp_path, rows=300)
     pq.write_table(pa.table({"id": [f"city {i}" for i in (4, 2, 0, 7)]}), tmp_path / "cities.parquet")
     sparse = [*small.RAW["schema"]["sparse"]]
-    vocabulary = {"kind": "vocabulary", "path": str(tmp_path / "cities.parquet"), "oov_rows": 2}
+    vocabulary = {"kind": "vocabulary", "path": f"file://{tmp_path}/cities.parquet", "oov_rows": 2}
     sparse.append({"name": "city", "mapping": vocabulary})
     tables = [*small.RAW["tables"], {"name": "city", "rows": 6, "dim": 8, "features": ["city"]}]
     run = train(tmp_path, schema__sparse=sparse, tables=tables, model__name="dcn")
     folder = export_run(run, tmp_path / "model", Wanted(tables="fp16")).folder
     (tmp_path / "cities.parquet").unlink()
+    for tensors in (run / "checkpoints").rglob("*.safetensors"):
+        tensors.rename(tensors.with_suffix(".away"))  # the tables are not read before the error
+    with pytest.raises(ExportError, match=r"the vocabulary file://.*cities\.parquet cannot be read: .*put it back"):
+        export_run(run, tmp_path / "none")
+    for tensors in (run / "checkpoints").rglob("*.away"):
+        tensors.rename(tensors.with_suffix(".safetensors"))
     moved = folder.rename(tmp_path / "moved")
     model = Model(moved)
     mapping = Mapping.from_config(model.mapping_config(), labels=False)
@@ -121,7 +127,7 @@ def _scores_with(run: Path, model: Path) -> list[tuple[Batch, torch.Tensor]]:
     """The trainer's, with the vocabulary that the export kept."""
     config = run / "config.yaml"
     path = json.loads(json.dumps(str(next((model / "vocabularies").iterdir()))))
-    config.write_text(config.read_text().replace(str(run.parent.parent / "cities.parquet"), path))
+    config.write_text(config.read_text().replace(f"file://{run.parent.parent}/cities.parquet", path))
     return trainer_scores(run)
 
 

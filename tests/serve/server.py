@@ -31,6 +31,10 @@ class Server:
             time.sleep(0.01)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        return self.ask_all(method, path, body, **headers)[:2]
+
+    def ask_all(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
+        """Status, body and headers of the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         sent = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -39,7 +43,7 @@ class Server:
         data = response.read()
         connection.close()
         is_json = (response.getheader("content-type") or "").startswith(JSON)
-        return response.status, json.loads(data) if is_json else data
+        return response.status, json.loads(data) if is_json else data, dict(response.getheaders())
 
     def close(self) -> None:
         self._server.should_exit = True

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -111,16 +112,42 @@ def test_those_that_wait_are_scored_together_and_a_bad_request_spoils_only_itsel
     assert [isinstance(answer, Answer) for answer in answers] == [True, False, True] and "'user'" in str(answers[1])
 
 
+@pytest.mark.parametrize("form", ["rows", "context"])
+@pytest.mark.parametrize("change", [{"user": -1}, {"user": None}, {"tags": [9]}, {"tags": [[1]]}, {"age": "x"}])
+@pytest.mark.parametrize("bad", [(3,), (0, 11), (1, 2, 4, 5, 6, 7, 8, 9)])
+def test_bad_requests_cost_the_others_no_batch_of_their_own(
+    service: Service, form: str, change: dict[str, Any], bad: tuple[int, ...]
+) -> None:
+    def body(row: dict[str, Any]) -> bytes:
+        shared = {name: row.pop(name) for name in ("user", "tags")} if form == "context" else None
+        raw = {"rows": [row] * 2} if shared is None else {"context": shared, "candidates": [row] * 2}
+        return json.dumps(raw).encode()
+
+    rows = [{**GOOD, "user": place, **(change if place in bad else {})} for place in range(12)]
+    requests = [service.read(body(row), JSON) for row in rows]
+    before = len_of(service)
+    answers = service.answers(requests)
+    batches, scored = (after - first for after, first in zip(len_of(service), before, strict=True))
+    assert (batches, scored) == (1, 12 - len(bad))
+    assert [place for place, answer in enumerate(answers) if isinstance(answer, BadRequest)] == [*bad]
+    for place in bad:
+        (alone,), answer = service.answers([requests[place]]), answers[place]
+        assert isinstance(alone, BadRequest) and isinstance(answer, BadRequest)
+        assert answer.to_dict() == alone.to_dict()
+
+
 def test_a_request_that_is_alone_waits_for_nobody(service: Service) -> None:
-    """Between its coming and its answer the event loop goes round a few times, and never sleeps."""
+    """Between its coming and its scoring the event loop goes round a few times, and never sleeps."""
 
     async def ask() -> int:
-        loop, times = asyncio.get_running_loop(), 0
-        answer = asyncio.ensure_future(Batcher(service).score(request_of(service, 1)))
-        while not answer.done():
+        loop, times, batcher = asyncio.get_running_loop(), 0, Batcher(service)
+        answer = asyncio.ensure_future(batcher.score(request_of(service, 1)))
+        await asyncio.sleep(0)
+        while batcher._waiting:
             times += 1
             assert not [handle for handle in loop._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
             await asyncio.sleep(0)
+        await asyncio.wait_for(answer, 30)
         return times
 
     assert asyncio.run(ask()) < 20

@@ -43,6 +43,8 @@ def test_what_cannot_be_served_is_told_before_ray_is_started(
         check(Settings(models=(good, ModelSpec(name="b", path=damaged))))
     with pytest.raises(ValueError, match="--port 70000"):
         check(Settings(models=(good,), port=70_000))
+    with pytest.raises(ValueError, match=r"--route ctr: give a name, and a route such as /ctr"):
+        check(Settings(models=(good,), route="ctr"))
     with pytest.raises(ValueError, match="--cpus 4096"):
         check(Settings(models=(good,), cpus=4096))
     with socket.socket() as taken:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -34,3 +36,23 @@ def _drift(measures: Measures, version: tuple[str, str]) -> float:
         line for line in measures.text([version]).decode().splitlines() if line.startswith("rayrec_score_drift{")
     ]
     return float(line.rpartition(" ")[2])
+
+
+def test_series_of_a_version_go_when_it_has_gone_and_its_last_counts_are_told() -> None:
+    measures, trained = Measures(), {"label": [0.0, 0.5, 1.0]}
+
+    def score(version: str) -> None:
+        measures.scores("ctr", version, {"label": np.full(3, 0.1, np.float32)}, trained)
+        measures.scored("ctr", version, 3, 0.01)
+
+    def versions_told(active: str) -> set[str]:
+        return set(re.findall(r'version="(\w+)"', measures.text([("ctr", active)]).decode()))
+
+    for number in range(50):
+        score(f"v{number}")
+        assert versions_told(f"v{number}") == {f"v{n}" for n in (number - 1, number) if n >= 0}
+    score("v49")
+    assert versions_told("v50") == {"v49"}
+    assert versions_told("v50") == set() and not measures._seen
+    score("v49")  # a request that began with it
+    assert versions_told("v50") == set()

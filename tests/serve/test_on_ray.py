@@ -138,3 +138,54 @@ def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(t
         service.send_signal(signal.SIGINT if front == "direct" else signal.SIGTERM)
         assert service.wait(120) == 0
     assert until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 60), "processes are left"
+
+
+SHARED = """
+import os, sys, urllib.error, urllib.request
+from dataclasses import replace
+from pathlib import Path
+import ray
+from rayrec.serve.on_ray import Settings, prepare_environment, serving
+from rayrec.serve.service import ModelSpec
+
+one = Settings(models=(ModelSpec(name="ctr", path=Path(sys.argv[1])),), port=int(sys.argv[2]), name="one", route="/one")
+other = replace(one, name="other", route="/other")
+prepare_environment(one)
+ray.init(address="local", num_cpus=5, include_dashboard=False, log_to_driver=False)
+os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+
+def status(address):
+    try:
+        return urllib.request.urlopen(f"{address}/schema/ctr", timeout=30).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+with serving(one) as first:
+    with serving(other) as second:
+        print(first, status(first), second, status(second))
+        for taken in (replace(one, route="/third"), replace(one, name="third")):
+            try:
+                with serving(taken):
+                    print("replaced it")
+            except Exception as error:
+                print(error)
+        print("still", status(first), status(second))
+    print("ended", status(first), status(second))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_services_on_one_ray_leave_each_other_alone(model: Path) -> None:
+    """One that ends takes only itself away; one whose name or route is taken takes nothing."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    words = [sys.executable, "-c", SHARED, str(model), port]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=500)
+    at = f"http://127.0.0.1:{port}"
+    assert f"{at}/one 200 {at}/other 200" in done.stdout, done.stdout + done.stderr
+    assert "--name one: this Ray serves an application of that name already" in done.stdout
+    assert "Prefix /one is being used by application" in done.stdout
+    assert "still 200 200\nended 200 404" in done.stdout and done.returncode == 0, done.stdout + done.stderr

@@ -18,11 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.inference import ExportError
+from rayrec.inference import ExportError, processor
 from rayrec.inference.artifact import checksum
 from rayrec.serve import ModelSpec, Service
 from rayrec.serve.http import App
 from rayrec.serve.requests import ARROW, JSON
+from rayrec.serve.versions import newest
 from tests.inference.runs import trainer_scores
 from tests.serve.server import GOOD, Server
 
@@ -252,6 +253,48 @@ def test_versions_swap_under_load_and_no_answer_mixes_them(model: Path, tmp_path
         assert (scores == expected[version]).all()
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["v9", "v10", "v2"], "v10"),
+        (["20260131-235959-ff", "20260201-000000-0a"], "20260201-000000-0a"),
+        (["2026-1-9", "2026-1-31", "2025-12-31"], "2026-1-31"),
+        (["v1", "v01"], "v1"),
+        (["10", "v1", "9"], "v1"),
+    ],
+)
+def test_the_newest_is_the_last_by_name_with_numbers_as_numbers(
+    tmp_path: Path, names: list[str], expected: str
+) -> None:
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "export.json").touch()
+    assert newest(tmp_path).name == expected
+
+
+def test_a_refused_version_is_not_read_again_before_it_changes(model: Path, tmp_path: Path) -> None:
+    """Whatever is wrong with it; here its vocabulary, once mended without a trace in sizes and times."""
+    another_version(model, tmp_path / "v1")
+    service = Service([ModelSpec(name="ctr", path=tmp_path)])
+    bad = another_version(model, tmp_path / "v2")
+    cities, index = bad / "vocabularies" / "0.txt", bad / "export.json"
+    before = cities.read_text(), index.read_text()
+    cities.write_text(before[0].replace("city 3", "city 1"))
+    raw = json.loads(before[1])
+    raw["files"]["vocabularies/0.txt"][1] = checksum(cities)
+    size = index.stat().st_size + 9
+    index.write_text(json.dumps(raw).ljust(size))
+    times = [(path, path.stat().st_mtime_ns) for path in (cities, index)]
+    assert service.refresh() == 0
+    assert "in the vocabulary twice" in service.health()["models"][0]["refused"]["v2"]
+    for (path, time_ns), text in zip(times, before, strict=True):
+        path.write_text(text.ljust(size) if path == index else text)
+        os.utime(path, ns=(time_ns, time_ns))
+    assert service.refresh() == 0
+    index.touch()
+    assert service.refresh() == 1
+
+
 @pytest.mark.parametrize("fault", ["checksum", "half", "deleted", "parity", "outside"])
 def test_a_bad_version_is_refused_by_name_and_the_old_one_answers(model: Path, tmp_path: Path, fault: str) -> None:
     root = tmp_path / "models"
@@ -287,6 +330,15 @@ def test_a_bad_version_is_refused_by_name_and_the_old_one_answers(model: Path, t
         assert service.refresh() == 0
         (bad / "tables.bin").write_bytes((root / "v1" / "tables.bin").read_bytes())
         assert service.refresh() == 1, "a version that was mended takes over"
+
+
+def test_health_says_that_a_model_is_slow_on_this_processor(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text("flags : avx avx2 avx512f\n")
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    service = Service([ModelSpec(name="ctr", path=another_version(model, tmp_path / "v1", dense="bf16"))])
+    assert "no instructions for bf16" in service.health()["models"][0]["warnings"][0]
 
 
 def test_requests_are_shared_between_versions(model: Path, tmp_path: Path) -> None:
