@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rayrec.checkpoint.launch import Launch, Lease
 from rayrec.data import DataSet, FooterIndex, FooterReading, Manifest, Mix, Shuffle, manifest_of
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.source.periods import Periods, count_periods
@@ -26,7 +27,14 @@ from rayrec.train.mirror import Mirror
 from rayrec.train.paths import resolved
 from rayrec.train.report import write_report
 from rayrec.train.run_config import refuse_code_from_elsewhere
-from rayrec.train.run_folder import RunFolder, newest_checkpoint, refuse_other_config, write_json, write_yaml
+from rayrec.train.run_folder import (
+    RunFolder,
+    leased,
+    newest_checkpoint,
+    refuse_other_config,
+    write_json,
+    write_yaml,
+)
 from rayrec.train.versions import with_versions
 from rayrec.train.worker.session import Job
 
@@ -99,6 +107,7 @@ class Trainer:
         self.display = display or Display()
         self.folder = RunFolder.at(self.config.storage.path, self.config.name)
         self.mirror = Mirror(self.folder)
+        self._lease: Lease  # while a run goes on
 
     def fit(self) -> Result:
         """Train to the last epoch, evaluate, report.
@@ -119,11 +128,11 @@ class Trainer:
             if finished is not None:
                 self._show(finished)
                 return finished
-            self._check_earlier()
-            job = self._job()
-            write_yaml(self.folder.config, self.config.to_dict())
-            self.folder.result.unlink(missing_ok=True)
-            return self._run(job)
+            with leased(self.folder, self._warn) as self._lease:
+                self._check_earlier()
+                job = self._job(self._lease.launch)
+                write_yaml(self.folder.config, self.config.to_dict())
+                return self._run(job)
 
     def _run(self, job: Job) -> Result:
         recorder = Recorder(self.folder, self.display, on_checkpoint=self._push)
@@ -143,9 +152,15 @@ class Trainer:
         return result
 
     def _push(self) -> None:
-        self.mirror.push(lambda text: self.display.say(text, style="yellow"))
+        with suppress(OSError):  # reported by the push
+            if not self._lease.held:
+                return  # they are another launch's files by now
+        self.mirror.push(self._warn)
 
-    def _job(self) -> Job:
+    def _warn(self, text: str) -> None:
+        self.display.say(text, style="yellow")
+
+    def _job(self, launch: Launch) -> Job:
         """Everything that can be wrong with data and model is found here, before any worker starts."""
         config = self.config
         schema = config.data_schema
@@ -175,6 +190,7 @@ class Trainer:
             mapping=mapping,
             warm_start=warm_start(config, mapping),
             periods=periods,
+            launch=launch,
         )
 
     def _data(self, reading: FooterReading) -> tuple[Manifest | Mix, Manifest | None, Periods | None]:
@@ -227,8 +243,10 @@ class Trainer:
     def _set_aside(self) -> None:
         if self.folder.path.exists():
             with self.folder.locked():
+                with leased(self.folder, self._warn):
+                    pass  # no other launch is going on
                 aside = self.folder.set_aside()
-            self.display.say(f"the earlier run was set aside: {aside}", style="yellow")
+            self._warn(f"the earlier run was set aside: {aside}")
 
     def _report_failure(self, error: TrainError, recorder: Recorder) -> None:
         kind = "interrupted" if isinstance(error, Interrupted) else "failed"
@@ -244,8 +262,8 @@ class Trainer:
     def _with_advice(self, error: TrainError) -> TrainError:
         """The error, and where the run can be taken up again."""
         try:
-            latest = newest_checkpoint(self.folder)
-        except ValueError:  # it is, or hides, what the error reports
+            latest = newest_checkpoint(self.folder) if self._lease.held else None
+        except (ValueError, OSError):  # it is, or hides, what the error reports
             return error
         if latest is None:
             return error

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rayrec.checkpoint import Best, CheckpointStore, FencedError
 from rayrec.checkpoint.attempt import Attempt, folder_name, order_of
 from rayrec.checkpoint.background import Underway
-from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError
+from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, DamagedScoresError
 from rayrec.checkpoint.folder import ArrowFolder, Folder, LocalFolder, open_folder
 from rayrec.checkpoint.manifest import MANIFEST, Manifest
 from rayrec.checkpoint.mapping import check_mapping
@@ -119,16 +119,32 @@ def test_an_attempt_is_numbered_after_all_that_came_before(tmp_path: Path) -> No
 def test_scores_are_of_finite_numbers_only(tmp_path: Path) -> None:
     root = LocalFolder(tmp_path)
     assert read_scores(root) == {}
+    for name in "abc":
+        root.sub(name).write("data", b"")
     note_scores(root, "a", {"m": 1, "of": {"x": 2}, "words": "no"})
     note_scores(root, "b", {"m": float("inf")})
     note_scores(root, "c", {"other": 3.0})
     assert read_scores(root) == {"a": {"m": 1}, "b": {"m": float("inf")}, "c": {"other": 3.0}}
     assert best_of(root, "abc", Best("m", larger=True)) == best_of(root, "abc", Best("m", larger=False)) == "a"
     assert best_of(root, "bc", Best("m", larger=True)) is None
-    root.write("scores.json", b"[1]")
-    assert read_scores(root) == {}
+    root.sub("a").remove_all()
+    note_scores(root, "d", {"m": 2})
+    assert read_scores(root) == {"b": {"m": float("inf")}, "c": {"other": 3.0}, "d": {"m": 2}}, "what is gone needs none"
+    for damaged in (b"[1]", b"{"):
+        root.write("scores.json", damaged)
+        with pytest.raises(DamagedScoresError, match=r"scores\.json is not what was written, .* none is removed; remove"):
+            read_scores(root)
+
+
+def test_nothing_is_removed_where_it_is_not_known_which_is_the_best(tmp_path: Path) -> None:
+    root = LocalFolder(tmp_path)
+    for step in (1, 2):
+        root.sub(folder_name(step, 1)).write(MANIFEST, manifest(step).to_json())
     root.write("scores.json", b"{")
-    assert read_scores(root) == {}
+    store = CheckpointStore(root, keep=1, best=Best("m", larger=True))
+    with pytest.raises(DamagedScoresError):
+        store.prune(1)
+    assert [found.step for found in store.all()] == [1, 2]
 
 
 FILES = [("local", ""), ("arrow", ""), ("arrow", "?region=x")]
@@ -331,6 +347,8 @@ def test_a_save_is_timed_and_told_once(tmp_path: Path) -> None:
     under.start(save_of(root, 5, called, may=lambda: gate.wait(20)), beside_training=True)
     assert under.running and under.ended() == []
     assert not under.settle(None, patience_s=0.05)
+    again = time.monotonic()
+    assert not under.settle(None, patience_s=0.05) and time.monotonic() - again < 0.04, "it was waited for already"
     gate.set()
     assert under.settle(None) and not under.running
     (outcome,) = under.ended()

@@ -5,7 +5,6 @@ Growing costs a restart, so it happens at a checkpoint made for it, and less oft
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 
 from rayrec.train.config import TrainConfig, TrainerConfig
 from rayrec.train.driver.resources import Demand
+from rayrec.train.looking import looking
 
 NEVER_S = 1e9
 REQUEST = "request"
@@ -103,28 +103,6 @@ def growing(trainer: TrainerConfig, need: Demand, running: Attempt, ask: Callabl
 
     with looking(look, LOOK_EVERY_S, "rayrec-growth"):
         yield
-
-
-@contextmanager
-def looking(look: Callable[[], object], every_s: float, name: str) -> Iterator[None]:
-    """Calls `look` every so many seconds, from a thread, while the body runs.
-
-    An error costs only that look: the cluster is busy or away, and the next one may find it.
-    """
-    closed = threading.Event()
-
-    def watch() -> None:
-        while not closed.wait(every_s):
-            with suppress(Exception):
-                look()
-
-    thread = threading.Thread(target=watch, name=name, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        closed.set()
-        thread.join(timeout=5)
 
 
 def recount() -> bool:

@@ -47,6 +47,7 @@ class Loop:
     def __init__(self, job: Job, session: Session, streams: Streams, halvings: int = 0) -> None:
         self.job, self.session, self.streams, self.config = job, session, streams, job.config
         self.halvings = halvings
+        self.position = START
         self.saver = Saver(job, session, self._report_checkpoint)
         self.position = self._resumed_position()
         self.saved: Checkpoint | None = None  # the last one that is known to be complete

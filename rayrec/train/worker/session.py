@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from rayrec.checkpoint.launch import Launch
 from rayrec.container import cpus
 from rayrec.data import Manifest, Mix
 from rayrec.data.source.periods import Periods
@@ -43,6 +44,7 @@ class Job:
         checkpoint: name of the only one to load; None: the newest whole one.
         calibration: measured speeds for the planner.
         periods: where each epoch trains on one, and is evaluated on the next.
+        launch: that holds the run's checkpoints, for a job that saves some.
     """
 
     config: TrainConfig
@@ -58,6 +60,7 @@ class Job:
     checkpoint: str | None = None
     calibration: Calibration | None = None
     periods: Periods | None = None
+    launch: Launch | None = None
 
     def epoch_rows(self, epoch: int) -> int:
         """Rows of an epoch, before filters."""
