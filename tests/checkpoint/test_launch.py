@@ -111,7 +111,9 @@ def test_an_attempt_is_of_the_launch_that_holds_the_folder(root: LocalFolder) ->
     attempt.check(root)
     other = left_behind(root, host="elsewhere", token="other")
     attempt.check(root)  # until that launch has workers too
-    with pytest.raises(TakenOverError, match=r"taken over by another launch of the run \(process \d+ on elsewhere, star"):
+    with pytest.raises(
+        TakenOverError, match=r"taken over by another launch of the run \(process \d+ on elsewhere, star"
+    ):
         Attempt.claim(root, mine)
     Attempt.claim(root, other)
     with pytest.raises(TakenOverError, match="on elsewhere") as caught:

@@ -129,10 +129,14 @@ def test_scores_are_of_finite_numbers_only(tmp_path: Path) -> None:
     assert best_of(root, "bc", Best("m", larger=True)) is None
     root.sub("a").remove_all()
     note_scores(root, "d", {"m": 2})
-    assert read_scores(root) == {"b": {"m": float("inf")}, "c": {"other": 3.0}, "d": {"m": 2}}, "what is gone needs none"
+    assert read_scores(root) == {"b": {"m": float("inf")}, "c": {"other": 3.0}, "d": {"m": 2}}, (
+        "what is gone needs none"
+    )
     for damaged in (b"[1]", b"{"):
         root.write("scores.json", damaged)
-        with pytest.raises(DamagedScoresError, match=r"scores\.json is not what was written, .* none is removed; remove"):
+        with pytest.raises(
+            DamagedScoresError, match=r"scores\.json is not what was written, .* none is removed; remove"
+        ):
             read_scores(root)
 
 
