@@ -192,7 +192,7 @@ def test_a_second_launch_is_refused_where_locks_do_not_reach(
 def test_an_earlier_run_that_goes_on_elsewhere_is_not_set_aside(data: Path, tmp_path: Path) -> None:
     changes = {"storage__path": str(tmp_path / "runs"), "trainer__epochs": 1}
     trainer(data, **changes).fit()
-    with Lease(LocalFolder(tmp_path / "runs" / "small" / "checkpoints")).take():
-        with pytest.raises(StorageError, match="in use"):
-            trainer(data, fresh=True, **changes).fit()
+    in_use = pytest.raises(StorageError, match="in use")
+    with Lease(LocalFolder(tmp_path / "runs" / "small" / "checkpoints")).take(), in_use:
+        trainer(data, fresh=True, **changes).fit()
     assert trainer(data, fresh=True, **changes).fit().steps == 5

@@ -175,6 +175,8 @@ def test_a_ray_of_this_machine_is_begun_and_ended_with_the_run(pretended: Preten
         assert cluster.local and cluster.what == "this machine has"
         assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
         assert [given["address"] for given in pretended.begun] == ["local"]
+        assert pretended.hangups_blocked == [True], "its processes outlive the terminal, for a last checkpoint"
+    assert signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert pretended.shut_down == 1
 
 

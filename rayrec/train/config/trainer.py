@@ -111,7 +111,9 @@ class TrainerConfig(Section):
         default=3, ge=0, description="how often in a row workers may fail without a new checkpoint before the run fails"
     )
     grace_s: float = Field(
-        default=30.0, ge=0, description="seconds that SIGTERM or Ctrl-C leave for a last checkpoint before the run ends"
+        default=30.0,
+        ge=0,
+        description="seconds that SIGTERM, Ctrl-C or a closed terminal leave for a last checkpoint before the run ends",
     )
     hang_s: float = Field(
         default=900.0,

@@ -57,7 +57,7 @@ def run_job(job: Job, listener: Listener, display: Display, attempts_before: int
 
     Raises:
         TrainError: it failed, with the cause; `ResourceError` where Ray has not what it needs, `Interrupted` where it
-            was stopped by SIGINT or SIGTERM.
+            was stopped by a signal.
     """
     if job.config.trainer.num_workers == 0:
         signals = _run_alone(job, listener, display, attempts_before)
