@@ -19,6 +19,7 @@ from rayrec.checkpoint.errors import DamagedScoresError
 from rayrec.checkpoint.folder import Folder
 from rayrec.checkpoint.index import INDEX, Index, part_file
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
+from rayrec.checkpoint.memory import copy_bytes
 from rayrec.checkpoint.pace import SHARE, Pace
 from rayrec.checkpoint.polling import pauses
 from rayrec.checkpoint.rectangles import Rectangles, SavePlanner
@@ -86,8 +87,9 @@ class Save:
     committed: Callable[[], None]
 
     @property
-    def nbytes(self) -> int:
-        return sum(item.tensor.nbytes for item in self.work.items)
+    def copy_bytes(self) -> int:
+        """Host memory that `copied` takes."""
+        return copy_bytes(item.tensor for item in self.work.items)
 
     def copied(self) -> Save:
         """The same from copies in host memory, so that training may go on."""

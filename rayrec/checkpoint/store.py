@@ -78,6 +78,7 @@ class CheckpointStore:
         self._attempt: Attempt | None = None
         self._steps: set[int] = set()  # that this attempt has saved
         self._loaded: Checkpoint | None = None
+        self.copied = True  # whether the last save beside training was from copies
         self._underway = Underway()
 
     def save(
@@ -140,9 +141,10 @@ class CheckpointStore:
         if not self._underway.settle(group, patience_s):
             return False
         save = self._prepare(step, model, dense_optimizer, saving, group)
-        copied = fits_in_memory(save.nbytes, group)
-        self._underway.start(save.copied() if copied else save, copied, shares_cpus=model.device.type == "cpu")
-        if not copied:
+        self.copied = fits_in_memory(save.copy_bytes, group)
+        work = save.copied() if self.copied else save
+        self._underway.start(work, self.copied, shares_cpus=model.device.type == "cpu")
+        if not self.copied:
             self.finish(group)
         return True
 

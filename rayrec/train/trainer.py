@@ -106,8 +106,8 @@ class Trainer:
         self.factory, self.fresh = factory, fresh
         self.display = display or Display()
         self.folder = RunFolder.at(self.config.storage.path, self.config.name)
-        self.mirror = Mirror(self.folder)
         self._lease: Lease  # while a run goes on
+        self.mirror = Mirror(self.folder)
 
     def fit(self) -> Result:
         """Train to the last epoch, evaluate, report.
@@ -184,13 +184,13 @@ class Trainer:
             eval=evaluation,
             folder=self.folder.path,
             checkpoints=self.folder.checkpoints,
+            launch=launch,
             factory=self.factory,
             evaluated_steps=evaluated,
             calibration=build.calibration(config),
             mapping=mapping,
             warm_start=warm_start(config, mapping),
             periods=periods,
-            launch=launch,
         )
 
     def _data(self, reading: FooterReading) -> tuple[Manifest | Mix, Manifest | None, Periods | None]:

@@ -7,6 +7,7 @@ import time
 from itertools import islice
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.checkpoint import Best, CheckpointStore, FencedError
+from rayrec.checkpoint import Best, CheckpointStore, FencedError, memory
 from rayrec.checkpoint.attempt import Attempt, folder_name, order_of
 from rayrec.checkpoint.background import Underway
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, DamagedScoresError
 from rayrec.checkpoint.folder import ArrowFolder, Folder, LocalFolder, open_folder
 from rayrec.checkpoint.manifest import MANIFEST, Manifest
 from rayrec.checkpoint.mapping import check_mapping
-from rayrec.checkpoint.memory import _fit, available_bytes
+from rayrec.checkpoint.memory import _fit, available_bytes, copy_bytes, fits_in_memory
 from rayrec.checkpoint.pace import Pace
 from rayrec.checkpoint.polling import deadline, on_every_rank, pauses
 from rayrec.checkpoint.random_state import random_states, room_for, set_random_states
@@ -258,6 +259,18 @@ def test_ranks_of_a_host_share_its_memory(told: list[tuple[str, int, int]], fits
     assert _fit(told) == fits
 
 
+def test_pinned_memory_of_earlier_copies_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as it can be seen without a GPU: torch never gives it back to the system."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 100)
+    assert fits_in_memory(80, None) and not fits_in_memory(81, None)
+    kept = {"allocated_bytes.current": 64, "active_bytes.current": 16}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: kept)
+    assert fits_in_memory(128, None) and not fits_in_memory(129, None)
+    on_gpu = [SimpleNamespace(is_cuda=True, nbytes=nbytes) for nbytes in (0, 1, 4, 5)]
+    assert copy_bytes(on_gpu) == 1 + 4 + 8 and copy_bytes([torch.ones(5)]) == 20  # type: ignore[arg-type]
+
+
 def test_memory_is_the_hosts_or_the_containers(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) == 1 << 62  # nothing is told
     (tmp_path / "proc").mkdir()
@@ -396,7 +409,7 @@ def test_a_commit_without_all_planned_tensors_is_none(tmp_path: Path) -> None:
         **{name: getattr(save, name) for name in save.__dataclass_fields__}
         | {"work": Work(save.work.items, frozenset({"x"}))}
     )  # type: ignore[arg-type]
-    assert save.nbytes == 12 and save.copied().work.keys == save.work.keys
+    assert save.copy_bytes == 12 and save.copied().work.keys == save.work.keys
     with pytest.raises(ValueError, match="have written other tensors than were planned"):
         short.run(Pace())
     assert MANIFEST not in save.folder.names()

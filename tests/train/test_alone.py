@@ -110,6 +110,17 @@ def test_a_run_that_gets_no_better_ends_early(data: Path, tmp_path: Path) -> Non
     assert [r["step"] for r in told.all("eval")] == [1, 2, 3, 3]
 
 
+def test_figures_of_a_part_of_the_rows_are_not_compared_with_those_of_all(data: Path, tmp_path: Path) -> None:
+    """Evaluations of 64 rows at steps 3, 6 and 9 count; those of all rows at steps 5 and 9, ends of epochs, do not."""
+    early = {"metric": "logloss", "patience": 2, "min_delta": 10.0}
+    job = job_of(data, tmp_path, trainer__eval_every=3, trainer__eval_rows=64, trainer__early_stopping=early)
+    outcome, told = run(job)
+    assert [(r["step"], r.get("partial", False)) for r in told.all("eval")] == [
+        (3, True), (5, False), (6, True), (9, True), (9, False)
+    ]  # fmt: skip
+    assert told.steps("event", "ended") == [9] and "is best at step 3 " in outcome["ended"]
+
+
 def test_a_stopped_run_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
     whole, told = run(job_of(data, tmp_path / "whole"))
     job = job_of(data, tmp_path / "parts", trainer__checkpoint_every=None)

@@ -120,6 +120,15 @@ def test_scores_are_not_waited_for(data: Path, tmp_path: Path, monkeypatch: pyte
     assert text == "the scores of step 5 cannot be kept: the storage has not answered for 0.05 s"
 
 
+def test_training_that_waits_for_checkpoints_says_so_once(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayrec.checkpoint.store.fits_in_memory", lambda need, group: False)
+    job = job_of(data, tmp_path, trainer__checkpoint_every=3, storage={"background": True})
+    told = run(job)[1]
+    assert told.steps("event", "save_waits") == [3] and saved(job) == [6, 9, 10]
+
+
 def test_what_waiting_cannot_mend_is_raised_at_once() -> None:
     reports: list[str] = []
     outages = Outages(Control(0, 1, None), Patience(outage_s=60), reports.append)

@@ -18,7 +18,8 @@ ONLY_OF_NUMBERS = frozenset({"rmse", "r2"})
 
 
 class EarlyStoppingConfig(Section):
-    """Ends the run when evaluations do not get better any more."""
+    """Ends the run when evaluations do not get better any more: those within epochs, where `trainer.eval_rows` limits
+    them, else all."""
 
     metric: Metric = Field(default="auc", description="figure of the evaluation that counts")
     patience: int = Field(default=3, ge=1, description="evaluations in a row without improvement that end the run")
@@ -139,6 +140,11 @@ class TrainerConfig(Section):
     def most_workers(self) -> int:
         """Workers that the run has where there is room."""
         return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
+
+    def counts_early(self, most_rows: int | None) -> bool:
+        """Whether an evaluation of so many rows counts for `early_stopping`: figures of unlike rows do not compare."""
+        within_epochs = self.eval_every is not None or self.eval_every_minutes is not None
+        return most_rows == (self.eval_rows if within_epochs else None)
 
     @property
     def elastic(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Iterator
@@ -263,7 +264,7 @@ class Loop:
             self.scored_step = position.step
             self.saver.note_scores(position, scores)
         early = self.config.trainer.early_stopping
-        if early is not None and self.ended is None:
+        if early is not None and self.ended is None and self.config.trainer.counts_early(most_rows):
             position = replace(position, best=position.best.after(scores, position.step, early))
             self.ended = position.best.end(early)
             if self.ended is not None:
@@ -382,6 +383,8 @@ def fit(job: Job, session: Session) -> dict[str, Any]:
                     raise
                 message = f"{error}; going back to the last checkpoint with learning rates times {0.5**halvings:g}"
                 loop.report_event("halved", message)
+        del loop
+        gc.collect()  # the model is part of reference cycles, and there is no room for two
 
 
 def score_checkpoint(job: Job, session: Session) -> dict[str, Any]:

@@ -64,6 +64,7 @@ class Saver:
         self._outages.outlast("finding the checkpoints", self._find)
         self._saved_step = self.resumed.step if self.resumed is not None else None
         self._saved_at: float | None = None
+        self._waits = False  # where there is no room for copies
 
     def _find(self) -> None:
         """What the run can go on from. One that trains owns the folder from now on, so that nobody else changes it."""
@@ -175,6 +176,10 @@ class Saver:
             why = "the one before is still being written; save less often, or to a faster disk"
             self._report_first(step, "save_skipped", f"no checkpoint of step {step}: {why}")
             return
+        elif not self.store.copied and not self._waits:
+            self._waits = True
+            why = "host memory has no room for a copy of what it saves"
+            self._report_first(step, "save_waits", f"training waits while a checkpoint is written: {why}")
         self._saved_step = step
 
     def save_last(

@@ -36,6 +36,7 @@ class Job:
         config: the run's config.
         train: files and rows of an epoch; `eval`: those of the evaluation, if there is one.
         folder: the run folder, the same path on every node; `checkpoints`: path or URI of those.
+        launch: that holds the checkpoints, for a job that saves some.
         factory: makes the model, when it was given in Python instead of in the config.
         evaluated_steps: steps whose evaluation an earlier launch has already written down.
         mapping: what maps an id to a row, by feature; checkpoints of another mapping are refused.
@@ -44,7 +45,6 @@ class Job:
         checkpoint: name of the only one to load; None: the newest whole one.
         calibration: measured speeds for the planner.
         periods: where each epoch trains on one, and is evaluated on the next.
-        launch: that holds the run's checkpoints, for a job that saves some.
     """
 
     config: TrainConfig
@@ -52,6 +52,7 @@ class Job:
     eval: Manifest | SharedManifest | None
     folder: Path
     checkpoints: str
+    launch: Launch | None = None
     factory: Factory | None = None
     evaluated_steps: frozenset[int] = frozenset()
     mapping: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -60,7 +61,6 @@ class Job:
     checkpoint: str | None = None
     calibration: Calibration | None = None
     periods: Periods | None = None
-    launch: Launch | None = None
 
     def epoch_rows(self, epoch: int) -> int:
         """Rows of an epoch, before filters."""
