@@ -272,6 +272,15 @@ def test_growth_is_asked_for_when_a_node_comes(pretended: PretendedRay) -> None:
 
 
 @pytest.mark.usefixtures("often")
+def test_what_other_jobs_have_taken_is_no_room(pretended: PretendedRay) -> None:
+    with_account(pretended, Account())
+    pretended.nodes, pretended.free = [node("a", cpus=4.0)], {"CPU": 0.5}
+    assert grown(pretended, [1, 4], 1, node("b")) == 0
+    pretended.nodes, pretended.free = [node("a", cpus=4.0)], {"CPU": 1.0}
+    assert grown(pretended, [1, 4], 1, node("b")) == 1
+
+
+@pytest.mark.usefixtures("often")
 def test_a_node_is_no_room_before_ray_has_counted_it(pretended: PretendedRay) -> None:
     account = with_account(pretended, Account(broken=True))
     pretended.nodes = [node("a")]

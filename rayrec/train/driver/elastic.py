@@ -45,7 +45,8 @@ class Growth:
     """Decides when a run is to be started again with more workers.
 
     A node that came while an attempt runs is room for certain. What seemed room when it began was none for Ray: a node
-    that is about to be declared dead, or another job's share. That is tried again later, ever more rarely.
+    that is about to be declared dead, or what is free in parts on several nodes. That is tried again later, ever more
+    rarely.
     """
 
     def __init__(self) -> None:
@@ -97,7 +98,8 @@ def growing(trainer: TrainerConfig, need: Demand, running: Attempt, ask: Callabl
         nodes: dict[str, Any] = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
         if known != set(nodes) and recount():
             known = set(nodes)
-        room = room_for(need.each, list(nodes.values()), trainer.most_workers)
+        free = room_for(need.each, [ray.available_resources()], trainer.most_workers)  # not others' share
+        room = min(room_for(need.each, list(nodes.values()), trainer.most_workers), running.world_size + free)
         if growth.due(running, room, nodes, time.monotonic(), counted=known == set(nodes)):
             ask()
 
