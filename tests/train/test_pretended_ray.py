@@ -103,6 +103,18 @@ def test_why_a_worker_group_failed_is_told_and_another_one_started(
     assert (record["kind"], record["rank"]) == ("fatal", 0) and record["error"].startswith("the workers failed 3 times")
 
 
+def test_what_a_worker_said_before_it_ended_itself_is_the_reason(pretended: PretendedRay) -> None:
+    box = Mailbox()
+    box.begin(leader=True)
+    box.put({"kind": "event", "event": "unlike", "message": "ranks wait for each other", "rank": 1})
+    reporter = failure_reporter(Actor(box), max_failures=9)
+    reporter.after_exception(None, {0: OSError("away")})
+    box.begin(leader=True)
+    reporter.after_exception(None, {0: OSError("away")})
+    reasons = [record["reason"] for record in box.take() if record["kind"] == "failure"]
+    assert reasons == ["ranks wait for each other", "worker 0: OSError: away"]
+
+
 @pytest.mark.parametrize("why", ["failed", "stopped"])
 def test_a_run_that_has_failed_or_is_to_stop_starts_no_other_group(
     pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, why: str
@@ -136,7 +148,7 @@ def test_a_sink_of_an_actor_is_its_mailbox(pretended: PretendedRay) -> None:
     sink.flush({"kind": "fatal", "rank": 1})
     assert [(record["kind"], record["attempt"]) for record in box.take()] == [("a", 3), ("fatal", 3)]
     assert sink.failed_ranks() == 1 and sink.begin(leader=False) is True
-    assert sink.waiting(0, "here") == {0: "here"} and sink.waiting(0, None) == {}
+    assert sink.waiting(0, (7, "here")) == {0: (7, "here")} and sink.waiting(0, None) == {}
     box.ask_growth()
     assert sink.stop_requested() is sink.growing() is True
 
