@@ -161,6 +161,8 @@ class Lease:
         with suppress(OSError):  # else it is found dead later
             if self.held:
                 self._root.remove(FILE)
+            if not self._root.names():
+                self._root.remove_all()  # a launch that was refused leaves nothing
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):

@@ -159,6 +159,17 @@ def test_workers_that_are_to_be_more_are_started_again(data: Path, tmp_path: Pat
     assert caught.value.retry and saved(job) == [2]
 
 
+def test_lines_are_told_by_time_where_steps_do_not_say(data: Path, tmp_path: Path) -> None:
+    changes = {"trainer__log_every": None, "trainer__eval_every": 3}
+    often = run(job_of(data, tmp_path / "often", trainer__log_every_s=1e-9, **changes))[1]
+    assert [line["step"] for line in often.all("train")] == list(range(2, 11)), "the clock starts with the first step"
+    told = run(job_of(data, tmp_path / "rarely", trainer__log_every_s=1e6, **changes))[1]
+    lines = told.all("train")
+    assert [line["step"] for line in lines] == [5, 10], "at the end of an epoch"
+    stalls = [line["stall_fraction"] for line in lines]
+    assert min(stalls) > 0 and max(stalls) < 1, "for the evaluations and checkpoints between"
+
+
 def test_time_decides_too(data: Path, tmp_path: Path) -> None:
     """Hardly any time has passed at the first step, by which the others are counted."""
     tiny = 1e-9

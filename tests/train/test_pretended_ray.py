@@ -424,6 +424,22 @@ def test_an_elastic_run_asks_for_as_many_workers_as_there_is_room_for(
     assert run.lines() == ["starting 1 to 4 workers (1 GPU each) on the Ray …"]
 
 
+def test_a_machine_with_one_gpu_trains_on_it_and_says_so(
+    pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    pretended.up, pretended.resources = False, {"CPU": 4.0, "GPU": 1.0}
+    run = Run(folder, tmp_path, use_gpu="auto")
+    run(monkeypatch, ends_well)
+    (made,) = run.trainers
+    assert (made.scaling_config.num_workers, made.scaling_config.use_gpu) == (1, True)
+    assert cloudpickle.loads(made.train_loop_config["job"]).config.trainer.num_workers == 1
+    assert run.lines() == [
+        "this machine has 1 GPU for trainer.num_workers=2: training with 1, one a GPU; trainer.use_gpu=false trains "
+        "with 2 on CPUs",
+        "starting 1 workers (1 GPU each) on a local Ray …",
+    ]
+
+
 def with_reads_on_ray(job: Job) -> Any:
     read = job.config.data.read.model_copy(update={"reader": "ray", "cpus_per_read": 0.5})
     return job.config.model_copy(update={"data": job.config.data.model_copy(update={"read": read})})

@@ -17,7 +17,17 @@ from rayrec.train.run_log import Record
 
 KEPT = ("train", "eval", "event", "timeline")
 CURVES = {
-    "train": ("loss", "ne", "auc", "rmse", "r2", "samples_per_second", "data_wait_fraction", "exchange_fraction"),
+    "train": (
+        "loss",
+        "ne",
+        "auc",
+        "rmse",
+        "r2",
+        "samples_per_second",
+        "data_wait_fraction",
+        "exchange_fraction",
+        "stall_fraction",
+    ),
     "eval": (
         "auc",
         "gauc",

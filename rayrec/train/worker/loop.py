@@ -28,7 +28,7 @@ from rayrec.train.worker.saver import Saver
 from rayrec.train.worker.session import Job, Session
 from rayrec.train.worker.skipped import SkippedRows
 from rayrec.train.worker.streams import Stream, Streams
-from rayrec.train.worker.timeline import ExchangeClock, Timeline
+from rayrec.train.worker.timeline import ExchangeClock, Stalls, Timeline
 from rayrec.train.worker.touched import features_by_table, touched
 from rayrec.train.worker.window import Window
 
@@ -67,6 +67,8 @@ class Loop:
         self._evaluated_at_s: float | None = None
         self._exchanges = ExchangeClock()
         self._timeline = Timeline(session.control, self.config.trainer.timeline_steps)
+        self._stalls = Stalls()
+        self._logged_at_s: float | None = None
         self._reported_at = 0.0
         self._tables_told_at = -math.inf
 
@@ -186,7 +188,7 @@ class Loop:
     def _after_step(self, position: Position, given: StepInput) -> Position:
         if (timeline := self._timeline.after_step(position.step)) is not None:
             self._report("timeline", position, **timeline)
-        if due(position.step, self.config.trainer.log_every):
+        if self._line_is_due(position, given):
             self._log(position, **self._tables(given))
         if self._evaluation_is_due(position, given):
             if self.config.storage.keep_best is not None:
@@ -202,6 +204,17 @@ class Loop:
         self.saver.report_ended()
         self._report_progress(position)
         return position
+
+    def _line_is_due(self, position: Position, given: StepInput) -> bool:
+        trainer = self.config.trainer
+        if trainer.log_every is not None:
+            return due(position.step, trainer.log_every)
+        if self._logged_at_s is None:
+            self._logged_at_s = given.clock
+        is_due = given.clock - self._logged_at_s >= trainer.log_every_s
+        if is_due:
+            self._logged_at_s = given.clock
+        return is_due
 
     def _evaluation_is_due(self, position: Position, given: StepInput) -> bool:
         trainer = self.config.trainer
@@ -243,9 +256,8 @@ class Loop:
         self.figures = self.window.close(position.step)
         dense, sparse = self._learning_rates(position.step - 1)
         norm = self.learner.gradient_norm()
-        self._report(
-            "train", position, **self.figures, lr={"dense": dense, "sparse": sparse}, gradient_norm=norm, **more
-        )
+        more |= {"stall_fraction": self._stalls.close(), "gradient_norm": norm}
+        self._report("train", position, **self.figures, lr={"dense": dense, "sparse": sparse}, **more)
         self.guards.look(position.step, self.figures, norm)
 
     def _evaluate(self, position: Position, most_rows: int | None = None) -> Position:
@@ -256,7 +268,7 @@ class Loop:
         """
         self._timeline.interrupt()
         stream = self.streams.take("eval", Cursor.start(position.epoch))
-        with self._watched(stream, "evaluation"):
+        with self._watched(stream, "evaluation"), self._stalls.measured():
             scores = evaluate(self.learner, stream, self.config, self.session, most_rows)
         self._report("eval", position, **scores, **({} if most_rows is None else {"partial": True}))
         self.scores = scores
@@ -277,8 +289,9 @@ class Loop:
         Raises:
             RankError: the loss or a dense parameter is not finite any more; nothing is written.
         """
-        self.window.check(position.step, self.learner.is_finite())
-        self.saver.save(position, self.learner, self.window.state())
+        with self._stalls.measured():
+            self.window.check(position.step, self.learner.is_finite())
+            self.saver.save(position, self.learner, self.window.state())
 
     def _save_last(self, position: Position) -> None:
         """A checkpoint of the position of all ranks, complete when this returns, unless its step has one.
