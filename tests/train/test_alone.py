@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rayrec.checkpoint import CheckpointStore
+from rayrec.models import DLRM, Batch
 from rayrec.train import TrainError
 from rayrec.train.worker.lockstep import RankError, StopRequested
 from rayrec.train.worker.loop import fit, score_checkpoint
@@ -99,6 +100,38 @@ def test_evaluations_by_steps_keep_the_best_checkpoint(data: Path, tmp_path: Pat
     best = min(whole, key=lambda step: whole[step])
     assert set(saved(job)) == {best, 10}
     assert outcome["eval"]["samples"] == 301
+
+
+class Dies(DLRM):
+    """Its process dies in the first evaluation of a test."""
+
+    died = False
+
+    def forward(self, batch: Batch) -> Any:
+        if not self.training and not Dies.died:
+            Dies.died = True
+            raise OSError("a lost worker")
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("every", [3, 5], ids=["within an epoch", "at its end"])
+def test_an_evaluation_that_a_crash_cut_short_is_made_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """Else the checkpoint that was made for it has no score, and is removed though it is the best."""
+    monkeypatch.setattr(Dies, "died", False)
+    storage = {"keep": 1, "keep_best": "logloss"}
+    changes = {"trainer__eval_every": every, "trainer__checkpoint_every": None, "storage": storage}
+    job = replace(job_of(data, tmp_path, **changes), factory=Dies)
+    with pytest.raises(OSError, match="a lost worker"):
+        run(job)
+    assert saved(job) == [every]
+    told = run(job)[1]
+    assert told.steps("eval")[0] == every
+    scored = CheckpointStore(job.checkpoints).root.read("scores.json").decode()
+    assert f"step_{every:08d}-0001" in scored or saved(job) == [10]
+    best = min(told.all("eval"), key=lambda line: line["logloss"])["step"]
+    assert set(saved(job)) == {best, 10}
 
 
 def test_a_run_that_gets_no_better_ends_early(data: Path, tmp_path: Path) -> None:

@@ -110,6 +110,8 @@ class Loop:
             self.streams.close()
             self.streams.prepare("train", position.cursor)
         self._report_start()
+        if self.saver.unscored:
+            position = self._score_again(position)
         while True:
             position = self._epoch(position)
             last = position.epoch >= self.last_epoch or self.ended is not None
@@ -126,6 +128,13 @@ class Loop:
                 self._save_last(position)
                 return self._outcome(position)
             position = position.next_epoch()
+
+    def _score_again(self, position: Position) -> Position:
+        """The evaluation that a crash cut short: the checkpoint that was made for it may be the best."""
+        try:
+            return self._evaluate(position)
+        except StopRequested:
+            self._stop(position)
 
     def _is_unscored(self, position: Position, last: bool) -> bool:
         """Whether the full evaluation at the end of an epoch is still missing."""
@@ -192,7 +201,7 @@ class Loop:
             self._log(position, **self._tables(given))
         if self._evaluation_is_due(position, given):
             if self.config.storage.keep_best is not None:
-                self._save(position.merged(self.session.control))
+                self._save(position.merged(self.session.control), to_score=self.config.trainer.eval_rows is None)
             try:
                 position = self._evaluate(position, self.config.trainer.eval_rows)
             except StopRequested:
@@ -283,15 +292,18 @@ class Loop:
                 self._report("event", position, event="ended", message=f"ends at step {position.step}: {self.ended}")
         return position
 
-    def _save(self, position: Position) -> None:
+    def _save(self, position: Position, to_score: bool = False) -> None:
         """Begin a checkpoint; `position` is that of all ranks.
+
+        Args:
+            to_score: an evaluation of it comes next.
 
         Raises:
             RankError: the loss or a dense parameter is not finite any more; nothing is written.
         """
         with self._stalls.measured():
             self.window.check(position.step, self.learner.is_finite())
-            self.saver.save(position, self.learner, self.window.state())
+            self.saver.save(position, self.learner, self.window.state(), to_score)
 
     def _save_last(self, position: Position) -> None:
         """A checkpoint of the position of all ranks, complete when this returns, unless its step has one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from rayrec.checkpoint import (
 )
 from rayrec.checkpoint.errors import DamagedScoresError
 from rayrec.checkpoint.polling import on_every_rank
+from rayrec.checkpoint.scores import read_scores
 from rayrec.checkpoint.warm_start import load_weights
 from rayrec.data.storage.retries import Patience
 from rayrec.distributed.comm import broadcast_object
@@ -61,6 +63,7 @@ class Saver:
         self._saved_step: int | None = None
         self._candidates: list[Checkpoint] = []
         self._damaged: list[DamagedCheckpointError] = []
+        self._scored: set[str] = set()
         self._outages.outlast("finding the checkpoints", self._find)
         self._saved_step = self.resumed.step if self.resumed is not None else None
         self._saved_at: float | None = None
@@ -74,10 +77,25 @@ class Saver:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise  # a full disk has room again when older ones are removed, or another file is
-        listed = on_every_rank(lambda: self.store.candidates() if self._session.rank == 0 else None, self._group)
-        self._candidates, self._damaged = broadcast_object(listed, self._group) or ([], [])
+        listed = on_every_rank(lambda: self._list() if self._session.rank == 0 else None, self._group)
+        self._candidates, self._damaged, self._scored = broadcast_object(listed, self._group) or ([], [], set())
         if self._job.checkpoint is not None:
             self._candidates = [one for one in self._candidates if one.name == self._job.checkpoint]
+
+    def _list(self) -> tuple[list[Checkpoint], list[DamagedCheckpointError], set[str]]:
+        """Checkpoints, the newest first, damaged ones, and names of those that have a score."""
+        scored: set[str] = set()
+        with suppress(DamagedScoresError):  # reported where scores are noted
+            scored = set(read_scores(self.store.root))
+        return *self.store.candidates(), scored
+
+    @property
+    def unscored(self) -> bool:
+        """Whether a crash has cut short the evaluation of the checkpoint that the run goes on from."""
+        resumed, best = self.resumed, self._job.config.storage.keep_best
+        if resumed is None or best is None or self._job.eval is None:
+            return False
+        return bool(resumed.extra.get("to_score")) and resumed.name not in self._scored
 
     @property
     def resumed(self) -> Checkpoint | None:
@@ -152,13 +170,23 @@ class Saver:
         self._saved_at = clock
         return True
 
-    def save(self, position: Position, learner: Learner, tensors: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Begin a checkpoint; `position` is that of all ranks. A failure is reported and costs only this checkpoint."""
+    def save(
+        self,
+        position: Position,
+        learner: Learner,
+        tensors: Mapping[str, torch.Tensor] | None = None,
+        to_score: bool = False,
+    ) -> None:
+        """Begin a checkpoint; `position` is that of all ranks. A failure is reported and costs only this checkpoint.
+
+        Args:
+            to_score: an evaluation of it comes next; after a crash in between, `unscored` is true.
+        """
         step = position.step
         if self._saved_step == step:
             return
         try:
-            self._begin(step, learner, self._saving(position, learner, tensors))
+            self._begin(step, learner, self._saving(position, learner, tensors, to_score))
         except OSError as error:
             if not is_of_storage(error):
                 raise
@@ -234,13 +262,20 @@ class Saver:
         self.store.close(LAST_WAIT_S)
         self.report_ended()
 
-    def _saving(self, position: Position, learner: Learner, tensors: Mapping[str, torch.Tensor] | None) -> Saving:
+    def _saving(
+        self,
+        position: Position,
+        learner: Learner,
+        tensors: Mapping[str, torch.Tensor] | None,
+        to_score: bool = False,
+    ) -> Saving:
         config: TrainConfig = self._job.config
         extra = {
             "position": position.to_dict(),
             "config": config.to_dict(),
             "world_size": self._session.world_size,
             "logit_shift": learner.logit_shift,
+            "to_score": to_score,
         }
         return Saving(extra=extra, tensors=tensors, mapping=self._job.mapping or None)
 
