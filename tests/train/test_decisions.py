@@ -40,7 +40,7 @@ from rayrec.train.run_folder import RunFolder, _at, _short
 from rayrec.train.run_log import DirectSink, Mailbox, Waiting, drained
 from rayrec.train.worker.accumulate import part_of
 from rayrec.train.worker.evaluation import Scores, _joined
-from rayrec.train.worker.lockstep import Control, Purpose, StepInput, due
+from rayrec.train.worker.lockstep import Control, Every, Purpose, StepInput
 from rayrec.train.worker.position import START
 from rayrec.train.worker.session import Session, session_alone
 from rayrec.train.worker.skipped import SkippedRows
@@ -528,7 +528,12 @@ def test_a_position_adds_up_its_steps() -> None:
     merged = replace(START, skipped=2, cursor=replace(Cursor.start(1), skipped=5)).merged(alone)
     assert merged.skipped == 7 and merged.cursor.skipped == 0 and merged.epoch == 1
     assert given.on(CPU) is given and (given.stop, given.clock) == (False, 0.0)
-    assert [due(step, 3) for step in range(1, 7)] == [False, False, True, False, False, True]
+    by_steps = Every(3)
+    assert [by_steps.is_due(step, 0.0) for step in range(1, 7)] == [False, False, True, False, False, True]
+    by_time = Every(None, 2.0)
+    assert [by_time.is_due(1, clock) for clock in (7.0, 8.0, 9.0, 10.0, 11.5)] == [False, False, True, False, True]
+    by_time.restart()
+    assert [by_time.is_due(1, clock) for clock in (99.0, 100.0, 101.0)] == [False, False, True]
     assert [str(purpose) for purpose in Purpose] == ["step", "evaluation step", "check", "sum", "gather"]
     with pytest.raises(AssertionError, match="room for few numbers"):
         alone.sums([0.0] * 7)

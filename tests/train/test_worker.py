@@ -125,7 +125,8 @@ def test_checkpoints_are_due_by_steps_and_by_minutes(folder: Path) -> None:
     assert due([100, 159, 160, 161, 219, 220], **by_time) == [False, False, True, False, False, True]
     both = {"checkpoint_every": 4, "checkpoint_every_minutes": 1.0}
     assert due([0, 30, 59, 60, 119, 120], **both) == [False, False, False, True, False, True]
-    assert due([0.0, 1e6], checkpoint_every=None) == [False, False]
+    assert due([0.0, 1e6], checkpoint_every=None, checkpoint_every_minutes=None) == [False, False]
+    assert due([0.0, 899.0, 900.0]) == [False, False, True], "by default every 15 minutes"
 
 
 def rows_by_step(group: dist.ProcessGroup, raw: dict[str, Any], use: Any) -> list[list[int]]:

@@ -20,7 +20,7 @@ from rayrec.train.schedule import factor
 from rayrec.train.worker.evaluation import evaluate
 from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner
-from rayrec.train.worker.lockstep import NotFiniteError, RankError, StepInput, StopRequested, due, in_step
+from rayrec.train.worker.lockstep import Every, NotFiniteError, RankError, StepInput, StopRequested, in_step
 from rayrec.train.worker.machine import planned_for
 from rayrec.train.worker.memory import is_out_of_memory, out_of_memory
 from rayrec.train.worker.position import START, Position
@@ -64,11 +64,12 @@ class Loop:
         self.scores: dict[str, Any] | None = None
         self.scored_step: int | None = None  # of the last evaluation of all rows
         self.ended: str | None = None
-        self._evaluated_at_s: float | None = None
+        trainer = self.config.trainer
+        self._lines = Every(trainer.log_every, trainer.log_every_s if trainer.log_every is None else math.inf)
+        self._evaluations = Every(trainer.eval_every, 60 * (trainer.eval_every_minutes or math.inf))
         self._exchanges = ExchangeClock()
         self._timeline = Timeline(session.control, self.config.trainer.timeline_steps)
         self._stalls = Stalls()
-        self._logged_at_s: float | None = None
         self._reported_at = 0.0
         self._tables_told_at = -math.inf
 
@@ -197,43 +198,22 @@ class Loop:
     def _after_step(self, position: Position, given: StepInput) -> Position:
         if (timeline := self._timeline.after_step(position.step)) is not None:
             self._report("timeline", position, **timeline)
-        if self._line_is_due(position, given):
+        if self._lines.is_due(position.step, given.clock):
             self._log(position, **self._tables(given))
-        if self._evaluation_is_due(position, given):
+        if self.job.eval is not None and self._evaluations.is_due(position.step, given.clock):
             if self.config.storage.keep_best is not None:
                 self._save(position.merged(self.session.control), to_score=self.config.trainer.eval_rows is None)
             try:
                 position = self._evaluate(position, self.config.trainer.eval_rows)
             except StopRequested:
                 self._stop(position.merged(self.session.control))
-            self._evaluated_at_s = None  # the time of an evaluation does not count
+            self._evaluations.restart()
         if self.saver.due(position.step, given.clock):
             self._save(position.merged(self.session.control))
             self._report_skipped()
         self.saver.report_ended()
         self._report_progress(position)
         return position
-
-    def _line_is_due(self, position: Position, given: StepInput) -> bool:
-        trainer = self.config.trainer
-        if trainer.log_every is not None:
-            return due(position.step, trainer.log_every)
-        if self._logged_at_s is None:
-            self._logged_at_s = given.clock
-        is_due = given.clock - self._logged_at_s >= trainer.log_every_s
-        if is_due:
-            self._logged_at_s = given.clock
-        return is_due
-
-    def _evaluation_is_due(self, position: Position, given: StepInput) -> bool:
-        trainer = self.config.trainer
-        if self._evaluated_at_s is None:
-            self._evaluated_at_s = given.clock
-        if self.job.eval is None:
-            return False
-        by_step = trainer.eval_every is not None and due(position.step, trainer.eval_every)
-        minutes = (given.clock - self._evaluated_at_s) / 60
-        return by_step or (trainer.eval_every_minutes is not None and minutes >= trainer.eval_every_minutes)
 
     def _learning_rates(self, step: int) -> tuple[float, float]:
         """Those of the dense parameters and of the tables in a step, counted from 0."""

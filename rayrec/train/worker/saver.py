@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -29,7 +30,7 @@ from rayrec.distributed.comm import broadcast_object
 from rayrec.train.choice import best_by
 from rayrec.train.config import TrainConfig
 from rayrec.train.worker.learner import Learner
-from rayrec.train.worker.lockstep import due
+from rayrec.train.worker.lockstep import Every
 from rayrec.train.worker.outage import Outages, is_of_storage, within
 from rayrec.train.worker.position import Position
 from rayrec.train.worker.session import Job, Session
@@ -66,7 +67,8 @@ class Saver:
         self._scored: set[str] = set()
         self._outages.outlast("finding the checkpoints", self._find)
         self._saved_step = self.resumed.step if self.resumed is not None else None
-        self._saved_at: float | None = None
+        trainer = job.config.trainer
+        self._every = Every(trainer.checkpoint_every, 60 * (trainer.checkpoint_every_minutes or math.inf))
         self._waits = False  # where there is no room for copies
 
     def _find(self) -> None:
@@ -160,15 +162,7 @@ class Saver:
         Args:
             clock: seconds, of rank 0.
         """
-        trainer = self._job.config.trainer
-        if self._saved_at is None:
-            self._saved_at = clock
-        minutes = trainer.checkpoint_every_minutes
-        by_time = minutes is not None and clock - self._saved_at >= 60 * minutes
-        if not by_time and not (trainer.checkpoint_every is not None and due(step, trainer.checkpoint_every)):
-            return False
-        self._saved_at = clock
-        return True
+        return self._every.is_due(step, clock)
 
     def save(
         self,
