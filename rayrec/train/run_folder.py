@@ -213,13 +213,13 @@ def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
     try:
         return CheckpointStore(folder.checkpoints).latest()
     except OSError as error:
-        raise _unreadable(folder, error) from error
+        raise _unusable(folder, error, "read") from error
 
 
-def _unreadable(folder: RunFolder, error: OSError) -> StorageError:
+def _unusable(folder: RunFolder, error: OSError, how: str) -> StorageError:
     return StorageError(
-        f"{error.filename or folder.checkpoints} cannot be read ({error.strerror or error}); nothing was started, "
-        f"so that no checkpoint is lost: make it readable, and run the same command again"
+        f"{error.filename or folder.checkpoints} cannot be {how} ({error.strerror or error}); nothing was started, "
+        f"so that no checkpoint is lost: check storage and permissions, and run the same command again"
     )
 
 
@@ -238,7 +238,7 @@ def leased(folder: RunFolder, tell: Callable[[str], object]) -> Iterator[Lease]:
     except InUseError as error:
         raise StorageError(str(error)) from None
     except OSError as error:
-        raise _unreadable(folder, error) from error
+        raise _unusable(folder, error, "written") from error
     with lease:
         yield lease
 

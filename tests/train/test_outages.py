@@ -17,7 +17,7 @@ from rayrec.checkpoint.folder import LocalFolder
 from rayrec.checkpoint.launch import FILE, Launch, Lease
 from rayrec.data.storage.retries import Patience
 from rayrec.models import DLRM, Batch
-from rayrec.train import StorageError, TrainError
+from rayrec.train import ResourceError, StorageError, TrainError
 from rayrec.train.errors import is_retryable
 from rayrec.train.worker import outage
 from rayrec.train.worker.lockstep import Control
@@ -196,6 +196,28 @@ def test_a_second_launch_is_refused_where_locks_do_not_reach(
     assert [record["event"] for record in records(trainer(data, storage__path=path).folder.path, "event")].count(
         "resumed"
     ) == 1
+
+
+def test_checkpoints_that_cannot_be_written_start_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_storage(monkeypatch, "write", EXPIRED, times=1, of=FILE)
+    with pytest.raises(StorageError, match=r"checkpoints cannot be written \(Permission denied\); nothing was started"):
+        trainer(data, storage__path=str(tmp_path / "runs")).fit()
+
+
+def test_a_run_that_does_not_fit_keeps_the_result_that_it_has(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"storage__path": str(tmp_path / "runs"), "trainer__epochs": 1}
+    result = trainer(data, **changes).fit()
+    monkeypatch.setattr("rayrec.train.trainer.run_job", lambda *_: (_ for _ in ()).throw(ResourceError("too few CPUs")))
+    more = {**changes, "trainer__epochs": 2}
+    with pytest.raises(ResourceError, match="too few CPUs"):
+        trainer(data, **more).fit()
+    monkeypatch.undo()
+    assert trainer(data, **changes).fit() == result, "it is still the one of a finished run"
+    assert trainer(data, **more).fit().epochs == 2
 
 
 def test_an_earlier_run_that_goes_on_elsewhere_is_not_set_aside(data: Path, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from rayrec.train.worker.position import Position
 from rayrec.train.worker.session import Job, Session
 
 ReportEvent = Callable[[int, str, str], None]
+LEAST_STILL_S = 60.0  # a busy disk may take so long for a block
 LAST_WAIT_S = 20.0  # for a save that is under way when this rank's part of the run ends with an error
 
 
@@ -54,7 +55,8 @@ class Saver:
         self._job, self._session, self._report = job, session, report
         storage = job.config.storage
         best = best_by(storage.keep_best)
-        self.store = CheckpointStore(job.checkpoints, storage.keep, best, storage.patience_s, job.launch)
+        still_s = max(storage.patience_s, LEAST_STILL_S)
+        self.store = CheckpointStore(job.checkpoints, storage.keep, best, still_s, job.launch)
         self._group = session.control.group
         self._outages = Outages(
             session.control,
