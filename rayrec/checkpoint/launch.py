@@ -23,6 +23,7 @@ from rayrec.checkpoint.folder import Folder
 FILE = "launch.json"
 BEAT_S = 15.0
 DEAD_S = 60.0  # without a beat
+RELEASE_S = 10.0  # that the end of a launch waits for storage which does not answer
 LONG_AGO_S = 1800.0  # more than clocks of machines differ by
 
 _held: set[str] = set()  # tokens of this process
@@ -156,13 +157,8 @@ class Lease:
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=RELEASE_S)
         _held.discard(self.launch.token)
-        with suppress(OSError):  # else it is found dead later
-            if self.held:
-                self._root.remove(FILE)
-            if not self._root.names():
-                self._root.remove_all()  # a launch that was refused leaves nothing
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):
@@ -170,6 +166,11 @@ class Lease:
                 if not self.held:
                     return
                 self._write()
+        with suppress(OSError):  # else it is found dead later
+            if self.held:
+                self._root.remove(FILE)
+            if not self._root.names():
+                self._root.remove_all()  # a launch that was refused leaves nothing
 
     def _write(self) -> None:
         self._root.write(FILE, json.dumps({"launch": self.launch.to_dict(), "beat": time.time()}).encode())

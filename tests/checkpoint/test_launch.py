@@ -102,6 +102,21 @@ def test_a_launch_that_was_taken_over_leaves_the_file_alone(root: LocalFolder) -
     assert holder(root) is None, "not whole: nobody's"
 
 
+def test_the_end_of_a_launch_does_not_wait_for_storage_that_hangs(
+    root: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(launches, "RELEASE_S", 0.1)
+    with Lease(root).take():
+        monkeypatch.setattr(LocalFolder, "read", lambda *_: gate.wait(20))
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+    monkeypatch.undo()
+    gate.set()
+    with Lease(root).take() as lease:
+        assert lease.held, "the file that was left is known to be over"
+
+
 def test_an_attempt_is_of_the_launch_that_holds_the_folder(root: LocalFolder) -> None:
     mine = Launch.here()
     with pytest.raises(FileNotFoundError, match=r"it is gone: the storage is not mounted here, or .*launch\.json"):
