@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -213,3 +214,17 @@ def test_workers_share_the_threads_of_their_machine(folder: Path) -> None:
             assert torch.get_num_threads() == found
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("changes", "says"), [({}, True), ({"trainer__use_gpu": False}, False)])
+def test_a_run_in_this_process_says_that_it_leaves_a_gpu(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], says: bool
+) -> None:
+    job, out = make_job(raw_config(folder, storage__path=str(tmp_path), **changes)), io.StringIO()
+    job.files.create()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    done: Record = {"kind": "done", "outcome": {}}
+    monkeypatch.setattr("rayrec.train.worker.entry.work_alone", lambda job, sink: sink.put(done))
+    display = Display(Console(file=out, width=200))
+    assert run_job(job, Recorder(job.files, display), display, 0) == {}
+    assert ("this machine has a GPU: trainer.num_workers=1 trains on it" in out.getvalue()) == says
