@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from rayrec.checkpoint.pace import StoppedError
 from rayrec.checkpoint.polling import deadline, on_every_rank, pauses
 from rayrec.checkpoint.saving import Job, Save
 from rayrec.distributed import comm
+
+REMOVAL_S = 5.0  # that ranks wait until what a failed save left is removed
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Underway:
         self._report(job, error)
         if error is not None and fenced is None:
             first = group is None or group.rank() == 0
-            on_every_rank(lambda: _remove(job) if first else None, group)
+            on_every_rank(lambda: _remove_soon(job) if first else None, group)
         if fenced is not None:
             raise fenced
 
@@ -124,6 +127,13 @@ class Underway:
             self._job.hurry()
             self._job.join(seconds)
             self._job.stop()
+
+
+def _remove_soon(job: Job) -> None:
+    """Remove what a failed save left; on storage that hangs, whenever that goes on."""
+    thread = threading.Thread(target=_remove, args=(job,), name="rayrec-remove", daemon=True)
+    thread.start()
+    thread.join(REMOVAL_S)
 
 
 def _remove(job: Job) -> None:

@@ -393,6 +393,17 @@ def test_what_a_failed_save_left_is_removed_unless_it_is_fenced(tmp_path: Path) 
     assert [type(outcome.error) for outcome in under.ended()] == [FencedError]
 
 
+def test_nobody_waits_for_a_removal_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, under = Event(), Underway()
+    monkeypatch.setattr("rayrec.checkpoint.background.REMOVAL_S", 0.05)
+    monkeypatch.setattr(LocalFolder, "remove_all", lambda _: gate.wait(20))
+    under.start(save_of(LocalFolder(tmp_path), 5, [], may=lambda: 1 // 0))
+    began = time.monotonic()
+    assert under.settle(None) and time.monotonic() - began < 5
+    gate.set()
+    assert [type(outcome.error) for outcome in under.ended()] == [ZeroDivisionError]
+
+
 def test_a_save_that_waits_for_others_in_vain_can_be_given_up(tmp_path: Path) -> None:
     under = Underway()
     under.start(save_of(LocalFolder(tmp_path), 5, [], world_size=2), beside_training=True)

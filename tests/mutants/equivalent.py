@@ -19,6 +19,7 @@ OF_ANY_LENGTH = (  # zips of what a caller or a file says: their check is tested
 AT_ONCE = {  # figures for speed, memory and waiting: how much is done, held or waited for at a time
     "rayrec/checkpoint/folder.py": ("_FOLIO", "_BEHIND"),
     "rayrec/checkpoint/index.py": ("BLOCK_BYTES",),
+    "rayrec/checkpoint/background.py": ("REMOVAL_S",),
     "rayrec/checkpoint/launch.py": ("BEAT_S", "DEAD_S", "RELEASE_S", "LONG_AGO_S"),
     "rayrec/checkpoint/rectangles.py": ("PIECE_BYTES",),
     "rayrec/checkpoint/saving.py": ("NICE",),
