@@ -10,7 +10,9 @@
 | `writer`, `reader`, `container`, `index`, `manifest` | the files: safetensors, a JSON index with checksums |
 | `convert`, `warm_start` | a checkpoint for other programs; tables and layers for another model |
 | `folder` | any file system |
-| `attempt`, `scores`, `mapping`, `errors` | who owns the folder, which is best, what ids mean, what can be wrong |
+| `launch`, `attempt` | which start of a run holds the folder, and which of its worker groups owns it |
+| `retention`, `scores` | which checkpoints stay, which is best |
+| `mapping`, `errors` | what ids mean, what can be wrong |
 """
 
 from rayrec.checkpoint.background import Outcome
@@ -20,6 +22,8 @@ from rayrec.checkpoint.errors import (
     DamagedCheckpointError,
     FencedError,
     NoWholeCheckpointError,
+    RemovedCheckpointError,
+    TakenOverError,
     no_whole,
 )
 from rayrec.checkpoint.scores import Best
@@ -34,7 +38,9 @@ __all__ = [
     "FencedError",
     "NoWholeCheckpointError",
     "Outcome",
+    "RemovedCheckpointError",
     "Saving",
+    "TakenOverError",
     "newer_damaged",
     "no_whole",
 ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rayrec.checkpoint.errors import FencedError
 from rayrec.checkpoint.manifest import MANIFEST
@@ -12,6 +15,8 @@ from rayrec.checkpoint.pace import StoppedError
 from rayrec.checkpoint.polling import deadline, on_every_rank, pauses
 from rayrec.checkpoint.saving import Job, Save
 from rayrec.distributed import comm
+
+REMOVAL_S = 5.0  # that ranks wait until what a failed save left is removed
 
 
 @dataclass(frozen=True)
@@ -28,39 +33,59 @@ class Outcome:
     seconds: float
 
 
+class _State(NamedTuple):
+    """A rank's part of a save, as the others hear of it."""
+
+    running: bool
+    error: Exception | None
+    late: bool
+    still: bool
+
+
 class Underway:
     """At most one save at a time, of this rank."""
 
     def __init__(self) -> None:
         self._job: Job | None = None
+        self._waited_s = 0.0  # for this job
         self._ended: list[Outcome] = []
 
     def start(self, save: Save, beside_training: bool = False, shares_cpus: bool = False) -> None:
         assert self._job is None
+        self._waited_s = 0.0
         self._job = Job(save, save.manifest.step, beside_training, shares_cpus)
 
-    def settle(self, group: comm.Group, patience_s: float = float("inf")) -> bool:
+    def settle(self, group: comm.Group, patience_s: float = math.inf, still_s: float = math.inf) -> bool:
         """Wait until every rank's part of the save is over; remove what a failed one left. A collective.
 
+        Args:
+            patience_s: seconds to wait for one save, over all calls.
+            still_s: seconds to wait for a rank whose storage takes nothing meanwhile.
+
         Returns:
-            False: some rank is still writing after `patience_s`.
+            False: some rank is still writing after that.
 
         Raises:
             FencedError: on every rank, where the run has been taken over.
         """
-        late = deadline(patience_s)
+        began = time.monotonic()
+        late = deadline(patience_s - self._waited_s)
         if self._job is not None:
             self._job.hurry()
         for pause in pauses():
             job = self._job
-            state = (job is not None and job.running, None if job is None else job.error, late())
-            states = comm.all_gather_object(state, group)
-            errors = [error for _, error, _ in states if error is not None]
+            mine = _State(False, None, late(), False)
+            if job is not None:
+                still = min(job.still_s, time.monotonic() - began) >= still_s
+                mine = _State(job.running, job.error, late(), still)
+            states = comm.all_gather_object(mine, group)
+            errors = [state.error for state in states if state.error is not None]
             if job is not None and errors:
                 job.stop()
-            if not any(running for running, _, _ in states):
+            if not any(state.running for state in states):
                 break
-            if states[0][2]:  # rank 0's clock decides for all
+            if states[0].late or any(state.still for state in states):  # rank 0's clock decides for all
+                self._waited_s += time.monotonic() - began
                 return False
             time.sleep(0) if job is None else job.join(pause)
         self._job = None
@@ -75,7 +100,7 @@ class Underway:
         self._report(job, error)
         if error is not None and fenced is None:
             first = group is None or group.rank() == 0
-            on_every_rank(lambda: _remove(job) if first else None, group)
+            on_every_rank(lambda: _remove_soon(job) if first else None, group)
         if fenced is not None:
             raise fenced
 
@@ -102,6 +127,13 @@ class Underway:
             self._job.hurry()
             self._job.join(seconds)
             self._job.stop()
+
+
+def _remove_soon(job: Job) -> None:
+    """Remove what a failed save left; on storage that hangs, whenever that goes on."""
+    thread = threading.Thread(target=_remove, args=(job,), name="rayrec-remove", daemon=True)
+    thread.start()
+    thread.join(REMOVAL_S)
 
 
 def _remove(job: Job) -> None:

@@ -69,8 +69,46 @@ class NoWholeCheckpointError(CheckpointError):
     """There are checkpoints, but none of them is whole."""
 
 
+class RemovedCheckpointError(CheckpointError):
+    """A checkpoint was removed while it was read: the run that goes on has newer ones."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"the checkpoint {path} was removed while it was read, as its run goes on; run the command again, which "
+            f"reads a newer one, or raise storage.keep of the run"
+        )
+
+    def __reduce__(self) -> tuple[type[RemovedCheckpointError], tuple[str]]:
+        return type(self), (self.path,)
+
+
+class DamagedScoresError(CheckpointError):
+    """It is not known which checkpoint is the best."""
+
+
 class FencedError(CheckpointError):
     """A later attempt of the run has taken over the folder: this one may not commit or remove anything."""
+
+
+class TakenOverError(FencedError):
+    """That attempt is of another launch, so this launch is over.
+
+    Args:
+        path: of the folder.
+        launch: the other one.
+    """
+
+    def __init__(self, path: str, launch: str) -> None:
+        self.path, self.launch = path, launch
+        super().__init__(f"{path} was taken over by another launch of the run ({launch}); this one ends")
+
+    def __reduce__(self) -> tuple[type[TakenOverError], tuple[str, str]]:
+        return type(self), (self.path, self.launch)
+
+
+class InUseError(CheckpointError):
+    """Another launch of the run is still going."""
 
 
 def no_whole(path: str, damaged: Sequence[object]) -> NoWholeCheckpointError:

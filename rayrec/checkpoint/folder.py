@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -129,10 +130,15 @@ class LocalFolder:
         return (self._path / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
-        temporary = f".{name}.tmp"
-        with self.create(temporary) as file:
-            file.write(data)
-        os.replace(self._path / temporary, self._path / name)
+        temporary = _temporary(name)
+        try:
+            with self.create(temporary) as file:
+                file.write(data)
+            os.replace(self._path / temporary, self._path / name)
+        except BaseException:
+            with suppress(OSError):
+                self.remove(temporary)
+            raise
         self._sync()
 
     @contextmanager
@@ -162,6 +168,11 @@ class LocalFolder:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def _temporary(name: str) -> str:
+    """Where a small file is written first: a name of its own for each writer, so that none moves another's away."""
+    return f".{name}.{uuid.uuid4().hex[:8]}.tmp"
 
 
 _FOLIO = 4 << 20  # the system keeps pages in groups of up to so many bytes, and gives back whole groups only
@@ -254,9 +265,10 @@ class ArrowFolder:
             with self.create(name) as stream:
                 stream.write(data)
             return
-        with self.create(f".{name}.tmp") as stream:
+        temporary = _temporary(name)
+        with self.create(temporary) as stream:
             stream.write(data)
-        self._files.move(self._at(f".{name}.tmp"), self._at(name))
+        self._files.move(self._at(temporary), self._at(name))
 
     @contextmanager
     def create(self, name: str) -> Iterator[Sink]:

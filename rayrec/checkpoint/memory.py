@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 from rayrec.distributed import comm
 
 _SHARE = 0.8  # of what is free; the rest is for the pages of the files, and for training
@@ -15,7 +17,21 @@ _SHARE = 0.8  # of what is free; the rest is for the pages of the files, and for
 
 def fits_in_memory(need_bytes: int, group: comm.Group) -> bool:
     """Whether every host has room for what its ranks need together. A collective; every rank gets the same answer."""
+    need_bytes = max(0, need_bytes - pinned_bytes())
     return _fit(comm.all_gather_object((socket.gethostname(), need_bytes, available_bytes()), group))
+
+
+def copy_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Host memory that copies of these tensors take; torch rounds pinned memory up to powers of two."""
+    return sum(1 << (of.nbytes - 1).bit_length() if of.is_cuda and of.nbytes else of.nbytes for of in tensors)
+
+
+def pinned_bytes() -> int:
+    """Pinned memory that torch keeps from earlier copies of this process, and uses for the next ones."""
+    if not torch.cuda.is_available():
+        return 0
+    stats = torch.cuda.host_memory_stats()
+    return int(stats.get("allocated_bytes.current", 0) - stats.get("active_bytes.current", 0))
 
 
 def _fit(demands: Iterable[tuple[str, int, int]]) -> bool:

@@ -29,6 +29,12 @@ class Pace:
         self._share = share
         self._stopped, self._hurried = threading.Event(), threading.Event()
         self._used = FREE_S  # seconds of CPU up to the last rest
+        self._moved = time.monotonic()
+
+    @property
+    def still_s(self) -> float:
+        """Seconds since the thread last called `rest` or `wait`."""
+        return time.monotonic() - self._moved
 
     def hurry(self) -> None:
         """Somebody waits: no more rests."""
@@ -56,5 +62,6 @@ class Pace:
         Raises:
             StoppedError: the save was given up.
         """
+        self._moved = time.monotonic()
         if self._stopped.wait(seconds):
             raise StoppedError

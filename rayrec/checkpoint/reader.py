@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
-from rayrec.checkpoint.errors import Damage, DamagedCheckpointError
+from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
 from rayrec.checkpoint.folder import Folder, Source
 from rayrec.checkpoint.index import INDEX, Index, Piece
-from rayrec.checkpoint.manifest import Manifest, sha256
+from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
 from rayrec.checkpoint.rectangles import LoadPlanner
 
 _MISMATCH = "the bytes do not match their checksum"
@@ -25,6 +25,7 @@ class Reader:
 
     Raises:
         DamagedCheckpointError: the index is missing, or not what was written.
+        RemovedCheckpointError: the checkpoint is no longer there; also where the body of the context finds that.
         OSError: it cannot be read.
     """
 
@@ -39,9 +40,11 @@ class Reader:
         self._checks = self._open.enter_context(ThreadPoolExecutor(1, "rayrec-checks"))  # while the disk reads on
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._open.close()
         self._sources.clear()
+        if isinstance(error, OSError) and _is_removed(self.folder):
+            raise RemovedCheckpointError(self.folder.path) from error
 
     def fill(self, state: dict[str, Any]) -> None:
         """Fill the `Rectangles` of a state dict.
@@ -172,7 +175,7 @@ class Reader:
             try:
                 source = self._open.enter_context(self.folder.open(name))
             except FileNotFoundError:
-                raise DamagedCheckpointError(self.folder.path, [Damage(name, "the file is missing")]) from None
+                raise _missing(self.folder, name) from None
             if source.read_into(0, head) != len(head) or zlib.crc32(head) != file.header_crc32:
                 raise DamagedCheckpointError(self.folder.path, [Damage(name, "its header is not what was written")])
             self._sources[name] = source
@@ -185,11 +188,25 @@ def _place(pieces: dict[tuple[str, tuple[int, ...]], Piece], item: ReadItem) -> 
     return piece.file, piece.begin
 
 
+def _is_removed(folder: Folder) -> bool:
+    """Whether a committed checkpoint was removed since: its manifest goes first."""
+    try:
+        return MANIFEST not in folder.names()
+    except OSError:
+        return False
+
+
+def _missing(folder: Folder, name: str) -> CheckpointError:
+    if _is_removed(folder):
+        return RemovedCheckpointError(folder.path)
+    return DamagedCheckpointError(folder.path, [Damage(name, "the file is missing")])
+
+
 def _read_index(folder: Folder, manifest: Manifest) -> Index:
     try:
         data = folder.read(INDEX)
     except FileNotFoundError:
-        raise DamagedCheckpointError(folder.path, [Damage(INDEX, "the file is missing")]) from None
+        raise _missing(folder, INDEX) from None
     if len(data) != manifest.index_size or sha256(data) != manifest.index_sha256:
         raise DamagedCheckpointError(folder.path, [Damage(INDEX, _MISMATCH)])
     try:

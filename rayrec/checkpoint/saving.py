@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 
 from torch.distributed.checkpoint.planner import SavePlan
 
+from rayrec.checkpoint.errors import DamagedScoresError
 from rayrec.checkpoint.folder import Folder
 from rayrec.checkpoint.index import INDEX, Index, part_file
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
+from rayrec.checkpoint.memory import copy_bytes
 from rayrec.checkpoint.pace import SHARE, Pace
 from rayrec.checkpoint.polling import pauses
 from rayrec.checkpoint.rectangles import Rectangles, SavePlanner
@@ -85,8 +87,9 @@ class Save:
     committed: Callable[[], None]
 
     @property
-    def nbytes(self) -> int:
-        return sum(item.tensor.nbytes for item in self.work.items)
+    def copy_bytes(self) -> int:
+        """Host memory that `copied` takes."""
+        return copy_bytes(item.tensor for item in self.work.items)
 
     def copied(self) -> Save:
         """The same from copies in host memory, so that training may go on."""
@@ -102,6 +105,7 @@ class Save:
         """
         try:
             index = write(self.folder, self.rank, self.work.items, pace)
+            pace.wait(0.0)
             self.folder.write(part_file(self.rank), index.to_json())
             if self.rank == 0:
                 self._commit(pace)
@@ -109,12 +113,13 @@ class Save:
             self.may_commit()  # another attempt may have removed what this one was writing
             raise
         if self.rank == 0:
-            with suppress(OSError):  # what cannot be removed now is removed after the next one
+            with suppress(OSError, DamagedScoresError):  # what cannot be removed now is removed after a later one
                 self.committed()
 
     def _commit(self, pace: Pace) -> None:
         ranks = range(self.manifest.world_size)
         self._await_parts({part_file(rank) for rank in ranks}, pace)
+        pace.wait(0.0)
         parts = [Index.from_json(self.folder.read(part_file(rank)), whole=False) for rank in ranks]
         index = Index.joined(parts)
         if set(index.tensors) != self.work.keys:
@@ -122,6 +127,7 @@ class Save:
         data = index.to_json()
         self.folder.write(INDEX, data)
         for rank in ranks:
+            pace.wait(0.0)
             self.folder.remove(part_file(rank))
         self.may_commit()
         manifest = replace(self.manifest, index_size=len(data), index_sha256=sha256(data))
@@ -168,6 +174,11 @@ class Job:
     @property
     def running(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def still_s(self) -> float:
+        """Seconds for which the storage has taken nothing."""
+        return self._pace.still_s if self.running else 0.0
 
     def hurry(self) -> None:
         """Somebody waits for it."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rayrec.checkpoint.errors import DamagedScoresError
 from rayrec.checkpoint.folder import Folder
 
 _FILE = "scores.json"
@@ -28,16 +29,30 @@ class Best:
 def note_scores(root: Folder, name: str, scores: Mapping[str, Any]) -> None:
     """Keep the scores of the checkpoint in folder `name`; one process of a run calls it."""
     numbers = {key: value for key, value in scores.items() if isinstance(value, int | float)}
-    root.write(_FILE, json.dumps({**read_scores(root), name: numbers}).encode())
+    there = set(root.names())
+    earlier = {name: of for name, of in read_scores(root).items() if name in there}
+    root.write(_FILE, json.dumps({**earlier, name: numbers}).encode())
 
 
 def read_scores(root: Folder) -> dict[str, dict[str, float]]:
-    """Scores by folder name; nothing where none were noted."""
+    """Scores by folder name; nothing where none were noted.
+
+    Raises:
+        DamagedScoresError: the file is not what was written.
+        OSError: it cannot be read.
+    """
     try:
         raw = json.loads(root.read(_FILE))
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
         return {}
-    return raw if isinstance(raw, dict) else {}
+    except ValueError:
+        raw = None
+    if not isinstance(raw, dict):
+        raise DamagedScoresError(
+            f"{root.path}/{_FILE} is not what was written, so it is not known which checkpoint is the best and none is "
+            f"removed; remove the file to begin anew with the next evaluation"
+        )
+    return raw
 
 
 def best_of(root: Folder, names: Iterable[str], best: Best) -> str | None:

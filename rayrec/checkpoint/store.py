@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,20 +13,22 @@ from typing import Any
 import torch
 
 from rayrec.checkpoint import contents
-from rayrec.checkpoint.attempt import Attempt, folder_name, order_of
+from rayrec.checkpoint.attempt import Attempt, folder_name
 from rayrec.checkpoint.background import Outcome, Underway
 from rayrec.checkpoint.committed import Checkpoint, read_checkpoint
 from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, no_whole
 from rayrec.checkpoint.folder import Folder, open_folder
-from rayrec.checkpoint.manifest import MANIFEST, Manifest
+from rayrec.checkpoint.launch import Launch
+from rayrec.checkpoint.manifest import Manifest
 from rayrec.checkpoint.mapping import MAPPING, check_mapping
 from rayrec.checkpoint.memory import fits_in_memory
 from rayrec.checkpoint.polling import on_every_rank
 from rayrec.checkpoint.random_state import random_states, room_for, set_random_states
 from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangles
+from rayrec.checkpoint.retention import checkpoint_names, remove_unfinished, thin_out
 from rayrec.checkpoint.saving import Save, plan_save
-from rayrec.checkpoint.scores import Best, best_of, note_scores
+from rayrec.checkpoint.scores import Best, note_scores
 from rayrec.checkpoint.update_counts import set_update_counts, update_counts
 from rayrec.distributed import DistributedModelParallel, comm
 
@@ -57,13 +61,24 @@ class CheckpointStore:
         root: a path, or a URI that pyarrow has a file system for.
         keep: newest checkpoints that stay when one is committed; None: all.
         best: the best by a metric stays too.
+        still_s: a save that is waited for fails when its storage has taken nothing for so many seconds.
+        launch: that holds the folder, if the run has a driver; no other may take it over.
     """
 
-    def __init__(self, root: str | Path | Folder, keep: int | None = None, best: Best | None = None) -> None:
+    def __init__(
+        self,
+        root: str | Path | Folder,
+        keep: int | None = None,
+        best: Best | None = None,
+        still_s: float = math.inf,
+        launch: Launch | None = None,
+    ) -> None:
         self.root = open_folder(root)
-        self._keep, self._best = keep, best
+        self._keep, self._best, self._still_s, self._launch = keep, best, still_s, launch
         self._attempt: Attempt | None = None
         self._steps: set[int] = set()  # that this attempt has saved
+        self._loaded: Checkpoint | None = None
+        self.copied = True  # whether the last save beside training was from copies
         self._underway = Underway()
 
     def save(
@@ -85,12 +100,12 @@ class CheckpointStore:
         Raises:
             OSError or ValueError, on every rank: it could not be written. Earlier ones are intact.
         """
-        self._underway.settle(group)
+        self.finish(group)
         self._underway.ended()
         saving = saving or Saving(extra=extra)
         save = self._prepare(step, model, dense_optimizer, saving, group)
         self._underway.start(save)
-        self._underway.settle(group)
+        self.finish(group)
         (outcome,) = self._underway.ended()
         if outcome.error is not None:
             raise outcome.error
@@ -115,7 +130,7 @@ class CheckpointStore:
         this checkpoint only.
 
         Args:
-            patience_s: seconds to wait for the one before to be written.
+            patience_s: seconds that training waits for one save to be written, over all calls.
 
         Returns:
             Whether it was begun: not if the one before is still being written.
@@ -126,15 +141,22 @@ class CheckpointStore:
         if not self._underway.settle(group, patience_s):
             return False
         save = self._prepare(step, model, dense_optimizer, saving, group)
-        copied = fits_in_memory(save.nbytes, group)
-        self._underway.start(save.copied() if copied else save, copied, shares_cpus=model.device.type == "cpu")
-        if not copied:
-            self._underway.settle(group)
+        self.copied = fits_in_memory(save.copy_bytes, group)
+        work = save.copied() if self.copied else save
+        self._underway.start(work, self.copied, shares_cpus=model.device.type == "cpu")
+        if not self.copied:
+            self.finish(group)
         return True
 
     def finish(self, group: comm.Group = None) -> None:
-        """Wait for a save beside training; every rank calls it. `ended` returns the outcome."""
-        self._underway.settle(group)
+        """Wait for a save that is under way; every rank calls it. `ended` returns the outcome.
+
+        Raises:
+            TimeoutError, on every rank: the storage has taken nothing for `still_s`.
+        """
+        if not self._underway.settle(group, still_s=self._still_s):
+            text = f"the storage has taken nothing of a checkpoint for {self._still_s:g} s"
+            raise TimeoutError(errno.ETIMEDOUT, text, self.root.path)
 
     def ended(self) -> list[Outcome]:
         """Background saves that ended since the last call; rank 0 knows when one is complete."""
@@ -153,7 +175,7 @@ class CheckpointStore:
         group: comm.Group,
     ) -> Save:
         """What this rank has to write, its tensors as they stand in the model; a collective."""
-        attempt = self._claim(step, group)
+        attempt = self._claim_step(step, group)
         rank, error, state = 0 if group is None else group.rank(), None, {}
         try:
             state = contents.to_save(model, dense_optimizer)
@@ -189,22 +211,30 @@ class CheckpointStore:
             committed=lambda: None if self._keep is None else self.prune(self._keep),
         )
 
-    def _claim(self, step: int, group: comm.Group) -> Attempt:
-        """Claims the folder, again if this step was saved before, so that no saved bytes are overwritten."""
-        if self._attempt is None or step in self._steps:
-            claimed = on_every_rank(lambda: self._take_over() if _is_first(group) else None, group)
-            self._attempt = comm.broadcast_object(claimed, group)
-            self._steps = set()
-        assert self._attempt is not None
+    def claim(self, group: comm.Group = None) -> Attempt:
+        """Own the folder, as a new attempt, from now on; every rank calls it. `save` does it where it was not done.
+
+        Raises:
+            TakenOverError: another launch holds it.
+            OSError: it cannot be read or written.
+        """
+        claimed = on_every_rank(lambda: self._take_over() if _is_first(group) else None, group)
+        attempt = comm.broadcast_object(claimed, group)
+        assert attempt is not None
+        self._attempt, self._steps = attempt, set()
+        return attempt
+
+    def _claim_step(self, step: int, group: comm.Group) -> Attempt:
+        """Claims the folder again if this step was saved before, so that no saved bytes are overwritten."""
+        attempt = self._attempt
+        if attempt is None or step in self._steps:
+            attempt = self.claim(group)
         self._steps.add(step)
-        return self._attempt
+        return attempt
 
     def _take_over(self) -> Attempt:
-        """Claim the folder, and remove what earlier attempts left unfinished: it may be what fills the disk."""
-        attempt = Attempt.claim(self.root)
-        for name in self._names():
-            if MANIFEST not in self.root.sub(name).names():
-                self.root.sub(name).remove_all()
+        attempt = Attempt.claim(self.root, self._launch)
+        remove_unfinished(self.root)
         return attempt
 
     def listing(self) -> tuple[list[Checkpoint], list[DamagedCheckpointError]]:
@@ -216,7 +246,7 @@ class CheckpointStore:
             OSError: the folder or a manifest cannot be read.
         """
         whole, damaged = [], []
-        for name in self._names():
+        for name in checkpoint_names(self.root):
             try:
                 checkpoint = self._read(name)
             except DamagedCheckpointError as error:
@@ -272,6 +302,7 @@ class CheckpointStore:
         Raises:
             ValueError: the checkpoint does not fit the model or its mapping of ids; names the table or parameter.
             DamagedCheckpointError: file, tensor and rows that are not what was written. Another may be loaded then.
+            RemovedCheckpointError: it is no longer there.
             OSError: it cannot be read.
         """
         check_mapping(checkpoint.path, checkpoint.manifest.mapping, mapping)
@@ -291,6 +322,7 @@ class CheckpointStore:
                 loading.finish()
 
         on_every_rank(read, group)
+        self._loaded = checkpoint
         set_update_counts(model, checkpoint.manifest)
         set_random_states(random, model.device)
         return further
@@ -311,18 +343,22 @@ class CheckpointStore:
         except DamagedCheckpointError as error:
             return list(error.damages)
 
-    def note_scores(self, checkpoint_step: int, scores: Mapping[str, Any]) -> None:
-        """How good this attempt's checkpoint of a step is; rank 0 calls it, and it may be what makes another go."""
-        if self._attempt is not None:
-            note_scores(self.root, folder_name(checkpoint_step, self._attempt.number), scores)
-            if self._keep is not None and not self._underway.running:
-                self.prune(self._keep)
+    def note_scores(self, step: int, scores: Mapping[str, Any]) -> bool:
+        """How good the checkpoint of a step is, which was saved or loaded; rank 0 calls it, and another may go for it.
 
-    def best(self, best: Best) -> Checkpoint | None:
-        """The best committed checkpoint by a metric; None where none was scored."""
-        whole = {checkpoint.name: checkpoint for checkpoint in self.all()}
-        name = best_of(self.root, whole, best)
-        return None if name is None else whole[name]
+        Returns:
+            Whether there is one.
+        """
+        if self._attempt is not None and step in self._steps:
+            name = folder_name(step, self._attempt.number)
+        elif self._loaded is not None and self._loaded.step == step:
+            name = self._loaded.name
+        else:
+            return False
+        note_scores(self.root, name, scores)
+        if self._keep is not None and not self._underway.running:
+            self.prune(self._keep)
+        return True
 
     def prune(self, keep: int) -> None:
         """Removes all but the `keep` newest committed checkpoints and the best, and older folders that are none.
@@ -331,25 +367,11 @@ class CheckpointStore:
 
         Raises:
             FencedError: another attempt has taken the folder over.
+            OSError, DamagedScoresError: as `thin_out`.
         """
         if self._attempt is not None:
             self._attempt.check(self.root)
-        names = self._names()
-        committed = [name for name in names if MANIFEST in self.root.sub(name).names()]
-        kept = set(committed[-max(keep, 1) :])
-        if self._best is not None:
-            kept.add(best_of(self.root, committed, self._best) or "")
-        newest = order_of(committed[-1]) if committed else None
-        for name in names:
-            order = order_of(name)
-            if name not in kept and newest is not None and order is not None and order <= newest:
-                self.root.sub(name).remove(MANIFEST)  # no longer a checkpoint, even if removal is cut short
-                self.root.sub(name).remove_all()
-
-    def _names(self) -> list[str]:
-        """Folders of checkpoints, complete or not, the oldest first."""
-        found = [(order, name) for name in self.root.names() if (order := order_of(name))]
-        return [name for _, name in sorted(found)]
+        thin_out(self.root, keep, self._best)
 
     def _read(self, name: str) -> Checkpoint | None:
         return read_checkpoint(self.root.sub(name))

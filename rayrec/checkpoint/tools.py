@@ -13,7 +13,7 @@ from rayrec.checkpoint.attempt import order_of
 from rayrec.checkpoint.committed import Checkpoint, newer_damaged, read_checkpoint
 from rayrec.checkpoint.contents import DENSE, TABLE
 from rayrec.checkpoint.convert import state_dict, to_safetensors
-from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError
+from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
 from rayrec.checkpoint.folder import open_folder
 from rayrec.checkpoint.index import SavedTensor
 from rayrec.checkpoint.manifest import MANIFEST
@@ -71,7 +71,11 @@ def verify_place(place: str) -> Iterator[tuple[str, list[Damage]]]:
     for error in damaged:
         yield error.path, list(error.damages)
     for checkpoint in reversed(whole):
-        yield checkpoint.path, store.damages(checkpoint)
+        try:
+            damages = store.damages(checkpoint)
+        except RemovedCheckpointError:  # by the run, which goes on
+            continue
+        yield checkpoint.path, damages
     if not whole and not damaged:
         raise CheckpointError(f"{place} has no complete checkpoint")
 

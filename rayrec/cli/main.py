@@ -1,5 +1,5 @@
 """Runs a command; what goes wrong becomes one clean message and an exit status: 1, 2 for usage,
-130 for Ctrl-C, 143 for SIGTERM."""
+130 for Ctrl-C, 143 for SIGTERM, 129 for a terminal that is closed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import NoReturn
 from rich.console import Console
 
 from rayrec.cli.app import app
+from rayrec.stop_signals import STOP_SIGNALS
 
 DEBUG = "--debug"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def run(args: Sequence[str]) -> int:
     """
     if DEBUG in args:
         os.environ["RAYREC_DEBUG"] = "1"
-    before = {number: signal.signal(number, _end) for number in _SIGNALS} if _is_main_thread() else {}
+    before = {number: signal.signal(number, _end) for number in STOP_SIGNALS} if _is_main_thread() else {}
     try:
         app(args=[arg for arg in args if arg != DEBUG], prog_name="rayrec")
     except SystemExit as end:

@@ -87,7 +87,7 @@ def is_retryable(error: BaseException) -> bool:
     input."""
     if is_lost_peer(error) or is_device_fault(error) or _is_lost_by_ray(error) or isinstance(error, DataUnavailable):
         return True
-    if _is_fenced(error):  # this attempt is over; the one that has replaced it goes on
+    if _is_fenced(error):  # this attempt is over; the one of this launch that has replaced it goes on
         return True
     if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)):
         return False
@@ -95,9 +95,12 @@ def is_retryable(error: BaseException) -> bool:
 
 
 def _is_fenced(error: BaseException) -> bool:
-    """Without the import of checkpoints, and so of torch, where none were ever used."""
+    """Whether another attempt of this launch owns the checkpoints. Without the import of checkpoints, and so of torch,
+    where none were ever used."""
     checkpoints = sys.modules.get("rayrec.checkpoint.errors")
-    return checkpoints is not None and isinstance(error, checkpoints.FencedError)
+    if checkpoints is None or isinstance(error, checkpoints.TakenOverError):
+        return False
+    return isinstance(error, checkpoints.FencedError)
 
 
 def _is_lost_by_ray(error: BaseException) -> bool:

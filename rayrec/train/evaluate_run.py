@@ -23,7 +23,7 @@ from rayrec.train.worker.session import Job
 
 @dataclass
 class _Ending:
-    """Hears only how a job ended, and of damaged checkpoints, which go to stderr."""
+    """Hears only how a job ended, and of checkpoints that are damaged or away, which goes to stderr."""
 
     fatal: str | None = None
     done: Record | None = None
@@ -33,7 +33,7 @@ class _Ending:
     attempt: int = 0
 
     def __call__(self, record: Record) -> None:
-        if record.get("event") == "damaged":
+        if record.get("event") in ("damaged", "storage"):
             notice(record["message"])
         elif record["kind"] == "fatal":
             self.fatal = self.fatal or record["error"]

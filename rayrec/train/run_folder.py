@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,9 @@ from typing import Any
 import yaml
 
 from rayrec.checkpoint import Checkpoint, CheckpointStore
+from rayrec.checkpoint.errors import InUseError
+from rayrec.checkpoint.folder import LocalFolder, open_folder
+from rayrec.checkpoint.launch import Lease
 from rayrec.train.config.difference import differing, same
 from rayrec.train.errors import StorageError
 
@@ -146,7 +149,7 @@ class RunFolder:
                     f"wait for it, or choose another name"
                 ) from None
             except OSError:
-                pass  # a file system without locks: better to run than to refuse
+                pass  # a file system without locks; `leased` refuses a second run there too
             yield
 
     def read_config(self) -> dict[str, Any] | None:
@@ -211,17 +214,39 @@ def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
     try:
         return CheckpointStore(folder.checkpoints).latest()
     except OSError as error:
-        raise StorageError(
-            f"{error.filename or folder.checkpoints} cannot be read ({error.strerror or error}); nothing was started, "
-            f"so that no checkpoint is lost: make it readable, and run the same command again"
-        ) from error
+        raise _unusable(folder, error, "read") from error
+
+
+def _unusable(folder: RunFolder, error: OSError, how: str) -> StorageError:
+    return StorageError(
+        f"{error.filename or folder.checkpoints} cannot be {how} ({error.strerror or error}); nothing was started, "
+        f"so that no checkpoint is lost: check storage and permissions, and run the same command again"
+    )
+
+
+@contextmanager
+def leased(folder: RunFolder, tell: Callable[[str], object]) -> Iterator[Lease]:
+    """Hold a run's checkpoints for this launch: the lock of a folder does not reach other machines.
+
+    Args:
+        tell: called with a line where another launch is waited for.
+
+    Raises:
+        StorageError: another launch is still going, or the folder cannot be written.
+    """
+    try:
+        lease = Lease(open_folder(folder.checkpoints), tell).take()
+    except InUseError as error:
+        raise StorageError(str(error)) from None
+    except OSError as error:
+        raise _unusable(folder, error, "written") from error
+    with lease:
+        yield lease
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file so that a reader sees the old or the new content, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    temporary.replace(path)
+    """Replace a file so that a reader sees the old or the new content, never a part, also after a loss of power."""
+    LocalFolder(path.parent).write(path.name, content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from rayrec.train.tolerance import Tolerance
 
 Record = dict[str, Any]
+Waiting = tuple[int, str]  # exchanges that a rank has begun, and the line of code in which it waits for the others
 
 
 class Sink(Protocol):
@@ -40,7 +41,7 @@ class Sink(Protocol):
     def growing(self) -> bool:
         """Whether they are to be started again after that, as more of them."""
 
-    def waiting(self, rank: int, place: str | None) -> dict[int, str]:
+    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
         """Reports where this rank waits for the others (None: it does not), and returns the places of all that wait."""
 
 
@@ -51,7 +52,8 @@ class Mailbox:
         self._records: list[Record] = []
         self._attempt = attempts_before
         self._failed: set[int] = set()
-        self._waiting: dict[int, str] = {}
+        self._waiting: dict[int, Waiting] = {}
+        self._last_words: str | None = None
         self._stop = self._grow = self._excused = False
         self._saved_step = self._failures = 0
         self._idle_since: float | None = time.monotonic()
@@ -61,6 +63,7 @@ class Mailbox:
         self._attempt += leader and not self._failed
         self._grow = self._grow and not leader
         self._waiting.clear()
+        self._last_words = None
         return bool(self._failed)
 
     def put(self, record: Record) -> None:
@@ -74,7 +77,13 @@ class Mailbox:
             self._failed.add(record["rank"])
         if record.get("event") == "checkpoint" and record["step"] > self._saved_step:
             self._saved_step, self._failures = record["step"], 0
+        if record.get("event") in ("hang", "unlike"):
+            self._last_words = record["message"]
         self._records.append({"time": time.time(), "attempt": self._attempt, **record})
+
+    def last_words(self) -> str | None:
+        """Why a worker of this attempt has ended itself, if one has."""
+        return self._last_words
 
     def failed_ranks(self) -> int:
         return len(self._failed)
@@ -111,7 +120,7 @@ class Mailbox:
     def growing(self) -> bool:
         return self._grow and not self._stop
 
-    def waiting(self, rank: int, place: str | None) -> dict[int, str]:
+    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
         self._waiting.pop(rank, None)
         if place is not None:
             self._waiting[rank] = place
@@ -155,8 +164,8 @@ class ActorSink:
     def growing(self) -> bool:
         return bool(self._get(self.actor.growing.remote()))
 
-    def waiting(self, rank: int, place: str | None) -> dict[int, str]:
-        everyone: dict[int, str] = self._get(self.actor.waiting.remote(rank, place))
+    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
+        everyone: dict[int, Waiting] = self._get(self.actor.waiting.remote(rank, place))
         return everyone
 
     def _get(self, answer: Any) -> Any:
@@ -192,7 +201,7 @@ class DirectSink:
     def growing(self) -> bool:
         return self.mailbox.growing()
 
-    def waiting(self, rank: int, place: str | None) -> dict[int, str]:
+    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
         return self.mailbox.waiting(rank, place)
 
 

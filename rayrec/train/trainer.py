@@ -6,11 +6,12 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rayrec.checkpoint.launch import Launch, Lease
 from rayrec.container import cpus
 from rayrec.data import DataSet, FooterIndex, FooterReading, Manifest, Mix, Shuffle, manifest_of
 from rayrec.data.mapping.columns import fill_id_types
@@ -29,7 +30,14 @@ from rayrec.train.mirror import Mirror
 from rayrec.train.paths import resolved
 from rayrec.train.report import write_report
 from rayrec.train.run_config import refuse_code_from_elsewhere
-from rayrec.train.run_folder import RunFolder, newest_checkpoint, refuse_other_config, write_json, write_yaml
+from rayrec.train.run_folder import (
+    RunFolder,
+    leased,
+    newest_checkpoint,
+    refuse_other_config,
+    write_json,
+    write_yaml,
+)
 from rayrec.train.versions import with_id_types, with_versions
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.session import Job
@@ -104,6 +112,7 @@ class Trainer:
         self.factory, self.fresh = factory, fresh
         self.display = display or Display()
         self.folder = RunFolder.at(self.config.storage.path, self.config.name)
+        self._lease: Lease  # while a run goes on
         self.mirror = Mirror(self.folder)
         self._warnings: list[str] = []
         self._periods: Periods | None = None
@@ -129,11 +138,11 @@ class Trainer:
             if finished is not None:
                 self._show(finished)
                 return finished
-            self._check_earlier()
-            job = self._job()
-            write_yaml(self.folder.config, self.config.to_dict())
-            self.folder.result.unlink(missing_ok=True)
-            return self._run(job)
+            with leased(self.folder, self._warn) as self._lease:
+                self._check_earlier()
+                job = self._job(self._lease.launch)
+                write_yaml(self.folder.config, self.config.to_dict())
+                return self._run(job)
 
     def _run(self, job: Job) -> Result:
         recorder = Recorder(self.folder, self.display, on_checkpoint=self._push)
@@ -154,9 +163,15 @@ class Trainer:
         return result
 
     def _push(self) -> None:
-        self.mirror.push(lambda text: self.display.say(text, style="yellow"))
+        with suppress(OSError):  # reported by the push
+            if not self._lease.held:
+                return  # they are another launch's files by now
+        self.mirror.push(self._warn)
 
-    def _job(self) -> Job:
+    def _warn(self, text: str) -> None:
+        self.display.say(text, style="yellow")
+
+    def _job(self, launch: Launch) -> Job:
         """Everything that can be wrong with data and model is found here, before any worker starts."""
         config = self.config
         footers = FooterIndex.open(self.folder.footers)
@@ -177,6 +192,7 @@ class Trainer:
             eval=evaluation,
             folder=self.folder.path,
             checkpoints=self.folder.checkpoints,
+            launch=launch,
             factory=self.factory,
             evaluated_steps=evaluated,
             calibration=build.calibration(config),
@@ -214,11 +230,11 @@ class Trainer:
         self.display.say(f"run {self.config.name}: {', '.join(parts)}")
         local = not os.environ.get("RAY_ADDRESS")
         self._warnings = warnings.at_start(self.config, train.rows, cpus() if local else None)
-        self._warn(self._warnings)
+        self._show_warnings(self._warnings)
 
-    def _warn(self, texts: Sequence[str]) -> None:
+    def _show_warnings(self, texts: Sequence[str]) -> None:
         for text in texts:
-            self.display.say(f"warning: {text}", style="yellow")
+            self._warn(f"warning: {text}")
 
     def _count_epochs(self) -> None:
         """Progressive training has the epochs that its checkpoint has begun, and one for each period that is left."""
@@ -269,8 +285,10 @@ class Trainer:
     def _set_aside(self) -> None:
         if self.folder.path.exists():
             with self.folder.locked():
+                with leased(self.folder, self._warn):
+                    pass  # no other launch is going on
                 aside = self.folder.set_aside()
-            self.display.say(f"the earlier run was set aside: {aside}", style="yellow")
+            self._warn(f"the earlier run was set aside: {aside}")
 
     def _report_failure(self, error: TrainError, recorder: Recorder) -> None:
         kind = "interrupted" if isinstance(error, Interrupted) else "failed"
@@ -286,8 +304,8 @@ class Trainer:
     def _with_advice(self, error: TrainError) -> TrainError:
         """The error, and where the run can be taken up again."""
         try:
-            latest = newest_checkpoint(self.folder)
-        except ValueError:  # it is, or hides, what the error reports
+            latest = newest_checkpoint(self.folder) if self._lease.held else None
+        except (ValueError, OSError):  # it is, or hides, what the error reports
             return error
         if latest is None:
             return error
@@ -305,7 +323,7 @@ class Trainer:
             "TensorBoard": f"tensorboard --logdir {folder.tensorboard}",
         }
         self.display.summary(result.to_dict(), {name: str(place) for name, place in places.items()})
-        self._warn(result.warnings)
+        self._show_warnings(result.warnings)
 
 
 __all__ = ["Result", "StorageError", "TrainError", "Trainer"]

@@ -7,6 +7,7 @@ import time
 from itertools import islice
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.checkpoint import Best, CheckpointStore, FencedError
+from rayrec.checkpoint import Best, CheckpointStore, FencedError, memory
 from rayrec.checkpoint.attempt import Attempt, folder_name, order_of
 from rayrec.checkpoint.background import Underway
-from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError
+from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, DamagedScoresError
 from rayrec.checkpoint.folder import ArrowFolder, Folder, LocalFolder, open_folder
 from rayrec.checkpoint.manifest import MANIFEST, Manifest
 from rayrec.checkpoint.mapping import check_mapping
-from rayrec.checkpoint.memory import _fit, available_bytes
+from rayrec.checkpoint.memory import _fit, available_bytes, copy_bytes, fits_in_memory
 from rayrec.checkpoint.pace import Pace
 from rayrec.checkpoint.polling import deadline, on_every_rank, pauses
 from rayrec.checkpoint.random_state import random_states, room_for, set_random_states
@@ -119,16 +120,36 @@ def test_an_attempt_is_numbered_after_all_that_came_before(tmp_path: Path) -> No
 def test_scores_are_of_finite_numbers_only(tmp_path: Path) -> None:
     root = LocalFolder(tmp_path)
     assert read_scores(root) == {}
+    for name in "abc":
+        root.sub(name).write("data", b"")
     note_scores(root, "a", {"m": 1, "of": {"x": 2}, "words": "no"})
     note_scores(root, "b", {"m": float("inf")})
     note_scores(root, "c", {"other": 3.0})
     assert read_scores(root) == {"a": {"m": 1}, "b": {"m": float("inf")}, "c": {"other": 3.0}}
     assert best_of(root, "abc", Best("m", larger=True)) == best_of(root, "abc", Best("m", larger=False)) == "a"
     assert best_of(root, "bc", Best("m", larger=True)) is None
-    root.write("scores.json", b"[1]")
-    assert read_scores(root) == {}
+    root.sub("a").remove_all()
+    note_scores(root, "d", {"m": 2})
+    assert read_scores(root) == {"b": {"m": float("inf")}, "c": {"other": 3.0}, "d": {"m": 2}}, (
+        "what is gone needs none"
+    )
+    for damaged in (b"[1]", b"{"):
+        root.write("scores.json", damaged)
+        with pytest.raises(
+            DamagedScoresError, match=r"scores\.json is not what was written, .* none is removed; remove"
+        ):
+            read_scores(root)
+
+
+def test_nothing_is_removed_where_it_is_not_known_which_is_the_best(tmp_path: Path) -> None:
+    root = LocalFolder(tmp_path)
+    for step in (1, 2):
+        root.sub(folder_name(step, 1)).write(MANIFEST, manifest(step).to_json())
     root.write("scores.json", b"{")
-    assert read_scores(root) == {}
+    store = CheckpointStore(root, keep=1, best=Best("m", larger=True))
+    with pytest.raises(DamagedScoresError):
+        store.prune(1)
+    assert [found.step for found in store.all()] == [1, 2]
 
 
 FILES = [("local", ""), ("arrow", ""), ("arrow", "?region=x")]
@@ -188,7 +209,7 @@ def test_files_and_their_folders_are_synced(tmp_path: Path, monkeypatch: pytest.
     assert synced == ["data", "step", "run"]
     synced.clear()
     folder.write("index", b"y")
-    assert synced[0] == ".index.tmp" and synced[-2:] == ["step", "run"]
+    assert synced[0].startswith(".index.") and synced[-2:] == ["step", "run"]
 
 
 def test_a_large_files_pages_are_given_back_as_they_are_written(
@@ -236,6 +257,18 @@ def test_what_a_place_means(tmp_path: Path) -> None:
 )
 def test_ranks_of_a_host_share_its_memory(told: list[tuple[str, int, int]], fits: bool) -> None:
     assert _fit(told) == fits
+
+
+def test_pinned_memory_of_earlier_copies_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as it can be seen without a GPU: torch never gives it back to the system."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 100)
+    assert fits_in_memory(80, None) and not fits_in_memory(81, None)
+    kept = {"allocated_bytes.current": 64, "active_bytes.current": 16}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: kept)
+    assert fits_in_memory(128, None) and not fits_in_memory(129, None)
+    on_gpu = [SimpleNamespace(is_cuda=True, nbytes=nbytes) for nbytes in (0, 1, 4, 5)]
+    assert copy_bytes(on_gpu) == 1 + 4 + 8 and copy_bytes([torch.ones(5)]) == 20  # type: ignore[arg-type]
 
 
 def test_memory_is_the_hosts_or_the_containers(tmp_path: Path) -> None:
@@ -331,6 +364,8 @@ def test_a_save_is_timed_and_told_once(tmp_path: Path) -> None:
     under.start(save_of(root, 5, called, may=lambda: gate.wait(20)), beside_training=True)
     assert under.running and under.ended() == []
     assert not under.settle(None, patience_s=0.05)
+    again = time.monotonic()
+    assert not under.settle(None, patience_s=0.05) and time.monotonic() - again < 0.04, "it was waited for already"
     gate.set()
     assert under.settle(None) and not under.running
     (outcome,) = under.ended()
@@ -358,6 +393,17 @@ def test_what_a_failed_save_left_is_removed_unless_it_is_fenced(tmp_path: Path) 
     assert [type(outcome.error) for outcome in under.ended()] == [FencedError]
 
 
+def test_nobody_waits_for_a_removal_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, under = Event(), Underway()
+    monkeypatch.setattr("rayrec.checkpoint.background.REMOVAL_S", 0.05)
+    monkeypatch.setattr(LocalFolder, "remove_all", lambda _: gate.wait(20))
+    under.start(save_of(LocalFolder(tmp_path), 5, [], may=lambda: 1 // 0))
+    began = time.monotonic()
+    assert under.settle(None) and time.monotonic() - began < 5
+    gate.set()
+    assert [type(outcome.error) for outcome in under.ended()] == [ZeroDivisionError]
+
+
 def test_a_save_that_waits_for_others_in_vain_can_be_given_up(tmp_path: Path) -> None:
     under = Underway()
     under.start(save_of(LocalFolder(tmp_path), 5, [], world_size=2), beside_training=True)
@@ -374,7 +420,7 @@ def test_a_commit_without_all_planned_tensors_is_none(tmp_path: Path) -> None:
         **{name: getattr(save, name) for name in save.__dataclass_fields__}
         | {"work": Work(save.work.items, frozenset({"x"}))}
     )  # type: ignore[arg-type]
-    assert save.nbytes == 12 and save.copied().work.keys == save.work.keys
+    assert save.copy_bytes == 12 and save.copied().work.keys == save.work.keys
     with pytest.raises(ValueError, match="have written other tensors than were planned"):
         short.run(Pace())
     assert MANIFEST not in save.folder.names()

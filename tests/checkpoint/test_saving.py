@@ -17,7 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rayrec.checkpoint import Best, CheckpointStore, FencedError, NoWholeCheckpointError, Saving
+from rayrec.checkpoint import (
+    Best,
+    CheckpointStore,
+    FencedError,
+    NoWholeCheckpointError,
+    RemovedCheckpointError,
+    Saving,
+)
 from rayrec.checkpoint import writer as writer_module
 from rayrec.checkpoint.folder import LocalFolder
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
@@ -209,8 +216,53 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
         store.save(step, model, dense)
         store.note_scores(step, {"logloss": logloss, "tasks": {}})
     assert [checkpoint.step for checkpoint in store.all()] == [2, 4, 5]
-    assert store.best(Best("logloss", larger=False)).step == 2  # type: ignore[union-attr]
-    assert store.best(Best("auc", larger=True)) is None
+
+
+def test_the_best_stays_where_its_score_comes_after_a_crash(tmp_path: Path) -> None:
+    model, dense = build(None, "tw", ADAGRAD, 1)
+    best = Best("auc", larger=True)
+    first = CheckpointStore(tmp_path, keep=1, best=best).save(1, model, dense)
+    store = CheckpointStore(tmp_path, keep=1, best=best)
+    store.claim()
+    assert not store.note_scores(1, {"auc": 0.9}), "nothing is loaded yet"
+    store.load(first, model, dense)
+    assert store.note_scores(1, {"auc": 0.9})
+    store.save(2, model, dense)
+    assert store.note_scores(2, {"auc": 0.5}) and not store.note_scores(3, {"auc": 1.0})
+    store.save(4, model, dense)
+    assert [checkpoint.step for checkpoint in store.all()] == [1, 4]
+
+
+def test_what_is_removed_while_it_is_read_is_not_damaged(tmp_path: Path) -> None:
+    model, dense = build(None, "tw", ADAGRAD, 1)
+    store = CheckpointStore(tmp_path, keep=1)
+    old = store.save(1, model, dense)
+    reader = store.reader(old)
+    key = next(key for key in reader.index.tensors if key.startswith("table/"))
+    store.save(2, model, dense)
+    gone = rf"{old.path} was removed while it was read, .* run the command again, .* or raise storage\.keep"
+    with pytest.raises(RemovedCheckpointError, match=gone), reader:
+        reader.tensor(key)
+    for read in (store.reader, store.damages, lambda old: store.load(old, model, dense)):
+        with pytest.raises(RemovedCheckpointError):
+            read(old)
+    with pytest.raises(RemovedCheckpointError), store.reader(store.all()[0]) as found:
+        (Path(found.folder.path) / "manifest.json").unlink()
+        raise OSError(errno.EIO, "the object is gone")
+
+
+def test_a_store_that_takes_nothing_is_given_up_and_one_that_is_slow_is_not(tmp_path: Path) -> None:
+    gate = threading.Event()
+    model, dense = build(None, "tw", ADAGRAD, 1)
+    slow = CheckpointStore(Disk(tmp_path / "slow", {"delay_s": 0.3}), still_s=0.6)
+    slow.save(1, model, dense)
+    hung = CheckpointStore(Disk(tmp_path / "hung", {"gate": gate}), still_s=0.3)
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match=r"the storage has taken nothing of a checkpoint for 0\.3 s"):
+            hung.save(1, model, dense)
+    gate.set()
+    hung.finish()
+    assert [(outcome.step, outcome.error) for outcome in hung.ended()] == [(1, None)]
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_costs_nothing(

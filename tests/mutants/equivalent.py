@@ -19,6 +19,8 @@ OF_ANY_LENGTH = (  # zips of what a caller or a file says: their check is tested
 AT_ONCE = {  # figures for speed, memory and waiting: how much is done, held or waited for at a time
     "rayrec/checkpoint/folder.py": ("_FOLIO", "_BEHIND"),
     "rayrec/checkpoint/index.py": ("BLOCK_BYTES",),
+    "rayrec/checkpoint/background.py": ("REMOVAL_S",),
+    "rayrec/checkpoint/launch.py": ("BEAT_S", "DEAD_S", "RELEASE_S", "LONG_AGO_S"),
     "rayrec/checkpoint/rectangles.py": ("PIECE_BYTES",),
     "rayrec/checkpoint/saving.py": ("NICE",),
     "rayrec/data/mapping/dense.py": ("_BLOCK_ROWS",),
@@ -50,6 +52,7 @@ AT_ONCE = {  # figures for speed, memory and waiting: how much is done, held or 
     "rayrec/train/driver/elastic.py": ("NEVER_S", "LOOK_EVERY_S", "SETTLED_S", "FIRST_WAIT_S, LONGEST_WAIT_S"),
     "rayrec/train/driver/signals.py": ("TICK_S",),
     "rayrec/train/worker/entry.py": ("PEERS_FAIL_WITHIN_S",),
+    "rayrec/train/worker/outage.py": ("REPORT_EVERY_S",),
     "rayrec/train/worker/loop.py": ("PROGRESS_EVERY_S", "PREPARE_AHEAD_S", "TABLES_EVERY_S"),
     "rayrec/train/worker/saver.py": ("LAST_WAIT_S",),
     "rayrec/train/worker/watch.py": ("POLL_S",),
@@ -461,13 +464,13 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "the clock is far beyond either",
     ),
     (
-        "rayrec/train/driver/elastic.py",
+        "rayrec/train/looking.py",
         "thread.join(timeout=5)",
         "thread.join(timeout=4)",
         "the thread ends at once; it only bounds a hang",
     ),
     (
-        "rayrec/train/driver/elastic.py",
+        "rayrec/train/looking.py",
         "thread.join(timeout=5)",
         "thread.join(timeout=6)",
         "the thread ends at once; it only bounds a hang",

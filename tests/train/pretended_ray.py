@@ -3,6 +3,7 @@ names. What a driver asks of Ray can so be seen without one."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ class PretendedRay:
         named: actors that are found by name.
         gauges: name → (value, run).
         looks: how often the nodes were asked for.
+        hangups_blocked: whether SIGHUP was blocked at each `ray.init`, as it then is for what that starts.
     """
 
     resources: dict[str, float] = field(default_factory=lambda: {"CPU": 4.0})
@@ -50,9 +52,11 @@ class PretendedRay:
     named: dict[tuple[str, str], Actor] = field(default_factory=dict)
     gauges: dict[str, tuple[float, str]] = field(default_factory=dict)
     looks: int = 0
+    hangups_blocked: list[bool] = field(default_factory=list)
 
     def init(self, **given: Any) -> None:
         self.begun.append(given)
+        self.hangups_blocked.append(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
         if self.refuses is not None:
             raise self.refuses
 

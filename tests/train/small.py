@@ -16,6 +16,7 @@ import torch.distributed as dist
 from rayrec.data import Manifest, manifest_of
 from rayrec.train.config.file import parse_config
 from rayrec.train.run_folder import RunFolder
+from rayrec.train.run_log import Waiting
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.loop import fit
 from rayrec.train.worker.session import Job, Session, session_of
@@ -119,7 +120,7 @@ class Silent:
     def growing(self) -> bool:
         return False
 
-    def waiting(self, rank: int, place: str | None) -> dict[int, str]:
+    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
         return {}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rayrec.checkpoint import CheckpointStore
+from rayrec.models import DLRM, Batch
 from rayrec.train import TrainError
 from rayrec.train.worker.lockstep import RankError, StopRequested
 from rayrec.train.worker.loop import fit, score_checkpoint
@@ -101,6 +102,38 @@ def test_evaluations_by_steps_keep_the_best_checkpoint(data: Path, tmp_path: Pat
     assert outcome["eval"]["samples"] == 301
 
 
+class Dies(DLRM):
+    """Its process dies in the first evaluation of a test."""
+
+    died = False
+
+    def forward(self, batch: Batch) -> Any:
+        if not self.training and not Dies.died:
+            Dies.died = True
+            raise OSError("a lost worker")
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("every", [3, 5], ids=["within an epoch", "at its end"])
+def test_an_evaluation_that_a_crash_cut_short_is_made_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """Else the checkpoint that was made for it has no score, and is removed though it is the best."""
+    monkeypatch.setattr(Dies, "died", False)
+    storage = {"keep": 1, "keep_best": "logloss"}
+    changes = {"trainer__eval_every": every, "trainer__checkpoint_every": None, "storage": storage}
+    job = replace(job_of(data, tmp_path, **changes), factory=Dies)
+    with pytest.raises(OSError, match="a lost worker"):
+        run(job)
+    assert saved(job) == [every]
+    told = run(job)[1]
+    assert told.steps("eval")[0] == every
+    scored = CheckpointStore(job.checkpoints).root.read("scores.json").decode()
+    assert f"step_{every:08d}-0001" in scored or saved(job) == [10]
+    best = min(told.all("eval"), key=lambda line: line["logloss"])["step"]
+    assert set(saved(job)) == {best, 10}
+
+
 def test_a_run_that_gets_no_better_ends_early(data: Path, tmp_path: Path) -> None:
     early = {"metric": "logloss", "patience": 2, "min_delta": 10.0}
     job = job_of(data, tmp_path, trainer__eval_every=1, trainer__eval_rows=64, trainer__early_stopping=early)
@@ -108,6 +141,17 @@ def test_a_run_that_gets_no_better_ends_early(data: Path, tmp_path: Path) -> Non
     assert told.steps("event", "ended") == [3] and outcome["steps"] == 3 == saved(job)[-1]
     assert "logloss is best at step 1" in outcome["ended"] and outcome["epochs"] == 1
     assert [r["step"] for r in told.all("eval")] == [1, 2, 3, 3]
+
+
+def test_figures_of_a_part_of_the_rows_are_not_compared_with_those_of_all(data: Path, tmp_path: Path) -> None:
+    """Evaluations of 64 rows at steps 3, 6 and 9 count; those of all rows at steps 5 and 9, ends of epochs, do not."""
+    early = {"metric": "logloss", "patience": 2, "min_delta": 10.0}
+    job = job_of(data, tmp_path, trainer__eval_every=3, trainer__eval_rows=64, trainer__early_stopping=early)
+    outcome, told = run(job)
+    assert [(r["step"], r.get("partial", False)) for r in told.all("eval")] == [
+        (3, True), (5, False), (6, True), (9, True), (9, False)
+    ]  # fmt: skip
+    assert told.steps("event", "ended") == [9] and "is best at step 3 " in outcome["ended"]
 
 
 def test_a_stopped_run_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
@@ -146,6 +190,17 @@ def test_workers_that_are_to_be_more_are_started_again(data: Path, tmp_path: Pat
         asked = iter([False, True])
         fit(job, session_alone(Growing(), lambda: next(asked)))
     assert caught.value.retry and saved(job) == [2]
+
+
+def test_lines_are_told_by_time_where_steps_do_not_say(data: Path, tmp_path: Path) -> None:
+    changes = {"trainer__log_every": None, "trainer__eval_every": 3}
+    often = run(job_of(data, tmp_path / "often", trainer__log_every_s=1e-9, **changes))[1]
+    assert [line["step"] for line in often.all("train")] == list(range(2, 11)), "the clock starts with the first step"
+    told = run(job_of(data, tmp_path / "rarely", trainer__log_every_s=1e6, **changes))[1]
+    lines = told.all("train")
+    assert [line["step"] for line in lines] == [5, 10], "at the end of an epoch"
+    stalls = [line["stall_fraction"] for line in lines]
+    assert min(stalls) > 0 and max(stalls) < 1, "for the evaluations and checkpoints between"
 
 
 def test_time_decides_too(data: Path, tmp_path: Path) -> None:

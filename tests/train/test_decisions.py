@@ -37,10 +37,10 @@ from rayrec.train.errors import Interrupted, describe
 from rayrec.train.groups import Decision, layout_of
 from rayrec.train.init_from import ALL, _same_rows
 from rayrec.train.run_folder import RunFolder, _at, _short
-from rayrec.train.run_log import DirectSink, Mailbox, drained
+from rayrec.train.run_log import DirectSink, Mailbox, Waiting, drained
 from rayrec.train.worker.accumulate import part_of
 from rayrec.train.worker.evaluation import Scores, _joined
-from rayrec.train.worker.lockstep import Control, Purpose, StepInput, due
+from rayrec.train.worker.lockstep import Control, Every, Purpose, StepInput
 from rayrec.train.worker.position import START
 from rayrec.train.worker.session import Session, session_alone
 from rayrec.train.worker.skipped import SkippedRows
@@ -369,8 +369,9 @@ def test_a_mailbox_counts_attempts_and_what_was_asked() -> None:
     box.ask_growth()
     box.ask_stop()
     assert box.stop_requested() and not box.growing()
-    assert box.waiting(0, "here") == {0: "here"} and box.waiting(1, "there") == {0: "here", 1: "there"}
-    assert box.waiting(0, None) == {1: "there"}
+    here, there = (7, "here"), (8, "there")
+    assert box.waiting(0, here) == {0: here} and box.waiting(1, there) == {0: here, 1: there}
+    assert box.waiting(0, None) == {1: there}
     box.begin(leader=False)
     assert box.waiting(0, None) == {}
     for rank in (2, 2, 0):
@@ -390,7 +391,7 @@ def test_a_mailbox_counts_attempts_and_what_was_asked() -> None:
 class Peers(Silent):
     """What a watch hears of the others, and what it tells."""
 
-    def __init__(self, others: dict[int, str]) -> None:
+    def __init__(self, others: dict[int, Waiting]) -> None:
         super().__init__()
         self.others, self.stops, self.told = others, 0, []  # type: ignore[var-annotated]
 
@@ -398,7 +399,7 @@ class Peers(Silent):
         self.stops += 1
         return True
 
-    def waiting(self, rank: int, place: str | None) -> dict[int, str]:
+    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
         self.told.append(place)
         return {**self.others, **({} if place is None else {rank: place})}
 
@@ -407,7 +408,8 @@ WAITS, WORKS = Place("here", ((1, 2),), True), Place("here", ((1, 2),), False)
 
 
 def test_unlike_places_are_told_when_they_are_seen_twice() -> None:
-    for others, unlike in [({1: "there"}, True), ({1: "here"}, False), ({}, False)]:
+    gone_on = (1, "there")  # to the next exchange, while this rank still receives
+    for others, unlike in [({1: (0, "there")}, True), ({1: (0, "here")}, False), ({1: gone_on}, False), ({}, False)]:
         ended: list[int] = []
         peers = Peers(others)
         watch = Watch(peers, 0, 2, hang_s=60, suspicious_s=1.0, end=ended.append)
@@ -416,15 +418,22 @@ def test_unlike_places_are_told_when_they_are_seen_twice() -> None:
         watch._look(WAITS, 2.5)
         assert ended == ([EXIT_UNLIKE] if unlike else [])
         if unlike:
-            text = peers.records[0]["error"]
+            text = peers.records[0]["message"]
             assert "places: rank 0 in here; rank 1 in there; a model" in text and peers.records[0]["rank"] == 0
-    watch = Watch(peers := Peers({1: "there"}), 1, 2, hang_s=60, suspicious_s=1.0, end=None)
+            assert peers.records[0]["kind"] == "event", "another attempt may end otherwise"
+    moves = Peers({1: (0, "there")})
+    watch = Watch(moves, 0, 2, hang_s=60, suspicious_s=1.0, end=None)
+    for number in range(4):
+        moves.others = {1: (0, f"line {number}")}
+        watch._look(WAITS, 2.0)
+    assert not moves.records, "something moves"
+    watch = Watch(peers := Peers({1: (0, "there")}), 1, 2, hang_s=60, suspicious_s=1.0, end=None)
     for place, still_s in [(WORKS, 9.0), (WAITS, 1.0)]:
         watch._look(place, still_s)
     assert peers.told == [] and peers.stops == 0, "only rank 0 asks, and only who waits for long tells"
     for place, still_s in [(WAITS, 1.1), (WORKS, 9.0), (WORKS, 9.0), (WAITS, 1.1)]:
         watch._look(place, still_s)
-    assert peers.told == ["here", None, "here"], "that it goes on is told once"
+    assert peers.told == [(0, "here"), None, (0, "here")], "that it goes on is told once"
     assert not peers.records, "the two times did not follow each other"
     first = Watch(peers, 0, 2, hang_s=60, end=None)
     first._look(WORKS, 0.0)
@@ -522,7 +531,12 @@ def test_a_position_adds_up_its_steps() -> None:
     merged = replace(START, skipped=2, cursor=replace(Cursor.start(1), skipped=5)).merged(alone)
     assert merged.skipped == 7 and merged.cursor.skipped == 0 and merged.epoch == 1
     assert given.on(CPU) is given and (given.stop, given.clock) == (False, 0.0)
-    assert [due(step, 3) for step in range(1, 7)] == [False, False, True, False, False, True]
+    by_steps = Every(3)
+    assert [by_steps.is_due(step, 0.0) for step in range(1, 7)] == [False, False, True, False, False, True]
+    by_time = Every(None, 2.0)
+    assert [by_time.is_due(1, clock) for clock in (7.0, 8.0, 9.0, 10.0, 11.5)] == [False, False, True, False, True]
+    by_time.restart()
+    assert [by_time.is_due(1, clock) for clock in (99.0, 100.0, 101.0)] == [False, False, True]
     assert [str(purpose) for purpose in Purpose] == ["step", "evaluation step", "check", "sum", "gather"]
     with pytest.raises(AssertionError, match="room for few numbers"):
         alone.sums([0.0] * 7)
@@ -645,7 +659,7 @@ def test_a_direct_sink_hands_over_at_once() -> None:
     assert [record["kind"] for record in seen] == ["a", "fatal"] and sink.failed_ranks() == 1
     assert all(abs(record["time"] - time.time()) < 600 and record["attempt"] == 1 for record in seen)
     box.ask_growth()
-    assert sink.stop_requested() and sink.growing() and sink.waiting(0, "x") == {0: "x"}
+    assert sink.stop_requested() and sink.growing() and sink.waiting(0, (1, "x")) == {0: (1, "x")}
 
 
 def test_neighbours_are_the_ranks_of_ones_host() -> None:

@@ -7,6 +7,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from ray.exceptions import RayActorError
 from rich.console import Console
 
+from rayrec.train.driver import signals as signals_module
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.failures import failure_reason, too_often
 from rayrec.train.driver.plan_table import bytes_text, plan_table
@@ -286,6 +289,32 @@ def test_the_first_signal_asks_and_the_second_ends(number: int) -> None:
     release.set()
     assert asked.is_set()
     assert caught.value.signal == number
+
+
+def test_a_closed_terminal_asks_once_however_often_it_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel and the shell each send a SIGHUP."""
+    monkeypatch.setattr(signals_module, "STOP_SIGNALS", (signal.SIGHUP,))
+    asked = threading.Event()
+    signals = StopSignals(asked.set, grace_s=60)
+    with listening(signals):
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+        run_beside(lambda: asked.wait(20), signals)
+    assert signals.overdue is None and signals.interrupted("x").signal == signal.SIGHUP
+    signals(signal.SIGINT)
+    assert signals.overdue is not None
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_a_hangup_is_heard_unless_it_is_ignored_as_under_nohup(ignored: bool) -> None:
+    action = signal.SIG_IGN if ignored else signal.SIG_DFL
+    code = "import signal; from rayrec.stop_signals import STOP_SIGNALS; print(signal.SIGHUP in STOP_SIGNALS)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, action),
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(not ignored), done.stderr
 
 
 def test_a_stop_that_takes_longer_than_its_grace_is_an_end() -> None:

@@ -23,9 +23,20 @@ SHOWN = {
         "train/test_ray.py::test_a_run_goes_on_with_other_numbers_of_workers_after_its_model_failed",
         "train/test_fit.py::test_an_interrupted_run_goes_on_where_it_was",
     ],
-    "SIGTERM or Ctrl-C": [
+    "the command is started a second time, on this machine or another": [
+        "train/test_run_folder.py::test_one_run_at_a_time",
+        "train/test_outages.py::test_a_second_launch_is_refused_where_locks_do_not_reach",
+        "checkpoint/test_launch.py::test_a_launch_of_another_machine_is_known_by_its_beat",
+        "checkpoint/test_launch.py::test_a_launch_without_a_beat_is_over",
+    ],
+    "another launch has taken the run over all the same": [
+        "train/test_outages.py::test_a_launch_that_was_taken_over_ends_and_says_by_whom",
+    ],
+    "SIGTERM, Ctrl-C or a closed terminal": [
         "train/test_signals.py::test_a_stop_ends_the_run_whole_and_leaves_nothing_running",
         "train/test_console_faults.py::test_ctrl_c_with_tee_beside_takes_a_last_checkpoint",
+        "train/test_driver.py::test_a_closed_terminal_asks_once_however_often_it_is_heard",
+        "train/test_driver.py::test_a_hangup_is_heard_unless_it_is_ignored_as_under_nohup",
     ],
     "one worker fails, others wait": [
         "train/test_lockstep.py::test_an_error_of_one_rank_ends_all_with_its_text",
@@ -38,6 +49,8 @@ SHOWN = {
     ],
     "a model makes an exchange on one rank only": [
         "train/test_watch.py::test_ranks_that_wait_for_each_other_at_unlike_places_end_with_the_places",
+        "train/test_decisions.py::test_unlike_places_are_told_when_they_are_seen_twice",
+        "train/test_pretended_ray.py::test_what_a_worker_said_before_it_ended_itself_is_the_reason",
     ],
     "a worker does not move at all": [
         "train/test_watch.py::test_a_rank_that_does_not_move_tells_its_stacks_and_ends",
@@ -47,6 +60,19 @@ SHOWN = {
         "train/test_fit.py::test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint_has_it",
         "train/test_guards.py::test_parameters_that_are_not_finite_never_reach_a_checkpoint",
         "train/test_guards.py::test_training_goes_back_with_half_the_learning_rate_where_it_may",
+    ],
+    "the storage of checkpoints is away while training goes on": [
+        "train/test_outages.py::test_a_checkpoint_that_fails_costs_only_itself",
+        "checkpoint/test_parts.py::test_a_save_is_timed_and_told_once",
+    ],
+    "the storage of checkpoints is away at a start, after a loss or for the last checkpoint": [
+        "train/test_outages.py::test_a_start_waits_for_its_storage",
+        "train/test_outages.py::test_the_last_checkpoint_waits_for_its_storage",
+        "train/test_outages.py::test_a_wait_for_storage_ends",
+        "checkpoint/test_saving.py::test_a_store_that_takes_nothing_is_given_up_and_one_that_is_slow_is_not",
+    ],
+    "a checkpoint is removed while a command reads it": [
+        "checkpoint/test_saving.py::test_what_is_removed_while_it_is_read_is_not_damaged",
     ],
     "a checkpoint is damaged": [
         "train/test_choice.py::test_evaluate_names_what_it_read_and_damage_of_a_newer_one",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,16 @@ def test_training_goes_back_with_half_the_learning_rate_where_it_may(
     monkeypatch.setattr(BreaksAt, "calls", 0)
     monkeypatch.setattr(BreaksAt, "steps", (4, 8))  # steps 4 and 6 of the run: back to steps 2 and 4
     changes = {**HALVED, "trainer__guards": {"halvings": 2}}
-    result = trainer(tmp_path, factory=BreaksAt, **changes).fit()
+    made: list[weakref.ref[nn.Module]] = []
+
+    def make(**given: Any) -> nn.Module:
+        assert not [model for model in made if model() is not None], "tables are not there twice"
+        model = BreaksAt(**given)
+        made.append(weakref.ref(model))
+        return model
+
+    result = trainer(tmp_path, factory=make, **changes).fit()
+    assert len(made) >= 3
     assert (result.steps, result.epochs, result.train["samples"]) == (10, 2, 600)
     halved = [event for event in records(result.folder, "event") if event["event"] == "halved"]
     assert [event["message"].rpartition(" ")[2] for event in halved] == ["0.5", "0.25"]

@@ -103,6 +103,18 @@ def test_why_a_worker_group_failed_is_told_and_another_one_started(
     assert (record["kind"], record["rank"]) == ("fatal", 0) and record["error"].startswith("the workers failed 3 times")
 
 
+def test_what_a_worker_said_before_it_ended_itself_is_the_reason(pretended: PretendedRay) -> None:
+    box = Mailbox()
+    box.begin(leader=True)
+    box.put({"kind": "event", "event": "unlike", "message": "ranks wait for each other", "rank": 1})
+    reporter = failure_reporter(Actor(box), max_failures=9)
+    reporter.after_exception(None, {0: OSError("away")})
+    box.begin(leader=True)
+    reporter.after_exception(None, {0: OSError("away")})
+    reasons = [record["reason"] for record in box.take() if record["kind"] == "failure"]
+    assert reasons == ["ranks wait for each other", "worker 0: OSError: away"]
+
+
 @pytest.mark.parametrize("why", ["failed", "stopped"])
 def test_a_run_that_has_failed_or_is_to_stop_starts_no_other_group(
     pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, why: str
@@ -136,7 +148,7 @@ def test_a_sink_of_an_actor_is_its_mailbox(pretended: PretendedRay) -> None:
     sink.flush({"kind": "fatal", "rank": 1})
     assert [(record["kind"], record["attempt"]) for record in box.take()] == [("a", 3), ("fatal", 3)]
     assert sink.failed_ranks() == 1 and sink.begin(leader=False) is True
-    assert sink.waiting(0, "here") == {0: "here"} and sink.waiting(0, None) == {}
+    assert sink.waiting(0, (7, "here")) == {0: (7, "here")} and sink.waiting(0, None) == {}
     box.ask_growth()
     assert sink.stop_requested() is sink.growing() is True
 
@@ -175,6 +187,8 @@ def test_a_ray_of_this_machine_is_begun_and_ended_with_the_run(pretended: Preten
         assert cluster.local and cluster.what == "this machine has"
         assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
         assert [given["address"] for given in pretended.begun] == ["local"]
+        assert pretended.hangups_blocked == [True], "its processes outlive the terminal, for a last checkpoint"
+    assert signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert pretended.shut_down == 1
 
 
@@ -267,6 +281,15 @@ def test_growth_is_asked_for_when_a_node_comes(pretended: PretendedRay) -> None:
     assert len(account.asked) == 2, "when it began, and when the node came"
     assert grown(pretended, [1, 2], 2, node("d")) == 0, "there are all that may be"
     assert grown(pretended, [1, 9], 3, node("e", cpus=0.5)) == 0, "it is too small"
+
+
+@pytest.mark.usefixtures("often")
+def test_what_other_jobs_have_taken_is_no_room(pretended: PretendedRay) -> None:
+    with_account(pretended, Account())
+    pretended.nodes, pretended.free = [node("a", cpus=4.0)], {"CPU": 0.5}
+    assert grown(pretended, [1, 4], 1, node("b")) == 0
+    pretended.nodes, pretended.free = [node("a", cpus=4.0)], {"CPU": 1.0}
+    assert grown(pretended, [1, 4], 1, node("b")) == 1
 
 
 @pytest.mark.usefixtures("often")
@@ -399,6 +422,22 @@ def test_an_elastic_run_asks_for_as_many_workers_as_there_is_room_for(
     assert account.cancelled == ["train-killed"] and run.noted == [REQUEST]
     assert cloudpickle.loads(made.train_loop_config["job"]).config.data.read.cpus_per_read == 0.0
     assert run.lines() == ["starting 1 to 4 workers (1 GPU each) on the Ray …"]
+
+
+def test_a_machine_with_one_gpu_trains_on_it_and_says_so(
+    pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    pretended.up, pretended.resources = False, {"CPU": 4.0, "GPU": 1.0}
+    run = Run(folder, tmp_path, use_gpu="auto")
+    run(monkeypatch, ends_well)
+    (made,) = run.trainers
+    assert (made.scaling_config.num_workers, made.scaling_config.use_gpu) == (1, True)
+    assert cloudpickle.loads(made.train_loop_config["job"]).config.trainer.num_workers == 1
+    assert run.lines() == [
+        "this machine has 1 GPU for trainer.num_workers=2: training with 1, one a GPU; trainer.use_gpu=false trains "
+        "with 2 on CPUs",
+        "starting 1 workers (1 GPU each) on a local Ray …",
+    ]
 
 
 def with_reads_on_ray(job: Job) -> Any:

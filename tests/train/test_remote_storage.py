@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from rayrec.checkpoint.folder import open_folder
 from rayrec.checkpoint.tools import verify_place
 from rayrec.cli import run
 from rayrec.distributed.kernel import EmbOptimType
+from rayrec.models import DLRM, Batch
 from rayrec.train.errors import StorageError
 from tests.checkpoint.test_store import build, mean_losses, train
 from tests.ranks import on_ranks
-from tests.s3 import KEYS, s3_bucket
+from tests.s3 import KEYS, Door, s3_bucket
 from tests.train.test_fit import shown, trainer, write_all
 
 ADAGRAD = EmbOptimType.EXACT_ADAGRAD
@@ -124,3 +126,30 @@ def test_storage_that_cannot_be_reached_is_told(bucket: str, tmp_path: Path, mon
         trainer(tmp_path, storage__path=f"s3://no-such-bucket/runs{bucket}").fit()
     with pytest.raises(StorageError, match=r"storage\.path: xyz://somewhere"):
         trainer(tmp_path, storage__path="xyz://somewhere").fit()
+
+
+@pytest.mark.slow
+def test_a_run_outlasts_storage_that_is_away_for_its_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage is shut in the second epoch, which then ends, and opened again 8 s later."""
+    write_all(tmp_path, rows=300)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with s3_bucket("models") as options:
+        server = options.removeprefix("?endpoint_override=").partition("&")[0]
+        door = Door(server)
+        steps: list[int] = []
+
+        class Shuts(DLRM):
+            def forward(self, batch: Batch) -> Any:
+                steps.append(1)
+                if len(steps) == 8:
+                    door.shut()
+                    threading.Timer(8.0, door.reopen).start()
+                return super().forward(batch)
+
+        path = f"s3://models/runs{options.replace(server, door.address)}"
+        changes = {"storage__path": path, "trainer__checkpoint_every": 3, "data__eval": None}
+        result = trainer(tmp_path, factory=Shuts, **changes).fit()
+        kept = CheckpointStore(f"s3://models/runs/small/checkpoints{options}").latest()
+    assert kept is not None and kept.step == result.steps == 10

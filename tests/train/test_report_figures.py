@@ -79,6 +79,7 @@ def test_cards_of_a_run_that_goes_on_are_of_what_is_known(tmp_path: Path) -> Non
         "Samples / s",
         "Time waiting for data",
         "Time waiting in exchanges",
+        "Time waiting for checkpoints and evaluations",
     ]
 
 

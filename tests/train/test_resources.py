@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from rayrec.train import ResourceError
 from rayrec.train.build import rows_of
 from rayrec.train.config import TrainerConfig
 from rayrec.train.config.file import parse_config
-from rayrec.train.driver.resources import Supply, demand, refuse_if_short
+from rayrec.train.driver.resources import Supply, demand, for_its_gpus, refuse_if_short
 from tests.train.small import raw_config
 
 
@@ -27,10 +28,34 @@ def test_workers_leave_half_of_the_cpus_for_reading(cpus: float, workers: int, s
     assert need_of(Supply(cpus=cpus, gpus=0), num_workers=workers).cpus_per_worker == share
 
 
-def test_gpus_are_used_if_there_is_one_for_each_worker() -> None:
+def test_gpus_are_used_where_there_are_any() -> None:
     assert need_of(Supply(cpus=8, gpus=2), num_workers=2).use_gpu
-    assert not need_of(Supply(cpus=8, gpus=1), num_workers=2).use_gpu
+    few = Supply(cpus=8, gpus=1)
+    with pytest.raises(ResourceError, match=r"needs 2 GPUs, .* lower trainer\.num_workers to 1, or"):
+        refuse_if_short(need_of(few, num_workers=2), few, "the cluster has")
     assert not need_of(Supply(cpus=8, gpus=2), num_workers=2, use_gpu=False).use_gpu
+    assert not need_of(Supply(cpus=8, gpus=0), num_workers=2).use_gpu
+    assert not need_of(Supply(cpus=8, gpus=2), num_workers=0).use_gpu
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus", "workers"),
+    [
+        ({}, 1, 1),
+        ({}, 0, 4),
+        ({}, 4, 4),
+        ({}, 8, 4),
+        ({"sharding": {"replicas": "auto"}}, 2, 2),
+        ({"trainer__use_gpu": False}, 1, 4),
+        ({"trainer__use_gpu": True}, 1, 4),
+        ({"sharding": {"replicas": 2}}, 1, 4),
+        ({"sharding": {"plan": "plan.json"}}, 1, 4),
+        ({"trainer__num_workers": [4, 8]}, 1, [4, 8]),
+    ],
+)
+def test_a_machine_with_few_gpus_trains_on_them(changes: dict[str, Any], gpus: int, workers: int | list[int]) -> None:
+    config = parse_config(raw_config(Path("/nowhere"), **{"trainer__num_workers": 4, **changes}))
+    assert for_its_gpus(config, Supply(cpus=8, gpus=gpus)).trainer.num_workers == workers
 
 
 def test_too_many_cpus_are_refused_with_what_would_fit() -> None:

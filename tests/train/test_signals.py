@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM as a user or Kubernetes sends them, to real runs on Ray: while they start, save and evaluate."""
+"""Ctrl-C, SIGTERM and a closed terminal, as a user or Kubernetes sends them, to real runs on Ray: while they start,
+save and evaluate."""
 
 from __future__ import annotations
 
@@ -60,7 +61,10 @@ class Command:
         self.log = self.folder / "log"
         with open(self.log, "w", encoding="utf-8") as log:
             words = [sys.executable, "-m", "rayrec.cli", "train", str(self.config), *more]
-            return subprocess.Popen(words, cwd=self.folder, env=env, stdout=log, stderr=log, text=True)
+            return subprocess.Popen(
+                words, cwd=self.folder, env=env, stdout=log, stderr=log, text=True, start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+            )  # fmt: skip
 
 
 def early(command: Command) -> bool:
@@ -95,6 +99,7 @@ LARGE = [
         (starting_workers, signal.SIGTERM, False),
         (saving, signal.SIGINT, True),
         (saving, signal.SIGTERM, True),
+        (saving, signal.SIGHUP, True),
         (evaluating, signal.SIGTERM, True),
     ],
 )
@@ -108,7 +113,10 @@ def test_a_stop_ends_the_run_whole_and_leaves_nothing_running(
         while not when(command):
             assert process.poll() is None and time.monotonic() < until, command.log.read_text()
             time.sleep(0.005)
-        process.send_signal(number)
+        if number == signal.SIGHUP:  # which reaches all processes of a terminal
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
         status = process.wait(200)
     finally:
         process.kill()

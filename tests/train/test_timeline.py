@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from rayrec.distributed.comm.trace import EXCHANGE, LOOKUP, span
 from rayrec.train.report.timeline import timeline_section
 from rayrec.train.worker.lockstep import Control
-from rayrec.train.worker.timeline import MOST_SPANS, STEPS_BEFORE, ExchangeClock, Timeline
+from rayrec.train.worker.timeline import MOST_SPANS, STEPS_BEFORE, ExchangeClock, Stalls, Timeline
 from tests.ranks import on_ranks
 
 ALONE = Control(0, 1, None)
@@ -34,6 +34,16 @@ def trained(timeline: Timeline, steps: range) -> list[dict[str, Any]]:
         if (found := timeline.after_step(step)) is not None:
             told.append(found)
     return told
+
+
+def test_a_stop_within_a_stop_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 2.0, 4.0, 5.0, 8.0, 10.0])
+    monkeypatch.setattr("rayrec.train.worker.timeline.time.perf_counter", lambda: next(clock))
+    stalls = Stalls()
+    with stalls.measured(), stalls.measured():  # from 1 to 5, and from 2 to 4
+        pass
+    assert stalls.close() == 0.5
+    assert stalls.close() == 0.0
 
 
 def test_the_steps_after_the_first_ones_are_told_once() -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed.comm import all_gather, broadcast
-from rayrec.train.run_log import DirectSink, Mailbox, Record
+from rayrec.train.run_log import DirectSink, Mailbox, Record, Waiting
 from rayrec.train.worker.watch import EXIT_HUNG, Watch, place_of
 from tests.ranks import on_ranks
 from tests.train.small import Silent
@@ -82,17 +82,17 @@ class Folder(Silent):
         super().__init__()
         self.folder = folder
 
-    def waiting(self, rank: int, place: str | None) -> dict[int, str]:
+    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
         mine = self.folder / f"{rank}.json"
         mine.unlink(missing_ok=True)
         if place is not None:
             partial = mine.with_suffix(".part")
             partial.write_text(json.dumps(place))
             partial.replace(mine)
-        return {int(path.stem): json.loads(path.read_text()) for path in self.folder.glob("*.json")}
+        return {int(path.stem): tuple(json.loads(path.read_text())) for path in self.folder.glob("*.json")}
 
     def flush(self, record: dict[str, Any]) -> None:
-        (self.folder / f"told-{record['rank']}").write_text(record["error"])
+        (self.folder / f"told-{record['rank']}").write_text(record["message"])
 
 
 def skips_an_exchange(group: dist.ProcessGroup, folder: Path) -> None:

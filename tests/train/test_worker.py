@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -125,7 +126,8 @@ def test_checkpoints_are_due_by_steps_and_by_minutes(folder: Path) -> None:
     assert due([100, 159, 160, 161, 219, 220], **by_time) == [False, False, True, False, False, True]
     both = {"checkpoint_every": 4, "checkpoint_every_minutes": 1.0}
     assert due([0, 30, 59, 60, 119, 120], **both) == [False, False, False, True, False, True]
-    assert due([0.0, 1e6], checkpoint_every=None) == [False, False]
+    assert due([0.0, 1e6], checkpoint_every=None, checkpoint_every_minutes=None) == [False, False]
+    assert due([0.0, 899.0, 900.0]) == [False, False, True], "by default every 15 minutes"
 
 
 def rows_by_step(group: dist.ProcessGroup, raw: dict[str, Any], use: Any) -> list[list[int]]:
@@ -212,3 +214,17 @@ def test_workers_share_the_threads_of_their_machine(folder: Path) -> None:
             assert torch.get_num_threads() == found
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("changes", "says"), [({}, True), ({"trainer__use_gpu": False}, False)])
+def test_a_run_in_this_process_says_that_it_leaves_a_gpu(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], says: bool
+) -> None:
+    job, out = make_job(raw_config(folder, storage__path=str(tmp_path), **changes)), io.StringIO()
+    job.files.create()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    done: Record = {"kind": "done", "outcome": {}}
+    monkeypatch.setattr("rayrec.train.worker.entry.work_alone", lambda job, sink: sink.put(done))
+    display = Display(Console(file=out, width=200))
+    assert run_job(job, Recorder(job.files, display), display, 0) == {}
+    assert ("this machine has a GPU: trainer.num_workers=1 trains on it" in out.getvalue()) == says

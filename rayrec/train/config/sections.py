@@ -194,6 +194,18 @@ class StorageConfig(Section):
         description="checkpoints are copied to host memory, where there is room, and written while training goes on "
         "(where on CPUs, with a fortieth of one for each rank); `false`: training waits until they are written",
     )
+    wait_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="seconds that training waits for a checkpoint which is still being written when others are due; "
+        "then those are left out",
+    )
+    patience_s: float = Field(
+        default=600.0,
+        ge=0,
+        description="seconds to wait for storage that is away or takes nothing where there is no going on without it: "
+        "at a start, after a loss and for a run's last checkpoint; a line every minute says so",
+    )
 
 
 def _only(given: list[str] | None, allowed: list[str], what: str) -> list[str] | None:

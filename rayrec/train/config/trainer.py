@@ -18,7 +18,8 @@ ONLY_OF_NUMBERS = frozenset({"rmse", "r2"})
 
 
 class EarlyStoppingConfig(Section):
-    """Ends the run when evaluations do not get better any more."""
+    """Ends the run when evaluations do not get better any more: those within epochs, where `trainer.eval_rows` limits
+    them, else all."""
 
     metric: Metric = Field(default="auc", description="figure of the evaluation that counts")
     patience: int = Field(default=3, ge=1, description="evaluations in a row without improvement that end the run")
@@ -64,7 +65,12 @@ class TrainerConfig(Section):
     )
     epochs: int = Field(default=1, ge=1, description="passes over the training rows")
     seed: int = Field(default=0, ge=0, description="seed of weights and of the order of rows")
-    log_every: int = Field(default=20, ge=1, description="steps between two lines of `metrics.jsonl`")
+    log_every: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="steps between two lines of `metrics.jsonl`; `null`: by `log_every_s`"
+    )
+    log_every_s: float = Field(
+        default=10.0, gt=0, description="seconds between two lines of `metrics.jsonl`, where `log_every` is `null`"
+    )
     timeline_steps: int = Field(
         default=3,
         ge=0,
@@ -72,10 +78,10 @@ class TrainerConfig(Section):
         description="steps near the start whose parts are drawn by worker in the report; 0: none",
     )
     checkpoint_every: Annotated[int, Field(ge=1)] | None = Field(
-        default=100, description="steps between two checkpoints, `null`: not by steps; one more is made at the end"
+        default=None, description="steps between two checkpoints, `null`: not by steps; one more is made at the end"
     )
     checkpoint_every_minutes: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="the same in minutes; both may be given"
+        default=15.0, description="the same in minutes; both may be given"
     )
     eval_every: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="steps between two evaluations within an epoch; one more is made at its end"
@@ -90,7 +96,11 @@ class TrainerConfig(Section):
         default=None, description="end when evaluations do not get better any more; `null`: never"
     )
     guards: GuardsConfig = Field(default=GuardsConfig(), description="what ends a run that learns nothing")
-    use_gpu: bool | Literal["auto"] = Field(default="auto", description="`auto`: GPUs if there is one for each worker")
+    use_gpu: bool | Literal["auto"] = Field(
+        default="auto",
+        description="`auto`: GPUs where there are any; a machine with fewer than `num_workers` trains with one worker "
+        "a GPU, and says so",
+    )
     cpus_per_worker: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
         default="auto",
         description="CPUs a worker reserves in Ray; `auto`: up to 1, leaving half of the CPUs for reading",
@@ -111,7 +121,9 @@ class TrainerConfig(Section):
         default=3, ge=0, description="how often in a row workers may fail without a new checkpoint before the run fails"
     )
     grace_s: float = Field(
-        default=30.0, ge=0, description="seconds that SIGTERM or Ctrl-C leave for a last checkpoint before the run ends"
+        default=30.0,
+        ge=0,
+        description="seconds that SIGTERM, Ctrl-C or a closed terminal leave for a last checkpoint before the run ends",
     )
     hang_s: float = Field(
         default=900.0,
@@ -137,6 +149,11 @@ class TrainerConfig(Section):
     def most_workers(self) -> int:
         """Workers that the run has where there is room."""
         return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
+
+    def counts_early(self, most_rows: int | None) -> bool:
+        """Whether an evaluation of so many rows counts for `early_stopping`: figures of unlike rows do not compare."""
+        within_epochs = self.eval_every is not None or self.eval_every_minutes is not None
+        return most_rows == (self.eval_rows if within_epochs else None)
 
     @property
     def elastic(self) -> bool:

@@ -5,7 +5,6 @@ Growing costs a restart, so it happens at a checkpoint made for it, and less oft
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 
 from rayrec.train.config import TrainConfig, TrainerConfig
 from rayrec.train.driver.resources import Demand
+from rayrec.train.looking import looking
 
 NEVER_S = 1e9
 REQUEST = "request"
@@ -45,7 +45,8 @@ class Growth:
     """Decides when a run is to be started again with more workers.
 
     A node that came while an attempt runs is room for certain. What seemed room when it began was none for Ray: a node
-    that is about to be declared dead, or another job's share. That is tried again later, ever more rarely.
+    that is about to be declared dead, or what is free in parts on several nodes. That is tried again later, ever more
+    rarely.
     """
 
     def __init__(self) -> None:
@@ -97,34 +98,13 @@ def growing(trainer: TrainerConfig, need: Demand, running: Attempt, ask: Callabl
         nodes: dict[str, Any] = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
         if known != set(nodes) and recount():
             known = set(nodes)
-        room = room_for(need.each, list(nodes.values()), trainer.most_workers)
+        free = room_for(need.each, [ray.available_resources()], trainer.most_workers)  # not others' share
+        room = min(room_for(need.each, list(nodes.values()), trainer.most_workers), running.world_size + free)
         if growth.due(running, room, nodes, time.monotonic(), counted=known == set(nodes)):
             ask()
 
     with looking(look, LOOK_EVERY_S, "rayrec-growth"):
         yield
-
-
-@contextmanager
-def looking(look: Callable[[], object], every_s: float, name: str) -> Iterator[None]:
-    """Calls `look` every so many seconds, from a thread, while the body runs.
-
-    An error costs only that look: the cluster is busy or away, and the next one may find it.
-    """
-    closed = threading.Event()
-
-    def watch() -> None:
-        while not closed.wait(every_s):
-            with suppress(Exception):
-                look()
-
-    thread = threading.Thread(target=watch, name=name, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        closed.set()
-        thread.join(timeout=5)
 
 
 def recount() -> bool:

@@ -19,6 +19,7 @@ GAUGES = {
     "rayrec_samples_per_second": "Rows a second over all workers, between two logging steps.",
     "rayrec_step_seconds": "Seconds a step took, between two logging steps.",
     "rayrec_data_wait_fraction": "The part of the training time that was spent waiting for data.",
+    "rayrec_stall_fraction": "The part of the time in which training stood still for checkpoints and evaluations.",
     "rayrec_loss": "Loss between two logging steps.",
     "rayrec_ne": "Normalized entropy between two logging steps.",
     "rayrec_auc": "AUC between two logging steps.",
@@ -55,7 +56,7 @@ class ExportedMetrics:
                 rate = record["samples_per_second"]
                 seconds = self._batch_size / rate if rate else None
                 self._set({"step": record["step"], "epoch": record["epoch"] + 1, "step_seconds": seconds})
-                names = ("samples_per_second", "data_wait_fraction", "loss", "ne", "auc")
+                names = ("samples_per_second", "data_wait_fraction", "stall_fraction", "loss", "ne", "auc")
                 self._set({name: record.get(name) for name in names})
             case "eval":
                 self._set({f"eval_{name}": record.get(name) for name in ("ne", "auc")})

@@ -30,7 +30,7 @@ def failure_reporter(actor: Any, max_failures: int) -> Any:
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
             if end_wait_s is not None:
                 os.environ[END_WAIT] = end_wait_s  # a cluster's controller has not the driver's environment
-            reason = failure_reason(worker_exceptions)
+            reason = ask(actor.last_words) or failure_reason(worker_exceptions)
             if ask(actor.growing):
                 actor.put.remote({"kind": "growth"})
                 return

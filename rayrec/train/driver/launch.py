@@ -17,7 +17,7 @@ from rayrec.train.driver.exported import ExportedMetrics
 from rayrec.train.driver.failures import failure_reason, failure_reporter, line_of, patient
 from rayrec.train.driver.local_group import run_here
 from rayrec.train.driver.ray_start import defaults
-from rayrec.train.driver.resources import Demand, demand_of
+from rayrec.train.driver.resources import Demand, demand_of, for_its_gpus
 from rayrec.train.driver.room import waiting_for_room
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted, TrainError, describe
@@ -57,7 +57,7 @@ def run_job(job: Job, listener: Listener, display: Display, attempts_before: int
 
     Raises:
         TrainError: it failed, with the cause; `ResourceError` where Ray has not what it needs, `Interrupted` where it
-            was stopped by SIGINT or SIGTERM.
+            was stopped by a signal.
     """
     if job.config.trainer.num_workers == 0:
         signals = _run_alone(job, listener, display, attempts_before)
@@ -89,8 +89,13 @@ def _stop_signals(job: Job, ask: Callable[[], object], display: Display) -> Stop
 
 def _run_alone(job: Job, listener: Listener, display: Display, attempts_before: int) -> StopSignals:
     """Run it in this process, and return what signals came meanwhile."""
+    import torch
+
     from rayrec.train.worker.entry import work_alone
 
+    if job.task == "fit" and job.config.trainer.use_gpu is not False and torch.cuda.is_available():
+        text = "trainer.num_workers=0 trains on CPUs, and this machine has a GPU: trainer.num_workers=1 trains on it"
+        display.say(text, style="yellow")
     mailbox = Mailbox(attempts_before)
     signals = _stop_signals(job, mailbox.ask_stop, display)
     try:
@@ -112,6 +117,9 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
     trainer = job.config.trainer
     if trainer.elastic:
         job = replace(job, config=reading_unreserved(job.config))
+    if cluster.local:
+        job = _for_its_gpus(job, cluster, display)
+        trainer = job.config.trainer
     need = demand_of(job.config, cluster.total())
     await_resources(cluster, need, trainer.wait_for_resources_s, display)
     each = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
@@ -145,6 +153,16 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
             ray.kill(actor)
         shutil.rmtree(job.files.ray_state, ignore_errors=True)
     return signals
+
+
+def _for_its_gpus(job: Job, cluster: Cluster, display: Display) -> Job:
+    config, wanted = for_its_gpus(job.config, cluster.total()), job.config.trainer.num_workers
+    if config is not job.config:
+        gpus = config.trainer.num_workers
+        text = f"this machine has {gpus} GPU{'' if gpus == 1 else 's'} for trainer.num_workers={wanted}: training with "
+        text += f"{gpus}, one a GPU; trainer.use_gpu=false trains with {wanted} on CPUs"
+        display.say(text, style="yellow")
+    return replace(job, config=config)
 
 
 def _mailbox_actor(attempts_before: int) -> Any:

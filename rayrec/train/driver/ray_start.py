@@ -18,6 +18,7 @@ from typing import Any
 from rayrec._debug import debugging
 from rayrec._imports import quick_imports
 from rayrec.container import cpus
+from rayrec.stop_signals import STOP_SIGNALS
 from rayrec.train.driver.local_group import forget_early, import_workers, start_early
 
 # Ray Train notices lost workers by polling, every 2 s by default; and would move workers to a folder of its own, where
@@ -38,8 +39,6 @@ LOCAL_ENV = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # What `ray.init` starts beside those that run a cluster.
 HELPERS = ("start_api_server", "start_monitor", "start_log_monitor")
@@ -105,7 +104,7 @@ class _Start:
 def _signal_actions_kept() -> Iterator[None]:
     """Ray sets native handlers of stop signals, which abort; only the main thread may set Python's again."""
     libc = ctypes.CDLL(None)
-    kept = {number: ctypes.create_string_buffer(1024) for number in SIGNALS}  # more than a struct sigaction
+    kept = {number: ctypes.create_string_buffer(1024) for number in STOP_SIGNALS}  # more than a struct sigaction
     for number, action in kept.items():
         libc.sigaction(int(number), None, action)
     try:
@@ -123,7 +122,7 @@ def start_local() -> None:
     import ray
 
     num_cpus = max(1, int(cpus()))
-    with nullcontext() if debugging() else _no_helpers():
+    with _hangups_blocked(), nullcontext() if debugging() else _no_helpers():
         ray.init(
             address="local",
             num_cpus=num_cpus,
@@ -131,6 +130,17 @@ def start_local() -> None:
             _system_config=LOCAL_SYSTEM,
             **quiet_unless_debug(),
         )
+
+
+@contextmanager
+def _hangups_blocked() -> Iterator[None]:
+    """Processes that are started meanwhile do not hear that the terminal is closed, as they do not hear Ctrl-C: the
+    run needs them for its last checkpoint."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

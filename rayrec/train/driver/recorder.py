@@ -6,7 +6,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,17 @@ from rayrec.train.run_log import Record
 
 KEPT = ("train", "eval", "event", "timeline")
 CURVES = {
-    "train": ("loss", "ne", "auc", "rmse", "r2", "samples_per_second", "data_wait_fraction", "exchange_fraction"),
+    "train": (
+        "loss",
+        "ne",
+        "auc",
+        "rmse",
+        "r2",
+        "samples_per_second",
+        "data_wait_fraction",
+        "exchange_fraction",
+        "stall_fraction",
+    ),
     "eval": (
         "auc",
         "gauc",
@@ -179,6 +189,8 @@ class Recorder:
 
     def _begin(self, record: Record) -> None:
         """A worker group starts: the first one, one that goes on from a checkpoint, or one after a failure."""
+        with suppress(OSError):
+            self._folder.result.unlink(missing_ok=True)  # an earlier end of this run is its result until it goes on
         resumed = record["resumed_step"]
         where = f"resumed from the checkpoint of step {resumed}" if resumed is not None else "started again at step 0"
         before, self.world_size = self.world_size, int(record["world_size"])

@@ -59,7 +59,7 @@ def demand(trainer: TrainerConfig, total: Supply, *, reads_on_ray: bool, cpus_pe
         ResourceError: GPUs are demanded and there are none.
     """
     workers = trainer.least_workers
-    use_gpu = trainer.use_gpu if isinstance(trainer.use_gpu, bool) else total.gpus >= max(1, workers)
+    use_gpu = trainer.use_gpu if isinstance(trainer.use_gpu, bool) else workers > 0 and total.gpus >= 1
     return Demand(
         num_workers=workers,
         cpus_per_worker=_worker_cpus(trainer, total),
@@ -72,6 +72,16 @@ def demand_of(config: TrainConfig, total: Supply) -> Demand:
     """`demand` as a run's config has it."""
     read = config.data.read
     return demand(config.trainer, total, reads_on_ray=read.reader != "local", cpus_per_read=read.cpus_per_read)
+
+
+def for_its_gpus(config: TrainConfig, total: Supply) -> TrainConfig:
+    """The config with a worker for each GPU of this machine, where those are fewer than its workers and nothing but
+    their number says that they are not wanted: not a plan, nor groups of workers."""
+    trainer, sharding, gpus = config.trainer, config.sharding, int(total.gpus)
+    bound = trainer.elastic or sharding.plan is not None or sharding.replicas not in (1, "auto")
+    if trainer.use_gpu != "auto" or bound or not 0 < gpus < trainer.least_workers:
+        return config
+    return config.model_copy(update={"trainer": trainer.model_copy(update={"num_workers": gpus})})
 
 
 def _worker_cpus(trainer: TrainerConfig, total: Supply) -> float:

@@ -9,8 +9,9 @@ from typing import Any
 
 from rayrec.train.driver.cluster import Cluster
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.elastic import looking, room_for
+from rayrec.train.driver.elastic import room_for
 from rayrec.train.driver.resources import Demand, Supply
+from rayrec.train.looking import looking
 from rayrec.train.run_log import ask
 
 LOOK_EVERY_S = 1.0

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from rayrec.stop_signals import STOP_SIGNALS
 from rayrec.train.errors import Interrupted
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TICK_S = 0.1
 
 
@@ -31,6 +31,8 @@ class StopSignals:
         self._until = float("inf")
 
     def __call__(self, number: int, _: FrameType | None = None) -> None:
+        if self._count and number == signal.SIGHUP:
+            return  # the kernel and the shell each send one when a terminal is closed
         self._count += 1
         if self._count == 1:
             self.received, self._until = number, time.monotonic() + self._grace_s
@@ -55,7 +57,7 @@ def handlers_kept() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         yield
     finally:
@@ -68,7 +70,7 @@ def listening(heard: Callable[[int, FrameType | None], object]) -> Iterator[None
     """Stop signals go to `heard` while the body runs; outside of the main thread none arrive, and nothing is done."""
     with handlers_kept():
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+            for number in STOP_SIGNALS:
                 signal.signal(number, heard)
         yield
 

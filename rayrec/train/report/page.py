@@ -203,7 +203,11 @@ def _charts(run: RunRecord) -> str:
         curve("samples_per_second", title="Samples / s", unit="{:,.0f}".format, smooth=True, low=0.0, colour="speed"),
         *(
             curve(key, title=f"Time waiting {what}", unit="{:.1%}".format, smooth=True, low=0.0, colour="wait")
-            for key, what in (("data_wait_fraction", "for data"), ("exchange_fraction", "in exchanges"))
+            for key, what in (
+                ("data_wait_fraction", "for data"),
+                ("exchange_fraction", "in exchanges"),
+                ("stall_fraction", "for checkpoints and evaluations"),
+            )
         ),
     ]
     charts += [_rate_chart(standing, name, marks) for name in _moving_rates(standing)]

@@ -7,6 +7,7 @@ they wait for it. Every exchange carries its purpose and number, so ranks that d
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -232,6 +233,26 @@ def in_step(
         yield StepInput(batch, load.rows, weight, share, cursor, load.wait_s, load.stop, load.clock)
 
 
-def due(step: int, every: int) -> bool:
-    """Whether something done every so many steps is done after this one."""
-    return step % every == 0
+class Every:
+    """When something is done that comes every so many steps (None: not by steps), or seconds, or both.
+
+    Seconds are those of rank 0's clock, so that all ranks agree, from the first step on that is looked at.
+    """
+
+    def __init__(self, steps: int | None, seconds: float = math.inf) -> None:
+        self._steps, self._seconds = steps, seconds
+        self._since: float | None = None
+
+    def is_due(self, step: int, clock: float) -> bool:
+        """Whether it is done after this step; asked once after each."""
+        if self._since is None:
+            self._since = clock
+        by_step = self._steps is not None and step % self._steps == 0
+        by_time = clock - self._since >= self._seconds
+        if by_step or by_time:
+            self._since = clock
+        return by_step or by_time
+
+    def restart(self) -> None:
+        """The time up to the next step does not count."""
+        self._since = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from rayrec.train.schedule import factor
 from rayrec.train.worker.evaluation import evaluate
 from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner
-from rayrec.train.worker.lockstep import NotFiniteError, RankError, StepInput, StopRequested, due, in_step
+from rayrec.train.worker.lockstep import Every, NotFiniteError, RankError, StepInput, StopRequested, in_step
 from rayrec.train.worker.machine import planned_for
 from rayrec.train.worker.memory import is_out_of_memory, out_of_memory
 from rayrec.train.worker.position import START, Position
@@ -27,7 +28,7 @@ from rayrec.train.worker.saver import Saver
 from rayrec.train.worker.session import Job, Session
 from rayrec.train.worker.skipped import SkippedRows
 from rayrec.train.worker.streams import Stream, Streams
-from rayrec.train.worker.timeline import ExchangeClock, Timeline
+from rayrec.train.worker.timeline import ExchangeClock, Stalls, Timeline
 from rayrec.train.worker.touched import features_by_table, touched
 from rayrec.train.worker.window import Window
 
@@ -47,6 +48,7 @@ class Loop:
     def __init__(self, job: Job, session: Session, streams: Streams, halvings: int = 0) -> None:
         self.job, self.session, self.streams, self.config = job, session, streams, job.config
         self.halvings = halvings
+        self.position = START
         self.saver = Saver(job, session, self._report_checkpoint)
         self.position = self._resumed_position()
         self.last_epoch = self._last_epoch()
@@ -62,9 +64,12 @@ class Loop:
         self.scores: dict[str, Any] | None = None
         self.scored_step: int | None = None  # of the last evaluation of all rows
         self.ended: str | None = None
-        self._evaluated_at_s: float | None = None
+        trainer = self.config.trainer
+        self._lines = Every(trainer.log_every, trainer.log_every_s if trainer.log_every is None else math.inf)
+        self._evaluations = Every(trainer.eval_every, 60 * (trainer.eval_every_minutes or math.inf))
         self._exchanges = ExchangeClock()
         self._timeline = Timeline(session.control, self.config.trainer.timeline_steps)
+        self._stalls = Stalls()
         self._reported_at = 0.0
         self._tables_told_at = -math.inf
 
@@ -114,6 +119,8 @@ class Loop:
             self.streams.close()
             self.streams.prepare("train", position.cursor)
         self._report_start()
+        if self.saver.unscored:
+            position = self._score_again(position)
         while True:
             position = self._epoch(position)
             last = position.epoch >= self.last_epoch or self.ended is not None
@@ -130,6 +137,13 @@ class Loop:
                 self._save_last(position)
                 return self._outcome(position)
             position = position.next_epoch(self.job.periods)
+
+    def _score_again(self, position: Position) -> Position:
+        """The evaluation that a crash cut short: the checkpoint that was made for it may be the best."""
+        try:
+            return self._evaluate(position)
+        except StopRequested:
+            self._stop(position)
 
     def _is_unscored(self, position: Position, last: bool) -> bool:
         """Whether the full evaluation at the end of an epoch is still missing."""
@@ -198,32 +212,22 @@ class Loop:
     def _after_step(self, position: Position, given: StepInput) -> Position:
         if (timeline := self._timeline.after_step(position.step)) is not None:
             self._report("timeline", position, **timeline)
-        if due(position.step, self.config.trainer.log_every):
+        if self._lines.is_due(position.step, given.clock):
             self._log(position, **self._tables(given))
-        if self._evaluation_is_due(position, given):
+        if self.job.eval is not None and self._evaluations.is_due(position.step, given.clock):
             if self.config.storage.keep_best is not None:
-                self._save(position.merged(self.session.control))
+                self._save(position.merged(self.session.control), to_score=self.config.trainer.eval_rows is None)
             try:
                 position = self._evaluate(position, self.config.trainer.eval_rows)
             except StopRequested:
                 self._stop(position.merged(self.session.control))
-            self._evaluated_at_s = None  # the time of an evaluation does not count
+            self._evaluations.restart()
         if self.saver.due(position.step, given.clock):
             self._save(position.merged(self.session.control))
             self._report_skipped()
         self.saver.report_ended()
         self._report_progress(position)
         return position
-
-    def _evaluation_is_due(self, position: Position, given: StepInput) -> bool:
-        trainer = self.config.trainer
-        if self._evaluated_at_s is None:
-            self._evaluated_at_s = given.clock
-        if self.job.eval is None:
-            return False
-        by_step = trainer.eval_every is not None and due(position.step, trainer.eval_every)
-        minutes = (given.clock - self._evaluated_at_s) / 60
-        return by_step or (trainer.eval_every_minutes is not None and minutes >= trainer.eval_every_minutes)
 
     def _learning_rates(self, step: int) -> tuple[float, float]:
         """Those of the dense parameters and of the tables in a step, counted from 0."""
@@ -255,9 +259,8 @@ class Loop:
         self.figures = self.window.close(position.step)
         dense, sparse = self._learning_rates(position.step - 1)
         norm = self.learner.gradient_norm()
-        self._report(
-            "train", position, **self.figures, lr={"dense": dense, "sparse": sparse}, gradient_norm=norm, **more
-        )
+        more |= {"stall_fraction": self._stalls.close(), "gradient_norm": norm}
+        self._report("train", position, **self.figures, lr={"dense": dense, "sparse": sparse}, **more)
         self.guards.look(position.step, self.figures, norm)
 
     def _evaluate(self, position: Position, most_rows: int | None = None) -> Position:
@@ -268,7 +271,7 @@ class Loop:
         """
         self._timeline.interrupt()
         stream = self.streams.take("eval", self._eval_rows(position))
-        with self._watched(stream, "evaluation"):
+        with self._watched(stream, "evaluation"), self._stalls.measured():
             scores = evaluate(self.learner, stream, self.config, self.session, most_rows)
         self._report("eval", position, **scores, **({} if most_rows is None else {"partial": True}))
         self.scores = scores
@@ -276,21 +279,25 @@ class Loop:
             self.scored_step = position.step
             self.saver.note_scores(position, scores)
         early = self.config.trainer.early_stopping
-        if early is not None and self.ended is None:
+        if early is not None and self.ended is None and self.config.trainer.counts_early(most_rows):
             position = replace(position, best=position.best.after(scores, position.step, early))
             self.ended = position.best.end(early)
             if self.ended is not None:
                 self._report("event", position, event="ended", message=f"ends at step {position.step}: {self.ended}")
         return position
 
-    def _save(self, position: Position) -> None:
+    def _save(self, position: Position, to_score: bool = False) -> None:
         """Begin a checkpoint; `position` is that of all ranks.
+
+        Args:
+            to_score: an evaluation of it comes next.
 
         Raises:
             RankError: the loss or a dense parameter is not finite any more; nothing is written.
         """
-        self.window.check(position.step, self.learner.is_finite())
-        self.saver.save(position, self.learner, self.window.state())
+        with self._stalls.measured():
+            self.window.check(position.step, self.learner.is_finite())
+            self.saver.save(position, self.learner, self.window.state(), to_score)
 
     def _save_last(self, position: Position) -> None:
         """A checkpoint of the position of all ranks, complete when this returns, unless its step has one.
@@ -399,6 +406,8 @@ def fit(job: Job, session: Session) -> dict[str, Any]:
                     raise
                 message = f"{error}; going back to the last checkpoint with learning rates times {0.5**halvings:g}"
                 loop.report_event("halved", message)
+        del loop
+        gc.collect()  # the model is part of reference cycles, and there is no room for two
 
 
 def score_checkpoint(job: Job, session: Session) -> dict[str, Any]:

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import errno
+import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from rayrec.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError, Saving, newer_damaged, no_whole
+from rayrec.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    DamagedCheckpointError,
+    RemovedCheckpointError,
+    Saving,
+    newer_damaged,
+    no_whole,
+)
+from rayrec.checkpoint.errors import DamagedScoresError
+from rayrec.checkpoint.polling import on_every_rank
+from rayrec.checkpoint.scores import read_scores
 from rayrec.checkpoint.warm_start import load_weights
+from rayrec.data.storage.retries import Patience
 from rayrec.distributed.comm import broadcast_object
 from rayrec.train.choice import best_by
 from rayrec.train.config import TrainConfig
 from rayrec.train.worker.learner import Learner
-from rayrec.train.worker.lockstep import due
+from rayrec.train.worker.lockstep import Every
+from rayrec.train.worker.outage import Outages, is_of_storage, within
 from rayrec.train.worker.position import Position
 from rayrec.train.worker.session import Job, Session
 
 ReportEvent = Callable[[int, str, str], None]
+LEAST_STILL_S = 60.0  # a busy disk may take so long for a block
 LAST_WAIT_S = 20.0  # for a save that is under way when this rank's part of the run ends with an error
 
 
@@ -29,20 +47,59 @@ class Saver:
         report: called on rank 0 with step, event and message.
 
     Raises:
-        RankError: checkpoints cannot be read, or there are some but none is whole.
+        OSError: checkpoints cannot be read.
+        CheckpointError: there are some but none is whole, or another launch has taken the run over.
     """
 
     def __init__(self, job: Job, session: Session, report: ReportEvent) -> None:
         self._job, self._session, self._report = job, session, report
         storage = job.config.storage
-        self.store = CheckpointStore(job.checkpoints, storage.keep, best_by(storage.keep_best))
+        best = best_by(storage.keep_best)
+        still_s = max(storage.patience_s, LEAST_STILL_S)
+        self.store = CheckpointStore(job.checkpoints, storage.keep, best, still_s, job.launch)
         self._group = session.control.group
-        listed = session.control.together(lambda: self.store.candidates() if session.rank == 0 else None)
-        self._candidates, self._damaged = broadcast_object(listed, self._group) or ([], [])
-        if job.checkpoint is not None:
-            self._candidates = [one for one in self._candidates if one.name == job.checkpoint]
+        self._outages = Outages(
+            session.control,
+            Patience(outage_s=storage.patience_s),
+            lambda text: self._report_first(self._saved_step or 0, "storage", text),
+        )
+        self._saved_step: int | None = None
+        self._candidates: list[Checkpoint] = []
+        self._damaged: list[DamagedCheckpointError] = []
+        self._scored: set[str] = set()
+        self._outages.outlast("finding the checkpoints", self._find)
         self._saved_step = self.resumed.step if self.resumed is not None else None
-        self._saved_at: float | None = None
+        trainer = job.config.trainer
+        self._every = Every(trainer.checkpoint_every, 60 * (trainer.checkpoint_every_minutes or math.inf))
+        self._waits = False  # where there is no room for copies
+
+    def _find(self) -> None:
+        """What the run can go on from. One that trains owns the folder from now on, so that nobody else changes it."""
+        if self._job.task == "fit":
+            try:
+                self.store.claim(self._group)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise  # a full disk has room again when older ones are removed, or another file is
+        listed = on_every_rank(lambda: self._list() if self._session.rank == 0 else None, self._group)
+        self._candidates, self._damaged, self._scored = broadcast_object(listed, self._group) or ([], [], set())
+        if self._job.checkpoint is not None:
+            self._candidates = [one for one in self._candidates if one.name == self._job.checkpoint]
+
+    def _list(self) -> tuple[list[Checkpoint], list[DamagedCheckpointError], set[str]]:
+        """Checkpoints, the newest first, damaged ones, and names of those that have a score."""
+        scored: set[str] = set()
+        with suppress(DamagedScoresError):  # reported where scores are noted
+            scored = set(read_scores(self.store.root))
+        return *self.store.candidates(), scored
+
+    @property
+    def unscored(self) -> bool:
+        """Whether a crash has cut short the evaluation of the checkpoint that the run goes on from."""
+        resumed, best = self.resumed, self._job.config.storage.keep_best
+        if resumed is None or best is None or self._job.eval is None:
+            return False
+        return bool(resumed.extra.get("to_score")) and resumed.name not in self._scored
 
     @property
     def resumed(self) -> Checkpoint | None:
@@ -61,10 +118,17 @@ class Saver:
         further = None
         while further is None:
             checkpoint = self._candidates[0]
+            load = partial(
+                self.store.load, checkpoint, learner.model, learner.optimizer, self._group, self._job.mapping or None
+            )
             try:
-                further = self.store.load(
-                    checkpoint, learner.model, learner.optimizer, self._group, self._job.mapping or None
-                )
+                further = self._outages.outlast(f"reading the checkpoint of step {checkpoint.step}", load)
+            except RemovedCheckpointError:
+                if self._job.checkpoint is not None:
+                    raise
+                self._outages.outlast("finding the checkpoints", self._find)
+                if not self._candidates:
+                    raise
             except DamagedCheckpointError as error:
                 self._damaged.append(error)
                 if self._job.checkpoint is not None:
@@ -100,61 +164,86 @@ class Saver:
         Args:
             clock: seconds, of rank 0.
         """
-        trainer = self._job.config.trainer
-        if self._saved_at is None:
-            self._saved_at = clock
-        minutes = trainer.checkpoint_every_minutes
-        by_time = minutes is not None and clock - self._saved_at >= 60 * minutes
-        if not by_time and not (trainer.checkpoint_every is not None and due(step, trainer.checkpoint_every)):
-            return False
-        self._saved_at = clock
-        return True
+        return self._every.is_due(step, clock)
 
-    def save(self, position: Position, learner: Learner, tensors: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Begin a checkpoint; `position` is that of all ranks. A failure is reported and costs only this checkpoint."""
-        if self._saved_step == position.step:
+    def save(
+        self,
+        position: Position,
+        learner: Learner,
+        tensors: Mapping[str, torch.Tensor] | None = None,
+        to_score: bool = False,
+    ) -> None:
+        """Begin a checkpoint; `position` is that of all ranks. A failure is reported and costs only this checkpoint.
+
+        Args:
+            to_score: an evaluation of it comes next; after a crash in between, `unscored` is true.
+        """
+        step = position.step
+        if self._saved_step == step:
             return
-        step, saving = position.step, self._saving(position, learner, tensors)
-        if not self._job.config.storage.background:
+        try:
+            self._begin(step, learner, self._saving(position, learner, tensors, to_score))
+        except OSError as error:
+            if not is_of_storage(error):
+                raise
+            self._report_failed(step, error)
+        self.report_ended()
+
+    def _begin(self, step: int, learner: Learner, saving: Saving) -> None:
+        storage = self._job.config.storage
+        if not storage.background:
             self.store.save(step, learner.model, learner.optimizer, group=self._group, saving=saving)
-            self._saved_step = step
             self._report_complete(step)
-        elif self.store.save_beside(step, learner.model, learner.optimizer, saving, self._group):
-            self._saved_step = step
-        else:
+        elif not self.store.save_beside(
+            step, learner.model, learner.optimizer, saving, self._group, patience_s=storage.wait_s
+        ):
             why = "the one before is still being written; save less often, or to a faster disk"
             self._report_first(step, "save_skipped", f"no checkpoint of step {step}: {why}")
-        self.report_ended()
+            return
+        elif not self.store.copied and not self._waits:
+            self._waits = True
+            why = "host memory has no room for a copy of what it saves"
+            self._report_first(step, "save_waits", f"training waits while a checkpoint is written: {why}")
+        self._saved_step = step
 
     def save_last(
         self, position: Position, learner: Learner, tensors: Mapping[str, torch.Tensor] | None = None
     ) -> Checkpoint:
         """The committed checkpoint of `position`, saved now if it is not there yet.
 
+        Storage that is away is waited for: up to `storage.patience_s`, or until the driver ends a stop after
+        `trainer.grace_s`.
+
         Raises:
             OSError: it cannot be saved.
         """
+        saving = self._saving(position, learner, tensors)
+        what = f"saving the last checkpoint, of step {position.step}"
+        return self._outages.outlast(what, lambda: self._save_now(position.step, learner, saving))
+
+    def _save_now(self, step: int, learner: Learner, saving: Saving) -> Checkpoint:
         self.store.finish(self._group)
         self.report_ended()
-        newest = self._session.control.together(lambda: self.store.latest() if self._session.rank == 0 else None)
+        newest = on_every_rank(lambda: self.store.latest() if self._session.rank == 0 else None, self._group)
         newest = broadcast_object(newest, self._group)
-        if newest is not None and newest.step == position.step:
+        if newest is not None and newest.step == step:
             return newest
-        saving = self._saving(position, learner, tensors)
-        saved = self.store.save(position.step, learner.model, learner.optimizer, group=self._group, saving=saving)
-        self._saved_step = position.step
-        self._report_complete(position.step)
+        saved = self.store.save(step, learner.model, learner.optimizer, group=self._group, saving=saving)
+        self._saved_step = step
+        self._report_complete(step)
         return saved
 
     def note_scores(self, position: Position, scores: Mapping[str, Any]) -> None:
         """Records the scores of the model at `position`, on rank 0, if the best checkpoint is kept."""
-        if self._session.rank == 0 and self._job.config.storage.keep_best is not None:
-            try:
-                self.store.note_scores(position.step, scores)
-            except OSError as error:
-                self._report(
-                    position.step, "save_failed", f"the scores of step {position.step} cannot be kept: {error}"
-                )
+        storage, step = self._job.config.storage, position.step
+        if self._session.rank != 0 or storage.keep_best is None:
+            return
+        try:
+            if not within(storage.wait_s, lambda: self.store.note_scores(step, scores)):
+                text = f"step {step} was evaluated and has no checkpoint, so it cannot be the best (storage.keep_best)"
+                self._report(step, "save_skipped", text)
+        except (OSError, DamagedScoresError) as error:
+            self._report(step, "save_failed", f"the scores of step {step} cannot be kept: {error}")
 
     def report_ended(self) -> None:
         """Reports checkpoints that completed or failed. Not collective."""
@@ -162,24 +251,35 @@ class Saver:
             if outcome.error is None:
                 self._report_complete(outcome.step)
             else:
-                why = f"{type(outcome.error).__name__}: {outcome.error}"
-                text = f"the checkpoint of step {outcome.step} failed, earlier ones are intact ({why})"
-                self._report_first(outcome.step, "save_failed", text)
+                self._report_failed(outcome.step, outcome.error)
 
     def close(self) -> None:
         """Waits for a save to end. Not collective."""
         self.store.close(LAST_WAIT_S)
         self.report_ended()
 
-    def _saving(self, position: Position, learner: Learner, tensors: Mapping[str, torch.Tensor] | None) -> Saving:
+    def _saving(
+        self,
+        position: Position,
+        learner: Learner,
+        tensors: Mapping[str, torch.Tensor] | None,
+        to_score: bool = False,
+    ) -> Saving:
         config: TrainConfig = self._job.config
         extra = {
             "position": position.to_dict(),
             "config": config.to_dict(),
             "world_size": self._session.world_size,
             "logit_shift": learner.logit_shift,
+            "to_score": to_score,
         }
         return Saving(extra=extra, tensors=tensors, mapping=self._job.mapping or None)
+
+    def _report_failed(self, step: int, error: Exception) -> None:
+        why = f"{type(error).__name__}: {error}"
+        self._report_first(
+            step, "save_failed", f"the checkpoint of step {step} failed, earlier ones are intact ({why})"
+        )
 
     def _report_complete(self, step: int) -> None:
         self._report_first(step, "checkpoint", f"checkpoint of step {step} is complete")

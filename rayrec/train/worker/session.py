@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from rayrec.checkpoint.launch import Launch
 from rayrec.container import cpus
 from rayrec.data import Cursor, Manifest, Mix
 from rayrec.data.source.periods import Periods, Value
@@ -35,6 +36,7 @@ class Job:
         config: the run's config.
         train: files and rows of an epoch; `eval`: those of the evaluation, if there is one.
         folder: the run folder, the same path on every node; `checkpoints`: path or URI of those.
+        launch: that holds the checkpoints, for a job that saves some.
         factory: makes the model, when it was given in Python instead of in the config.
         evaluated_steps: steps whose evaluation an earlier launch has already written down.
         mapping: what maps an id to a row, by feature; checkpoints of another mapping are refused.
@@ -50,6 +52,7 @@ class Job:
     eval: Manifest | SharedManifest | None
     folder: Path
     checkpoints: str
+    launch: Launch | None = None
     factory: Factory | None = None
     evaluated_steps: frozenset[int] = frozenset()
     mapping: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from rayrec.distributed.comm.trace import EXCHANGE, listen
@@ -23,6 +24,29 @@ class ExchangeClock:
     def __call__(self, name: str, began: float, ended: float) -> None:
         if name == EXCHANGE:
             self.seconds += ended - began
+
+
+class Stalls:
+    """Seconds in which training stands still between two steps, for checkpoints and evaluations."""
+
+    def __init__(self) -> None:
+        self._seconds, self._since = 0.0, time.perf_counter()
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """The body is such a stop; it may contain others."""
+        began, before = time.perf_counter(), self._seconds
+        try:
+            yield
+        finally:
+            self._seconds = before + time.perf_counter() - began
+
+    def close(self) -> float:
+        """Their part of the time since the last call."""
+        now = time.perf_counter()
+        fraction = min(1.0, self._seconds / max(now - self._since, 1e-9))
+        self._seconds, self._since = 0.0, now
+        return fraction
 
 
 class Timeline:

@@ -1,6 +1,6 @@
 """A thread beside a rank's loop: polls for a stop, detects a rank that hangs and ranks that wait for each other.
 
-It never touches the step: it looks at the main thread's stack and at the number of exchanges made.
+It never touches the step: it looks at the main thread's stack and at the number of exchanges begun.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 
-from rayrec.train.run_log import Sink
+from rayrec.distributed.comm import count_collectives
+from rayrec.train.run_log import Sink, Waiting
 
 POLL_S = 0.5
 EXIT_HUNG, EXIT_UNLIKE = 75, 76
@@ -64,7 +66,8 @@ class Watch:
         sink: the way to the driver.
         hang_s: seconds without any movement of the main thread after which the stacks are reported and the process
             ends, which restarts the worker group.
-        suspicious_s: seconds in one exchange after which ranks compare where they wait.
+        suspicious_s: seconds in one exchange after which ranks compare where they wait; if they are at unlike places of
+            one exchange, the process ends, which restarts the worker group.
         end: how the process ends; None: hangs are only reported.
     """
 
@@ -82,8 +85,11 @@ class Watch:
         self._hang_s, self._suspicious_s = hang_s, suspicious_s
         self._main = threading.get_ident()
         self._stop, self._closed = threading.Event(), threading.Event()
-        self._steps = self._suspected = 0
+        self._steps = 0
         self._waiting = False
+        self._unlike: dict[int, Waiting] | None = None  # at the last look
+        self._counting = count_collectives()
+        self._exchanges: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._run, name="rayrec-watch", daemon=True)
 
     def stop_requested(self) -> bool:
@@ -92,11 +98,13 @@ class Watch:
         return self._stop.is_set()
 
     def __enter__(self) -> Watch:
+        self._exchanges = self._counting.__enter__()
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._closed.set()
+        self._counting.__exit__(kind, error, None)
 
     def _run(self) -> None:
         place, steps, since = place_of(self._main), self._steps, time.monotonic()
@@ -120,19 +128,23 @@ class Watch:
         if not waits and not self._waiting:
             return
         self._waiting = waits
-        everyone = self._sink.waiting(self._rank, place.at if waits else None)
-        unlike = len(everyone) == self._world_size and len(set(everyone.values())) > 1
-        self._suspected = self._suspected + 1 if unlike else 0
-        if self._suspected > 1:
+        everyone = self._sink.waiting(self._rank, (self._exchanges.total(), place.at) if waits else None)
+        # A rank that has gone on to the next exchange, while another still receives, has begun one more than that.
+        numbers, places = {number for number, _ in everyone.values()}, set(everyone.values())
+        unlike = len(everyone) == self._world_size and len(numbers) < len(places)
+        if unlike and everyone == self._unlike:
             self._report_unlike(everyone)
+        self._unlike = everyone if unlike else None
 
-    def _report_unlike(self, everyone: dict[int, str]) -> None:
-        places = "; ".join(f"rank {rank} in {at}" for rank, at in sorted(everyone.items()))
-        text = (
+    def _report_unlike(self, everyone: dict[int, Waiting]) -> None:
+        places = "; ".join(f"rank {rank} in {at}" for rank, (_, at) in sorted(everyone.items()))
+        message = (
             f"ranks wait for each other at different places: {places}; a model must make the same exchanges on every "
             f"rank, also for empty batches"
         )
-        self._sink.flush({"kind": "fatal", "rank": self._rank, "error": text, "traceback": stacks()})
+        self._sink.flush(
+            {"kind": "event", "event": "unlike", "message": message, "rank": self._rank, "stacks": stacks()}
+        )
         if self._end is not None:
             self._end(EXIT_UNLIKE)
 

@@ -1,0 +1,168 @@
+"""Who holds a folder of checkpoints: launches on one machine and on several, that go on, have ended, or were killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rayrec.checkpoint import FencedError, TakenOverError
+from rayrec.checkpoint import launch as launches
+from rayrec.checkpoint.attempt import Attempt
+from rayrec.checkpoint.errors import InUseError
+from rayrec.checkpoint.folder import LocalFolder, open_folder
+from rayrec.checkpoint.launch import FILE, Launch, Lease, holder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> LocalFolder:
+    return LocalFolder(tmp_path / "checkpoints")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "BEAT_S", 0.05)
+    monkeypatch.setattr(launches, "DEAD_S", 0.4)
+
+
+def left_behind(root: LocalFolder, beat: float | None = None, **changes: object) -> Launch:
+    """The file of a launch that writes it no more."""
+    launch = replace(Launch.here(), **changes)  # type: ignore[arg-type]
+    beat = time.time() if beat is None else beat
+    root.write(FILE, json.dumps({"launch": launch.to_dict(), "beat": beat}).encode())
+    return launch
+
+
+def test_a_folder_is_held_until_its_launch_ends(root: LocalFolder) -> None:
+    assert holder(root) is None
+    with Lease(root).take() as first:
+        assert first.held and holder(root) == first.launch
+        with pytest.raises(InUseError, match=rf"in use by a run that is still going \(process {os.getpid()} on "):
+            Lease(root).take()
+        assert first.held
+    assert root.names() == []
+    with Lease(root).take() as second:
+        assert second.held and not first.held
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_launch_of_another_machine_is_known_by_its_beat(root: LocalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(launches, "DEAD_S", 10.0)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("socket.gethostname", lambda: "elsewhere")
+        other = Lease(root).take()
+    launches._held.clear()  # nor is it of this process
+    with other:
+        with pytest.raises(InUseError, match=r"\(process \d+ on elsewhere, started 20.* UTC\); wait for it, stop it"):
+            Lease(root, told.append).take()
+        assert other.held
+    assert len(told) == 1 and "is held by process" in told[0] and "for a sign of it" in told[0]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_launch_without_a_beat_is_over(root: LocalFolder) -> None:
+    left_behind(root, host="elsewhere")
+    began = time.monotonic()
+    with Lease(root).take() as lease:
+        assert lease.held and time.monotonic() - began >= launches.DEAD_S
+
+
+@pytest.mark.parametrize("why", ["its process has ended", "of an earlier process with this number", "long ago"])
+def test_a_launch_that_is_known_to_be_over_is_not_waited_for(root: LocalFolder, why: str) -> None:
+    if why == "its process has ended":
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        ended.wait()
+        left_behind(root, pid=ended.pid)
+    elif why == "long ago":
+        left_behind(root, host="elsewhere", beat=time.time() - 2 * launches.LONG_AGO_S)
+    else:
+        left_behind(root)
+    began = time.monotonic()
+    with Lease(root).take() as lease:
+        assert lease.held and time.monotonic() - began < 5
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_launch_that_was_taken_over_leaves_the_file_alone(root: LocalFolder) -> None:
+    with Lease(root).take() as lease:
+        other = left_behind(root, host="elsewhere")
+        time.sleep(4 * launches.BEAT_S)
+        assert not lease.held
+    assert holder(root) == other
+    root.write(FILE, b'{"launch": {"token": 1}}')
+    assert holder(root) is None, "not whole: nobody's"
+
+
+def test_the_end_of_a_launch_does_not_wait_for_storage_that_hangs(
+    root: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(launches, "RELEASE_S", 0.1)
+    with Lease(root).take():
+        monkeypatch.setattr(LocalFolder, "read", lambda *_: gate.wait(20))
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+    monkeypatch.undo()
+    gate.set()
+    with Lease(root).take() as lease:
+        assert lease.held, "the file that was left is known to be over"
+
+
+def test_an_attempt_is_of_the_launch_that_holds_the_folder(root: LocalFolder) -> None:
+    mine = Launch.here()
+    with pytest.raises(FileNotFoundError, match=r"it is gone: the storage is not mounted here, or .*launch\.json"):
+        Attempt.claim(root, mine)
+    root.write(FILE, json.dumps({"launch": mine.to_dict(), "beat": 0.0}).encode())
+    attempt = Attempt.claim(root, mine)
+    attempt.check(root)
+    other = left_behind(root, host="elsewhere", token="other")
+    attempt.check(root)  # until that launch has workers too
+    with pytest.raises(
+        TakenOverError, match=r"taken over by another launch of the run \(process \d+ on elsewhere, star"
+    ):
+        Attempt.claim(root, mine)
+    Attempt.claim(root, other)
+    with pytest.raises(TakenOverError, match="on elsewhere") as caught:
+        attempt.check(root)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_attempts_of_one_launch_fence_each_other(root: LocalFolder) -> None:
+    mine = left_behind(root)
+    first = Attempt.claim(root, mine)
+    Attempt.claim(root, mine)
+    with pytest.raises(FencedError, match="belongs to attempt 2") as caught:
+        first.check(root)
+    assert not isinstance(caught.value, TakenOverError)
+    root.write("attempt.json", b'{"attempt": 7, "token": "as written before launches"}')
+    assert Attempt.claim(root, mine).number == 8
+
+
+@pytest.mark.parametrize("kind", ["path", "uri"])
+def test_writers_of_one_small_file_do_not_disturb_each_other(tmp_path: Path, kind: str) -> None:
+    folder = open_folder(tmp_path if kind == "path" else f"file://{tmp_path}")
+    errors: list[Exception] = []
+
+    def write(number: int) -> None:
+        try:
+            for _ in range(30):
+                folder.write("attempt.json", json.dumps([number] * 100).encode())
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and folder.names() == ["attempt.json"]
+    assert len(set(json.loads(folder.read("attempt.json")))) == 1
