@@ -312,12 +312,6 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "only without any column, where every unit does",
     ),
     (
-        "rayrec/distributed/vectors/pooled_exchange.py",
-        "if len(self._cache) > 8:",
-        "if len(self._cache) >= 8:",
-        "how many batch sizes are remembered",
-    ),
-    (
         "rayrec/distributed/executors/dedup.py",
         ".index_copy_(0,",
         ".index_copy_(-1,",
@@ -383,12 +377,6 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "a short cut; any lapse lies between 0 and infinity",
     ),
     ("rayrec/torchrec/metrics/metric_module.py", '(0.0, float("inf"))', '(-1.0, float("inf"))', "no lapse is below 0"),
-    (
-        "rayrec/torchrec/metrics/metric_module.py",
-        "part.unsqueeze(0)",
-        "part.unsqueeze(-1)",
-        "a single number has no other place for a dimension",
-    ),
     ("rayrec/metrics/numbers.py", "return figures[0]", "return figures[ -1]", "without names there is one label"),
     (
         "rayrec/torchrec/metrics/rec_metric.py",
