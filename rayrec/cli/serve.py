@@ -32,7 +32,7 @@ def serve(
     ] = None,
     name: Annotated[
         str, typer.Option(help="Of the Serve application; services on one cluster need different ones.")
-    ] = ("rayrec"),
+    ] = "rayrec",
     route: Annotated[str, typer.Option(help="Prefix of all paths, e.g. /ctr.")] = "/",
     watch: Annotated[float, typer.Option(min=0, help="Seconds between two looks for newer versions; 0: never.")] = 5.0,
 ) -> None:

@@ -62,4 +62,5 @@ def _number(feature: DenseFeature) -> float | list[float]:
 
 def _id(feature: SparseFeature, export: Path) -> str | int:
     known = first_id(str(export / feature.mapping.path)) if isinstance(feature.mapping, Vocabulary) else None
-    return next((one for one in (known, feature.default) if one is not None), 0)
+    unknown = "0" if feature.id_type == "text" else 0
+    return next((one for one in (known, feature.default) if one is not None), unknown)

@@ -148,6 +148,7 @@ def test_what_cannot_be_begun_is_one_message_and_leaves_nothing(
         ({"sparse": [{"name": "a", "mapping": {"kind": "hash"}, "default": "x"}]}, {"a": "x"}),
         ({"sparse": [{"name": "a", "kind": "id_list"}]}, {"a": [0]}),
         ({"sparse": [{"name": "a", "kind": "weighted_id_list"}]}, {"a": [{"id": 0, "weight": 1.0}]}),
+        ({"sparse": [{"name": "a", "kind": "id", "id_type": "text"}]}, {"a": "0"}),
         (
             {"sparse": [{"name": "a", "kind": "weighted_id_list", "weight_column": "w"}]},
             {"a": [0], "w": [1.0]},
