@@ -159,3 +159,14 @@ def test_integers_keep_their_values(one: pa.DataType, other: pa.DataType, data: 
     most = (1 << (one.bit_width - signed)) - 1
     value = data.draw(st.integers(-most - 1 if signed else 0, most))
     assert pa.array([value], one).cast(wide).to_pylist() == [value]
+
+
+def test_a_column_whose_name_differs_in_case_is_not_taken_for_one_that_is_missing(tmp_path: Path) -> None:
+    """Its values would be null without a word."""
+    write(tmp_path / "a.parquet", 0)
+    renamed = pq.read_table(tmp_path / "a.parquet")
+    pq.write_table(renamed.rename_columns({"late": "Late"}), tmp_path / "b.parquet")
+    with pytest.raises(
+        DataError, match=r"column 'late' is missing in 1 of 2 files: .*b\.parquet; did you mean 'Late'\?"
+    ):
+        Manifest.read(str(tmp_path), SCHEMA)

@@ -148,8 +148,8 @@ def test_a_run_outlasts_storage_that_is_away_for_its_last_checkpoint(
                     threading.Timer(8.0, door.reopen).start()
                 return super().forward(batch)
 
-        path = f"s3://models/runs{options.replace(server, door.address)}"
+        path = f"s3://models/away{options.replace(server, door.address)}"
         changes = {"storage__path": path, "trainer__checkpoint_every": 3, "data__eval": None}
         result = trainer(tmp_path, factory=Shuts, **changes).fit()
-        kept = CheckpointStore(f"s3://models/runs/small/checkpoints{options}").latest()
+        kept = CheckpointStore(f"s3://models/away/small/checkpoints{options}").latest()
     assert kept is not None and kept.step == result.steps == 10

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.errors import DataError
+from rayrec.data.errors import DataError, suggestion
 from rayrec.data.mapping.arrow_types import wider
 from rayrec.data.mapping.columns import check_types
 from rayrec.data.mapping.schema import Schema
@@ -47,7 +47,8 @@ def check_columns(found: Partitioned, facts: pa.Table, schema: Schema, condition
         uri = one.file.uri
         lacking = [name for name in columns if name in first and name not in arrow.names]
         for name in lacking:
-            if name not in schema.spare_columns:
+            in_other_case = name.lower() in map(str.lower, arrow.names)
+            if name not in schema.spare_columns or in_other_case:
                 raise _missing_in_some(name, found, codes, schemas)
         check_types(schema, pa.schema([*arrow, *(pa.field(name, first[name][1]) for name in lacking)]), uri)
         for condition in conditions:
@@ -66,14 +67,16 @@ def check_columns(found: Partitioned, facts: pa.Table, schema: Schema, condition
 
 
 def _missing_in_some(name: str, found: Partitioned, codes: I64, schemas: Sequence[pa.Schema]) -> DataError:
-    files = [
-        one.file.uri
+    lacking = [
+        (one.file.uri, schemas[code].names)
         for code, one in zip(codes.tolist(), found.files, strict=True)
         if name not in schemas[code].names and name not in one.values
     ]
+    files = [uri for uri, _ in lacking]
     named = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED:,} more" if len(files) > _NAMED else "")
     return DataError(
-        f"column {name!r} is missing in {len(files):,} of {len(found.files):,} files: {named}",
+        f"column {name!r} is missing in {len(files):,} of {len(found.files):,} files: {named}"
+        f"{suggestion(name, lacking[0][1])}",
         file=files[0],
         column=name,
         fix="add it to them; of a feature the schema may also say what stands for a null: a default, or on_null: empty",
