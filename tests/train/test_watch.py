@@ -66,8 +66,9 @@ class Late(Silent):
 
 def test_a_driver_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rayrec.train.worker.watch.POLL_S", 0.01)
+    before = set(threading.enumerate())  # an earlier test's may be on its way out
     with Watch(Late(), 0, 1, hang_s=60, end=None) as watch:
-        (thread,) = (one for one in threading.enumerate() if one.name == "rayrec-watch")
+        (thread,) = (one for one in set(threading.enumerate()) - before if one.name == "rayrec-watch")
         assert thread.daemon, "it keeps no process whose rank has ended"
         until = time.monotonic() + 10
         while not (heard := watch.stop_requested()) and time.monotonic() < until:
