@@ -144,7 +144,7 @@ def test_both_make_the_same(
     finally:
         torch.set_num_threads(before)
     assert_equal(found, expected)
-    if extra != "origins" and DeviceSplit.possible(routes):
+    if extra != "origins" and DeviceSplit(routes, "weights" in extra, torch.device("cpu")).possible:
         assert_equal_on_a_device(routes, kjt, expected)
     if extra == "trained weights":
         grads = []
@@ -188,7 +188,9 @@ def test_rows_that_no_rank_reads_in_one_of_two_cuts_are_left_out() -> None:
     kjt = KeyedJaggedTensor(["f0"], torch.arange(12).repeat(3), lengths=torch.tensor([20, 0, 16]))
     for extra in (False, True):
         assert_equal(CompiledSplit(routes, False, extra).split(kjt), PlainSplit(routes, False, extra).split(kjt))
-    assert not DeviceSplit.possible(routes)  # the buckets of one of the cuts are of unlike size
+    assert not DeviceSplit(
+        routes, False, torch.device("cpu")
+    ).possible  # the buckets of one of the cuts are of unlike size
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "uneven"])

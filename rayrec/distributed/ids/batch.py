@@ -115,12 +115,13 @@ class DeviceMessage:
 
     Args:
         words: for rank 0, then for rank 1 and so on; None where the device splits the ids.
-        sent, received: words for each rank, and from each.
+        leave: words of each column of each rank's part.
+        received: words from each rank.
         pieces: words of each piece of what is received.
     """
 
     words: torch.Tensor | None
-    sent: list[int]
+    leave: list[list[int]]
     received: list[int]
     pieces: list[int]
 

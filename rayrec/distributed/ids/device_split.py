@@ -7,7 +7,6 @@ finds each id's bucket and puts ids in the order of streams, in one to three ope
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,14 +35,14 @@ class DeviceSplit:
     """Splits ids on a GPU.
 
     Args:
-        routes: of the collection; see `possible`.
+        routes: of the collection.
         weighted: ids carry weights.
         device: a CUDA device.
     """
 
     def __init__(self, routes: Routes, weighted: bool, device: torch.device) -> None:
         self._buckets, self._weighted, self._device = Buckets(routes), weighted, device
-        self._loop = _count_loop()
+        self._loop = loops("rayrec.distributed.ids.count_loop")
         self._cut = np.flatnonzero(self._buckets.buckets_V > 1)
         self._most = int(self._buckets.buckets_V.max(initial=1))
         block_C = self._buckets.block_V[self._cut].astype(np.int64)
@@ -52,11 +51,11 @@ class DeviceSplit:
         self._whole = any(self._buckets.buckets_V[stream.variant] == 1 for stream in self._streams)
         self._orders: dict[tuple[str, ...], _Order] = {}
 
-    @staticmethod
-    def possible(routes: Routes) -> bool:
+    @property
+    def possible(self) -> bool:
         """Whether all buckets of a table have equally many rows, as plans have them unless made by hand."""
-        of = Buckets(routes)
-        return bool((of.block_V[of.buckets_V > 1] > 0).all()) and _count_loop() is not None
+        cut = self._buckets.buckets_V > 1
+        return bool((self._buckets.block_V[cut] > 0).all()) and self._loop is not None
 
     def count(self, kjt: KeyedJaggedTensor) -> Counts | None:
         """Counts a batch; `kjt` is on the host. None if its weights are trained: the host then splits it, too.
@@ -122,7 +121,3 @@ class DeviceSplit:
 def _joined(one: Ids, other: Ids) -> Ids:
     weights = None if one.weights is None or other.weights is None else torch.cat([one.weights, other.weights])
     return Ids(torch.cat([one.lengths, other.lengths]), torch.cat([one.values, other.values]), weights)
-
-
-def _count_loop() -> Any:
-    return loops("rayrec.distributed.ids.count_loop")

@@ -66,8 +66,8 @@ class IdExchange:
         self._receiver = IdReceiver(routes, place.rank, place.device, in_turn, rank_by_rank=sources is None)
         self._streams = [len(routes.ranks[place.rank].streams)] * place.world_size
         self._on_cpu = place.device.type == "cpu"
-        splits = not self._on_cpu and sources is not None and DeviceSplit.possible(routes)
-        self.device_split = DeviceSplit(routes, weighted, place.device) if splits else None
+        split = None if self._on_cpu or sources is None else DeviceSplit(routes, weighted, place.device)
+        self.device_split = split if split is not None and split.possible else None
         self._host_group = None if self._on_cpu else comm.host_group(place.group, place.device)
         self._sends = any(route.streams for route in routes.ranks)  # else there are only replicated tables
 
@@ -81,16 +81,16 @@ class IdExchange:
         batch = HostIds(OnHost(outgoing), kept, OnHost(received))
         if any(header[FAILED] for header in received):
             return batch
-        sent = [sum(of_part) for of_part in self.sender.sizes(outgoing.header)]
+        leave = part_sizes(outgoing.header.tolist(), self.sender.streams, self._weighted)
         come = part_sizes(received, self._streams, self._weighted)
         pieces = [size for of_part in come for size in of_part]
-        words = None if outgoing.ids is None else self._words(outgoing.ids, outgoing)
-        message = DeviceMessage(words, sent, [sum(of_part) for of_part in come], pieces)
+        words = None if outgoing.ids is None else self._words(outgoing.ids, leave)
+        message = DeviceMessage(words, leave, [sum(of_part) for of_part in come], pieces)
         units = None if self.finder is None else self.finder.find(outgoing)
         return replace(batch, message=message, arrival=Arrival(self._receiver.chunks(received), units))
 
-    def _words(self, ids: Ids, outgoing: OutgoingIds) -> torch.Tensor:
-        return torch.cat([piece for part in self.sender.words(ids, outgoing.header) for piece in part])
+    def _words(self, ids: Ids, sizes: Sequence[Sequence[int]]) -> torch.Tensor:
+        return torch.cat([piece for part in self.sender.words(ids, sizes) for piece in part])
 
     def send(self, batch: HostIds, features: KeyedJaggedTensor) -> SentIds:
         """Begins to send.
@@ -104,16 +104,18 @@ class IdExchange:
             words = message.words
             if words is None:
                 assert self.device_split is not None and outgoing.counted is not None
-                words = self._words(self.device_split.split(features, outgoing.counted), outgoing)
+                words = self._words(self.device_split.split(features, outgoing.counted), message.leave)
             if self._alone or not self._sends:
                 return SentIds(batch, arrived=words)
             arrived = words.new_empty(sum(message.received))
-            wait = comm.all_to_all(arrived, words, message.received, message.sent, self._place.group)
+            sent = [sum(of_part) for of_part in message.leave]
+            wait = comm.all_to_all(arrived, words, message.received, sent, self._place.group)
             return SentIds(batch, wait, arrived)
         if self._alone or not self._on_cpu:
             return SentIds(batch)
         assert outgoing.ids is not None
-        parts = self.sender.words(outgoing.ids, outgoing.header)
+        leave = part_sizes(outgoing.header.tolist(), self.sender.streams, self._weighted)
+        parts = self.sender.words(outgoing.ids, leave)
         headers = outgoing.header.view(WORD).unbind()
         messages = [(header, *part) for header, part in zip(headers, parts, strict=True)]
         return SentIds(batch, comm.exchange_messages(messages, self._place.group))

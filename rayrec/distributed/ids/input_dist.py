@@ -235,7 +235,7 @@ class PendingInput(Awaitable[RankIds]):
             stream.wait_event(self._moved)
             self._sent = self._exchange.send(self._upload.to(self._device), self.features)
             self.features.record_stream(stream)
-            self._event = torch.cuda.current_stream(self._device).record_event()
+            self._event = stream.record_event()
         except Exception as error:
             self._error = error
 

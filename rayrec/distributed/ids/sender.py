@@ -45,6 +45,9 @@ class IdSender:
         weighted: ids carry weights.
         traced: also record where each id goes.
         num_counts: how many counts a header has.
+
+    Attributes:
+        streams: how many each rank receives.
     """
 
     def __init__(self, routes: Routes, weighted: bool, traced: bool, num_counts: int) -> None:
@@ -52,7 +55,7 @@ class IdSender:
         self.split = make_split(routes, weighted, traced)
         self._packed = 0  # batches so far, by which ranks check that they are at the same one
         self._header_width = GROUPS + routes.num_groups
-        self._streams = [len(route.streams) for route in routes.ranks]
+        self.streams = [len(route.streams) for route in routes.ranks]
         self._slots, self._sources = self._header_slots()
 
     def _header_slots(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,7 +83,7 @@ class IdSender:
         found = self.split.split(kjt) if counted is None else counted
         row = [0] * self._header_width
         row[NUMBER], row[BATCH] = self._packed + 1, kjt.stride()
-        header = torch.tensor([row] * len(self._streams))
+        header = torch.tensor([row] * len(self.streams))
         header.view(-1).index_add_(0, self._slots, found.totals.index_select(0, self._sources))
         if counts:
             header = torch.cat([header, torch.tensor(counts).expand(header.shape[0], -1)], dim=1)
@@ -92,19 +95,14 @@ class IdSender:
     def pack_nothing(self, error: Exception) -> OutgoingIds:
         """A batch without examples, in place of one that cannot be sent: its header makes every rank raise."""
         self._packed += 1
-        header = torch.zeros(len(self._streams), self._header_width, dtype=torch.int64)
+        header = torch.zeros(len(self.streams), self._header_width, dtype=torch.int64)
         header[:, NUMBER], header[:, FAILED] = self._packed, 1
         values = torch.empty(0, dtype=torch.int64)
-        ids = Ids(values.new_empty(sum(self._streams), 0), values, values.float() if self._weighted else None)
+        ids = Ids(values.new_empty(sum(self.streams), 0), values, values.float() if self._weighted else None)
         return OutgoingIds(ids, torch.cat([header, header.new_zeros(len(header), self._num_counts)], dim=1), error)
 
-    def sizes(self, header: torch.Tensor) -> list[list[int]]:
-        """For each rank's part the words of its columns; see `part_sizes`."""
-        return part_sizes(header.tolist(), self._streams, self._weighted)
-
-    def words(self, ids: Ids, header: torch.Tensor) -> list[list[torch.Tensor]]:
-        """For each rank the columns of its part, as words."""
-        sizes = part_sizes(header.tolist(), self._streams, self._weighted)
+    def words(self, ids: Ids, sizes: Sequence[Sequence[int]]) -> list[list[torch.Tensor]]:
+        """For each rank the columns of its part, as words; `sizes` are those of `part_sizes`."""
         columns = [ids.values, ids.lengths.to(torch.int32)]
         columns += [] if ids.weights is None else [ids.weights.detach().to(torch.float32)]
         flat = [column.view(-1).view(WORD) for column in columns]

@@ -17,9 +17,14 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from rayrec.compiled import in_threads, loops
 from rayrec.distributed.kernel.interface import LocalTable, Lookups
+from rayrec.distributed.kernel.row_kernel import make_anchor
 from rayrec.distributed.kernel.tbe import TBE, padded
 
-_RULES = {EmbOptimType.EXACT_SGD: 0, EmbOptimType.EXACT_ADAGRAD: 1, EmbOptimType.EXACT_ROWWISE_ADAGRAD: 2}
+_RULES = {  # by their names in the loop's module
+    EmbOptimType.EXACT_SGD: "SGD",
+    EmbOptimType.EXACT_ADAGRAD: "ADAGRAD",
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: "ROWWISE_ADAGRAD",
+}
 _MOST = 2**32  # rows of a table, and numbers of a gradient
 MANY_LOOKUPS, FEW_BAGS = 100, 256  # of a kernel, each of at most so many bags
 MANY_IDS = 4  # of a bag
@@ -36,7 +41,7 @@ class CompiledUpdate:
 
     def __init__(self, tbe: TBE, tables: Sequence[LocalTable], table_of_lookup: Sequence[int]) -> None:
         self._tbe, self._loop, spec = tbe, loops("rayrec.distributed.kernel.update_loops"), tables[0].update
-        self._rule, self._eps = _RULES[spec.optimizer], np.float32(spec.eps)
+        self._rule, self._eps = getattr(self._loop, _RULES[spec.optimizer]), np.float32(spec.eps)
         of_tables = np.arange(len(tables) + 1)
         dims = [padded(table.cols.size) for table in tables]
         self._first_lookup_T = np.searchsorted(np.array(table_of_lookup), of_tables).astype(np.int64)
@@ -44,12 +49,13 @@ class CompiledUpdate:
         self._col_L, self._width = np.array(cols[:-1], np.uint64), cols[-1]
         self._dim_T = np.array(dims, np.int64)
         self._bits_T = np.array([max(1, (table.rows.size - 1).bit_length()) for table in tables], np.int64)
-        first_weights = [weight.storage_offset() for weight in tbe.split_embedding_weights()]
-        self._first_weight_T = np.array(first_weights, np.uint64)
-        states = tbe.split_optimizer_states() if self._rule else [(weight,) for weight in tbe.split_embedding_weights()]
-        self._first_state_T = np.array([of_table[0].storage_offset() for of_table in states], np.uint64)
+        self._first_weight_T = np.array([w.storage_offset() for w in tbe.split_embedding_weights()], np.uint64)
+        self._has_state = bool(spec.rule.rowwise)
+        states = [state for (state,) in tbe.split_optimizer_states()] if self._has_state else []
+        first_states = [state.storage_offset() for state in states] or [0] * len(tables)
+        self._first_state_T = np.array(first_states, np.uint64)
         self._num_lookups, self._several = len(table_of_lookup), len(table_of_lookup) > len(tables)
-        self._anchor = torch.zeros(0, requires_grad=True)
+        self._anchor = make_anchor(torch.device("cpu"))
 
     def pays(self, lookups: Lookups) -> bool:
         """Whether it is the faster one for a batch of this shape."""
@@ -86,7 +92,7 @@ class CompiledUpdate:
         ids = lookups.ids.to(torch.int64).contiguous().numpy().view(np.uint64)
         first_id_T = offsets[torch.from_numpy(self._first_lookup_T) * grad.shape[0]].numpy()
         weight = self._tbe.weights_host.detach().numpy()
-        state = self._tbe.momentum1_host.detach().numpy() if self._rule else np.empty(0, np.float32)
+        state = self._tbe.momentum1_host.detach().numpy() if self._has_state else np.empty(0, np.float32)
         in_threads(
             self._loop.train,
             np.diff(first_id_T),
