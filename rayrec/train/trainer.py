@@ -266,9 +266,8 @@ class Trainer:
             more = f"it is {self._progress}"
         if raw.get("ended"):
             more = f"it ended early ({raw['ended']})"
-        self.display.say(
-            f"run {self.config.name} is finished already ({raw['epochs']} epochs); {more}, or start over with --fresh",
-            style="yellow",
+        self._warn(
+            f"run {self.config.name} is finished already ({raw['epochs']} epochs); {more}, or start over with --fresh"
         )
         return Result.from_dict(self.folder.path, raw)
 
@@ -279,8 +278,7 @@ class Trainer:
             refuse_other_config(self.folder, earlier, self.config.to_dict())
             before, now = earlier["trainer"]["batch_size"], self.config.trainer.batch_size
             if before != now:
-                text = f"goes on with {now:,} rows a step instead of {before:,}; schedules count the new steps"
-                self.display.say(text, style="yellow")
+                self._warn(f"goes on with {now:,} rows a step instead of {before:,}; schedules count the new steps")
 
     def _set_aside(self) -> None:
         if self.folder.path.exists():
