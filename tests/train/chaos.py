@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.train.run_folder import RunFolder
+from rayrec.train.run.folder import RunFolder
 from tests.s3 import Door
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from rayrec.data import Manifest, manifest_of
 from rayrec.train.config.file import parse_config
-from rayrec.train.run_folder import RunFolder
-from rayrec.train.run_log import Waiting
+from rayrec.train.run.folder import RunFolder
+from rayrec.train.run.log import Waiting
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.loop import fit
 from rayrec.train.worker.session import Job, Session, session_of

@@ -24,7 +24,7 @@ from rayrec.data.tools.synthetic import SyntheticSpec, write_files
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
-from rayrec.train.run_folder import RunFolder
+from rayrec.train.run.folder import RunFolder
 from tests.s3 import Door, s3_server
 from tests.train import chaos
 from tests.train.row_log import assert_every_row_once, consumed

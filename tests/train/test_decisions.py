@@ -24,7 +24,7 @@ from rayrec.distributed.planner.cost.estimate import Estimate
 from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train import ResourceError, StorageError, TrainError, build
+from rayrec.train import ResourceError, StorageError, TrainError
 from rayrec.train.config import TrainConfig, TrainerConfig
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.elastic import REQUEST, note_request, reading_unreserved, room_for
@@ -34,10 +34,11 @@ from rayrec.train.driver.recorder import Lines
 from rayrec.train.driver.resources import Demand, Supply, demand, demand_of, refuse_if_short
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted, describe
-from rayrec.train.groups import Decision, layout_of
-from rayrec.train.init_from import ALL, _same_rows
-from rayrec.train.run_folder import RunFolder, _at, _short
-from rayrec.train.run_log import DirectSink, Mailbox, Waiting, drained
+from rayrec.train.planning.groups import Decision, layout_of
+from rayrec.train.run.folder import RunFolder, _at, _short
+from rayrec.train.run.log import DirectSink, Mailbox, Waiting, drained
+from rayrec.train.setup import build
+from rayrec.train.setup.init_from import ALL, _same_rows
 from rayrec.train.worker.accumulate import part_of
 from rayrec.train.worker.evaluation import Scores, _joined
 from rayrec.train.worker.lockstep import Control, Every, Purpose, StepInput

@@ -25,8 +25,8 @@ from rayrec.train.driver.plan_table import bytes_text, plan_table
 from rayrec.train.driver.recorder import Lines, Recorder
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted
-from rayrec.train.run_folder import RunFolder
-from rayrec.train.run_log import DirectSink, Mailbox, Record, drained
+from rayrec.train.run.folder import RunFolder
+from rayrec.train.run.log import DirectSink, Mailbox, Record, drained
 
 TRAIN = {"kind": "train", "epoch": 0, "samples": 64, "loss": 0.5, "ne": 0.9, "auc": None, "samples_per_second": 1234.5,
          "data_wait_fraction": 0.1, "lr": {"dense": 0.1, "sparse": 0.1}}  # fmt: skip

@@ -18,9 +18,9 @@ from rayrec.train.driver.console import MIN_S_BETWEEN_LINES, WIDTH_OF_FILES, Dis
 from rayrec.train.driver.plan_table import plan_table
 from rayrec.train.driver.recorder import Recorder, reporting_errors
 from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
-from rayrec.train.mirror import FILES, Mirror
-from rayrec.train.run_folder import RunFolder, newest_checkpoint
-from rayrec.train.run_log import DirectSink, Mailbox, Record
+from rayrec.train.run.folder import RunFolder, newest_checkpoint
+from rayrec.train.run.log import DirectSink, Mailbox, Record
+from rayrec.train.run.mirror import FILES, Mirror
 from tests.train.test_driver import EVAL, TRAIN, recorded
 
 

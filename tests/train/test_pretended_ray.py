@@ -35,7 +35,7 @@ from rayrec.train.driver.failures import END_WAIT, failure_reporter
 from rayrec.train.driver.launch import run_job
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand
-from rayrec.train.run_log import ActorSink, Mailbox, Record
+from rayrec.train.run.log import ActorSink, Mailbox, Record
 from rayrec.train.worker.session import Job
 from rayrec.train.worker.start import start_worker
 from tests.ranks import on_ranks

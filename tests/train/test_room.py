@@ -19,8 +19,8 @@ from rayrec.train.config.file import ConfigError, parse_config
 from rayrec.train.driver.failures import FAILED_STARTS, patient
 from rayrec.train.driver.resources import Demand, Supply
 from rayrec.train.driver.room import Wait, missing_of
-from rayrec.train.run_folder import RunFolder
-from rayrec.train.run_log import Mailbox
+from rayrec.train.run.folder import RunFolder
+from rayrec.train.run.log import Mailbox
 from tests.train.chaos import Supervised
 from tests.train.pretended_ray import Actor, PretendedRay, pretended
 from tests.train.small import raw_config, write_all

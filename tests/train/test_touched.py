@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train.run_log import DirectSink, Mailbox
+from rayrec.train.run.log import DirectSink, Mailbox
 from rayrec.train.worker.loop import fit
 from rayrec.train.worker.session import session_alone
 from rayrec.train.worker.touched import touched

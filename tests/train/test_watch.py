@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed.comm import all_gather, broadcast
-from rayrec.train.run_log import DirectSink, Mailbox, Record, Waiting
+from rayrec.train.run.log import DirectSink, Mailbox, Record, Waiting
 from rayrec.train.worker.watch import EXIT_HUNG, Watch, place_of
 from tests.ranks import on_ranks
 from tests.train.small import Silent

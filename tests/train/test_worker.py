@@ -19,7 +19,7 @@ from rayrec.train.driver.console import Display
 from rayrec.train.driver.launch import run_job
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.errors import TrainError
-from rayrec.train.run_log import DirectSink, Mailbox, Record
+from rayrec.train.run.log import DirectSink, Mailbox, Record
 from rayrec.train.worker.entry import attempt, work_alone
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.lockstep import RankError, StopRequested

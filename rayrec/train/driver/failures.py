@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from rayrec.train.errors import TrainError, describe
-from rayrec.train.run_log import ask
+from rayrec.train.run.log import ask
 
 END_WAIT = "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"  # how long Ray Train waits for ranks that hang
 FAILED_STARTS = 3  # of worker groups in a row, not for lack of room

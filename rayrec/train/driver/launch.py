@@ -21,7 +21,7 @@ from rayrec.train.driver.resources import Demand, demand_of, for_its_gpus
 from rayrec.train.driver.room import waiting_for_room
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted, TrainError, describe
-from rayrec.train.run_log import DirectSink, Mailbox, Record, ask, drained
+from rayrec.train.run.log import DirectSink, Mailbox, Record, ask, drained
 from rayrec.train.worker.start import start_worker
 
 if TYPE_CHECKING:

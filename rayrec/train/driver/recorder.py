@@ -12,8 +12,8 @@ from typing import Any
 
 from rayrec.train.driver.console import Display
 from rayrec.train.errors import StorageError
-from rayrec.train.run_folder import RunFolder, write_json
-from rayrec.train.run_log import Record
+from rayrec.train.run.folder import RunFolder, write_json
+from rayrec.train.run.log import Record
 
 KEPT = ("train", "eval", "event", "timeline")
 CURVES = {

@@ -14,9 +14,9 @@ from rayrec.checkpoint import Checkpoint
 from rayrec.data import Cursor, data_sets, empty_batch
 from rayrec.distributed import TrainPipeline
 from rayrec.distributed.comm.trace import listen
-from rayrec.train import build
 from rayrec.train.errors import TrainError
-from rayrec.train.schedule import factor
+from rayrec.train.setup import build
+from rayrec.train.setup.schedule import factor
 from rayrec.train.worker.evaluation import evaluate
 from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner

@@ -1,6 +1,6 @@
 """How workers report to the driver: records (plain dicts) in a mailbox.
 
-Workers never wait for the driver, and the driver polls. What is done with a record lives in `recorder.py`.
+Workers never wait for the driver, and the driver polls. What is done with a record lives in `driver/recorder.py`.
 Kinds of records: begin, plan, progress, train, eval, event, failure and growth (from Ray's controller), stopped, fatal,
 excused (fatal records so far come from a lost worker), done.
 """
