@@ -31,6 +31,7 @@ class _Ending:
     step: int = 0
     world_size: int = 0
     attempt: int = 0
+    nodes: frozenset[str] = frozenset()
 
     def __call__(self, record: Record) -> None:
         if record.get("event") in ("damaged", "storage"):

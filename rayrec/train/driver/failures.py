@@ -31,8 +31,8 @@ def failure_reporter(actor: Any, max_failures: int) -> Any:
             if end_wait_s is not None:
                 os.environ[END_WAIT] = end_wait_s  # a cluster's controller has not the driver's environment
             reason = ask(actor.last_words) or failure_reason(worker_exceptions)
-            if ask(actor.growing):
-                actor.put.remote({"kind": "growth"})
+            if (restart := ask(actor.restart_reason)) is not None:
+                actor.put.remote({"kind": "restart", "reason": restart})
                 return
             if ask(actor.stop_requested):
                 raise TrainError(reason)
