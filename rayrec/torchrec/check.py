@@ -163,8 +163,7 @@ class _Reader(ast.NodeVisitor):
 
     def uses(self) -> Iterator[tuple[int, str, tuple[str, ...] | None]]:
         """(line, TorchRec's name, keywords of a call or None)."""
-        for line, name in self._imported:
-            yield line, name, None
+        yield from ((line, name, None) for line, name in self._imported)
         for node in self._nodes:
             if (name := self._torchrec_name(node)) is not None:
                 yield node.lineno, name, self._calls.get(id(node))
@@ -173,10 +172,8 @@ class _Reader(ast.NodeVisitor):
         for item in node.names:
             if (name := _as_torchrec(item.name)) is not None:
                 self._imported.append((node.lineno, name))
-                bound = item.asname or item.name.partition(".")[0]
-                self._names[bound] = name if item.asname else ALIAS
-                if not item.asname and item.name.startswith(TARGET):
-                    self._names[TARGET] = ALIAS
+                bound = TARGET if item.name.startswith(TARGET) else ALIAS
+                self._names[item.asname or bound] = name if item.asname else ALIAS
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         if node.level or (module := _as_torchrec(node.module or "")) is None:

@@ -91,6 +91,8 @@ def test_a_program_with_its_imports_changed_already_is_read_too(tmp_path: Path) 
     )
     changed = changed.replace("import torchrec.distributed", "import rayrec.torchrec.distributed")
     assert by_name(tmp_path, changed) == by_name(tmp_path, PROGRAM)
+    text = "import rayrec.torchrec.quant\nrayrec.torchrec.quant.utils\nrayrec.schema\n"
+    assert list(by_name(tmp_path, text)) == ["torchrec.quant.utils"]
 
 
 def test_the_command_prints_the_list_and_ends_with_1(tmp_path: Path) -> None:
