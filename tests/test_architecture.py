@@ -42,7 +42,7 @@ FBGEMM_DOORS = (
     "rayrec/_compat.py",
     BENCHMARKS,
 )
-RAY_DOORS = ("rayrec/data/", "rayrec/train/", "rayrec/inference/", "rayrec/serve/", BENCHMARKS)
+RAY_DOORS = ("rayrec/data/", "rayrec/train/", "rayrec/inference/", "rayrec/serve/", "rayrec/local_ray.py", BENCHMARKS)
 NUMBA_DOORS = (
     "rayrec/compiled.py",
     "rayrec/distributed/ids/count_loop.py",
