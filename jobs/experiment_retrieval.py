@@ -3,8 +3,9 @@
     python jobs/experiment_retrieval.py beauty beauty.txt --model sasrec
     python jobs/experiment_retrieval.py movielens data/movielens/parquet
 
-`beauty` takes a file with a user a line: the user, then items in order of time (S3-Rec's `Beauty.txt`). Leave one out: the
-last item is the test, the last but one validation; training sees neither. The epoch is chosen by NDCG@10 of validation.
+`beauty` takes a file with a user a line: the user, then items in order of time (S3-Rec's `Beauty.txt`). Leave one out:
+the last item is the test, the last but one validation; training sees neither. The epoch is chosen by NDCG@10 of
+validation.
 `movielens` compares two towers trained with in-batch negatives: without log q, with log q subtracted, and added.
 """
 
@@ -97,7 +98,9 @@ def evaluate(model: NextItem, data: Sequences, left_out: int, size: int = 2048) 
         part = users[start : start + size]
         history = data.batch(part, left_out)
         queries = model.query(Rows(history))  # type: ignore[arg-type]
-        ranks.append(target_ranks(queries, items_ID, data.targets(part, left_out), Jagged(history.ids, history.offsets)))
+        ranks.append(
+            target_ranks(queries, items_ID, data.targets(part, left_out), Jagged(history.ids, history.offsets))
+        )
     model.train()
     return RankingMetrics.of(torch.cat(ranks), (5, 10, 50)).figures()
 
@@ -138,9 +141,18 @@ def train(data: Sequences, args: argparse.Namespace, settings: dict[str, Any]) -
         if epoch % args.eval_every:
             continue
         figures = evaluate(model, data, 2)
-        print(json.dumps({"epoch": epoch, "s": round(seconds, 1), "loss": float(torch.stack(losses).mean()),
-                          "hr10": round(figures["hr@10/unseen"], 4), "ndcg10": round(figures["ndcg@10/unseen"], 4)}),
-              flush=True)
+        print(
+            json.dumps(
+                {
+                    "epoch": epoch,
+                    "s": round(seconds, 1),
+                    "loss": float(torch.stack(losses).mean()),
+                    "hr10": round(figures["hr@10/unseen"], 4),
+                    "ndcg10": round(figures["ndcg@10/unseen"], 4),
+                }
+            ),
+            flush=True,
+        )
         if figures["ndcg@10/unseen"] > best["validation"]["ndcg@10/unseen"]:
             best = {"validation": figures, "epoch": epoch, "train_s": round(seconds, 1)}
             state = copy.deepcopy(model.state_dict())

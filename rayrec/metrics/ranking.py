@@ -1,7 +1,7 @@
 """Ranking metrics over a whole corpus, exact and in bounded memory: HR@k, recall@k, NDCG@k, MRR.
 
-All items are scored, none sampled. A tie counts against the model: a target ranks after all items of its score, so that a
-model that scores everything alike finds nothing, and not everything.
+All items are scored, none sampled. A tie counts against the model: a target ranks after all items of its score, so
+that a model that scores everything alike finds nothing, and not everything.
 """
 
 from __future__ import annotations

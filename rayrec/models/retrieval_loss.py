@@ -10,8 +10,8 @@
 | `gbce` | drawn | Petrov and Macdonald 2023, arXiv:2308.07192 |
 | `bpr` | drawn | Rendle et al. 2009 |
 
-The loss is one function of the rows of all ranks: its denominator is global, and candidates of all ranks are gathered with
-their gradient. Shapes: P positions, C candidates, D width.
+The loss is one function of the rows of all ranks: its denominator is global, and candidates of all ranks are gathered
+with their gradient. Shapes: P positions, C candidates, D width.
 """
 
 from __future__ import annotations
@@ -106,7 +106,6 @@ class RetrievalLoss(nn.Module):
         sampler: "uniform", or "popularity" with `counts`.
         temperature: scores are divided by it.
         counts: of each item in the training data; for q of in-batch candidates. None: q is estimated while training.
-        mask_hits: candidates that are the position's positive do not count as negatives.
         calibration: t of gBCE: 0: plain BCE; 1: unbiased probabilities.
         seed: of the sampler.
     """
@@ -122,7 +121,6 @@ class RetrievalLoss(nn.Module):
         sampler: str = "uniform",
         temperature: float = 1.0,
         counts: Any = None,
-        mask_hits: bool = True,
         calibration: float = 0.75,
         seed: int = 0,
     ) -> None:
@@ -135,7 +133,7 @@ class RetrievalLoss(nn.Module):
             raise ValueError("loss: sampler 'popularity' needs counts, the number of times that each item comes")
         if temperature <= 0:
             raise ValueError(f"loss: temperature={temperature} must be above 0")
-        self.recipe, self.num_items, self.temperature, self.mask_hits = LOSSES[kind], num_items, temperature, mask_hits
+        self.recipe, self.num_items, self.temperature = LOSSES[kind], num_items, temperature
         basis = num_items if sampler == "uniform" else counts
         self.sampler = SAMPLERS[sampler](basis, negatives, seed) if self.recipe.drawn else None
         self.frequency: KnownFrequency | StreamingFrequency | None = None
@@ -165,7 +163,7 @@ class RetrievalLoss(nn.Module):
             return _CorpusSoftmax.apply(query, pairs.drawn, pairs.ids, pairs.weights / total)
         positive_P = (pairs.query * pairs.items).sum(1) / self.temperature
         candidates = [(drawn.ids, pairs.drawn, drawn.log_q)] if self.sampler is not None else []
-        log_q_P = self.sampler.log_q(pairs.ids) if self.sampler is not None else None
+        log_q_P = torch.zeros_like(positive_P) if self.sampler is None else self.sampler.log_q(pairs.ids)
         if self.frequency is not None:
             counts = comm.all_gather(torch.tensor([len(pairs.ids)]), group).flatten().tolist()
             all_ids = comm.all_gather_uneven(pairs.ids, group)
@@ -176,8 +174,7 @@ class RetrievalLoss(nn.Module):
         others_PC = pairs.query @ vectors_CD.T / self.temperature
         if self.recipe.corrected:
             positive_P, others_PC = corrected(positive_P, log_q_P), corrected(others_PC, log_q_C)
-        if self.mask_hits:
-            others_PC = others_PC.masked_fill(ids_C == pairs.ids[:, None], HIT)
+        others_PC = others_PC.masked_fill(ids_C == pairs.ids[:, None], HIT)
         losses_P = self.recipe.function(positive_P, others_PC, self.beta)
         if self.training:
             self.steps += 1
@@ -190,8 +187,8 @@ def corrected(scores: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
 
 
 class _CorpusSoftmax(torch.autograd.Function):
-    """Σ weight · cross-entropy of queries against all items, `[P, I]` scores never held at once: a block of queries at a
-    time, with the gradient in the same pass."""
+    """Σ weight · cross-entropy of queries against all items, `[P, I]` scores never held at once: one block of queries
+    after another, with the gradient in the same pass."""
 
     BLOCK_BYTES = 64 << 20
 

@@ -1,7 +1,7 @@
 """Samplers of negatives, and how often an item is met in a batch: ids, and the log of the expected count q of each.
 
-A sampler draws for all ranks together: the same ids on every rank, decided by its seed and the step alone, so that a run
-that is resumed, or goes on with another number of ranks, draws what it would have drawn.
+A sampler draws for all ranks together: the same ids on every rank, decided by its seed and the step alone, so that a
+run that is resumed, or goes on with another number of ranks, draws what it would have drawn.
 """
 
 from __future__ import annotations

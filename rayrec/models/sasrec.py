@@ -34,9 +34,7 @@ def make_sasrec(
         normalize, loss: see `NextItem`.
     """
     dim = item_vectors.dim
-    config = EncoderConfig(
-        dim=dim, blocks=blocks, heads=heads, hidden=hidden, dropout=dropout, norm_first=norm_first
-    )
+    config = EncoderConfig(dim=dim, blocks=blocks, heads=heads, hidden=hidden, dropout=dropout, norm_first=norm_first)
     return NextItem(
         item_vectors,
         TransformerEncoder(config),

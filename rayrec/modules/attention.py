@@ -152,9 +152,7 @@ class Layout:
         steps = (self.lengths.clamp(min=MIN_WIDTH).double().log2() * BUCKETS_EACH_DOUBLING - 1e-9).ceil()
         return (2 ** (steps / BUCKETS_EACH_DOUBLING)).ceil().long().clamp(max=longest)
 
-    def map_buckets(
-        self, values: tuple[torch.Tensor, ...], function: Callable[..., torch.Tensor]
-    ) -> torch.Tensor:
+    def map_buckets(self, values: tuple[torch.Tensor, ...], function: Callable[..., torch.Tensor]) -> torch.Tensor:
         """`function(bucket, *padded)` to `[b, width, *]` for each bucket, put together as `[T, *]`."""
         if not self.buckets:
             return function(None, *(value[None, :0] for value in values))[0]
@@ -223,5 +221,6 @@ class SelfAttention(nn.Module):
         reach = -1 if self.mask.window is None else self.mask.window - 1
         ends, longest = layout.offsets.int(), layout.longest
         window = (reach, 0 if self.mask.causal else reach)
-        out: torch.Tensor = varlen_attn(q, k, v, ends, ends, longest, longest, window_size=window)
+        out = varlen_attn(q, k, v, ends, ends, longest, longest, window_size=window)
+        assert isinstance(out, torch.Tensor)
         return out

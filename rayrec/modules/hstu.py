@@ -3,8 +3,8 @@
     [U, V, Q, K] = SiLU(LN(X) W)          A = SiLU(alpha Q K^T + bias) / N, masked
     Y = X + W_o dropout(LN(A V) * U)
 
-No softmax, and no network for each position after it. N is a constant, never the padded width: what a row gives does not
-depend on the rows it is batched with.
+No softmax, and no network for each position after it. N is a constant, never the padded width: what a row gives does
+not depend on the rows it is batched with.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class HSTULayer(nn.Module):
 
     def _padded(self, layout: Layout) -> Callable[..., torch.Tensor]:
         def attend(bucket: Bucket | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            if bucket is None:
-                return v
+            if bucket is None:  # every parameter takes part in backward, also on a rank without rows
+                return v + 0 * sum(weight.sum() for weight in self.bias.parameters())
             lengths = layout.lengths[bucket.rows]
             targets = None if layout.targets is None else layout.targets[bucket.rows]
             scores = self.alpha * torch.einsum("bihd,bjhd->bhij", q, k)

@@ -70,7 +70,9 @@ class RelativeBias(nn.Module):
         if self.by_time is None:
             return bias_1NN
         if layout.times is None or layout.next_times is None:
-            raise ValueError("the model uses times, but the sequence has none: give it a time column, or use_times: false")
+            raise ValueError(
+                "the model uses times, but the sequence has none: give it a time column, or use_times: false"
+            )
         gaps_BNN = bucket.pad(layout.next_times)[:, :, None] - bucket.pad(layout.times)[:, None, :]
         buckets = (gaps_BNN.abs().clamp(min=1).double().log() / LOG_STEP).long().clamp(max=TIME_BUCKETS)
         return bias_1NN + self.by_time[buckets]
@@ -79,4 +81,6 @@ class RelativeBias(nn.Module):
 def check_length(layout: Layout, most: int) -> None:
     """Raises ValueError where a row is longer than a model is made for."""
     if layout.longest > most:
-        raise ValueError(f"a row has {layout.longest} items, the model's max_length is {most}: cut rows to it, or raise it")
+        raise ValueError(
+            f"a row has {layout.longest} items, the model's max_length is {most}: cut rows to it, or raise it"
+        )

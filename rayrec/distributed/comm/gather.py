@@ -8,7 +8,7 @@ from rayrec.distributed.comm.collectives import Group, all_gather, all_to_all, a
 
 
 def gather_rows(rows: torch.Tensor, counts: list[int], group: Group) -> torch.Tensor:
-    """`[sum of counts, D]`: every rank's rows, in rank order. Backward sends each rank the gradient of its rows from all.
+    """`[sum of counts, D]`: every rank's rows, in rank order. Backward gives each rank the sum of its rows' gradients.
 
     Every rank calls it, and its backward, also a rank without rows.
 
