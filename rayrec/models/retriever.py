@@ -7,7 +7,6 @@ no more.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,26 +63,16 @@ class Retriever(nn.Module, ABC):
         return loss, part * 0 + part.new_zeros(batch.rows)  # an empty batch's backward goes through the same exchanges
 
 
-def item_table(tables: Sequence[BaseEmbeddingConfig], feature: str) -> EmbeddingConfig:
-    """The table that `feature` reads, for lookups id by id.
-
-    Raises:
-        ValueError: no table reads it.
-    """
-    for table in tables:
-        if feature in table.feature_names:
-            return EmbeddingConfig(
-                num_embeddings=table.num_embeddings,
-                embedding_dim=table.embedding_dim,
-                name=table.name,
-                data_type=table.data_type,
-                feature_names=[feature],
-                weight_init_max=table.weight_init_max,
-                weight_init_min=table.weight_init_min,
-                init_fn=table.init_fn or _small_normal,
-            )
-    names = [name for table in tables for name in table.feature_names]
-    raise ValueError(f"no table reads {feature!r}; tables read {names}")
+def as_collection_table(table: BaseEmbeddingConfig) -> EmbeddingConfig:
+    """A table of the config, for lookups id by id; its first weights are small normal numbers."""
+    return EmbeddingConfig(
+        num_embeddings=table.num_embeddings,
+        embedding_dim=table.embedding_dim,
+        name=table.name,
+        data_type=table.data_type,
+        feature_names=list(table.feature_names),
+        init_fn=table.init_fn or _small_normal,
+    )
 
 
 def _small_normal(rows: torch.Tensor) -> None:
