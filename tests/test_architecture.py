@@ -20,7 +20,7 @@ LEVELS = {
     "sparse": 0,
     "optim": 1,
     "modules": 2,
-    "models": 3,
+    "models": 6,
     "quant": 4,
     "distributed": 5,
     "checkpoint": 6,
