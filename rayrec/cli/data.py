@@ -228,3 +228,8 @@ def _print_check(report: CheckReport) -> None:
             plain(f.name), *(f"{n:,}" for n in counts), different, f"{f.table_rows:,}", f"{f.used_rows:,}", collisions
         )
     show(table, console)
+    if report.numbers:
+        table = Table("number", "nulls", "lowest", "mean", "highest")
+        for n in report.numbers:
+            table.add_row(plain(n.name), f"{n.nulls:,}", *(f"{value:.5g}" for value in (n.lowest, n.mean, n.highest)))
+        show(table, console)

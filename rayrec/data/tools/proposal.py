@@ -19,6 +19,7 @@ from rayrec.data.tools.label_choice import suggested_labels
 
 USER_NAMES = ("user_id", "user", "uid", "userid", "customer_id", "member_id", "visitor_id")
 _SPARE_BUCKETS = BUCKETS  # statistics of other rows may give more boundaries
+_ROWS_TO_DERIVE = 1000
 FARTHEST = 5.0  # standard deviations; of a column that is nearly all one value, others may lie a hundred away
 _LISTED = ("id", "id_list", "weighted_id_list")
 
@@ -77,13 +78,14 @@ class _Made:
 
 
 def _derived(columns: Sequence[ColumnFacts]) -> Iterator[_Made]:
-    """Numbers as ids of buckets, which of them are missing, and parts of times."""
-    for facts in (c for c in columns if c.role == "dense" and c.width == 1 and len(c.edges) > 1):
+    """Numbers as ids of buckets, which of them are missing, and parts of times; of few rows nothing is derived."""
+    columns = [c for c in columns if c.values >= _ROWS_TO_DERIVE and c.width == 1]
+    for facts in (c for c in columns if c.role == "dense" and len(c.edges) > 1):
         name = f"{facts.name}_bucket"
         spec = {"name": name, "kind": "buckets", "column": facts.name, "quantiles": BUCKETS}
         feature = {"name": name, "kind": "id"} | ({"on_null": "empty"} if facts.nulls else {})
         yield _Made(spec | {"boundaries": [*facts.edges]}, feature, len(facts.edges) + 1 + _SPARE_BUCKETS)
-    for facts in (c for c in columns if c.role == "dense" and c.width == 1 and c.nulls):
+    for facts in (c for c in columns if c.role == "dense" and c.nulls):
         name = f"{facts.name}_missing"
         yield _Made({"name": name, "kind": "missing", "column": facts.name}, {"name": name}, 0)
     for facts in (c for c in columns if c.role == "timestamp"):
