@@ -48,6 +48,7 @@ NUMBA_DOORS = (
     "rayrec/distributed/ids/count_loop.py",
     "rayrec/distributed/ids/split_loops.py",
     "rayrec/distributed/kernel/update_loops.py",
+    "rayrec/distributed/vectors/place_loops.py",
 )
 COLLECTIVE_DOORS = ("rayrec/distributed/comm/", BENCHMARKS)
 
@@ -306,7 +307,8 @@ MUTABLE = {
     "rayrec/torchrec/distributed/train_pipeline/pipeline_context.py": {"TrainPipelineContext"},
     "rayrec/torchrec/distributed/train_pipeline/pipeline_stage.py": {"_Item"},
     "rayrec/distributed/planner/search/pack.py": {"Packing"},
-    "rayrec/distributed/vectors/transport.py": {"_RoundTrip"},
+    "rayrec/data/tools/check.py": {"NumberReport"},
+    "rayrec/distributed/vectors/transport.py": {"_MessageTrip"},
     "rayrec/distributed/comm/trace.py": {"span"},
 }
 

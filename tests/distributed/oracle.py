@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -18,6 +20,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.cuts import CUTS
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
+from rayrec.distributed.vectors import pooled_in_place
 from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.optim import in_backward_optimizer_filter
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
@@ -33,6 +36,11 @@ def cut(table: BaseEmbeddingConfig, kind: ShardingType, ranks: Any, kernel: str 
     """The table cut in the given way over the given ranks (lists of ranks for a grid)."""
     shards = CUTS[kind](table.name, table.num_embeddings, table.embedding_dim, ranks)
     return ParameterSharding(sharding_type=kind.value, compute_kernel=kernel, shards=shards)
+
+
+def by_message() -> AbstractContextManager[Any]:
+    """Pooled vectors travel as messages, as between GPUs or hosts, in collections that are first called in here."""
+    return mock.patch.object(pooled_in_place, "loops", return_value=None)
 
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]

@@ -13,11 +13,12 @@ import torch.distributed as dist
 
 from rayrec.distributed import comm
 from rayrec.distributed.comm import call_on_rank as invoke_on_rank_and_broadcast_result
-from rayrec.distributed.comm import host_link
+from rayrec.distributed.comm import shared_memory
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.comm.groups import world_rank
-from rayrec.distributed.comm.host_link import LEAST_BYTES, ONCE, HostLink, Slots, UnlikeExchanges
+from rayrec.distributed.comm.host_link import HostLink, UnlikeExchanges
 from rayrec.distributed.comm.place import Hosts, Place, find_hosts
+from rayrec.distributed.comm.shared_memory import LEAST_BYTES, ONCE, Slots
 from rayrec.torchrec.distributed import comm as launched
 from rayrec.torchrec.distributed.collective_utils import is_leader, run_on_leader
 from rayrec.torchrec.distributed.comm import RANKS, SIZES
@@ -260,7 +261,7 @@ def test_links_refuse_what_does_not_fit() -> None:
 
 
 def test_a_message_takes_the_smallest_free_slot_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_link, "KEPT_BYTES", 7 * LEAST_BYTES)
+    monkeypatch.setattr(shared_memory, "KEPT_BYTES", 7 * LEAST_BYTES)
     slots, number = Slots(), 0
 
     def held(num_bytes: int, under_way: int = 0) -> tuple[int, int, bool]:

@@ -28,7 +28,17 @@ from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingTy
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE, drawn, exchanges
 from tests.distributed import test_variable_batch as variable
-from tests.distributed.oracle import ADAGRAD, ROWWISE, SGD, cut, draw_kjt, targets, train_plain, train_sharded
+from tests.distributed.oracle import (
+    ADAGRAD,
+    ROWWISE,
+    SGD,
+    by_message,
+    cut,
+    draw_kjt,
+    targets,
+    train_plain,
+    train_sharded,
+)
 from tests.distributed.test_equality import check, uniform
 from tests.distributed.test_properties import assert_same
 from tests.ranks import on_ranks
@@ -183,7 +193,12 @@ def vector_bytes(group: dist.ProcessGroup, local: int, plan: ModuleSharding, bat
                 sent["far" if rank // LOCAL != dist.get_rank() // LOCAL else "near"] += elements * inputs.itemsize
         return exchange(output, inputs, outs, ins, group)
 
-    with however_few(), mock.patch.object(comm, "all_to_all", counted), comm.count_collectives() as counts:
+    with (
+        by_message(),
+        however_few(),
+        mock.patch.object(comm, "all_to_all", counted),
+        comm.count_collectives() as counts,
+    ):
         targets(sharded(kjt).wait()).sum().backward()
     return sent["far"], dict(counts)
 

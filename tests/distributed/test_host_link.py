@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import comm
-from rayrec.distributed.comm import collectives, host_connect, host_link
+from rayrec.distributed.comm import collectives, host_connect, host_link, shared_memory
 from rayrec.train.errors import is_lost_peer, is_retryable
 from tests.ranks import RankError, Ranks, on_ranks
 
@@ -65,7 +65,7 @@ def test_every_rank_gets_what_was_sent(world: int, sizes: tuple[int, ...]) -> No
 
 
 def with_little_kept(group: dist.ProcessGroup) -> int:
-    with mock.patch.object(host_link, "KEPT_BYTES", 1 << 18):
+    with mock.patch.object(shared_memory, "KEPT_BYTES", 1 << 18):
         exchanges(group, 5, (100_000, 400_000))
         return exchanges(group, 6, (100,))[1]
 
@@ -127,7 +127,7 @@ def without_sharing(group: dist.ProcessGroup, how: str) -> bool:
     with mock.patch.object(host_connect, "_host", lambda: f"host {odd and how == 'elsewhere'}"):
         fails = mock.patch.object(os, "memfd_create", side_effect=OSError) if odd and how == "refused" else mock.Mock()
         apart = dist.new_group(timeout=timedelta(seconds=20))
-        with fails if odd and how == "refused" else mock.patch.object(host_link, "LEAST_BYTES", 1 << 16):
+        with fails if odd and how == "refused" else mock.patch.object(shared_memory, "LEAST_BYTES", 1 << 16):
             output = torch.empty(2)
             comm.all_to_all(output, torch.full((2,), float(group.rank())), None, None, apart)()
         assert output.tolist() == [0, 1]

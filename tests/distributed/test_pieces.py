@@ -17,7 +17,7 @@ from rayrec.distributed.vectors import pooled_exchange as vector_exchange
 from rayrec.distributed.vectors import transport as vector_transport
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from tests.device import DEVICE, PRETENDED
-from tests.distributed.oracle import cut, draw_kjt
+from tests.distributed.oracle import by_message, cut, draw_kjt
 from tests.ranks import on_ranks
 
 TABLES = [
@@ -72,7 +72,7 @@ def train(group: dist.ProcessGroup, batches: list[int], least: int) -> Any:
     module = EmbeddingBagCollection(TABLES, seed=1)
     sharded = EmbeddingBagCollectionSharder(params).shard(module, plan, env, DEVICE)
     generator, outputs = torch.Generator().manual_seed(group.rank()), []
-    with mock.patch.object(vector_exchange, "LEAST_PIECE_BYTES", least):
+    with mock.patch.object(vector_exchange, "LEAST_PIECE_BYTES", least), by_message():
         for _ in range(3):
             kjt = draw_kjt(generator, TABLES, batches[group.rank()], 3)
             ids = sharded.input_dist(kjt).wait()

@@ -16,7 +16,7 @@ from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE
-from tests.distributed.oracle import cut
+from tests.distributed.oracle import by_message, cut
 from tests.ranks import on_ranks
 
 TABLES = [
@@ -99,7 +99,7 @@ def bytes_received(group: dist.ProcessGroup, expanded: bool) -> int:
         received.append(output.nbytes)
         return exchange(output, *args)
 
-    with mock.patch.object(comm, "all_to_all", counted):
+    with by_message(), mock.patch.object(comm, "all_to_all", counted):
         sharded(kjt.expanded() if expanded else kjt).wait()
     return sum(received)
 

@@ -43,7 +43,7 @@ AT_ONCE = {  # figures for speed, memory and waiting: how much is done, held or 
     "rayrec/data/tools/criteo.py": ("_READ_BYTES",),
     "rayrec/data/tools/hold_out.py": ("_CHUNK_ROWS",),
     "rayrec/data/tools/vocabulary.py": ("_PARTS", "_SPILL_IDS", "_RANGE_IDS", "_READ_ROWS"),
-    "rayrec/distributed/comm/host_link.py": ("LEAST_BYTES", "KEPT_BYTES"),
+    "rayrec/distributed/comm/shared_memory.py": ("LEAST_BYTES", "KEPT_BYTES"),
     "rayrec/distributed/comm/collectives.py": ("SMALL_BYTES",),
     "rayrec/distributed/executors/pooled.py": ("FEW_BYTES",),
     "rayrec/distributed/vectors/pooled_exchange.py": ("LEAST_PIECE_BYTES",),

@@ -10,8 +10,10 @@ from rayrec.distributed.comm.collectives import (
     broadcast,
     count_bytes,
     count_collectives,
+    exchange_in_place,
     exchange_messages,
     exchange_on_hosts,
+    link_of,
 )
 from rayrec.distributed.comm.gather import gather_rows
 from rayrec.distributed.comm.groups import host_group, leave, subgroup
@@ -31,10 +33,12 @@ __all__ = [
     "call_on_rank",
     "count_bytes",
     "count_collectives",
+    "exchange_in_place",
     "exchange_messages",
     "exchange_on_hosts",
     "gather_rows",
     "host_group",
     "leave",
+    "link_of",
     "subgroup",
 ]

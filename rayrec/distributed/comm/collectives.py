@@ -138,6 +138,18 @@ def exchange_messages(parts: Sequence[Sequence[torch.Tensor]], group: Group) -> 
     return messages
 
 
+def exchange_in_place(
+    link: HostLink,
+    leave: Sequence[int],
+    write: Callable[[int, int], None],
+    come: Sequence[int],
+    read: Callable[[int, int, int], None],
+) -> Wait:
+    """Exchanges `leave[r]` and `come[r]` bytes with each rank r of a host; see `HostLink.in_place`."""
+    count("all_to_all", sum(leave) - leave[link.rank])
+    return link.in_place(leave, write, come, read)
+
+
 def exchange_on_hosts(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     """Sends row r of `inputs [W, N]` to each rank r, and waits for the rows received.
 

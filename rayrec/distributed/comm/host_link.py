@@ -2,7 +2,7 @@
 
 gloo sends every number through TCP and hands every exchange to threads, which for the kilobytes of a small batch takes
 longer than the lookups. Here a rank copies what it sends into memory of its own that the others have mapped, sends
-each of them a packet with the place, and goes on; the receiver's wait copies from there. The kernel orders the copies
+each of them a packet with the place, and goes on; the receiver's wait reads it from there. The kernel orders the copies
 by the packets. A rank that has died closes its sockets, so that the next exchange of the others raises.
 
 The memory has no name (`memfd_create`, its descriptor sent along the socket), so nothing is left behind however a
@@ -20,19 +20,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import Any
 
 import torch
 
-from rayrec.distributed.comm.shared_memory import Memory, make_memory, mapped
+from rayrec.distributed.comm.shared_memory import ONCE, Memory, Slots, mapped
 from rayrec.distributed.comm.trace import EXCHANGE, span
 
 Wait = Callable[[], None]
 
-LEAST_BYTES = 1 << 16  # of a slot; its size is a power of two
-KEPT_BYTES = 1 << 30  # of all slots of a link together; a message beyond has memory of its own
-ONCE = -1  # in place of a slot: memory of one message
 _PACKET = struct.Struct("<6q")  # number, slot, bytes of its new memory or 0, offset, bytes, messages read of the peer
 
 _open_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # of this process; closed in forked children
@@ -40,69 +37,6 @@ _open_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # of this pro
 
 class UnlikeExchanges(ValueError):
     """Ranks are at different exchanges, or do not agree how much one of them sends to another."""
-
-
-class Slot:
-    """Memory of this rank for one message at a time: free again when all others have read its last message."""
-
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
-        self.last = -1  # number of the message that it holds or held
-
-
-class Slots:
-    """The memory that this rank sends from: at most `KEPT_BYTES`, kept until the link ends."""
-
-    def __init__(self) -> None:
-        self._slots: list[Slot] = []
-
-    def hold(self, number: int, num_bytes: int, read_by_all: int) -> tuple[int, Memory, int | None]:
-        """Memory for a message: the smallest free slot where it fits, else new memory.
-
-        Args:
-            number: of the message.
-            num_bytes: its size.
-            read_by_all: so many messages have been read by all others.
-
-        Returns:
-            The slot, its memory, and the descriptor of new memory, which the caller closes.
-        """
-        best, largest = None, None
-        for place, slot in enumerate(self._slots):
-            if slot.last < read_by_all:
-                size = slot.memory.num_bytes
-                if size >= num_bytes and (best is None or size < self._slots[best].memory.num_bytes):
-                    best = place
-                if largest is None or size > self._slots[largest].memory.num_bytes:
-                    largest = place
-        if best is not None:
-            self._slots[best].last = number
-            return best, self._slots[best].memory, None
-        place, memory, fd = self._make(len(self._slots) if largest is None else largest, num_bytes)
-        if place != ONCE:
-            self._slots[place].last = number
-        return place, memory, fd
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all slots."""
-        return sum(slot.memory.num_bytes for slot in self._slots)
-
-    def _make(self, place: int, num_bytes: int) -> tuple[int, Memory, int]:
-        """New memory in a free slot, or in one more; of one message if slots would be too large together."""
-        size = max(LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
-        replaced = self._slots[place].memory.num_bytes if place < len(self._slots) else 0
-        if self.num_bytes - replaced + size > KEPT_BYTES:
-            place, size = ONCE, max(num_bytes, 1)
-        memory, fd = make_memory(size)
-        if place == len(self._slots):
-            self._slots.append(Slot(memory))
-        elif place != ONCE:
-            self._slots[place].memory = memory
-        return place, memory, fd
 
 
 class Peer:
@@ -117,14 +51,15 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What an exchange that has begun will receive: the bytes of each rank, and where they go in `output`; or, if
-    sizes are not known before, the messages to be filled, of `output`'s type."""
+    """What an exchange that has begun will receive.
 
-    output: torch.Tensor  # kept alive
-    address: int
-    firsts: Sequence[int]
-    sizes: Sequence[int]
-    messages: list[torch.Tensor] | None = None
+    Args:
+        sizes: bytes that each rank sends; None if they may send any.
+        read: takes a rank's message, given its address and bytes, while it lies in that rank's memory.
+    """
+
+    sizes: Sequence[int] | None
+    read: Callable[[int, int, int], None]
 
 
 class HostLink:
@@ -179,7 +114,7 @@ class HostLink:
         ctypes.memmove(output.data_ptr() + firsts[rank], source + first, own)
         pieces = ((source, first), (source + end, inputs.nbytes - end))
         places = [offset if other < rank else offset - own for other, offset in enumerate(offsets)]
-        return self._begin(pieces, places, leave, Arrival(output, output.data_ptr(), firsts, come))
+        return self._begin(partial(_copy, pieces), sum(leave) - own, places, leave, _into(output, firsts, come))
 
     def all_gather(self, output: torch.Tensor, inputs: torch.Tensor, come: Sequence[int]) -> Wait:
         """Sends all of `inputs` to every rank, and receives `come[r]` bytes of each into `output`."""
@@ -189,33 +124,73 @@ class HostLink:
         ctypes.memmove(output.data_ptr() + firsts[rank], source, size)
         world = len(come)
         return self._begin(
-            ((source, size),), [0] * world, [size] * world, Arrival(output, output.data_ptr(), firsts, come)
+            partial(_copy, [(source, size)]), size, [0] * world, [size] * world, _into(output, firsts, come)
         )
 
-    def exchange(self, parts: Sequence[Sequence[torch.Tensor]], own: torch.Tensor) -> Callable[[], Any]:
+    def exchange(self, parts: Sequence[Sequence[torch.Tensor]], own: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         """Sends the flat, contiguous tensors `parts[r]` to each rank r; the function that it returns waits for every
         rank's message, of any size, in the type of `own`, this rank's message, and returns them."""
         leave = [sum(piece.nbytes for piece in part) for part in parts]
         messages: list[torch.Tensor] = [own.new_empty(0)] * len(parts)
         messages[self.rank] = own
+
+        def read(rank: int, address: int, size: int) -> None:
+            messages[rank] = own.new_empty(size // own.element_size())
+            ctypes.memmove(messages[rank].data_ptr(), address, size)
+
         others = [part for rank, part in enumerate(parts) if rank != self.rank]
         pieces = [(piece.data_ptr(), piece.nbytes) for part in others for piece in part]
-        places = list(accumulate((size if rank != self.rank else 0 for rank, size in enumerate(leave)), initial=0))
-        return self._begin(pieces, places, leave, Arrival(own, 0, (), (), messages))
+        places = self._places(leave)
+        wait = self._begin(partial(_copy, pieces), places.pop(), places, leave, Arrival(None, read))
+
+        def wait_for_messages() -> list[torch.Tensor]:
+            wait()
+            return messages
+
+        return wait_for_messages
+
+    def in_place(
+        self,
+        leave: Sequence[int],
+        write: Callable[[int, int], None],
+        come: Sequence[int],
+        read: Callable[[int, int, int], None],
+    ) -> Wait:
+        """Exchanges `leave[r]` and `come[r]` bytes with each other rank r without a copy of its own.
+
+        Args:
+            write: makes the message for a rank at an address; is called before this returns.
+            read: takes a rank's message at an address, of some bytes, where that rank has made it. It is called in the
+                order of ranks, at the latest by the wait, maybe in another thread.
+        """
+        places = self._places(leave)
+        num_bytes = places.pop()
+
+        def fill(address: int) -> None:
+            for peer in self._peers:
+                write(peer.rank, address + places[peer.rank])
+
+        return self._begin(fill, num_bytes, places, leave, Arrival(come, read))
+
+    def _places(self, leave: Sequence[int]) -> list[int]:
+        """Where each rank's message begins if others' follow one another, and the end of all."""
+        return list(accumulate((size if rank != self.rank else 0 for rank, size in enumerate(leave)), initial=0))
 
     def _begin(
-        self, pieces: Sequence[tuple[int, int]], places: Sequence[int], sizes: Sequence[int], arrival: Arrival
-    ) -> Callable[[], Any]:
-        """Sends a message of some pieces of memory (address, bytes); rank r's part is `sizes[r]` from `places[r]`."""
+        self,
+        fill: Callable[[int], None],
+        num_bytes: int,
+        places: Sequence[int],
+        sizes: Sequence[int],
+        arrival: Arrival,
+    ) -> Wait:
+        """Sends a message, which `fill` writes at an address; rank r's part is `sizes[r]` bytes from `places[r]`."""
         with self._beginning:
             number = self._begun
             read_by_all = min(peer.acknowledged for peer in self._peers)
-            slot, memory, fd = self._slots.hold(number, sum(size for _, size in pieces), read_by_all)
+            slot, memory, fd = self._slots.hold(number, num_bytes, read_by_all)
             try:
-                target = memory.address
-                for source, size in pieces:
-                    ctypes.memmove(target, source, size)
-                    target += size
+                fill(memory.address)
                 new = memory.num_bytes if fd is not None else 0
                 self._arrivals.append(arrival)
                 self._begun += 1
@@ -231,7 +206,7 @@ class HostLink:
                 if fd is not None:
                     os.close(fd)
 
-        def wait() -> Any:
+        def wait() -> None:
             with span(EXCHANGE), self._reading:
                 while self._ended <= number:  # exchanges end in the order in which they begin
                     for peer in self._peers:
@@ -239,12 +214,11 @@ class HostLink:
                             self._read(peer, self._arrivals[0])
                     self._arrivals.popleft()
                     self._ended += 1
-            return arrival.messages
 
         return wait
 
     def _read(self, peer: Peer, arrival: Arrival) -> None:
-        """Waits for a peer's message, and copies it."""
+        """Waits for a peer's message, and reads it."""
         fds: Sequence[int] = ()
         try:
             if not peer.socket.recv_into(self._packet):
@@ -258,19 +232,13 @@ class HostLink:
             raise self._failed(peer, error) from error
         if new:
             peer.slots[slot] = mapped(fds, new)
-        messages = arrival.messages
-        expected = size if messages is not None else arrival.sizes[peer.rank]
+        expected = size if arrival.sizes is None else arrival.sizes[peer.rank]
         if (number, size) != (peer.read, expected):
             raise UnlikeExchanges(
                 f"rank {peer.rank} sends {size} bytes in its exchange {number}, rank {self.rank} expects {expected} in "
                 f"its exchange {peer.read}: the exchanges of a model or a callback must not depend on the rank"
             )
-        if messages is None:
-            target = arrival.address + arrival.firsts[peer.rank]
-        else:
-            messages[peer.rank] = arrival.output.new_empty(size // arrival.output.element_size())
-            target = messages[peer.rank].data_ptr()
-        ctypes.memmove(target, peer.slots[slot].address + offset, size)
+        arrival.read(peer.rank, peer.slots[slot].address + offset, size)
         peer.slots.pop(ONCE, None)
         peer.read += 1
 
@@ -279,6 +247,22 @@ class HostLink:
         if isinstance(error, TimeoutError):
             return TimeoutError(f"rank {peer.rank} has not come to an exchange within {self._timeout_s:g} s")
         return ConnectionError(f"rank {peer.rank} has ended, or has left its process group")
+
+
+def _copy(pieces: Iterable[tuple[int, int]], target: int) -> None:
+    """Copies pieces of memory (address, bytes) to an address, one after the other."""
+    for source, size in pieces:
+        ctypes.memmove(target, source, size)
+        target += size
+
+
+def _into(output: torch.Tensor, firsts: Sequence[int], sizes: Sequence[int]) -> Arrival:
+    """Each rank's message is copied into `output`, which this keeps alive, from byte `firsts[r]` on."""
+
+    def read(rank: int, address: int, size: int) -> None:
+        ctypes.memmove(output.data_ptr() + firsts[rank], address, size)
+
+    return Arrival(sizes, read)
 
 
 def _check(output: torch.Tensor, inputs: torch.Tensor, fit: bool) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,8 @@ from rayrec.distributed import comm
 from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.ids.routes import Output
 from rayrec.distributed.vectors.columns import ColumnMap, Run
-from rayrec.distributed.vectors.transport import VectorTransport
+from rayrec.distributed.vectors.pooled_in_place import InPlaceColumns, InPlaceTrip
+from rayrec.distributed.vectors.transport import VectorTransport, begin
 from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -69,6 +70,7 @@ class PooledExchange:
         self.rank, self.widths, self._width = rank, columns.widths, columns.width
         self.order = ColumnOrder(columns, device)
         self._transport = VectorTransport(group, codec)
+        self._in_place = InPlaceColumns(columns, group, codec, device)
         self._gathers = self.order.alike and device.type == "cuda"  # a gather of CPUs overlaps with nothing
 
     def start(
@@ -81,6 +83,9 @@ class PooledExchange:
             batch_sizes: examples of each rank.
             factors_BE: a factor for each of this rank's own examples and outputs, or None.
         """
+        if (link := self._in_place.link) is not None:
+            scaled = None if factors_BE is None else partial(self.order.scaled, factors_BE=factors_BE)
+            return begin(InPlaceTrip(self._in_place, link, batch_sizes, scaled), [pooled])
         widths, largest = sum(self.widths), max(batch_sizes)
         num_pieces = 1  # where at most twice the result arrives; else each piece is at most as large as the result
         if widths > 2 * self._width:

@@ -53,6 +53,28 @@ class VectorMessage(Protocol):
         """
 
 
+class RoundTrip(Protocol):
+    """A batch's vectors to the ranks that asked for them, and their gradients back."""
+
+    def send(self, parts: Sequence[torch.Tensor]) -> None:
+        """Begins to send the kernels' vectors."""
+
+    def receive(self) -> torch.Tensor:
+        """Waits for the result's rows."""
+
+    def send_gradients(self, grad: torch.Tensor) -> None:
+        """Begins to send this rank's share in the mean of all ranks' gradients of the result."""
+
+    def receive_gradients(self, shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
+        """Waits for the gradients of the kernels' vectors, of these shapes."""
+
+
+def begin(trip: RoundTrip, parts: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """Begins to send `parts`; the function that it returns waits for the result."""
+    token = _Send.apply(trip, *parts)
+    return partial(_Receive.apply, token, trip)
+
+
 class VectorTransport:
     """The way of one collection's vectors.
 
@@ -66,22 +88,41 @@ class VectorTransport:
         self.world_size = 1 if group is None else group.size()
 
     def start(self, parts: Sequence[torch.Tensor], message: VectorMessage) -> Callable[[], torch.Tensor]:
-        """Begins to send `parts`; the function that it returns waits for the result."""
-        trip = _RoundTrip(self, message)
-        token = _Send.apply(trip, *parts)
-        return partial(_Receive.apply, token, trip)
+        """As `begin`."""
+        return begin(_MessageTrip(self, message), parts)
 
 
 @dataclass
-class _RoundTrip:
-    """There and back, shared by the two autograd nodes of a batch."""
+class _MessageTrip:
+    """See `RoundTrip`; by collectives, as flat messages."""
 
     transport: VectorTransport
     message: VectorMessage
     _unsent: Sequence[torch.Tensor] = ()  # vectors, or gradients, of which pieces are still to be sent
     _under_way: deque[tuple[torch.Tensor, comm.Wait | None, list[int]]] = field(default_factory=deque)
 
-    def send(self, tensors: Sequence[torch.Tensor], forward: bool, pieces: Sequence[int] = (0, 1)) -> None:
+    def send(self, parts: Sequence[torch.Tensor]) -> None:
+        self._begin(parts, forward=True)
+
+    def receive(self) -> torch.Tensor:
+        message = self.message
+        rows = [message.unpack(self._end(piece, forward=True), piece) for piece in range(len(message.sent))]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def send_gradients(self, grad: torch.Tensor) -> None:
+        scale = self.transport.codec.backward_scale / self.transport.world_size
+        if scale != 1 or not grad.is_contiguous():
+            grad = torch.mul(grad, scale, out=torch.empty(grad.shape, dtype=grad.dtype, device=grad.device))
+        self._begin([grad], forward=False)
+
+    def receive_gradients(self, shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
+        message = self.message
+        grads: Sequence[torch.Tensor] = ()
+        for piece in range(1 if message.gathered else len(message.sent)):
+            grads = message.unpack_gradients(self._end(piece, forward=False), piece, shapes, grads)
+        return grads
+
+    def _begin(self, tensors: Sequence[torch.Tensor], forward: bool, pieces: Sequence[int] = (0, 1)) -> None:
         """Begins to send pieces of `tensors`, those that there are."""
         transport, message, codec = self.transport, self.message, self.transport.codec
         last = 0 if message.gathered and not forward else len(message.sent) - 1
@@ -111,13 +152,13 @@ class _RoundTrip:
                 self._under_way.append((arrived, wait, received))
         self._unsent = tensors if pieces[-1] < last else ()
 
-    def receive(self, piece: int, forward: bool) -> torch.Tensor:
+    def _end(self, piece: int, forward: bool) -> torch.Tensor:
         """Waits for a piece, begins to send another one, and returns the numbers that arrived, as float32."""
         arrived, wait, sizes = self._under_way.popleft()  # nothing else refers to it: its memory is used again
         if wait is not None:
             wait()
         if self._unsent:
-            self.send(self._unsent, forward, [piece + 2])
+            self._begin(self._unsent, forward, [piece + 2])
         codec = self.transport.codec
         kind, scale = (codec.forward, codec.forward_scale) if forward else (codec.backward, codec.backward_scale)
         numbers = arrived if kind is FP32 or self.transport.world_size == 1 else decode(kind, arrived, sizes)
@@ -128,33 +169,25 @@ class _Send(torch.autograd.Function):
     """Forward begins the exchange of vectors; backward ends the exchange of gradients."""
 
     @staticmethod
-    def forward(ctx: Any, trip: _RoundTrip, *parts: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, trip: RoundTrip, *parts: torch.Tensor) -> torch.Tensor:
         ctx.trip, ctx.shapes = trip, [part.shape for part in parts]
-        trip.send(parts, forward=True)
+        trip.send(parts)
         return parts[0].new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        trip, message, grads = ctx.trip, ctx.trip.message, ()
-        for piece in range(1 if message.gathered else len(message.sent)):
-            grads = message.unpack_gradients(trip.receive(piece, forward=False), piece, ctx.shapes, grads)
-        return None, *grads
+        return None, *ctx.trip.receive_gradients(ctx.shapes)
 
 
 class _Receive(torch.autograd.Function):
     """Forward ends the exchange of vectors; backward begins the exchange of gradients."""
 
     @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, trip: _RoundTrip) -> torch.Tensor:
-        ctx.trip, message = trip, trip.message
-        rows = [message.unpack(trip.receive(piece, forward=True), piece) for piece in range(len(message.sent))]
-        return rows[0] if len(rows) == 1 else torch.cat(rows)
+    def forward(ctx: Any, token: torch.Tensor, trip: RoundTrip) -> torch.Tensor:
+        ctx.trip = trip
+        return trip.receive()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        trip, grad = ctx.trip, grads[0]
-        scale = trip.transport.codec.backward_scale / trip.transport.world_size  # this rank's share in the mean
-        if scale != 1 or not grad.is_contiguous():
-            grad = torch.mul(grad, scale, out=torch.empty(grad.shape, dtype=grad.dtype, device=grad.device))
-        trip.send([grad], forward=False)
+        ctx.trip.send_gradients(grads[0])
         return grads[0].new_empty(0), None
