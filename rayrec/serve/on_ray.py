@@ -19,6 +19,7 @@ from rayrec._debug import debugging
 from rayrec.local_ray import init_local, quiet_unless_debug
 from rayrec.serve.http import App
 from rayrec.serve.limits import Limits
+from rayrec.serve.retrieval import Retrieval, check_index, newest_index
 from rayrec.serve.service import ModelSpec, Service
 from rayrec.serve.versions import check_version, newest
 
@@ -40,6 +41,7 @@ class Settings:
         watch_s: seconds between two looks for newer versions.
         name: of the Serve application; a cluster may run several services.
         route: prefix of the service's paths, "/" or such as "/ctr".
+        index: of `POST /retrieve`: an index, or a folder of indexes of which the newest by name is served.
     """
 
     models: tuple[ModelSpec, ...]
@@ -53,6 +55,7 @@ class Settings:
     name: str = "rayrec"
     route: str = "/"
     limits: Limits = field(default_factory=Limits)
+    index: Path | None = None
 
 
 def check(settings: Settings) -> None:
@@ -66,6 +69,8 @@ def check(settings: Settings) -> None:
         raise ValueError(f"--name {settings.name} --route {settings.route}: give a name, and a route such as /ctr")
     for spec in settings.models:
         check_version(newest(spec.path))
+    if settings.index is not None:
+        check_index(newest_index(settings.index))
     if not 0 < settings.port <= _LAST_PORT:
         raise ValueError(
             f"--port {settings.port}: choose one of 1 to {_LAST_PORT}; what comes after is for the service"
@@ -226,7 +231,8 @@ def application(settings: Settings) -> App:
     """The ASGI application of one replica, which scores on all of the replica's cores."""
     torch.set_num_threads(settings.cpus)
     service = Service(list(settings.models), limits=settings.limits, watch_s=settings.watch_s)
-    return App(service, token=settings.token)
+    retrieval = None if settings.index is None else Retrieval(newest_index(settings.index), settings.limits)
+    return App(service, token=settings.token, retrieval=retrieval)
 
 
 def read_token(path: Path | None) -> str | None:

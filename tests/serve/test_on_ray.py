@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.train.export_run import export_run
+from rayrec.train.after.export import export_run
 from tests.inference.runs import train
 from tests.serve.test_service import another_version
 
