@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +52,30 @@ def test_a_worker_imports_what_torchs_first_optimizer_would() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["True"] * 3, done.stderr
+
+
+@pytest.mark.parametrize("package", ["distributed", "distributed.planner", "checkpoint", "train.config"])
+def test_a_package_hands_out_the_names_that_it_lists(package: str) -> None:
+    module = importlib.import_module(f"rayrec.{package}")
+    assert all(getattr(module, name) is not None for name in module.__all__)
+    with pytest.raises(AttributeError, match=f"module 'rayrec.{package}' has no attribute 'nothing'"):
+        getattr(module, "nothing")  # noqa: B009
+    with pytest.raises(ImportError):
+        exec(f"from rayrec.{package} import nothing")
+
+
+@pytest.mark.parametrize("command", [["runs", "list"], ["report", "RUN"]])
+def test_a_command_that_reads_files_alone_loads_no_torch(command: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("name: one\n")
+    words = [str(run) if word == "RUN" else word for word in command]
+    code = (
+        "import atexit, gc, sys\n"
+        "atexit.register(lambda: print('torch' in sys.modules, gc.get_freeze_count() > 0))\n"
+        f"sys.argv[1:] = {words}\n"
+        "from rayrec.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "False True"  # nothing is collected at the exit

@@ -51,7 +51,7 @@ def train(
     overrides: Overrides = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; the same as --set name=NAME.")] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over; an earlier run of this name is set aside.")
+        bool, typer.Option("--fresh", help="Start over; keep an earlier run of this name under another name.")
     ] = False,
     root: Annotated[
         Path | None,
@@ -61,7 +61,7 @@ def train(
         bool, typer.Option("--allow-code", help="In a Ray job: import a model.factory that was not submitted with it.")
     ] = False,
 ) -> None:
-    """Train a model, or go on where a run of the same name stopped."""
+    """Train a model, or resume the run of the same name."""
     from rayrec._imports import quick_imports
     from rayrec.train.driver.ray_start import begun_for
 
@@ -123,7 +123,7 @@ def plan(
     save: Annotated[Path | None, typer.Option(parser=path, help="Write the plan here, for sharding.plan.")] = None,
     html: Annotated[Path | None, typer.Option(parser=path, help="Write a picture of the plan here.")] = None,
 ) -> None:
-    """Show how tables would be sharded, what binds and what would help; needs no cluster and no GPU."""
+    """Show how tables would be sharded, what limits the plan and what would help; needs no cluster and no GPU."""
     from rayrec.train import load_config
     from rayrec.train.planning.plan_only import PlanFiles, show_plan
 
@@ -140,7 +140,7 @@ def plan(
 
 @app.command()
 def report(run_dir: RunDir) -> None:
-    """Write report.html of a run, be it finished, failed or going on."""
+    """Write report.html of a run, also while it trains or after it failed."""
     from rayrec.train.driver.terminal import notice
     from rayrec.train.report import write_report
     from rayrec.train.run.mirror import run_here

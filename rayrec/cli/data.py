@@ -18,7 +18,7 @@ Filters = Annotated[
     str, typer.Option(help="Only rows that pass, as data.train.filters: '[[day, \">=\", 2024-01-01]]'.")
 ]
 
-app = typer.Typer(help="Look at data before training on it.", no_args_is_help=True)
+app = typer.Typer(help="Inspect, check and convert data before you train on it.", no_args_is_help=True)
 
 
 @app.command()
@@ -68,7 +68,7 @@ def convert(
     ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Convert the files side by side, one Ray task each.")] = False,
 ) -> None:
-    """Make Parquet, which training reads, of other formats; a stream each, so that files may be of any size."""
+    """Convert other formats to Parquet, which training reads; files may be of any size."""
     from rayrec.data.tools.convert import convert as run_convert
     from rayrec.data.tools.parquet_parts import Layout
     from rayrec.train.driver.terminal import visible
@@ -122,7 +122,7 @@ def index(
     ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Read side by side on Ray.")] = False,
 ) -> None:
-    """Write down what all footers say, so that runs read only those of files that are new or changed since."""
+    """Store the footers of all files, so that runs read only those of new and changed files."""
     from rayrec.data.tools.index import write_index
     from rayrec.data.tools.on_ray import start_ray
 

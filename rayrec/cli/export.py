@@ -37,7 +37,7 @@ def export(
     ] = False,
     checkpoint: WhichCheckpoint = "newest",
 ) -> None:
-    """Export a trained model with the proof that it scores as the trainer does: parity.html in the folder."""
+    """Export a trained model, and compare its scores with those of the trainer: parity.html in the folder."""
     from rayrec.inference import Wanted
     from rayrec.train.after.export import export_run
     from rayrec.train.driver.terminal import notice

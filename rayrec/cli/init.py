@@ -24,7 +24,7 @@ def init(
         str | None, typer.Option(help="Of the config and the run; default: that of the first file.")
     ] = None,
 ) -> None:
-    """Look at data and write a config that trains on it as it is, with some rows set aside to evaluate on."""
+    """Inspect data and write a config that trains on it, with some rows held out for evaluation."""
     import yaml
 
     from rayrec.cli.tables import show_columns

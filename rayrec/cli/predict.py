@@ -26,7 +26,7 @@ def predict(
     ] = False,
     checkpoint: WhichCheckpoint = "newest",
 ) -> None:
-    """Score Parquet files: every row once, its columns kept; the same command again goes on where it stopped."""
+    """Score Parquet files: every row once, with its columns; the same command again resumes."""
     from rayrec.inference.predict import predict as run_predict
     from rayrec.train.after.export import exported_run
     from rayrec.train.driver.terminal import notice

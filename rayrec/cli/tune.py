@@ -33,7 +33,7 @@ def tune(
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     track: Annotated[str | None, typer.Option(help="mlflow or wandb: send the figures there too.")] = None,
 ) -> None:
-    """Search for good values of fields: trials that are worse than others end early; the same command goes on."""
+    """Search for good values of fields; poor trials stop early, and the same command again resumes."""
     from rayrec.train import load_config
     from rayrec.train.driver.console import Display
     from rayrec.train.tune import Search, tune
