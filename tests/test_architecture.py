@@ -20,7 +20,7 @@ LEVELS = {
     "sparse": 0,
     "optim": 1,
     "modules": 2,
-    "models": 3,
+    "models": 6,
     "quant": 4,
     "distributed": 5,
     "checkpoint": 6,
@@ -42,7 +42,7 @@ FBGEMM_DOORS = (
     "rayrec/_compat.py",
     BENCHMARKS,
 )
-RAY_DOORS = ("rayrec/data/", "rayrec/train/", "rayrec/inference/", "rayrec/serve/", BENCHMARKS)
+RAY_DOORS = ("rayrec/data/", "rayrec/train/", "rayrec/inference/", "rayrec/serve/", "rayrec/local_ray.py", BENCHMARKS)
 NUMBA_DOORS = (
     "rayrec/compiled.py",
     "rayrec/distributed/ids/count_loop.py",

@@ -14,6 +14,7 @@ from rayrec.cli.init import init
 from rayrec.cli.next_steps import after_evaluation, after_training
 from rayrec.cli.options import Config, RunDir, WhichCheckpoint, path
 from rayrec.cli.predict import predict
+from rayrec.cli.retrieve import index, retrieve
 from rayrec.cli.runs import app as runs
 from rayrec.cli.serve import serve
 from rayrec.cli.tune import tune
@@ -33,6 +34,8 @@ app.add_typer(checkpoint, name="checkpoint")
 app.command()(init)
 app.command()(export)
 app.command()(predict)
+app.command()(index)
+app.command()(retrieve)
 app.command()(serve)
 app.command()(tune)
 

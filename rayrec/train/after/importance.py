@@ -98,13 +98,12 @@ def _some_rows(config: TrainConfig, mapping: RowMapping) -> pa.Table:
 
 def _parts(config: TrainConfig, schema: Schema) -> Iterator[tuple[str, str, Sequence[str]]]:
     """Name, kind and columns of each table and each number."""
-    columns = {feature.name: feature.column for feature in schema.sparse}
-    weights = {feature.name: feature.weight_column for feature in schema.sparse}
+    columns = {feature.name: schema.sources(feature) for feature in schema.sparse}
     for table in config.tables:
-        both = [column for name in table.features for column in (columns[name], weights[name]) if column]
+        both = [column for name in table.features for column in columns[name]]
         yield table.name, "table", list(dict.fromkeys(both))
     for feature in schema.dense:
-        yield feature.name, "number", [feature.column]
+        yield feature.name, "number", schema.sources(feature)
 
 
 def _figures(model: Model, mapping: RowMapping, rows: pa.Table) -> Mapping[str, Any]:

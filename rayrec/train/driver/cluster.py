@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import ray
 
+from rayrec.local_ray import quiet_unless_debug
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.ray_start import (
     ELASTIC_ENV,
@@ -17,7 +18,6 @@ from rayrec.train.driver.ray_start import (
     TRAIN_ENV,
     awaited,
     defaults,
-    quiet_unless_debug,
     start_local,
 )
 from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
