@@ -37,7 +37,8 @@ if __name__ == "__main__":
     assert EarlyStoppingConfig(metric="mean_prediction").metric in FIGURES
 
     # the model, the optimizer and the transform, in a config
-    from rayrec.train import TrainConfig, build
+    from rayrec.train import TrainConfig
+    from rayrec.train.setup import build
     config = TrainConfig(
         name="probe", data={"train": "train", "eval": "eval"}, storage={"path": "runs"},
         schema={
