@@ -136,6 +136,17 @@ def test_pods_have_time_for_a_last_checkpoint(cluster: dict[str, Any]) -> None:
         assert pod["terminationGracePeriodSeconds"] > 2 * TrainerConfig().grace_s
 
 
+def test_the_pod_that_submits_a_job_may_reach_its_cluster() -> None:
+    """KubeRay labels it otherwise; the network policy lets in what is labelled as part of rayrec."""
+    (policy,) = documents(DEPLOY / "k8s" / "base" / "networkpolicy.yaml")
+    admitted = [peer["podSelector"]["matchLabels"] for rule in policy["spec"]["ingress"] for peer in rule["from"]]
+    (job,) = documents(DEPLOY / "rayjob-movielens-cpu.yaml")
+    submitter = job["spec"]["submitterPodTemplate"]
+    assert submitter["metadata"]["labels"] in admitted
+    assert submitter["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert submitter["spec"]["terminationGracePeriodSeconds"] > 2 * TrainerConfig().grace_s
+
+
 def test_a_stopped_job_has_time_for_a_last_checkpoint() -> None:
     (standing,) = documents(DEPLOY / "k8s" / "base" / "raycluster.yaml")
     (head,) = standing["spec"]["headGroupSpec"]["template"]["spec"]["containers"]

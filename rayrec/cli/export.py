@@ -21,7 +21,8 @@ def export(
     tables: Annotated[str, typer.Option(help=FORMATS)] = "fp32",
     dense: Annotated[str, typer.Option(help="Number format of the dense layers: fp32 or bf16.")] = "fp32",
     target: Annotated[
-        str, typer.Option(help="eager, or aoti: also compiled for processors with --march (half a minute, g++).")
+        str,
+        typer.Option(help="eager: data alone, or aoti: also native code, for --march (half a minute, g++)."),
     ] = "eager",
     march: Annotated[
         str | None,

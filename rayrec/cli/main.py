@@ -71,6 +71,7 @@ def _tell(text: str, style: str | None = None) -> None:
 
 def _report(error: Exception) -> int:
     from rayrec._debug import debugging
+    from rayrec.data.storage.locations import without_secrets
     from rayrec.train.driver.terminal import plain
     from rayrec.train.errors import Interrupted
 
@@ -82,5 +83,5 @@ def _report(error: Exception) -> int:
         return 128 + error.signal
     own = isinstance(error, ValueError) and str(error)
     text = str(error) if own else f"{type(error).__name__}: {error} (--debug shows where)"
-    _tell(f"[bold red]error:[/] {plain(text)}")
+    _tell(f"[bold red]error:[/] {plain(without_secrets(text))}")
     return 1

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from rayrec.cli.options import path
+from rayrec.stop_signals import STOP_SIGNALS
 
 MODELS = "PATH, NAME=PATH or NAME=PATH@SHARE; PATH is an export, or a folder of exports whose newest is served."
 
@@ -72,7 +73,7 @@ def serve(
         names = ", ".join(sorted({spec.name for spec in settings.models}))
         typer.echo(f"serving {names} at {address} (Ctrl-C ends it)")
         typer.echo(f"next: {request(newest(settings.models[0].path), address, token_file)}")
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOP_SIGNALS:
             signal.signal(number, lambda *_: stopped.set())
         while not stopped.wait(1.0):
             pass

@@ -171,6 +171,18 @@ def test_an_unforeseen_error_is_named_and_debug_shows_where(
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_no_error_shows_the_secrets_of_a_uri(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("s3://KEY:hush@bucket/run?secret_key=hush: no such bucket")
+
+    monkeypatch.setattr("rayrec.train.config.file.load_config", fails)
+    assert run(["train", str(config)]) == 1
+    said = capsys.readouterr().err
+    assert "bucket/run" in said and "hush" not in said
+
+
 @pytest.mark.parametrize(
     ("value", "on"), [(None, False), ("", False), ("0", False), ("False", False), ("no", False), ("1", True)]
 )

@@ -13,6 +13,15 @@ SHOWN = {
         "train/test_ray.py::test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened",
         "train/test_chaos.py::test_a_run_that_meets_every_fault_ends_as_if_nothing_had_happened",
     ],
+    "Ray announces that a node goes": [
+        "train/test_elastic.py::test_a_node_that_is_taken_away_is_left_with_a_checkpoint",
+        "train/test_pretended_ray.py::test_a_node_that_ray_takes_away_is_left_at_once",
+        "train/test_chaos.py::test_a_run_that_meets_every_fault_ends_as_if_nothing_had_happened",
+    ],
+    "the cluster is too small at the start": [
+        "train/test_pretended_ray.py::test_a_cluster_that_may_grow_is_asked_to_until_it_has",
+        "train/test_pretended_ray.py::test_a_run_without_room_is_refused_in_time",
+    ],
     "there is no room for as many workers any more": [
         "hosts/test_cluster.py::test_a_host_is_cut_off_and_the_run_goes_on_then_grows",
         "train/test_room.py::test_a_run_that_lost_a_node_waits_until_another_comes",

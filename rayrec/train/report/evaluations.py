@@ -20,6 +20,7 @@ FIGURES = {
     "rmse": "RMSE",
     "r2": "R²",
 }
+MOST_ROWS = 200
 ALWAYS = ("auc", "ne", "logloss", "calibration")  # of a label that is 0 or 1
 
 
@@ -35,8 +36,11 @@ def evaluations_table(evals: Sequence[Line]) -> str:
         for name, of in [(name, of_task(lines, name)) for name in names] or [("", lines)]
         for best in [max(of, key=_goodness)]
         for line in of
+        if line is best or line in of[-MOST_ROWS:]
     ]
-    return _table(["label"] if names else [], ["epoch", "step", *shown.values(), "rows"], rows)
+    note = f"<p class='note'>the last {MOST_ROWS} evaluations, and the best of those that are drawn</p>"
+    table = _table(["label"] if names else [], ["epoch", "step", *shown.values(), "rows"], rows)
+    return table + (note if len(lines) > MOST_ROWS else "")
 
 
 def by_time_table(evals: Sequence[Line]) -> str:

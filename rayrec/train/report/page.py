@@ -14,10 +14,10 @@ from rayrec.train.report.importance import importance_table
 from rayrec.train.report.plan import memory_section, plan_section, time_section
 from rayrec.train.report.run import ENDS, Line, RunRecord, history, number, of_task, task_names
 from rayrec.train.report.skipped import skipped_rows, skipped_section
-from rayrec.train.report.svg import Chart, Mark, Points, svg_chart
+from rayrec.train.report.svg import Chart, Mark, Points, evenly, svg_chart
 from rayrec.train.report.timeline import timeline_section
 
-MOST_EVENTS = 200
+MOST_EVENTS, MOST_MARKS = 200, 150
 KEY = re.compile(r"^(\s*(?:- )*)([\w.\-]+)(?=:)", re.MULTILINE)
 
 
@@ -167,7 +167,11 @@ def _card(name: str, value: str, about: str, kind: str) -> str:
 def _charts(run: RunRecord) -> str:
     standing, undone = history(run.train)
     evals, _ = history(run.evals)
-    marks = [_mark(line) for line in run.events if number(line, "step") is not None]
+    shown = [line for line in run.events if number(line, "step") is not None]
+    saved = [line for line in shown if line.get("event") == "checkpoint"]
+    others = [line for line in shown if line.get("event") != "checkpoint"]
+    drawn_events = [*evenly(saved, MOST_MARKS), *evenly(others, MOST_MARKS)]
+    marks = [_mark(line) for line in (shown if len(shown) <= MOST_MARKS else drawn_events)]
     names = task_names([*run.train, *run.evals])
 
     def curve(key: str, dots: str | None = None, task: str = "", **look: object) -> Chart:
@@ -257,7 +261,7 @@ def _events(run: RunRecord) -> str:
         for kind in [escape(str(line.get("event")), quote=True)]
     )
     head = "<th>time</th><th class='num'>step</th><th>event</th><th>what happened</th>"
-    left_out = len(run.events) - MOST_EVENTS
+    left_out = run.num_events - MOST_EVENTS
     more = f"<p class='note'>{left_out:,} earlier events are in metrics.jsonl</p>" if left_out > 0 else ""
     return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{more}"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,13 @@ from typing import Any
 import yaml
 
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.train.report.thinned import Thinned
 
 Line = Mapping[str, Any]
 """One line of metrics.jsonl, or one rank of plan.json's `memory` or `time`."""
 
+MOST_LINES, MOST_EVENTS = 10_000, 2_000  # of each kind; evenly chosen where there are more
+BRIEF_BYTES = 1 << 14
 ENDS = ("failed", "interrupted")  # events after which a run does not go on
 
 
@@ -26,7 +29,8 @@ ENDS = ("failed", "interrupted")  # events after which a run does not go on
 class RunRecord:
     """What is known of a run; pieces that are not there are None or empty.
 
-    `problems` says which files could not be read, and why.
+    `problems` says which files could not be read, and why. Of a long run `train`, `evals` and `events` are an even
+    choice of its lines, with the last ones; `num_events` counts all.
     """
 
     path: Path
@@ -44,6 +48,7 @@ class RunRecord:
     result: Line | None
     problems: tuple[str, ...]
     importance: tuple[Line, ...] = ()
+    num_events: int = 0
 
     @property
     def lines(self) -> Iterator[Line]:
@@ -132,8 +137,11 @@ def history(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
     return standing, sorted(undone, key=lambda line: number(line, "time") or 0)
 
 
-def read_run(run_dir: Path) -> RunRecord:
+def read_run(run_dir: Path, brief: bool = False) -> RunRecord:
     """Reads a run folder.
+
+    Args:
+        brief: only the beginning and the end of its metrics, and no plan where it has a result.
 
     Raises:
         ValueError: it is not a folder, or holds nothing of a run.
@@ -142,15 +150,22 @@ def read_run(run_dir: Path) -> RunRecord:
         raise ValueError(f"run folder {run_dir}: not a folder; give <storage path>/<name> of a run")
     problems: list[str] = []
     config_text = _read(run_dir / "config.yaml", problems)
-    metrics_text = _read(run_dir / "metrics.jsonl", problems)
-    plan_text = _read(run_dir / "plan.json", problems)
     result_text = _read(run_dir / "result.json", problems)
-    if config_text is metrics_text is plan_text is result_text is None:
+    plan_text = None if brief and result_text else _read(run_dir / "plan.json", problems)
+    metrics = run_dir / "metrics.jsonl"
+    if config_text is plan_text is result_text is None and not metrics.exists():
         raise ValueError(
             f"run folder {run_dir}: holds no config.yaml, plan.json, metrics.jsonl or result.json; "
             "give <storage path>/<name> of a run"
         )
-    lines = _json_lines(metrics_text or "", "metrics.jsonl", problems)
+    kinds = {"train": Thinned[Line](MOST_LINES), "eval": Thinned[Line](MOST_LINES), "timeline": Thinned[Line](1)}
+    events, checkpoints = Thinned[Line](MOST_EVENTS, MOST_EVENTS), Thinned[Line](MOST_EVENTS)
+    for line in _json_lines(_ends(metrics) if brief else _rows(metrics, problems), "metrics.jsonl", problems):
+        line.pop("tables", None)
+        if line.get("kind") == "event":
+            (checkpoints if line.get("event") == "checkpoint" else events).add(line)
+        elif line.get("kind") in kinds:
+            kinds[line["kind"]].add(line)
     config = _yaml(config_text, problems)
     plan_data = _json(plan_text, "plan.json", problems) or {}
     importance = _json(_read(run_dir / "importance.json", problems), "importance.json", problems) or {}
@@ -162,11 +177,12 @@ def read_run(run_dir: Path) -> RunRecord:
         plan=_plan(plan_data, problems),
         memory=_lines(plan_data.get("memory")),
         times=_lines(plan_data.get("time")),
-        train=tuple(line for line in lines if line.get("kind") == "train"),
-        evals=tuple(line for line in lines if line.get("kind") == "eval"),
-        events=tuple(line for line in lines if line.get("kind") == "event"),
-        timeline=next((line for line in reversed(lines) if line.get("kind") == "timeline"), None),
-        exports=tuple(_json_lines(_read(run_dir / "exports.jsonl", problems) or "", "exports.jsonl", problems)),
+        train=tuple(kinds["train"]),
+        evals=tuple(kinds["eval"]),
+        events=tuple(sorted([*checkpoints, *events], key=lambda line: number(line, "time") or 0)),
+        num_events=checkpoints.seen + events.seen,
+        timeline=next(reversed([*kinds["timeline"]]), None),
+        exports=tuple(_json_lines(_rows(run_dir / "exports.jsonl", problems), "exports.jsonl", problems)),
         result=_json(result_text, "result.json", problems),
         problems=tuple(problems),
         importance=_lines(importance.get("parts")),
@@ -183,6 +199,32 @@ def _read(path: Path, problems: list[str]) -> str | None:
         return None
 
 
+def _rows(path: Path, problems: list[str]) -> Iterator[str]:
+    """Its lines, one by one."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            yield from file
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        problems.append(f"{path.name}: {error.strerror}")
+
+
+def _ends(path: Path) -> Iterator[str]:
+    """Whole lines of its beginning and its end."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            head = file.readline()
+            file.seek(max(len(head), size - BRIEF_BYTES))
+            tail = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return
+    yield head.decode(errors="replace")
+    yield from tail[1:] if size - BRIEF_BYTES > len(head) else tail
+
+
 def _json(text: str | None, name: str, problems: list[str]) -> dict[str, Any] | None:
     if text is None:
         return None
@@ -197,21 +239,19 @@ def _json(text: str | None, name: str, problems: list[str]) -> dict[str, Any] | 
     return data
 
 
-def _json_lines(text: str, name: str, problems: list[str]) -> list[dict[str, Any]]:
-    lines, bad = [], 0
-    rows = text.splitlines()
-    for row in rows:
+def _json_lines(rows: Iterable[str], name: str, problems: list[str]) -> Iterator[dict[str, Any]]:
+    seen = bad = 0
+    for seen, row in enumerate(rows, start=1):  # noqa: B007 - how many there were
         try:
             line = json.loads(row)
         except json.JSONDecodeError:
             line = None
         if isinstance(line, dict):
-            lines.append(line)
+            yield line
         elif row.strip():
             bad += 1
     if bad:
-        problems.append(f"{name}: {bad} of {len(rows)} lines could not be read and were left out")
-    return lines
+        problems.append(f"{name}: {bad} of {seen} lines could not be read and were left out")
 
 
 def _plan(data: dict[str, Any], problems: list[str]) -> ShardingPlan | None:
@@ -228,7 +268,7 @@ def _lines(ranks: object) -> tuple[Line, ...]:
 
 def _yaml(text: str | None, problems: list[str]) -> dict[str, Any]:
     try:
-        config = yaml.safe_load(text or "")
+        config = yaml.load(text or "", Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # ten times as fast
     except yaml.YAMLError as error:
         problems.append(f"config.yaml: not YAML ({error})")
         config = None

@@ -23,7 +23,7 @@ def skipped_section(events: Sequence[Line]) -> str:
     skipped = [line for line in events if line.get("event") == "skipped"]
     if not skipped:
         return ""
-    notes = "".join(f"<p class='note'>{escape(str(line.get('message', '')))}</p>" for line in skipped)
+    notes = "".join(f"<p class='note'>{escape(str(line.get('message', '')))}</p>" for line in skipped[-MOST_SAMPLES:])
     samples = [sample for line in skipped for sample in line.get("samples") or () if isinstance(sample, dict)]
     head = "".join(f"<th>{title}</th>" for title in COLUMNS.values())
     rows = "".join(

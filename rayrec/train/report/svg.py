@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
+from typing import TypeVar
 
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 18, 28
 MAX_POINTS = 600  # a longer curve is averaged down to this many points
+MAX_DOTS = 300
 SMOOTHED_FROM = 40  # points; a shorter curve is readable as it is
 
 # Inside, what leaves the plot is cut off.
@@ -19,6 +21,7 @@ PLOT = (
     f"viewBox='{LEFT} {TOP - 6} {WIDTH - LEFT - RIGHT + 4} {HEIGHT - TOP - BOTTOM + 6}'>"
 )
 
+T = TypeVar("T")
 Points = Sequence[tuple[float, float]]
 
 
@@ -78,6 +81,7 @@ class _Scale:
 def svg_chart(chart: Chart, last_step: float) -> str:
     """The chart as an HTML `figure`, its step axis from 0 to `last_step`; says so where there is nothing to draw."""
     curve = thin(chart.curve, MAX_POINTS)
+    chart = replace(chart, dots=evenly(chart.dots, MAX_DOTS))
     trend = moving_average(curve) if chart.smooth and len(curve) > SMOOTHED_FROM else curve
     latest = chart.dots[-1][1] if chart.dots else trend[-1][1] if trend else None
     heading = f"<b>{escape(chart.title)}</b>"
@@ -111,6 +115,12 @@ def thin(points: Points, most: int) -> list[tuple[float, float]]:
         return list(points)
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
+
+
+def evenly(items: Sequence[T], most: int) -> Sequence[T]:
+    """At most `most` of them, evenly chosen, the last one among them."""
+    stride = -(-len(items) // most) or 1
+    return items[::-stride][::-1]
 
 
 def moving_average(points: Points, share: float = 0.08) -> list[tuple[float, float]]:

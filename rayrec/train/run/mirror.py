@@ -6,18 +6,18 @@ taken up again, or only read, be it on another machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rayrec.checkpoint.folder import open_folder
+from rayrec.checkpoint.folder import Folder, open_folder
 from rayrec.train.errors import StorageError, TrainError
 from rayrec.train.run.folder import RunFolder, write_atomically
 
 FILES = (
     "config.yaml",
     "plan.json",
-    "metrics.jsonl",
     "footers.arrow",
     "result.json",
     "report.html",
@@ -25,6 +25,61 @@ FILES = (
     "importance.json",
     "exports.jsonl",
 )
+
+
+METRICS = "metrics.jsonl"
+_PART = re.compile(r"metrics\.jsonl(?:\.(\d{15}))?")
+JOINED = 8  # parts of one level that become one of the next
+
+
+class _Log:
+    """A file that only grows, as parts in a folder that cannot append: each part is named by where it begins.
+
+    What is new becomes a part; `JOINED` parts of one level become one of the next, so that each byte is sent a few
+    times, however long the file becomes, and parts stay few.
+    """
+
+    def __init__(self, path: Path, there: Folder) -> None:
+        self._path, self._there = path, there
+        self._parts: list[tuple[int, int]] = []  # where each begins, and its level
+        self._end = 0
+
+    def pull(self, names: Collection[str]) -> bytes | None:
+        """What the parts hold; None where there are none."""
+        data, self._parts = b"", []
+        for name, found in ((name, _PART.fullmatch(name)) for name in sorted(names)):
+            begins = int(found[1] or 0) if found else -1
+            if begins == len(data):  # else it has been joined
+                data += self._there.read(name)
+                self._parts.append((begins, 0))
+        self._end = len(data)
+        return data if self._parts else None
+
+    def push(self) -> None:
+        """Send what is new."""
+        size = self._path.stat().st_size
+        if size < self._end:  # begun again
+            old, self._parts, self._end = self._parts, [], 0
+            for begins, _ in old:
+                self._there.remove(_part(begins))
+        if size == self._end:
+            return
+        joined: list[tuple[int, int]] = []
+        parts = [*self._parts, (self._end, 0)]
+        while len(parts) >= JOINED and len({level for _, level in parts[-JOINED:]}) == 1:
+            begins, level = parts[-JOINED]
+            joined = [*parts[1 - JOINED :], *joined]
+            parts[-JOINED:] = [(begins, level + 1)]
+        with open(self._path, "rb") as file:
+            file.seek(parts[-1][0])
+            self._there.write(_part(parts[-1][0]), file.read(size - parts[-1][0]))
+        self._parts, self._end = parts, size
+        for begins, _ in joined:
+            self._there.remove(_part(begins))
+
+
+def _part(begins: int) -> str:
+    return f"{METRICS}.{begins:015d}" if begins else METRICS
 
 
 class Mirror:
@@ -41,6 +96,7 @@ class Mirror:
             self._there = None if folder.remote is None else open_folder(folder.remote)
         except ValueError as error:
             raise StorageError(f"storage.path: {error}") from error
+        self._log = None if self._there is None else _Log(folder.metrics, self._there)
 
     def pull(self, writes: bool = True) -> None:
         """Make the files here those that are there.
@@ -51,10 +107,15 @@ class Mirror:
         Raises:
             StorageError: it cannot be read or written.
         """
-        if self._there is None:
+        if self._there is None or self._log is None:
             return
         try:
             names = self._there.names()
+            log, metrics = self._log.pull(names), self._here.metrics
+            if log is None:
+                metrics.unlink(missing_ok=True)
+            elif not metrics.exists() or metrics.read_bytes() != log:
+                write_atomically(metrics, log)
             for name in FILES:
                 path = self._here.path / name
                 if name in names:
@@ -75,9 +136,11 @@ class Mirror:
 
     def push(self, report: Callable[[str], object]) -> None:
         """Copy the files that have changed; what cannot be copied is reported, and copied the next time."""
-        if self._there is None:
+        if self._there is None or self._log is None:
             return
         try:
+            if self._here.metrics.exists():
+                self._log.push()
             for name in FILES:
                 path = self._here.path / name
                 if not path.exists():

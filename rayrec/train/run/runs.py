@@ -25,7 +25,7 @@ def find_runs(folder: Path) -> list[RunRecord]:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: not a folder; give a run's storage.path")
-    found = [read_run(path) for path in folder.iterdir() if (path / "config.yaml").is_file()]
+    found = [read_run(path, brief=True) for path in folder.iterdir() if (path / "config.yaml").is_file()]
     return sorted(found, key=lambda run: run.first_time or 0.0, reverse=True)
 
 
