@@ -31,7 +31,7 @@ def tune(
     ] = None,
     grace: Annotated[int, typer.Option(min=1, help="Evaluations that each trial gets before it may be stopped.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
-    track: Annotated[str | None, typer.Option(help="mlflow or wandb: send the figures there too.")] = None,
+    track: Annotated[str | None, typer.Option(help="mlflow, wandb or comet: send the figures there too.")] = None,
 ) -> None:
     """Search for good values of fields: trials that are worse than others end early; the same command goes on."""
     from rayrec.train import load_config

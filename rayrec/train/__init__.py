@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 from rayrec.train.errors import Interrupted, ResourceError, StorageError, TrainError
 
 if TYPE_CHECKING:
+    from rayrec.train.callbacks import Callback, RunInfo
     from rayrec.train.config import TrainConfig
     from rayrec.train.config.file import ConfigError, load_config
     from rayrec.train.trainer import Result, Trainer
 
 # Read when first used: a report or a config reference needs neither torch's compilers nor Ray.
 _WHERE = {
+    "Callback": "callbacks",
     "ConfigError": "config.file",
     "Result": "trainer",
+    "RunInfo": "callbacks",
     "TrainConfig": "config",
     "Trainer": "trainer",
     "load_config": "config.file",
@@ -33,10 +36,12 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "Callback",
     "ConfigError",
     "Interrupted",
     "ResourceError",
     "Result",
+    "RunInfo",
     "StorageError",
     "TrainConfig",
     "TrainError",

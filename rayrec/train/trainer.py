@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.source.periods import Periods
 from rayrec.data.storage.retries import Patience
 from rayrec.train import build, warnings
+from rayrec.train.callbacks import Callback, Callbacks, RunInfo
 from rayrec.train.config import TrainConfig
 from rayrec.train.driver.cluster import connected
 from rayrec.train.driver.console import Display
@@ -94,6 +95,7 @@ class Trainer:
         root: folder that relative paths of the config start from; default the working folder.
         display: where to show progress.
         allow_code: in a Ray job, import a `model.factory` that was not submitted with it.
+        callbacks: called in this process as the run goes on, see `rayrec.train.Callback`.
     """
 
     def __init__(
@@ -105,12 +107,14 @@ class Trainer:
         root: Path | None = None,
         display: Display | None = None,
         allow_code: bool = False,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         if factory is None:
             refuse_code_from_elsewhere(config, Path.cwd(), allow_code=allow_code)
         self.config = resolved(config, root)
         self.factory, self.fresh = factory, fresh
         self.display = display or Display()
+        self.callbacks = Callbacks(callbacks, self._warn)
         self.folder = RunFolder.at(self.config.storage.path, self.config.name)
         self._lease: Lease  # while a run goes on
         self.mirror = Mirror(self.folder)
@@ -145,19 +149,27 @@ class Trainer:
                 return self._run(job)
 
     def _run(self, job: Job) -> Result:
-        recorder = Recorder(self.folder, self.display, on_checkpoint=self._push)
+        recorder = Recorder(self.folder, self.display, on_checkpoint=self._push, also=self.callbacks.hear)
+        self.callbacks.start(RunInfo(name=self.config.name, folder=self.folder.path, config=self.config))
         try:
             outcome = run_job(job, recorder, self.display, self.folder.last_attempt())
         except TrainError as error:
             recorder.close()
             self._report_failure(error, recorder)
-            raise self._with_advice(error) from error.__cause__
+            advised = self._with_advice(error)
+            self.callbacks.end(None, advised)
+            raise advised from error.__cause__
         recorder.close()
-        told = tuple(dict.fromkeys([*warnings.at_end(self.config, outcome), *self._warnings]))
+        told = tuple(dict.fromkeys([*warnings.at_end(self.config, outcome), *self._warnings, *self.callbacks.warnings]))
         result = Result(folder=self.folder.path, **outcome, recoveries=recorder.recoveries, warnings=told)
         write_json(self.folder.result, result.to_dict())
         with reporting_errors(self.display, self.folder.report):
             write_report(self.folder.path)
+        self.callbacks.end(result)
+        late = [text for text in self.callbacks.warnings if text not in told]
+        if late:
+            result = replace(result, warnings=(*told, *late))
+            write_json(self.folder.result, result.to_dict())
         self._push()
         self._show(result)
         return result

@@ -25,7 +25,8 @@ from rayrec.train.paths import in_job_package, resolved
 from rayrec.train.plan_only import group_words
 from rayrec.train.run_log import Record, drained
 from rayrec.train.shapes import Shape, compare, shapes_table
-from rayrec.train.tune.search import Search, _Reports, _trackers
+from rayrec.train.trackers import tracker
+from rayrec.train.tune.search import Search, _Reports
 from rayrec.train.tune.space import space_of
 from rayrec.train.versions import with_versions
 from tests.train.small import RAW, raw_config
@@ -164,7 +165,7 @@ def test_a_search_needs_its_figure_in_the_evaluations() -> None:
     modes = {metric: Search(params=[], metric=metric).mode for metric in ("auc", "ne", "logloss", "rmse", "r2", "mae")}
     assert [metric for metric, mode in modes.items() if mode == "min"] == ["ne", "logloss", "rmse", "mae"]
     with pytest.raises(TrainError, match="track='MLflow': there are mlflow, wandb"):
-        _trackers(Search(params=[], track="MLflow"), "x")
+        tracker("MLflow", "x")
 
 
 @pytest.mark.parametrize(

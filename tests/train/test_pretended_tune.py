@@ -110,7 +110,7 @@ def test_a_search_tries_its_values_and_goes_on_where_it_was(pretended: Pretended
         == "trial-7"
         == how.trial_dirname_creator(SimpleNamespace(trial_id="7"))
     )
-    assert (where.name, where.storage_path, where.callbacks, where.verbose) == (".tune", str(folder), [], 0)
+    assert (where.name, where.storage_path, where.callbacks, where.verbose) == (".tune", str(folder), None, 0)
     scheduler = vars(how.scheduler)
     assert (scheduler["_time_attr"], scheduler["_max_t"], scheduler["_reduction_factor"]) == ("evaluations", NEVER, 3)
     assert tuner.trainable._resources.required_resources == {"CPU": 1}

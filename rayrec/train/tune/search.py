@@ -6,7 +6,6 @@ were not finished, and each of them goes on from its own last checkpoint.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.console import Console
 
 from rayrec.data.errors import suggestion
 from rayrec.train.build import Factory
+from rayrec.train.callbacks import Callback
 from rayrec.train.config import LOWER_IS_BETTER, TrainConfig
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric
@@ -25,9 +25,9 @@ from rayrec.train.driver.resources import demand_of, refuse_if_short
 from rayrec.train.errors import TrainError
 from rayrec.train.paths import resolved
 from rayrec.train.run_folder import write_json, write_yaml
+from rayrec.train.trackers import tracker
 from rayrec.train.tune.space import check_space, space_of, with_values
 
-TRACKERS = ("mlflow", "wandb")
 OF_GROUPS = frozenset({"gauc", "ndcg@10", "recall@10"})
 NEARLY_NONE = 0.001  # CPUs; Ray Tune takes no 0
 NEVER = 10**9  # evaluations of a trial: the config ends it
@@ -44,7 +44,7 @@ class Search:
         concurrent: trials at a time; None: as many as the cluster's CPUs and GPUs carry.
         grace: evaluations that each trial gets before it may be stopped for being worse than others.
         seed: of the draws.
-        track: "mlflow" or "wandb", where that package is installed: each trial's figures go there too.
+        track: "mlflow", "wandb" or "comet", where that package is installed: each trial's figures go there too.
     """
 
     params: Sequence[str]
@@ -124,8 +124,9 @@ def tune(
     space, raw = space_of(search.params), config.to_dict()
     check_space(raw, space)
     folder = Path(config.storage.path) / f"{config.name}-tune"
+    callbacks = [] if search.track is None else [tracker(search.track, config.name)]
     with connected() as cluster:
-        results = _run(raw, config, search, space, folder, factory, cluster, display)
+        results = _run(raw, config, search, space, folder, factory, callbacks, cluster, display)
         trials = _trials(results, search)
     _write(folder, raw, search, trials)
     if all(trial.score is None for trial in trials):
@@ -158,6 +159,7 @@ def _run(
     space: dict[str, Any],
     folder: Path,
     factory: Factory | None,
+    callbacks: Sequence[Callback],
     cluster: Cluster,
     display: Display,
 ) -> Any:
@@ -173,7 +175,7 @@ def _run(
     display.say(f"{search.trials} trials, {concurrent} at a time, in {folder}")
 
     def run_trial(values: dict[str, Any]) -> None:
-        _train_one(raw, values, search.metric, folder, factory)
+        _train_one(raw, values, search.metric, folder, factory, callbacks)
 
     # The trial's own process waits for its workers: only a trial without workers computes in it.
     trainable = ray_tune.with_resources(run_trial, {"CPU": 1 if alone else NEARLY_NONE})
@@ -196,15 +198,18 @@ def _run(
                 trial_name_creator=_trial_name,
                 trial_dirname_creator=_trial_name,
             ),
-            run_config=ray_tune.RunConfig(
-                name=state.name, storage_path=str(folder), callbacks=_trackers(search, config.name), verbose=0
-            ),
+            run_config=ray_tune.RunConfig(name=state.name, storage_path=str(folder), verbose=0),
         )
     return tuner.fit()
 
 
 def _train_one(
-    raw: Mapping[str, Any], values: Mapping[str, Any], metric: str, folder: Path, factory: Factory | None
+    raw: Mapping[str, Any],
+    values: Mapping[str, Any],
+    metric: str,
+    folder: Path,
+    factory: Factory | None,
+    callbacks: Sequence[Callback],
 ) -> None:
     """One trial, in its own process."""
     from ray import tune as ray_tune
@@ -215,7 +220,7 @@ def _train_one(
     own = {**with_values(raw, values), "name": name}
     own["storage"] = {**own["storage"], "path": str(folder)}
     reports = _Reports(metric)
-    result = Trainer(parse_config(own), factory=factory, display=reports).fit()
+    result = Trainer(parse_config(own), factory=factory, display=reports, callbacks=callbacks).fit()
     if not reports.count and result.eval is not None:  # it had ended when the search was stopped, unheard
         reports.evaluation(result.eval)
     if reports.problem is not None:
@@ -230,23 +235,6 @@ def _draws(seed: int) -> Any:
     from ray.tune.search.basic_variant import BasicVariantGenerator
 
     return BasicVariantGenerator(random_state=seed)
-
-
-def _trackers(search: Search, name: str) -> list[Any]:
-    """Ray's own callbacks for the chosen tracker."""
-    if search.track is None:
-        return []
-    if search.track not in TRACKERS:
-        raise TrainError(f"track={search.track!r}: there are {', '.join(TRACKERS)}")
-    if importlib.util.find_spec(search.track) is None:
-        raise TrainError(f"track={search.track}: not installed; pip install {search.track}")
-    if search.track == "mlflow":
-        from ray.air.integrations.mlflow import MLflowLoggerCallback
-
-        return [MLflowLoggerCallback(experiment_name=name)]
-    from ray.air.integrations.wandb import WandbLoggerCallback
-
-    return [WandbLoggerCallback(project=name)]
 
 
 def _trials(results: Any, search: Search) -> list[Trial]:
