@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from rayrec.train.callbacks import Callback, RunInfo
     from rayrec.train.config import TrainConfig
     from rayrec.train.config.file import ConfigError, load_config
-    from rayrec.train.trainer import Result, Trainer
+    from rayrec.train.result import Result
+    from rayrec.train.trainer import Trainer
 
 # Read when first used: a report or a config reference needs neither torch's compilers nor Ray.
 _WHERE = {
     "Callback": "callbacks",
     "ConfigError": "config.file",
-    "Result": "trainer",
+    "Result": "result",
     "RunInfo": "callbacks",
     "TrainConfig": "config",
     "Trainer": "trainer",

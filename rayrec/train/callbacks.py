@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rayrec.train.config import TrainConfig
-    from rayrec.train.trainer import Result
+    from rayrec.train.result import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,14 @@ from rayrec.train.callbacks import Callback, RunInfo
 from rayrec.train.errors import TrainError
 
 if TYPE_CHECKING:
-    from rayrec.train.trainer import Result
+    from rayrec.train.result import Result
 
 RUN_TAG = "rayrec.run"
 
 
 def figures_of(kind: str, record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a record under names like `train/loss` and `eval/click/auc`."""
-    found = {}
+    found: dict[str, float] = {}
     for name, value in record.items():
         if name in ("tasks", "lr", "slices", "sets") and isinstance(value, Mapping):
             found |= {f"{kind}/{part}": number for part, number in _nested(name, value)}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rayrec.checkpoint.launch import Launch, Lease
 from rayrec.container import cpus
@@ -20,6 +19,7 @@ from rayrec.data.source.periods import Periods
 from rayrec.data.storage.retries import Patience
 from rayrec.train import build, warnings
 from rayrec.train.callbacks import Callback, Callbacks, RunInfo
+from rayrec.train.choice import best_so_far
 from rayrec.train.config import TrainConfig
 from rayrec.train.driver.cluster import connected
 from rayrec.train.driver.console import Display
@@ -30,6 +30,7 @@ from rayrec.train.init_from import warm_start
 from rayrec.train.mirror import Mirror
 from rayrec.train.paths import resolved
 from rayrec.train.report import write_report
+from rayrec.train.result import Result
 from rayrec.train.run_config import refuse_code_from_elsewhere
 from rayrec.train.run_folder import (
     RunFolder,
@@ -42,46 +43,6 @@ from rayrec.train.run_folder import (
 from rayrec.train.versions import with_id_types, with_versions
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.session import Job
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """How a run ended; the same as its `result.json`.
-
-    Args:
-        folder: the run folder.
-        eval: `auc`, `ne`, `logloss`, `calibration`, `samples` of the last evaluation; of several labels those of the
-            first, and all by name in `tasks`; None without evaluation data.
-        train: figures of the last logging step, and rows and seconds of the whole training.
-        checkpoint: folder of the last checkpoint.
-        recoveries: how often a lost worker group was replaced in the launch that finished the run.
-        ended: why the run ended before its last epoch, if it did.
-        warnings: what is odd though nothing failed, a line each.
-    """
-
-    folder: Path
-    eval: dict[str, Any] | None
-    train: dict[str, Any]
-    world_size: int
-    epochs: int
-    steps: int
-    samples_per_second: float
-    checkpoint: str | None
-    recoveries: int = 0
-    ended: str | None = None
-    warnings: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `result.json` holds."""
-        names = (
-            "eval", "train", "world_size", "epochs", "steps", "samples_per_second", "checkpoint", "recoveries",
-            "ended", "warnings",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
-
-    @classmethod
-    def from_dict(cls, folder: Path, raw: Mapping[str, Any]) -> Result:
-        return cls(folder=folder, **{**raw, "warnings": tuple(raw.get("warnings", ()))})
 
 
 class Trainer:
@@ -161,7 +122,13 @@ class Trainer:
             raise advised from error.__cause__
         recorder.close()
         told = tuple(dict.fromkeys([*warnings.at_end(self.config, outcome), *self._warnings, *self.callbacks.warnings]))
-        result = Result(folder=self.folder.path, **outcome, recoveries=recorder.recoveries, warnings=told)
+        result = Result(
+            folder=self.folder.path,
+            **outcome,
+            recoveries=recorder.recoveries,
+            warnings=told,
+            best=best_so_far(self.folder),
+        )
         write_json(self.folder.result, result.to_dict())
         with reporting_errors(self.display, self.folder.report):
             write_report(self.folder.path)
@@ -329,6 +296,7 @@ class Trainer:
         places = {
             "run folder": folder.path,
             "checkpoint": result.checkpoint,
+            **({} if result.best is None else {f"best by {result.best['metric']}": result.best["checkpoint"]}),
             "report": folder.report,
             "TensorBoard": f"tensorboard --logdir {folder.tensorboard}",
         }

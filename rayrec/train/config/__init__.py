@@ -18,7 +18,7 @@ from rayrec.train.config.sections import (
     TableConfig,
 )
 from rayrec.train.config.train_config import TrainConfig
-from rayrec.train.config.trainer import LOWER_IS_BETTER, EarlyStoppingConfig, GuardsConfig, TrainerConfig
+from rayrec.train.config.trainer import LOWER_IS_BETTER, EarlyStoppingConfig, GuardsConfig, ProfileConfig, TrainerConfig
 
 __all__ = [
     "KERNELS",
@@ -31,6 +31,7 @@ __all__ = [
     "GuardsConfig",
     "ModelConfig",
     "OptimizersConfig",
+    "ProfileConfig",
     "ScheduleConfig",
     "Section",
     "ShardingConfig",

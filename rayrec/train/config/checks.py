@@ -16,6 +16,7 @@ from rayrec.data.errors import suggestion
 from rayrec.data.storage.locations import secret_in
 from rayrec.models import MODELS
 from rayrec.train.config.model_args import args_of, wrong_args
+from rayrec.train.config.optimizers import OptimizersConfig
 from rayrec.train.config.sections import DataConfig, ModelConfig, ShardingConfig, StorageConfig, TableConfig
 from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, TrainerConfig
 
@@ -120,6 +121,23 @@ def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig,
     if "number" in kinds and data.negative_rate < 1:
         raise _refuse(
             "data.negative_rate", "negatives are rows whose binary label is 0; the schema has numbers to predict"
+        )
+
+
+def check_optimizers(optimizers: OptimizersConfig, tables: Sequence[TableConfig]) -> None:
+    """Optimizers of tables name tables that there are."""
+    names = [table.name for table in tables]
+    for name in optimizers.tables:
+        if name not in names:
+            hint = f"{suggestion(name, names)} (tables: {', '.join(names)})"
+            raise _refuse(f"optimizers.tables.{name}", f"there is no table {name!r}{hint}")
+
+
+def check_loss(model: ModelConfig, schema: Schema) -> None:
+    """There is a label that the loss is of."""
+    if model.loss.model_fields_set and set(schema.label_kinds) == {"number"}:
+        raise _refuse(
+            "model.loss", "labels that are numbers have squared error; take it out, or predict a binary label"
         )
 
 

@@ -60,6 +60,8 @@ class TrainConfig(Section):
         checks.check_constraints(self.sharding, self.tables)
         checks.check_model_args(self.model)
         checks.check_dlrm(self.model, self.tables, self.data_schema)
+        checks.check_loss(self.model, self.data_schema)
+        checks.check_optimizers(self.optimizers, self.tables)
         checks.check_trainer(self.trainer)
         checks.check_labels(self.data_schema, self.trainer, self.storage, self.data)
         checks.check_replicas(self.sharding, self.trainer)

@@ -44,6 +44,7 @@ class RunRecord:
     result: Line | None
     problems: tuple[str, ...]
     importance: tuple[Line, ...] = ()
+    profiles: tuple[str, ...] = ()
 
     @property
     def lines(self) -> Iterator[Line]:
@@ -170,6 +171,7 @@ def read_run(run_dir: Path) -> RunRecord:
         result=_json(result_text, "result.json", problems),
         problems=tuple(problems),
         importance=_lines(importance.get("parts")),
+        profiles=tuple(sorted(path.name for path in run_dir.glob("profile/*.json.gz"))),
     )
 
 

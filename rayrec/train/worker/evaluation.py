@@ -91,7 +91,7 @@ def evaluate(
     training = model.training
     model.eval()
     try:
-        with stream:
+        with stream, learner.dense.averaged():
             seen, empty, purpose = 0, empty_batch(config.data_schema), Purpose.EVALUATION_STEP
             for given in in_step(stream, empty, session.control, purpose=purpose):
                 if given.stop:
