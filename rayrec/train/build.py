@@ -116,8 +116,11 @@ def _factory(config: TrainConfig) -> Factory:
     return MODELS[config.model.name]
 
 
-def import_factory(path: str) -> Factory:
-    """The function named `package.module:function`; modules in the working folder are found too.
+def import_factory(path: str, field: str = "model.factory") -> Callable[..., Any]:
+    """The function or class named `package.module:function`; modules in the working folder are found too.
+
+    Args:
+        field: of the config, for errors.
 
     Raises:
         TrainError: there is no such module or function.
@@ -129,12 +132,12 @@ def import_factory(path: str) -> Factory:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise TrainError(
-            f"model.factory: {module_name!r} cannot be imported ({error}); it must be installed, or lie in the working "
+            f"{field}: {module_name!r} cannot be imported ({error}); it must be installed, or lie in the working "
             f"folder {os.getcwd()}"
         ) from error
     found = getattr(module, name, None)
     if not callable(found):
-        raise TrainError(f"model.factory: module {module_name!r} has no function {name!r}")
+        raise TrainError(f"{field}: module {module_name!r} has no function {name!r}")
     return found
 
 

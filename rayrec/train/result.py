@@ -21,6 +21,7 @@ class Result:
         recoveries: how often a lost worker group was replaced in the launch that finished the run.
         ended: why the run ended before its last epoch, if it did.
         warnings: what is odd though nothing failed, a line each.
+        test: figures of the trained model on `data.test`.
         best: `metric`, `value`, `step` and `checkpoint` of the one that `storage.keep_best` kept, if there is one.
     """
 
@@ -36,12 +37,13 @@ class Result:
     ended: str | None = None
     warnings: tuple[str, ...] = ()
     best: dict[str, Any] | None = None
+    test: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What `result.json` holds."""
         names = (
             "eval", "train", "world_size", "epochs", "steps", "samples_per_second", "checkpoint", "recoveries",
-            "ended", "warnings", "best",
+            "ended", "warnings", "best", "test",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 

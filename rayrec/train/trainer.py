@@ -41,8 +41,9 @@ from rayrec.train.run_folder import (
     write_yaml,
 )
 from rayrec.train.versions import with_id_types, with_versions
+from rayrec.train.worker.own_metrics import made as made_metric
 from rayrec.train.worker.position import START, Position
-from rayrec.train.worker.session import Job
+from rayrec.train.worker.session import TEST, Job
 
 
 class Trainer:
@@ -158,6 +159,11 @@ class Trainer:
         connect = connected if config.trainer.num_workers else nullcontext
         reading = FooterReading(footers, Patience(read.retries, read.patience_s), connect)
         train, evaluation = self._data(reading)
+        schema, data = config.data_schema, config.data
+        given = {**data.eval_sets, **({} if data.test is None else {TEST: data.test})}
+        sets = {name: Manifest.of(one, schema, reading) for name, one in given.items()}
+        for metric in config.trainer.metrics:
+            made_metric(metric)
         footers.save()
         config = self.config  # with the types of ids
         build.model(config, "meta", self.factory)
@@ -178,6 +184,7 @@ class Trainer:
             mapping=mapping,
             warm_start=warm_start(config, mapping),
             periods=self._periods,
+            sets=sets,
             period_rows={} if self._periods is None else train.parts[0].rows_by(self._periods.column),
         )
 

@@ -18,7 +18,14 @@ from rayrec.train.config.sections import (
     TableConfig,
 )
 from rayrec.train.config.train_config import TrainConfig
-from rayrec.train.config.trainer import LOWER_IS_BETTER, EarlyStoppingConfig, GuardsConfig, ProfileConfig, TrainerConfig
+from rayrec.train.config.trainer import (
+    LOWER_IS_BETTER,
+    EarlyStoppingConfig,
+    GuardsConfig,
+    MetricConfig,
+    ProfileConfig,
+    TrainerConfig,
+)
 
 __all__ = [
     "KERNELS",
@@ -29,6 +36,7 @@ __all__ = [
     "DenseOptimizerConfig",
     "EarlyStoppingConfig",
     "GuardsConfig",
+    "MetricConfig",
     "ModelConfig",
     "OptimizersConfig",
     "ProfileConfig",

@@ -26,6 +26,15 @@ class DataConfig(Section):
         default=None,
         description="the evaluation rows: a path, a list of paths, or a section; `null`: train without evaluation",
     )
+    eval_sets: dict[str, DataSet] = Field(
+        default={},
+        description="name → further rows that evaluations of all rows are also made on, e.g. one country's: a section "
+        "with `path` and `filters`",
+    )
+    test: DataSet | None = Field(
+        default=None,
+        description="rows that the trained model is evaluated on once, at the end; nothing is chosen by them",
+    )
     negative_rate: float = Field(
         default=1.0,
         gt=0,
@@ -45,6 +54,12 @@ class DataConfig(Section):
         "the same command goes on at the smallest value above the last one trained on",
     )
     read: ReadOptions = Field(default=ReadOptions(), description="how the files are read")
+
+    @model_validator(mode="after")
+    def _eval_comes_first(self) -> Self:
+        if self.eval_sets and self.eval is None:
+            raise ValueError("eval_sets come beside eval, by which runs are judged: name the main rows there")
+        return self
 
     @model_validator(mode="after")
     def _one_progressive_set(self) -> Self:

@@ -62,6 +62,7 @@ class TrainConfig(Section):
         checks.check_dlrm(self.model, self.tables, self.data_schema)
         checks.check_loss(self.model, self.data_schema)
         checks.check_optimizers(self.optimizers, self.tables)
+        checks.check_metrics(self.trainer, self.data_schema)
         checks.check_trainer(self.trainer)
         checks.check_labels(self.data_schema, self.trainer, self.storage, self.data)
         checks.check_replicas(self.sharding, self.trainer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -46,6 +46,19 @@ class GuardsConfig(Section):
     )
     after_steps: int = Field(default=0, ge=0, description="steps without checks (warm-up)")
     patience: int = Field(default=5, ge=1, description="logged lines in a row that must be bad")
+
+
+class MetricConfig(Section):
+    """A figure of one's own in evaluations: any `torchmetrics.Metric`."""
+
+    name: str = Field(pattern=r"^[A-Za-z][\w@.\-]*$", description="its name among the evaluation's figures")
+    factory: str = Field(
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="`package.module:Class`, e.g. `torchmetrics.classification:BinaryF1Score`; its `update` gets "
+        "probabilities and labels (of a number: predictions and numbers), without weights",
+    )
+    args: dict[str, Any] = Field(default={}, description="arguments of the class")
+    label: str | None = Field(default=None, description="which of several labels; `null`: the first")
 
 
 class ProfileConfig(Section):
@@ -120,6 +133,7 @@ class TrainerConfig(Section):
     eval_rows: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="about how many of the first rows evaluations within an epoch read; `null`: all"
     )
+    metrics: list[MetricConfig] = Field(default=[], description="further figures of evaluations")
     early_stopping: EarlyStoppingConfig | None = Field(
         default=None, description="end when evaluations do not get better any more; `null`: never"
     )

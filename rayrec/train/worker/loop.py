@@ -28,7 +28,7 @@ from rayrec.train.worker.memory import is_out_of_memory, out_of_memory
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.profile import Profile
 from rayrec.train.worker.saver import Saver
-from rayrec.train.worker.session import Job, Session
+from rayrec.train.worker.session import TEST, Job, Session
 from rayrec.train.worker.skipped import SkippedRows
 from rayrec.train.worker.streams import Stream, Streams
 from rayrec.train.worker.timeline import ExchangeClock, Stalls, Timeline
@@ -65,6 +65,7 @@ class Loop:
         self.skipped: SkippedRows | None = None
         self.guards = Guards(self.config.trainer.guards)
         self.scores: dict[str, Any] | None = None
+        self.test: dict[str, Any] | None = None
         self.scored_step: int | None = None  # of the last evaluation of all rows
         self.ended: str | None = None
         trainer = self.config.trainer
@@ -142,6 +143,7 @@ class Loop:
                     self._stop(position)
             if last or self.ended is not None:
                 self._save_last(position)
+                self._test(position)
                 return self._outcome(position)
             position = position.next_epoch(self.job.periods)
 
@@ -283,6 +285,8 @@ class Loop:
         stream = self.streams.take("eval", self._eval_rows(position))
         with self._watched(stream, "evaluation"), self._stalls.measured():
             scores = evaluate(self.learner, stream, self.config, self.session, most_rows)
+            if self.config.data.eval_sets and most_rows is None:
+                scores["sets"] = {name: self._score_set(name) for name in self.config.data.eval_sets}
         self._report("eval", position, **scores, **({} if most_rows is None else {"partial": True}))
         self.scores = scores
         if most_rows is None:
@@ -295,6 +299,24 @@ class Loop:
             if self.ended is not None:
                 self._report("event", position, event="ended", message=f"ends at step {position.step}: {self.ended}")
         return position
+
+    def _score_set(self, name: str) -> dict[str, Any]:
+        """Figures on another set than `data.eval`; raises as `_evaluate`."""
+        stream = self.streams.take(name, EVAL_ROWS)
+        with self._watched(stream, "evaluation"):
+            return evaluate(self.learner, stream, self.config, self.session)
+
+    def _test(self, position: Position) -> None:
+        """The evaluation of the trained model on `data.test`."""
+        if self.config.data.test is None:
+            return
+        try:
+            self.test = self._score_set(TEST)
+        except StopRequested:
+            self._stop(position)
+        figures = ((name, self.test.get(name)) for name in ("auc", "ne", "logloss", "rmse", "r2"))
+        text = ", ".join(f"{name} {value:.4f}" for name, value in figures if value is not None)
+        self._report("event", position, event="test", message=f"test set: {text} on {self.test['samples']:,} rows")
 
     def _save(self, position: Position, to_score: bool = False) -> None:
         """Begin a checkpoint; `position` is that of all ranks.
@@ -387,6 +409,7 @@ class Loop:
     def _outcome(self, position: Position) -> dict[str, Any]:
         return {
             "eval": self.scores,
+            "test": self.test,
             "train": {
                 "loss": self.figures.get("loss"),
                 **{name: self.figures.get(name) for name in self.figures.keys() & {"rmse", "r2"}},
