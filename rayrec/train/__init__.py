@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 from rayrec.train.errors import Interrupted, ResourceError, StorageError, TrainError
 
 if TYPE_CHECKING:
-    from rayrec.train.callbacks import Callback, RunInfo
     from rayrec.train.config import TrainConfig
     from rayrec.train.config.file import ConfigError, load_config
-    from rayrec.train.result import Result
+    from rayrec.train.driver.callbacks import Callback, RunInfo
+    from rayrec.train.run.result import Result
     from rayrec.train.trainer import Trainer
 
 # Read when first used: a report or a config reference needs neither torch's compilers nor Ray.
 _WHERE = {
-    "Callback": "callbacks",
+    "Callback": "driver.callbacks",
     "ConfigError": "config.file",
-    "Result": "result",
-    "RunInfo": "callbacks",
+    "Result": "run.result",
+    "RunInfo": "driver.callbacks",
     "TrainConfig": "config",
     "Trainer": "trainer",
     "load_config": "config.file",

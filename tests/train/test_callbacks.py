@@ -15,7 +15,7 @@ from rich.console import Console
 from rayrec.train import Callback, RunInfo, Trainer, TrainError
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
-from rayrec.train.trackers import MLflow, figures_of, settings_of, tracker
+from rayrec.train.driver.trackers import MLflow, figures_of, settings_of, tracker
 from tests.train.small import raw_config, write_all
 
 

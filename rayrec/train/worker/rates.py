@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from rayrec.optim import KeyedOptimizer
-from rayrec.train import build
 from rayrec.train.config import TrainConfig
 from rayrec.train.errors import TrainError
+from rayrec.train.setup import build
 
 
 class Rates:
