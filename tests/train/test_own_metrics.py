@@ -10,8 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
-from rayrec.train.run_config import config_of_run
-from rayrec.train.run_folder import RunFolder
 from rich.console import Console
 from torchmetrics import Metric
 from torchmetrics.classification import BinaryF1Score
@@ -21,6 +19,8 @@ from rayrec.train.config import MetricConfig
 from rayrec.train.config.file import ConfigError, parse_config
 from rayrec.train.driver.console import Display
 from rayrec.train.errors import TrainError
+from rayrec.train.run.config import config_of_run
+from rayrec.train.run.folder import RunFolder
 from rayrec.train.worker.lockstep import RankError
 from rayrec.train.worker.own_metrics import OwnMetrics, made
 from tests.ranks import PerRank, on_ranks

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import cloudpickle
 import pandas as pd
 import pytest
 from ray import tune as ray_tune
@@ -205,6 +206,7 @@ def test_a_search_is_kept_in_remote_storage_and_says_how_it_goes(pretended: Pret
     where = Tuner.made[-1].given["run_config"]
     assert (where.storage_path, where.storage_filesystem.type_name) == (str(there), "local")
     (progress,) = where.callbacks
+    assert type(cloudpickle.loads(cloudpickle.dumps(progress))).__name__ == "Progress"
     for value, name in ((0.7, "trial-0"), (0.6, "trial-1")):
         progress.on_trial_complete(0, [], Named(name, {"auc": value, "evaluations": 2}))
     assert out.getvalue().splitlines()[-1] == ("trial-1: auc 0.6000 after 2 evaluations (2 of 2 trials, best 0.7000)")

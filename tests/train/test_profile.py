@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-from rayrec.train.run_folder import RunFolder
 
 from rayrec.train import Trainer
 from rayrec.train.config.file import ConfigError, parse_config
 from rayrec.train.run.choice import choose
+from rayrec.train.run.folder import RunFolder
 from tests.train.small import raw_config, write_all
 
 

@@ -16,45 +16,26 @@ if TYPE_CHECKING:
     from rayrec.train.run.result import Result
 
 RUN_TAG = "rayrec.run"
+OF_NO_FIGURE = frozenset({"kind", "step", "time", "attempt", "partial"})
 
 
 def figures_of(kind: str, record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record under names like `train/loss` and `eval/click/auc`."""
-    found: dict[str, float] = {}
-    for name, value in record.items():
-        if name in ("tasks", "lr", "slices", "sets") and isinstance(value, Mapping):
-            found |= {f"{kind}/{part}": number for part, number in _nested(name, value)}
-        elif _is_number(value) and name not in ("step", "time", "attempt"):
-            found[f"{kind}/{name}"] = float(value)
-    return found
+    """The numbers of a record by path, such as `train/loss` and `eval/tasks/click/auc`."""
+    figures = flat({name: value for name, value in record.items() if name not in OF_NO_FIGURE}, "/", f"{kind}/")
+    return {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
 
 
-def _nested(name: str, parts: Mapping[str, Any]) -> list[tuple[str, float]]:
-    prefix = "" if name == "tasks" else f"{name}/"
-    found = []
-    for part, value in parts.items():
-        if isinstance(value, Mapping):
-            found += [(f"{prefix}{part}/{inner}", number) for inner, number in _nested("tasks", value)]
-        elif _is_number(value):
-            found.append((f"{prefix}{part}", float(value)))
-    return found
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def settings_of(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The fields of a config by their path, lists and texts as they are."""
+def flat(values: Mapping[str, Any], mark: str, prefix: str = "") -> dict[str, Any]:
+    """Values by path, the parts of it joined by `mark`."""
     found: dict[str, Any] = {}
-    for name, value in config.items():
-        inner = isinstance(value, Mapping)
-        found |= settings_of(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    for name, value in values.items():
+        path = f"{prefix}{name}"
+        found |= flat(value, mark, path + mark) if isinstance(value, Mapping) else {path: value}
     return found
 
 
 def _id_of(run: RunInfo) -> str:
-    """The same for a run that goes on: its figures then go on too."""
+    """The same for a run that goes on, so that its figures go on too."""
     return hashlib.sha256(str(run.folder).encode()).hexdigest()[:32]
 
 
@@ -67,7 +48,7 @@ class _Tracker(Callback):
     def on_evaluation(self, record: Mapping[str, Any]) -> None:
         self.log(figures_of("eval", record), int(record["step"]))
 
-    def log(self, figures: Mapping[str, float], step: int) -> None:
+    def log(self, figures: dict[str, float], step: int) -> None:
         raise NotImplementedError
 
 
@@ -81,43 +62,33 @@ class MLflow(_Tracker):
 
     def __init__(self, experiment: str = "rayrec", uri: str | None = None) -> None:
         self._experiment, self._uri = experiment, uri
-        self._folder: Path | None = None
 
     def on_start(self, run: RunInfo) -> None:
         from mlflow import MlflowClient
 
         self._client: Any = MlflowClient(self._uri)
+        self._folder: Path = run.folder
         found = self._client.get_experiment_by_name(self._experiment)
         experiment = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
         tag = _id_of(run)
         earlier = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{tag}'", max_results=1)
-        if earlier:
-            self._run_id = earlier[0].info.run_id
-            self._client.update_run(self._run_id, status="RUNNING")
-        else:
-            made = self._client.create_run(experiment, run_name=run.name, tags={RUN_TAG: tag})
-            self._run_id = made.info.run_id
-            for name, value in settings_of(run.config.to_dict()).items():
-                self._client.log_param(self._run_id, name, str(value)[:500])
-        self._folder = run.folder
+        made = earlier[0] if earlier else self._client.create_run(experiment, run_name=run.name, tags={RUN_TAG: tag})
+        self._run_id = made.info.run_id
+        for name, value in {} if earlier else flat(run.config.to_dict(), ".").items():
+            self._client.log_param(self._run_id, name, str(value)[:500])
 
-    def log(self, figures: Mapping[str, float], step: int) -> None:
+    def log(self, figures: dict[str, float], step: int) -> None:
         for name, value in figures.items():
             self._client.log_metric(self._run_id, name.replace("@", "_at_"), value, step=step)
 
     def on_end(self, result: Result | None, error: Exception | None) -> None:
-        report = None if self._folder is None else self._folder / "report.html"
-        if report is not None and report.is_file():
+        if (report := self._folder / "report.html").is_file():
             self._client.log_artifact(self._run_id, str(report))
         self._client.set_terminated(self._run_id, "FINISHED" if error is None else "FAILED")
 
 
 class WandB(_Tracker):
-    """Figures and settings in Weights & Biases; `WANDB_MODE=offline` keeps them in the run folder.
-
-    Args:
-        project: its name.
-    """
+    """Figures and settings in a project of Weights & Biases; `WANDB_MODE=offline` keeps them in the run folder."""
 
     def __init__(self, project: str = "rayrec") -> None:
         self._project = project
@@ -125,28 +96,18 @@ class WandB(_Tracker):
     def on_start(self, run: RunInfo) -> None:
         import wandb
 
-        self._run: Any = wandb.init(
-            project=self._project,
-            name=run.name,
-            id=_id_of(run),
-            resume="allow",
-            dir=str(run.folder),
-            config=run.config.to_dict(),
-        )
+        known = {"project": self._project, "name": run.name, "id": _id_of(run), "dir": str(run.folder)}
+        self._run: Any = wandb.init(**known, resume="allow", config=run.config.to_dict())
 
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(figures), step=step)
+    def log(self, figures: dict[str, float], step: int) -> None:
+        self._run.log(figures, step=step)
 
     def on_end(self, result: Result | None, error: Exception | None) -> None:
         self._run.finish(exit_code=0 if error is None else 1)
 
 
 class Comet(_Tracker):
-    """Figures and settings in Comet.
-
-    Args:
-        project: its name.
-    """
+    """Figures and settings in a project of Comet."""
 
     def __init__(self, project: str = "rayrec") -> None:
         self._project = project
@@ -156,10 +117,10 @@ class Comet(_Tracker):
 
         self._run: Any = comet_ml.start(project_name=self._project, experiment_key=_id_of(run))
         self._run.set_name(run.name)
-        self._run.log_parameters(settings_of(run.config.to_dict()))
+        self._run.log_parameters(flat(run.config.to_dict(), "."))
 
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        self._run.log_metrics(dict(figures), step=step)
+    def log(self, figures: dict[str, float], step: int) -> None:
+        self._run.log_metrics(figures, step=step)
 
     def on_end(self, result: Result | None, error: Exception | None) -> None:
         self._run.end()
@@ -170,10 +131,7 @@ PACKAGES = {"mlflow": "mlflow", "wandb": "wandb", "comet": "comet_ml"}
 
 
 def tracker(name: str, project: str) -> Callback:
-    """The tracker of this name, for `--track`.
-
-    Args:
-        project: MLflow's experiment, the project of the others.
+    """The tracker of this name, for `--track`; `project` is MLflow's experiment, the project of the others.
 
     Raises:
         TrainError: there is no such tracker, or its package is not installed.

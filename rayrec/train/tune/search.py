@@ -25,6 +25,7 @@ from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric
 from rayrec.train.driver.callbacks import Callback
 from rayrec.train.driver.cluster import Cluster, connected
 from rayrec.train.driver.console import Display
+from rayrec.train.driver.ray_start import defaults
 from rayrec.train.driver.resources import demand_of, refuse_if_short
 from rayrec.train.driver.trackers import tracker
 from rayrec.train.errors import TrainError
@@ -210,10 +211,15 @@ def _run(
                 trial_dirname_creator=_trial_name,
             ),
             run_config=ray_tune.RunConfig(
-                name=STATE, storage_path=state, callbacks=[progress_of(search, display)], verbose=0, **files
+                name=STATE,
+                storage_path=state,
+                callbacks=[progress_of(search.metric, search.mode, search.trials, display)],
+                verbose=0,
+                **files,
             ),
         )
-    return tuner.fit()
+    with defaults({"RAY_AIR_NEW_OUTPUT": "0"}):  # else Ray prints tables and hints of its own
+        return tuner.fit()
 
 
 def _train_one(
