@@ -161,13 +161,9 @@ def test_the_best_values_are_written_as_a_config(tmp_path: Path) -> None:
 def test_a_search_that_cannot_be_is_refused_before_anything_starts(tmp_path: Path) -> None:
     config = parse_config(raw_config(tmp_path))
     params = ["optimizers.sparse.lr=[0.1]"]
-    for field, value, text in (
-        ("data", {"train": "a"}, "data.eval: a search compares evaluations"),
-        ("storage", {"path": "s3://bucket/runs"}, "keeps its state in a folder that all nodes see"),
-    ):
-        wrong = parse_config({**raw_config(tmp_path), field: value})
-        with pytest.raises(TrainError, match=text):
-            tune(wrong, Search(params=params))
+    wrong = parse_config({**raw_config(tmp_path), "data": {"train": "a"}})
+    with pytest.raises(TrainError, match=r"data\.eval: a search compares evaluations"):
+        tune(wrong, Search(params=params))
     for metric, text in (
         ("aux", r"metric=aux: no such figure; did you mean 'auc'\? \(evaluations of this config have auc, ne, "),
         ("gauc", r"metric=gauc: only of rows with groups \(schema\.group\); did you mean 'auc'"),
