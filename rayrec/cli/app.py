@@ -60,6 +60,10 @@ def train(
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="In a Ray job: import a model.factory that was not submitted with it.")
     ] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="mlflow, wandb or comet: send the figures there too; may be repeated."),
+    ] = None,
 ) -> None:
     """Train a model, or resume the run of the same name."""
     from rayrec._imports import quick_imports
@@ -69,7 +73,11 @@ def train(
     with begun_for(config, given):
         with quick_imports():
             from rayrec.train import Trainer, load_config
-        trainer = Trainer(load_config(config, given), fresh=fresh, root=root, allow_code=allow_code)
+            from rayrec.train.driver.trackers import tracker
+        callbacks = [tracker(name, "rayrec") for name in track or []]
+        trainer = Trainer(
+            load_config(config, given), fresh=fresh, root=root, allow_code=allow_code, callbacks=callbacks
+        )
         trainer.fit()
     after_training(trainer.folder.remote or str(trainer.folder.path), trainer.config)
 

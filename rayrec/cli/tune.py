@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,21 +28,36 @@ def tune(
     concurrent: Annotated[
         int | None, typer.Option(min=1, help="Trials at a time; default: as many as the cluster carries.")
     ] = None,
-    grace: Annotated[int, typer.Option(min=1, help="Evaluations that each trial gets before it may be stopped.")] = 1,
+    grace: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Evaluations that each trial gets before it may be stopped; default: a third, at least 2."
+        ),
+    ] = None,
+    algorithm: Annotated[
+        str, typer.Option("--search", help="random, or optuna: draw near what was good (pip install rayrec[search]).")
+    ] = "random",
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
-    track: Annotated[str | None, typer.Option(help="mlflow or wandb: send the figures there too.")] = None,
+    track: Annotated[str | None, typer.Option(help="mlflow, wandb or comet: send the figures there too.")] = None,
 ) -> None:
     """Search for good values of fields; poor trials stop early, and the same command again resumes."""
     from rayrec.train import load_config
     from rayrec.train.driver.console import Display
-    from rayrec.train.tune import Search, tune
+    from rayrec.train.tune import Search, folder_of, tune
     from rayrec.train.tune.table import trials_table
 
     search = Search(
-        params=params, trials=trials, metric=metric, concurrent=concurrent, grace=grace, seed=seed, track=track
+        params=params,
+        trials=trials,
+        metric=metric,
+        concurrent=concurrent,
+        grace=grace,
+        algorithm=algorithm,
+        seed=seed,
+        track=track,
     )
     read = load_config(config, overrides or [])
     display = Display()
     found = tune(read, search, display=display)
     display.console.print(trials_table(found, metric))
-    display.say(f"best config: {Path(read.storage.path) / f'{read.name}-tune' / 'best.yaml'}")
+    display.say(f"best config: {folder_of(read).partition('?')[0]}/best.yaml")

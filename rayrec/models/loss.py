@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +34,39 @@ def check_logits(model: str, setting: str, sizes: Sequence[int], task_weights: S
         raise ValueError(f"{model}: {setting}={list(sizes)} must end with {wanted}, {what}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """The loss of a binary label. One that is a number has squared error.
+
+    Args:
+        kind: "bce" is binary cross-entropy; "focal" is that times `(1 - p)^gamma`, p the probability of the label that
+            is there (Lin et al., "Focal loss for dense object detection", 2017); "mse" is the squared error of the
+            probability.
+        label_smoothing: labels are moved by half of it towards the other one.
+        gamma: of "focal".
+        alpha: of "focal": weight of the positives, 1 - alpha that of the negatives; None: 1 for both.
+    """
+
+    kind: Literal["bce", "focal", "mse"] = "bce"
+    label_smoothing: float = 0.0
+    gamma: float = 2.0
+    alpha: float | None = None
+
+    def __call__(self, logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        """The loss of each logit, of the shape of both."""
+        target = label * (1 - self.label_smoothing) + self.label_smoothing / 2 if self.label_smoothing else label
+        if self.kind == "mse":
+            return (logits.sigmoid() - target).square()
+        losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        if self.kind == "bce":
+            return losses
+        losses = losses * torch.where(label > 0.5, -logits, logits).sigmoid() ** self.gamma
+        return losses if self.alpha is None else losses * torch.where(label > 0.5, self.alpha, 1 - self.alpha)
+
+
+BCE = Loss()
+
+
 class Head(nn.Module):
     """After a model's last layer: reshapes the logits and computes the loss.
 
@@ -55,11 +90,12 @@ class Head(nn.Module):
         numbers = [kind == "number" for kind in label_kinds or ()]
         mask = torch.tensor(numbers, device=device) if any(numbers) else None
         self.register_buffer("_numbers", mask, persistent=False)
+        self.loss = BCE  # `model.loss` of a config sets another one
 
     def forward(self, outputs_BT: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """(mean loss, logits `[B]`, or `[B, T]` of several labels); the logit of a number is its prediction."""
         logits = outputs_BT.squeeze(1) if self._task_weights is None else outputs_BT
-        return mean_loss(logits, batch, self._task_weights, self._numbers), logits
+        return mean_loss(logits, batch, self._task_weights, self._numbers, self.loss), logits
 
 
 def mean_loss(
@@ -67,8 +103,9 @@ def mean_loss(
     batch: Batch,
     task_weights_T: torch.Tensor | None = None,
     numbers_T: torch.Tensor | None = None,
+    loss: Loss = BCE,
 ) -> torch.Tensor:
-    """Binary cross-entropy, or squared error for numbers, averaged over the batch with its weights: Σ w loss / Σ w.
+    """The loss, or squared error for numbers, averaged over the batch with its weights: Σ w loss / Σ w.
 
     With several labels, a row's loss is the sum over its labels, weighted by `task_weights_T`. An unobserved label
     (NaN) adds nothing, but its row still counts in Σ w: so a rare label weighs as much as the rows that have it, and
@@ -78,16 +115,17 @@ def mean_loss(
         logits: `[B]`, or `[B, T]` as the batch's labels.
         task_weights_T: None: all 1.
         numbers_T: which labels are numbers; None: none of them.
+        loss: of the other ones.
 
     Returns:
         a scalar; 0, with zero gradients, for an empty batch or weights that are all 0.
     """
     if batch.rows == 0:
         return logits.sum()
-    if batch.label.dim() == 1 and batch.weight is None and numbers_T is None:
+    if batch.label.dim() == 1 and batch.weight is None and numbers_T is None and loss == BCE:
         return F.binary_cross_entropy_with_logits(logits, batch.label)
     label = batch.label.nan_to_num() if batch.label.dim() == 2 else batch.label
-    losses = _losses(logits, label, numbers_T)
+    losses = _losses(logits, label, numbers_T, loss)
     if losses.dim() == 2:
         losses = losses.masked_fill(batch.label.isnan(), 0.0)
         losses = losses.sum(1) if task_weights_T is None else losses @ task_weights_T
@@ -97,12 +135,12 @@ def mean_loss(
     return (losses * batch.weight).sum() / torch.where(total > 0, total, 1.0)
 
 
-def _losses(logits: torch.Tensor, label: torch.Tensor, numbers_T: torch.Tensor | None) -> torch.Tensor:
+def _losses(logits: torch.Tensor, label: torch.Tensor, numbers_T: torch.Tensor | None, loss: Loss) -> torch.Tensor:
     """The loss of each label of each row."""
     if numbers_T is None:
-        return F.binary_cross_entropy_with_logits(logits, label, reduction="none")
+        return loss(logits, label)
     squares = (logits - label).square()
     if label.dim() == 1:
         return squares
-    binary = F.binary_cross_entropy_with_logits(logits, label.masked_fill(numbers_T, 0.0), reduction="none")
+    binary = loss(logits, label.masked_fill(numbers_T, 0.0))
     return torch.where(numbers_T, squares, binary)

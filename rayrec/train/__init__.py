@@ -12,12 +12,16 @@ from rayrec.train.errors import Interrupted, ResourceError, StorageError, TrainE
 if TYPE_CHECKING:
     from rayrec.train.config import TrainConfig
     from rayrec.train.config.file import ConfigError, load_config
-    from rayrec.train.trainer import Result, Trainer
+    from rayrec.train.driver.callbacks import Callback, RunInfo
+    from rayrec.train.run.result import Result
+    from rayrec.train.trainer import Trainer
 
 # Read when first used: a report or a config reference needs neither torch's compilers nor Ray.
 _WHERE = {
+    "Callback": "driver.callbacks",
     "ConfigError": "config.file",
-    "Result": "trainer",
+    "Result": "run.result",
+    "RunInfo": "driver.callbacks",
     "TrainConfig": "config",
     "Trainer": "trainer",
     "load_config": "config.file",
@@ -33,10 +37,12 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "Callback",
     "ConfigError",
     "Interrupted",
     "ResourceError",
     "Result",
+    "RunInfo",
     "StorageError",
     "TrainConfig",
     "TrainError",

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rayrec.checkpoint.launch import Launch, Lease
 from rayrec.container import cpus
@@ -20,12 +19,14 @@ from rayrec.data.source.periods import Periods
 from rayrec.data.storage.retries import Patience
 from rayrec.train.config import TrainConfig
 from rayrec.train.driver import warnings
+from rayrec.train.driver.callbacks import Callback, Callbacks, RunInfo
 from rayrec.train.driver.cluster import connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.launch import run_job
 from rayrec.train.driver.recorder import Lines, Recorder, reporting_errors
 from rayrec.train.errors import Interrupted, StorageError, TrainError
 from rayrec.train.report import write_report
+from rayrec.train.run.choice import best_so_far
 from rayrec.train.run.config import refuse_code_from_elsewhere
 from rayrec.train.run.folder import (
     RunFolder,
@@ -37,51 +38,13 @@ from rayrec.train.run.folder import (
 )
 from rayrec.train.run.mirror import Mirror
 from rayrec.train.run.paths import resolved
+from rayrec.train.run.result import Result
 from rayrec.train.setup import build
 from rayrec.train.setup.init_from import warm_start
 from rayrec.train.setup.versions import with_id_types, with_versions
+from rayrec.train.worker.own_metrics import made as made_metric
 from rayrec.train.worker.position import START, Position
-from rayrec.train.worker.session import Job
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """How a run ended; the same as its `result.json`.
-
-    Args:
-        folder: the run folder.
-        eval: `auc`, `ne`, `logloss`, `calibration`, `samples` of the last evaluation; of several labels those of the
-            first, and all by name in `tasks`; None without evaluation data.
-        train: figures of the last logging step, and rows and seconds of the whole training.
-        checkpoint: folder of the last checkpoint.
-        recoveries: how often a lost worker group was replaced in the launch that finished the run.
-        ended: why the run ended before its last epoch, if it did.
-        warnings: what is odd though nothing failed, a line each.
-    """
-
-    folder: Path
-    eval: dict[str, Any] | None
-    train: dict[str, Any]
-    world_size: int
-    epochs: int
-    steps: int
-    samples_per_second: float
-    checkpoint: str | None
-    recoveries: int = 0
-    ended: str | None = None
-    warnings: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `result.json` holds."""
-        names = (
-            "eval", "train", "world_size", "epochs", "steps", "samples_per_second", "checkpoint", "recoveries",
-            "ended", "warnings",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
-
-    @classmethod
-    def from_dict(cls, folder: Path, raw: Mapping[str, Any]) -> Result:
-        return cls(folder=folder, **{**raw, "warnings": tuple(raw.get("warnings", ()))})
+from rayrec.train.worker.session import TEST, Job
 
 
 class Trainer:
@@ -95,6 +58,7 @@ class Trainer:
         root: folder that relative paths of the config start from; default the working folder.
         display: where to show progress.
         allow_code: in a Ray job, import a `model.factory` that was not submitted with it.
+        callbacks: called in this process as the run goes on, see `rayrec.train.Callback`.
     """
 
     def __init__(
@@ -106,12 +70,14 @@ class Trainer:
         root: Path | None = None,
         display: Display | None = None,
         allow_code: bool = False,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         if factory is None:
             refuse_code_from_elsewhere(config, Path.cwd(), allow_code=allow_code)
         self.config = resolved(config, root)
         self.factory, self.fresh = factory, fresh
         self.display = display or Display()
+        self.callbacks = Callbacks(callbacks, self._warn)
         self.folder = RunFolder.at(self.config.storage.path, self.config.name)
         self._lease: Lease  # while a run goes on
         self.mirror = Mirror(self.folder)
@@ -146,19 +112,33 @@ class Trainer:
                 return self._run(job)
 
     def _run(self, job: Job) -> Result:
-        recorder = Recorder(self.folder, self.display, on_checkpoint=self._push)
+        recorder = Recorder(self.folder, self.display, on_checkpoint=self._push, also=self.callbacks.hear)
+        self.callbacks.start(RunInfo(name=self.config.name, folder=self.folder.path, config=self.config))
         try:
             outcome = run_job(job, recorder, self.display, self.folder.last_attempt())
         except TrainError as error:
             recorder.close()
             self._report_failure(error, recorder)
-            raise self._with_advice(error) from error.__cause__
+            advised = self._with_advice(error)
+            self.callbacks.end(None, advised)
+            raise advised from error.__cause__
         recorder.close()
-        told = tuple(dict.fromkeys([*warnings.at_end(self.config, outcome), *self._warnings]))
-        result = Result(folder=self.folder.path, **outcome, recoveries=recorder.recoveries, warnings=told)
+        told = tuple(dict.fromkeys([*warnings.at_end(self.config, outcome), *self._warnings, *self.callbacks.warnings]))
+        result = Result(
+            folder=self.folder.path,
+            **outcome,
+            recoveries=recorder.recoveries,
+            warnings=told,
+            best=best_so_far(self.folder),
+        )
         write_json(self.folder.result, result.to_dict())
         with reporting_errors(self.display, self.folder.report):
             write_report(self.folder.path)
+        self.callbacks.end(result)
+        late = [text for text in self.callbacks.warnings if text not in told]
+        if late:
+            result = replace(result, warnings=(*told, *late))
+            write_json(self.folder.result, result.to_dict())
         self._push()
         self._show(result)
         return result
@@ -180,6 +160,11 @@ class Trainer:
         connect = connected if config.trainer.num_workers else nullcontext
         reading = FooterReading(footers, Patience(read.retries, read.patience_s), connect)
         train, evaluation = self._data(reading)
+        schema, data = config.data_schema, config.data
+        given = {**data.eval_sets, **({} if data.test is None else {TEST: data.test})}
+        sets = {name: Manifest.of(one, schema, reading) for name, one in given.items()}
+        for metric in config.trainer.metrics:
+            made_metric(metric)
         footers.save()
         config = self.config  # with the types of ids
         build.model(config, "meta", self.factory)
@@ -200,6 +185,7 @@ class Trainer:
             mapping=mapping,
             warm_start=warm_start(config, mapping),
             periods=self._periods,
+            sets=sets,
             period_rows={} if self._periods is None else train.parts[0].rows_by(self._periods.column),
         )
 
@@ -318,6 +304,7 @@ class Trainer:
         places = {
             "run folder": folder.path,
             "checkpoint": result.checkpoint,
+            **({} if result.best is None else {f"best by {result.best['metric']}": result.best["checkpoint"]}),
             "report": folder.report,
             "TensorBoard": f"tensorboard --logdir {folder.tensorboard}",
         }

@@ -19,6 +19,7 @@ from rayrec.train import StorageError, TrainError
 from rayrec.train.config import TrainConfig
 from rayrec.train.config.file import ConfigError, apply_override, parse_config, parse_yaml
 from rayrec.train.driver.elastic import NEVER_S
+from rayrec.train.driver.trackers import tracker
 from rayrec.train.errors import is_retryable
 from rayrec.train.planning.plan_only import group_words
 from rayrec.train.planning.shapes import Shape, compare, shapes_table
@@ -26,7 +27,7 @@ from rayrec.train.run.log import Record, drained
 from rayrec.train.run.paths import in_job_package, resolved
 from rayrec.train.setup.init_from import _same_rows, warm_start
 from rayrec.train.setup.versions import with_versions
-from rayrec.train.tune.search import Search, _Reports, _trackers
+from rayrec.train.tune.search import Search, _Reports
 from rayrec.train.tune.space import space_of
 from tests.train.small import RAW, raw_config
 
@@ -164,7 +165,7 @@ def test_a_search_needs_its_figure_in_the_evaluations() -> None:
     modes = {metric: Search(params=[], metric=metric).mode for metric in ("auc", "ne", "logloss", "rmse", "r2", "mae")}
     assert [metric for metric, mode in modes.items() if mode == "min"] == ["ne", "logloss", "rmse", "mae"]
     with pytest.raises(TrainError, match="track='MLflow': there are mlflow, wandb"):
-        _trackers(Search(params=[], track="MLflow"), "x")
+        tracker("MLflow", "x")
 
 
 @pytest.mark.parametrize(

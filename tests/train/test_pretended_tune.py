@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import cloudpickle
 import pandas as pd
 import pytest
 from ray import tune as ray_tune
@@ -17,7 +18,8 @@ from rich.console import Console
 from rayrec.train import ResourceError, TrainError
 from rayrec.train.config.file import parse_config, read_yaml
 from rayrec.train.driver.console import Display
-from rayrec.train.tune.search import NEVER, Search, _Reports, tune
+from rayrec.train.tune.search import NEVER, Search, _draws, _Reports, tune
+from rayrec.train.tune.space import check_space, space_of
 from tests.train.pretended_ray import PretendedRay, pretended
 from tests.train.small import raw_config, write_all
 
@@ -40,7 +42,7 @@ class Tuner:
         Tuner.made.append(self)
 
     @staticmethod
-    def can_restore(path: str) -> bool:
+    def can_restore(path: str, **_: Any) -> bool:
         return Path(path).exists()
 
     @classmethod
@@ -110,9 +112,9 @@ def test_a_search_tries_its_values_and_goes_on_where_it_was(pretended: Pretended
         == "trial-7"
         == how.trial_dirname_creator(SimpleNamespace(trial_id="7"))
     )
-    assert (where.name, where.storage_path, where.callbacks, where.verbose) == (".tune", str(folder), [], 0)
+    assert (where.name, where.storage_path, len(where.callbacks), where.verbose) == (".tune", str(folder), 1, 0)
     scheduler = vars(how.scheduler)
-    assert (scheduler["_time_attr"], scheduler["_max_t"], scheduler["_reduction_factor"]) == ("evaluations", NEVER, 3)
+    assert (scheduler["_time_attr"], scheduler["_max_t"], scheduler["_reduction_factor"]) == ("evaluations", NEVER, 2)
     assert tuner.trainable._resources.required_resources == {"CPU": 1}
 
     (folder / ".tune").touch()
@@ -166,3 +168,53 @@ def test_evaluations_are_counted_as_they_are_told() -> None:
         assert Tuner.reports[-1] == {"auc": 0.5, "step": 3, "evaluations": number}
     reports.evaluation({"auc": None, "ne": 1.0, "step": 4})
     assert (reports.count, str(reports.problem)) == (2, "evaluations have no figure 'auc'; there are ne, step")
+
+
+def test_optuna_begins_with_the_values_of_the_config_and_draws_by_its_seed(
+    pretended: PretendedRay, tmp_path: Path
+) -> None:
+    write_all(tmp_path, rows=128)
+    params = ["optimizers.sparse.lr=log(0.01,1)", "optimizers.dense.kind=[adam, sgd]"]
+
+    def drawn(seed: int, **search: Any) -> list[Any]:
+        config = parse_config(raw_config(tmp_path))
+        draws = _draws(Search(params=params, seed=seed, **search), config, space := space_of(params))
+        draws.set_search_properties("auc", "max", space)
+        return [draws.suggest(str(number)) for number in range(4)]
+
+    first, *others = drawn(1, algorithm="optuna")
+    assert first == {"optimizers.sparse.lr": 0.1, "optimizers.dense.kind": "adam"}
+    assert [first, *others] == drawn(1, algorithm="optuna") != drawn(2, algorithm="optuna")
+    for values in others:
+        check_space(raw_config(tmp_path), {name: ray_tune.choice([value]) for name, value in values.items()})
+    with pytest.raises(TrainError, match="search='tpe': there are random, optuna"):
+        drawn(1, algorithm="tpe")
+    outside = _draws(Search(params=[PARAM]), parse_config(raw_config(tmp_path)), space_of([PARAM]))
+    assert outside._points_to_evaluate == [], "0.1 is not among the choices"
+
+
+def test_a_search_is_kept_in_remote_storage_and_says_how_it_goes(pretended: PretendedRay, tmp_path: Path) -> None:
+    write_all(tmp_path, rows=128)
+    raw = raw_config(tmp_path)
+    raw["storage"]["path"] = f"file://{tmp_path}/remote"
+    out = io.StringIO()
+    display = Display(Console(file=out, width=300))
+    trials = tune(parse_config(raw), Search(params=[PARAM], trials=2), display=display)
+    there = tmp_path / "remote" / "small-tune"
+    assert {path.name for path in there.iterdir()} >= {"trial-0", "trial-1", "trials.json", "best.yaml"}
+    assert json.loads((there / "trials.json").read_text())["trials"][0]["trial"] == trials[0].name
+    where = Tuner.made[-1].given["run_config"]
+    assert (where.storage_path, where.storage_filesystem.type_name) == (str(there), "local")
+    (progress,) = where.callbacks
+    assert type(cloudpickle.loads(cloudpickle.dumps(progress))).__name__ == "Progress"
+    for value, name in ((0.7, "trial-0"), (0.6, "trial-1")):
+        progress.on_trial_complete(0, [], Named(name, {"auc": value, "evaluations": 2}))
+    assert out.getvalue().splitlines()[-1] == ("trial-1: auc 0.6000 after 2 evaluations (2 of 2 trials, best 0.7000)")
+
+
+class Named:
+    def __init__(self, name: str, last: dict[str, Any]) -> None:
+        self.name, self.last_result = name, last
+
+    def __str__(self) -> str:
+        return self.name

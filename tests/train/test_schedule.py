@@ -54,7 +54,7 @@ def test_dense_and_sparse_follow_their_own_schedules(tmp_path: Path) -> None:
         tables = [item.weight for table in learner.model.tables().values() for item in table.local]
         dense = list(learner.model.other_parameters().values())
         before = {"sparse": [w.detach().clone() for w in tables], "dense": [p.detach().clone() for p in dense]}
-        learner.set_learning_rates(*((0.0, 0.1) if still == "dense" else (0.1, 0.0)))
+        learner.rates.set(0, learner.optimizer, *((0.0, 0.1) if still == "dense" else (0.1, 0.0)))
         learner.step(batches([32], 1)[0], 1.0)
         after = {"sparse": tables, "dense": dense}
         moved = {

@@ -43,6 +43,7 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         fused_params: the tables' optimizer, as in `{"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.02}`;
             SGD with learning rate 0.01 by default. A table that went through `apply_optimizer_in_backward` keeps the
             optimizer from there. Tables with a dense kernel are left to an optimizer of the user's.
+        by_table: the same of single tables, by name, instead.
         codec: number formats of the vectors on the wire; float32 by default.
         dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once; results are the
             same.
@@ -54,10 +55,16 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
     sharded_type: Callable[..., S]
 
     def __init__(
-        self, fused_params: Mapping[str, Any] | None = None, *, codec: Codec | None = None, dedup: bool = False
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        *,
+        by_table: Mapping[str, Mapping[str, Any]] | None = None,
+        codec: Codec | None = None,
+        dedup: bool = False,
     ) -> None:
         self.fused_params = None if fused_params is None else dict(fused_params)
         self.optimizer = OptimizerSpec.from_fused_params(fused_params)
+        self.by_table = {name: OptimizerSpec.from_fused_params(own) for name, own in (by_table or {}).items()}
         self.codec, self._dedup = codec, dedup
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
@@ -77,7 +84,7 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         check_plan(configs, params)
         params = {c.name: params[c.name].of_table(c.name, c.num_embeddings, c.embedding_dim) for c in configs}
         weights = self.shardable_parameters(module)
-        optimizers = with_replicas(optimizers_of(params, weights, self.optimizer), params, env)
+        optimizers = with_replicas(optimizers_of(params, weights, self.optimizer, self.by_table), params, env)
         device = device or default_device()
         for config in configs:
             kernel = EmbeddingComputeKernel(params[config.name].compute_kernel)
@@ -143,7 +150,10 @@ def fill_tables(
 
 
 def optimizers_of(
-    params: ModuleSharding, weights: Mapping[str, torch.Tensor], default: OptimizerSpec
+    params: ModuleSharding,
+    weights: Mapping[str, torch.Tensor],
+    default: OptimizerSpec,
+    by_table: Mapping[str, OptimizerSpec],
 ) -> dict[str, OptimizerSpec | None]:
     """Each table's update inside backward; None for one whose kernel is dense.
 
@@ -162,7 +172,8 @@ def optimizers_of(
                 f"table {name!r}: its kernel is dense, which leaves gradients to an optimizer of yours, but "
                 "apply_optimizer_in_backward gave it one that runs inside backward; take back one of the two"
             )
-        optimizers[name] = None if dense else _rounded(optimizer_of(weight, default), params[name].stochastic_rounding)
+        spec = optimizer_of(weight, by_table.get(name, default))
+        optimizers[name] = None if dense else _rounded(spec, params[name].stochastic_rounding)
     return optimizers
 
 

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
         TableConfig,
     )
     from rayrec.train.config.train_config import TrainConfig
-    from rayrec.train.config.trainer import LOWER_IS_BETTER, EarlyStoppingConfig, GuardsConfig, TrainerConfig
+    from rayrec.train.config.trainer import (
+        LOWER_IS_BETTER,
+        EarlyStoppingConfig,
+        GuardsConfig,
+        MetricConfig,
+        ProfileConfig,
+        TrainerConfig,
+    )
 
 __getattr__ = lazy_names(
     __name__,
@@ -36,7 +43,7 @@ __getattr__ = lazy_names(
         "sections": "KERNELS SHARDING_TYPES ConstraintConfig DataConfig "
         "ModelConfig ShardingConfig StorageConfig TableConfig",
         "train_config": "TrainConfig",
-        "trainer": "LOWER_IS_BETTER EarlyStoppingConfig GuardsConfig TrainerConfig",
+        "trainer": "LOWER_IS_BETTER EarlyStoppingConfig GuardsConfig MetricConfig ProfileConfig TrainerConfig",
     },
 )
 
@@ -49,8 +56,10 @@ __all__ = [
     "DenseOptimizerConfig",
     "EarlyStoppingConfig",
     "GuardsConfig",
+    "MetricConfig",
     "ModelConfig",
     "OptimizersConfig",
+    "ProfileConfig",
     "ScheduleConfig",
     "Section",
     "ShardingConfig",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pydantic_core import PydanticCustomError
 
@@ -16,8 +16,9 @@ from rayrec.data.errors import suggestion
 from rayrec.data.storage.locations import secret_in
 from rayrec.models import MODELS
 from rayrec.train.config.model_args import args_of, wrong_args
+from rayrec.train.config.optimizers import OptimizersConfig
 from rayrec.train.config.sections import DataConfig, ModelConfig, ShardingConfig, StorageConfig, TableConfig
-from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, TrainerConfig
+from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric, TrainerConfig
 
 
 def _refuse(path: str, message: str) -> PydanticCustomError:
@@ -121,6 +122,38 @@ def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig,
         raise _refuse(
             "data.negative_rate", "negatives are rows whose binary label is 0; the schema has numbers to predict"
         )
+
+
+def check_optimizers(optimizers: OptimizersConfig, tables: Sequence[TableConfig]) -> None:
+    """Optimizers of tables name tables that there are."""
+    names = [table.name for table in tables]
+    for name in optimizers.tables:
+        if name not in names:
+            hint = f"{suggestion(name, names)} (tables: {', '.join(names)})"
+            raise _refuse(f"optimizers.tables.{name}", f"there is no table {name!r}{hint}")
+
+
+def check_loss(model: ModelConfig, schema: Schema) -> None:
+    """There is a label that the loss is of."""
+    if model.loss.model_fields_set and set(schema.label_kinds) == {"number"}:
+        raise _refuse(
+            "model.loss", "labels that are numbers have squared error; take it out, or predict a binary label"
+        )
+
+
+def check_metrics(trainer: TrainerConfig, schema: Schema) -> None:
+    """Own figures have names of their own, and labels that there are."""
+    taken, labels = (
+        {*get_args(Metric), "calibration", "samples", "ctr", "tasks", "sets"},
+        [t.name for t in schema.tasks],
+    )
+    for number, metric in enumerate(trainer.metrics):
+        if metric.name in taken:
+            raise _refuse(f"trainer.metrics.{number}.name", f"{metric.name!r} is taken; give the figure another name")
+        taken.add(metric.name)
+        if metric.label is not None and metric.label not in labels:
+            hint = f"{suggestion(metric.label, labels)} (labels: {', '.join(labels)})"
+            raise _refuse(f"trainer.metrics.{number}.label", f"there is no label {metric.label!r}{hint}")
 
 
 def check_secrets(value: Any, field: str = "") -> None:

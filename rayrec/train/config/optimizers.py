@@ -43,15 +43,23 @@ class DenseOptimizerConfig(Section):
     max_gradient_norm: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="gradients of all its parameters together are scaled down to this norm"
     )
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="decay of a running average of the dense weights (tables apart), e.g. 0.999: evaluations, exports "
+        "and predictions use the average; `null`: the weights themselves",
+    )
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="the learning rate over the steps")
+
+
+SparseKind = Literal[
+    "sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "lamb", "partial_rowwise_lamb", "lars_sgd"
+]
 
 
 class SparseOptimizerConfig(Section):
     """Trains the embedding tables, inside the backward pass; only rows that a batch has ids of change."""
 
-    kind: Literal[
-        "sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "lamb", "partial_rowwise_lamb", "lars_sgd"
-    ] = Field(default="rowwise_adagrad", description="the optimizer")
+    kind: SparseKind = Field(default="rowwise_adagrad", description="the optimizer")
     lr: float = Field(default=0.05, gt=0, description="learning rate")
     eps: float = Field(
         default=1e-8, gt=0, description="added to the root of the squared gradients (not read by sgd and lars_sgd)"
@@ -66,6 +74,28 @@ class SparseOptimizerConfig(Section):
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="the learning rate over the steps")
 
 
+class TableOptimizerConfig(Section):
+    """What one table's optimizer has other than `optimizers.sparse`; `null` is as there."""
+
+    kind: SparseKind | None = Field(default=None, description="the optimizer")
+    lr: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="learning rate, times the schedule of `optimizers.sparse`"
+    )
+    eps: Annotated[float, Field(gt=0)] | None = Field(default=None, description="as in `optimizers.sparse`")
+    weight_decay: Annotated[float, Field(ge=0)] | None = Field(default=None, description="as in `optimizers.sparse`")
+
+
+class FreezeConfig(Section):
+    """Parameters that stand still."""
+
+    names: str = Field(
+        min_length=1, description="tables, or dense parameters, by name; `*` stands for anything, e.g. `over_arch.*`"
+    )
+    until: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="steps after which they are trained; `null`: never"
+    )
+
+
 class OptimizersConfig(Section):
     """How parameters change."""
 
@@ -73,3 +103,15 @@ class OptimizersConfig(Section):
     sparse: SparseOptimizerConfig = Field(
         default=SparseOptimizerConfig(), description="optimizer of the embedding tables"
     )
+    tables: dict[str, TableOptimizerConfig] = Field(
+        default={}, description="table name → what its optimizer has other than `sparse`"
+    )
+    freeze: list[FreezeConfig] = Field(
+        default=[],
+        description="parameters that stand still; what a frozen table's optimizer keeps still follows its gradients",
+    )
+
+    def of_table(self, name: str) -> SparseOptimizerConfig:
+        """The optimizer of a table."""
+        own = self.tables.get(name, TableOptimizerConfig()).model_dump(exclude_none=True)
+        return self.sparse.model_copy(update=own)

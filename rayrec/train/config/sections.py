@@ -26,6 +26,15 @@ class DataConfig(Section):
         default=None,
         description="the evaluation rows: a path, a list of paths, or a section; `null`: train without evaluation",
     )
+    eval_sets: dict[str, DataSet] = Field(
+        default={},
+        description="name → further rows that evaluations of all rows are also made on, e.g. one country's: a section "
+        "with `path` and `filters`",
+    )
+    test: DataSet | None = Field(
+        default=None,
+        description="rows that the trained model is evaluated on once, at the end; nothing is chosen by them",
+    )
     negative_rate: float = Field(
         default=1.0,
         gt=0,
@@ -45,6 +54,12 @@ class DataConfig(Section):
         "the same command goes on at the smallest value above the last one trained on",
     )
     read: ReadOptions = Field(default=ReadOptions(), description="how the files are read")
+
+    @model_validator(mode="after")
+    def _eval_comes_first(self) -> Self:
+        if self.eval_sets and self.eval is None:
+            raise ValueError("eval_sets come beside eval, by which runs are judged: name the main rows there")
+        return self
 
     @model_validator(mode="after")
     def _one_progressive_set(self) -> Self:
@@ -67,6 +82,32 @@ class TableConfig(Section):
     data_type: Literal["fp32", "fp16", "bf16"] = Field(default="fp32", description="number format of the weights")
 
 
+class LossConfig(Section):
+    """The loss of binary labels; labels that are numbers have squared error."""
+
+    kind: Literal["bce", "focal", "mse"] = Field(
+        default="bce",
+        description="`bce`: binary cross-entropy; `focal`: less of rows that are predicted well; `mse`: squared error "
+        "of the probability",
+    )
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=1, description="labels are moved by half of it towards the other one (not read by focal)"
+    )
+    gamma: float = Field(
+        default=2.0, ge=0, description="of `focal`: times `(1 - p)^gamma`, p of the label that is there"
+    )
+    alpha: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="of `focal`: weight of positives, that of negatives is `1 - alpha`; `null`: 1 for both",
+    )
+
+    @model_validator(mode="after")
+    def _focal_is_not_smoothed(self) -> LossConfig:
+        if self.kind == "focal" and self.label_smoothing:
+            raise ValueError("label_smoothing works with bce and mse; set it to 0 for focal")
+        return self
+
+
 class ModelConfig(Section):
     """The model: a built-in one by name, or a user's own by import path."""
 
@@ -82,6 +123,16 @@ class ModelConfig(Section):
     args: dict[str, Any] = Field(
         default={}, description="further arguments of the model, e.g. `dense_arch`, `over_arch`"
     )
+    loss: LossConfig = Field(
+        default=LossConfig(),
+        description="what is made small; a kind alone is short for `{kind: …}`. For built-in models, and others that "
+        "end with a `rayrec.models.Head`",
+    )
+
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _kind_alone(cls, given: Any) -> Any:
+        return {"kind": given} if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayrec.train.config.section import Section
 
@@ -48,6 +48,37 @@ class GuardsConfig(Section):
     patience: int = Field(default=5, ge=1, description="logged lines in a row that must be bad")
 
 
+class MetricConfig(Section):
+    """A figure of one's own in evaluations: any `torchmetrics.Metric`."""
+
+    name: str = Field(pattern=r"^[A-Za-z][\w@.\-]*$", description="its name among the evaluation's figures")
+    factory: str = Field(
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="`package.module:Class`, e.g. `torchmetrics.classification:BinaryF1Score`; its `update` gets "
+        "probabilities and labels (of a number: predictions and numbers), without weights",
+    )
+    args: dict[str, Any] = Field(default={}, description="arguments of the class")
+    label: str | None = Field(default=None, description="which of several labels; `null`: the first")
+
+
+class ProfileConfig(Section):
+    """torch's profiler over some steps."""
+
+    steps: list[Annotated[int, Field(ge=1)]] = Field(
+        min_length=2, max_length=2, description="first and last step, e.g. `[100, 110]`; at most 100 of them"
+    )
+    shapes: bool = Field(default=False, description="also record the shapes of tensors")
+
+    @model_validator(mode="after")
+    def _few_steps(self) -> ProfileConfig:
+        first, last = self.steps
+        if not first <= last < first + 100:
+            raise ValueError(
+                f"steps {self.steps} must be [first, last], at most 100 steps: a trace of more cannot be read"
+            )
+        return self
+
+
 class TrainerConfig(Section):
     """How the run goes."""
 
@@ -63,6 +94,12 @@ class TrainerConfig(Section):
         description="parts that a worker works through a batch in, one after the other, for less memory; the step is "
         "the same, for tables too",
     )
+    accumulate_steps: int = Field(
+        default=1,
+        ge=1,
+        description="steps whose gradients are averaged before the dense parameters change; tables change in each. "
+        "`micro_batches` instead saves memory at the same result",
+    )
     epochs: int = Field(default=1, ge=1, description="passes over the training rows")
     seed: int = Field(default=0, ge=0, description="seed of weights and of the order of rows")
     log_every: Annotated[int, Field(ge=1)] | None = Field(
@@ -76,6 +113,10 @@ class TrainerConfig(Section):
         ge=0,
         le=50,
         description="steps near the start whose parts are drawn by worker in the report; 0: none",
+    )
+    profile: ProfileConfig | None = Field(
+        default=None,
+        description="record these steps of rank 0 with torch's profiler, as a trace in `profile/` of the run folder",
     )
     checkpoint_every: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="steps between two checkpoints, `null`: not by steps; one more is made at the end"
@@ -92,6 +133,7 @@ class TrainerConfig(Section):
     eval_rows: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="about how many of the first rows evaluations within an epoch read; `null`: all"
     )
+    metrics: list[MetricConfig] = Field(default=[], description="further figures of evaluations")
     early_stopping: EarlyStoppingConfig | None = Field(
         default=None, description="end when evaluations do not get better any more; `null`: never"
     )

@@ -122,10 +122,17 @@ class Recorder:
         folder: where `metrics.jsonl`, `plan.json` and TensorBoard events go.
         display: what the user sees.
         on_checkpoint: called when a checkpoint is complete.
+        also: called with each record when it is kept and shown.
     """
 
-    def __init__(self, folder: RunFolder, display: Display, on_checkpoint: Callable[[], object] = lambda: None) -> None:
-        self._folder, self._display, self._on_checkpoint = folder, display, on_checkpoint
+    def __init__(
+        self,
+        folder: RunFolder,
+        display: Display,
+        on_checkpoint: Callable[[], object] = lambda: None,
+        also: Callable[[Record], object] = lambda _: None,
+    ) -> None:
+        self._folder, self._display, self._on_checkpoint, self._also = folder, display, on_checkpoint, also
         self._metrics = Lines(folder.metrics, display)
         self._board: Any = None
         self._step = 0
@@ -146,6 +153,7 @@ class Recorder:
                 self._metrics.add(json.dumps(record))
         with self._display.tolerance:
             self._show(record)
+        self._also(record)
 
     def _remember(self, record: Record) -> None:
         self.attempt = max(self.attempt, record["attempt"])

@@ -36,6 +36,7 @@ def page(run: RunRecord, now: float) -> str:
         _section("Memory by rank", memory_section(run.memory) if run.memory else ""),
         _section("Predicted time by rank", time_section(run.times) if run.times else ""),
         _section("Steps by rank", timeline_section(run.timeline, run.times) if run.timeline else ""),
+        _section("Profiles", _profiles(run)),
         _section("Rows left out", skipped_section(run.events)),
         _section("Events", _events(run)),
         _section("Configuration", _config(run)),
@@ -97,12 +98,21 @@ def _cards(run: RunRecord) -> str:
         ("Waiting for data", *_waited(run), ""),
         ("Workers", f"{world:.0f}" if world else "–", f"attempt {attempts}" if attempts > 1 else "", ""),
         ("Steps", f"{run.steps:,}", ", ".join(filter(None, [_epochs(run), _duration(seconds)])), ""),
+        *_best_card(result.get("best")),
         ("Checkpoint", checkpoint.rstrip("/").rsplit("/", 1)[-1] or "–", checkpoint, ""),
     ]
     return "<div class='cards'>" + "".join(_card(*card) for card in cards) + "</div>"
 
 
 Card = tuple[str, str, str, str]  # name, value, what it is about, look
+
+
+def _best_card(best: object) -> list[Card]:
+    """The checkpoint that `storage.keep_best` kept, if the run has one."""
+    if not isinstance(best, dict) or number(best, "value") is None:
+        return []
+    about = f"{best.get('metric')} {number(best, 'value'):.4f}; read with --checkpoint best"
+    return [("Best checkpoint", f"step {count_text(best, 'step')}", about, "")]
 
 
 def _binary_cards(run: RunRecord, train: Line, evaluation: Line) -> list[Card]:
@@ -264,6 +274,13 @@ def _events(run: RunRecord) -> str:
     left_out = run.num_events - MOST_EVENTS
     more = f"<p class='note'>{left_out:,} earlier events are in metrics.jsonl</p>" if left_out > 0 else ""
     return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{more}"
+
+
+def _profiles(run: RunRecord) -> str:
+    """Links to the traces of torch's profiler."""
+    links = [f"<a href='profile/{escape(name, quote=True)}'>{escape(name)}</a>" for name in run.profiles]
+    how = "traces of rank 0; open them in <a href='https://ui.perfetto.dev'>ui.perfetto.dev</a>"
+    return f"<p>{', '.join(links)}: {how}</p>" if links else ""
 
 
 def _config(run: RunRecord) -> str:

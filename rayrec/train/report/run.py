@@ -49,6 +49,7 @@ class RunRecord:
     problems: tuple[str, ...]
     importance: tuple[Line, ...] = ()
     num_events: int = 0
+    profiles: tuple[str, ...] = ()
 
     @property
     def lines(self) -> Iterator[Line]:
@@ -186,6 +187,7 @@ def read_run(run_dir: Path, brief: bool = False) -> RunRecord:
         result=_json(result_text, "result.json", problems),
         problems=tuple(problems),
         importance=_lines(importance.get("parts")),
+        profiles=tuple(sorted(path.name for path in run_dir.glob("profile/*.json.gz"))),
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rayrec.checkpoint import Best, Checkpoint, CheckpointStore, DamagedCheckpointError, newer_damaged, no_whole
 from rayrec.checkpoint.attempt import order_of
-from rayrec.checkpoint.scores import best_of
+from rayrec.checkpoint.scores import best_of, read_scores
 from rayrec.train.config import LOWER_IS_BETTER
 from rayrec.train.driver.terminal import notice
 from rayrec.train.errors import StorageError, TrainError
@@ -92,6 +93,19 @@ def _best(
     if name in errors:
         raise errors[name]
     return found[name]
+
+
+def best_so_far(folder: RunFolder) -> dict[str, Any] | None:
+    """`metric`, `value`, `step` and `checkpoint` of the best one; None where none is kept or it cannot be read."""
+    metric = ((folder.read_config() or {}).get("storage") or {}).get("keep_best")
+    if metric is None:
+        return None
+    try:
+        found = choose(folder, BEST).checkpoint
+        value = read_scores(CheckpointStore(folder.checkpoints).root)[found.name][metric]
+    except (ValueError, OSError, KeyError):
+        return None
+    return {"metric": metric, "value": value, "step": found.step, "checkpoint": found.path}
 
 
 def _of_step(

@@ -29,14 +29,24 @@ def config_of_run(folder: RunFolder, *, allow_code: bool) -> dict[str, Any]:
     raw = folder.read_config()
     if raw is None:
         raise TrainError(f"{folder.path} is not a run folder: it has no config.yaml")
-    model = raw.get("model")
-    named = model.get("factory") if isinstance(model, dict) else None
-    if named is not None and not allow_code:
+    named = None if allow_code else _code_in(raw)
+    if named is not None:
         raise TrainError(
-            f"{folder.config} names code of its own, model.factory={named}, which would be imported and run here; "
+            f"{folder.config} names code of its own, {named}, which would be imported and run here; "
             f"if you trust who wrote that folder, give --allow-code (from Python: allow_code=True, or factory=…)"
         )
     return raw
+
+
+def _code_in(raw: dict[str, Any]) -> str | None:
+    """The first field that names code to import, torchmetrics' own metrics apart."""
+    model, trainer = (part if isinstance(part := raw.get(name), dict) else {} for name in ("model", "trainer"))
+    if model.get("factory") is not None:
+        return f"model.factory={model['factory']}"
+    metrics = trainer.get("metrics")
+    named = [one.get("factory") for one in metrics if isinstance(one, dict)] if isinstance(metrics, list) else []
+    own = [path for path in named if not str(path).startswith("torchmetrics.")]
+    return f"trainer.metrics: {own[0]}" if own else None
 
 
 def refuse_code_from_elsewhere(config: TrainConfig, here: Path, *, allow_code: bool) -> None:
@@ -48,14 +58,22 @@ def refuse_code_from_elsewhere(config: TrainConfig, here: Path, *, allow_code: b
     Raises:
         TrainError: the module lies elsewhere, with the flag that allows it.
     """
-    if allow_code or config.model.factory is None or not in_job_package(here):
+    if allow_code or not in_job_package(here):
         return
-    package = config.model.factory.partition(":")[0].partition(".")[0]
+    named = [("model.factory", config.model.factory)]
+    named += [(f"trainer.metrics.{metric.name}.factory", metric.factory) for metric in config.trainer.metrics]
+    for field, path in named:
+        if path is not None and not path.startswith("torchmetrics."):
+            _refuse_elsewhere(field, path, here)
+
+
+def _refuse_elsewhere(field: str, path: str, here: Path) -> None:
+    package = path.partition(":")[0].partition(".")[0]
     if any((here / name).exists() for name in (package, f"{package}.py")):
         return
     found = importlib.util.find_spec(package)
     where = "nowhere" if found is None else found.origin or "in Python itself"
     raise TrainError(
-        f"model.factory={config.model.factory}: {package!r} is not in the job's working folder but {where}; submit it "
+        f"{field}={path}: {package!r} is not in the job's working folder but {where}; submit it "
         f"with --working-dir, or give --allow-code if it is to be imported from there"
     )

@@ -23,11 +23,13 @@ def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
     here = root or Path.cwd()
     home = Path.home() / "rayrec" if root is None and in_job_package(here) else here
     raw = config.to_dict()
+    sets = {field: raw["data"][field] for field in ("train", "eval", "test")}
+    sets |= {f"eval_sets.{name}": one for name, one in raw["data"]["eval_sets"].items()}
     if root is None and in_job_package(here):
-        for field in ("train", "eval"):
-            for data in _sections(raw["data"][field]):
+        for field, given in sets.items():
+            for data in _sections(given):
                 _refuse_left_behind(data["path"], f"data.{field}", here)
-    for data in [*_sections(raw["data"]["train"]), *_sections(raw["data"]["eval"])]:
+    for data in (one for given in sets.values() for one in _sections(given)):
         data["path"], data["index"] = _absolute(data["path"], here), _absolute(data["index"], here)
     for field in ("plan", "calibration"):
         raw["sharding"][field] = _absolute(raw["sharding"][field], here)

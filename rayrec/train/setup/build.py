@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,12 @@ from rayrec.distributed.planner.cost.estimate import Estimate
 from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.distributed.planner.machine.calibration import Calibration
 from rayrec.models import MODELS
+from rayrec.models.loss import BCE, Head, Loss
 from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
 from rayrec.optim import GradientClipping, GradientClippingOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from rayrec.train.config import ConstraintConfig, TrainConfig
 from rayrec.train.config.file import text_of
+from rayrec.train.config.optimizers import SparseOptimizerConfig
 from rayrec.train.errors import TrainError
 
 Factory = Callable[..., nn.Module]
@@ -93,6 +97,8 @@ def model(config: TrainConfig, device: torch.device | str, factory: Factory | No
         raise TrainError(f"model.args: {where} does not take them: {error}") from error
     if not isinstance(made, nn.Module):
         raise TrainError(f"{where} returned {type(made).__name__}; an nn.Module is needed")
+    _set_loss(config, made)
+    _check_frozen(config, made)
     return made
 
 
@@ -110,8 +116,11 @@ def _factory(config: TrainConfig) -> Factory:
     return MODELS[config.model.name]
 
 
-def import_factory(path: str) -> Factory:
-    """The function named `package.module:function`; modules in the working folder are found too.
+def import_factory(path: str, field: str = "model.factory") -> Callable[..., Any]:
+    """The function or class named `package.module:function`; modules in the working folder are found too.
+
+    Args:
+        field: of the config, for errors.
 
     Raises:
         TrainError: there is no such module or function.
@@ -123,12 +132,12 @@ def import_factory(path: str) -> Factory:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise TrainError(
-            f"model.factory: {module_name!r} cannot be imported ({error}); it must be installed, or lie in the working "
+            f"{field}: {module_name!r} cannot be imported ({error}); it must be installed, or lie in the working "
             f"folder {os.getcwd()}"
         ) from error
     found = getattr(module, name, None)
     if not callable(found):
-        raise TrainError(f"model.factory: module {module_name!r} has no function {name!r}")
+        raise TrainError(f"{field}: module {module_name!r} has no function {name!r}")
     return found
 
 
@@ -149,9 +158,8 @@ def _constraint(given: ConstraintConfig, num_features: int) -> ParameterConstrai
     )
 
 
-def fused_params(config: TrainConfig) -> dict[str, Any]:
-    """The embedding optimizer, as the sharders take it."""
-    sparse = config.optimizers.sparse
+def fused_params(sparse: SparseOptimizerConfig) -> dict[str, Any]:
+    """An embedding optimizer, as the sharders take it."""
     rule = RULES[sparse.kind]
     read = {name: getattr(sparse, name) for name in sorted(rule.reads) if hasattr(sparse, name)}
     both = {"weight_decay": sparse.weight_decay, "stochastic_rounding": sparse.stochastic_rounding}
@@ -160,9 +168,49 @@ def fused_params(config: TrainConfig) -> dict[str, Any]:
 
 def sharders(config: TrainConfig) -> list[ModuleSharder[Any]]:
     """One for each kind of collection that a model may hold."""
-    params, codec = fused_params(config), _codec(config)
+    optimizers, codec = config.optimizers, _codec(config)
+    params = fused_params(optimizers.sparse)
+    own = {name: fused_params(optimizers.of_table(name)) for name in optimizers.tables}
+    for table in frozen_tables(config):
+        # Other than that of any table that is trained: a kernel of its own, which `worker/rates.py` keeps at 0.
+        own[table] = {**fused_params(optimizers.of_table(table)), "learning_rate": 0.0}
     kinds = (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder)
-    return [kind(fused_params=params, codec=codec) for kind in kinds]
+    return [kind(fused_params=params, by_table=own, codec=codec) for kind in kinds]
+
+
+def frozen(config: TrainConfig, name: str) -> float:
+    """Steps that a table or dense parameter stands still for: 0 where none, infinite where it is never trained."""
+    steps = [freeze.until or math.inf for freeze in config.optimizers.freeze if fnmatchcase(name, freeze.names)]
+    return max(steps, default=0)
+
+
+def frozen_tables(config: TrainConfig) -> dict[str, float]:
+    """Tables that stand still at the start → steps for which they do."""
+    found = {table.name: frozen(config, table.name) for table in config.tables}
+    return {name: steps for name, steps in found.items() if steps}
+
+
+def _check_frozen(config: TrainConfig, module: nn.Module) -> None:
+    names = [table.name for table in config.tables]
+    weights = tuple(f".{name}.weight" for name in names)
+    names += [name for name, _ in module.named_parameters() if not name.endswith(weights)]
+    for number, freeze in enumerate(config.optimizers.freeze):
+        if not any(fnmatchcase(name, freeze.names) for name in names):
+            raise TrainError(
+                f"optimizers.freeze.{number}.names: nothing is called {freeze.names!r}"
+                f"{suggestion(freeze.names, names)} (there are {', '.join(names)})"
+            )
+
+
+def _set_loss(config: TrainConfig, module: nn.Module) -> None:
+    wanted = Loss(**config.model.loss.model_dump())
+    heads = [part for part in module.modules() if isinstance(part, Head)]
+    if wanted != BCE and not heads:
+        raise TrainError(
+            "model.loss: the model computes a loss of its own; end it with a rayrec.models.Head, or take model.loss out"
+        )
+    for head in heads:
+        head.loss = wanted
 
 
 def _codec(config: TrainConfig) -> Codec:
@@ -253,7 +301,6 @@ def plan_memory(
 
     A table with a dense kernel has its gradient beside its optimizer state, both in the number format of the table.
     """
-    row_bytes, element_bytes = RULES[config.optimizers.sparse.kind].state_bytes
     dense = config.optimizers.dense.kind
     bytes_of = {table.name: 4 if table.data_type == "fp32" else 2 for table in config.tables}
     weights, state = [0] * world_size, [0] * world_size
@@ -264,6 +311,7 @@ def plan_memory(
         if EmbeddingComputeKernel(sharding.compute_kernel) is EmbeddingComputeKernel.DENSE:
             state[shard.rank] += own * (1 + STATE_PER_ELEMENT[dense])
         else:
+            row_bytes, element_bytes = RULES[config.optimizers.of_table(shard.table).kind].state_bytes
             state[shard.rank] += rows * (cols * element_bytes + row_bytes)
     dense_bytes = 4 * dense_parameters * (2 + STATE_PER_ELEMENT[dense])
     return [

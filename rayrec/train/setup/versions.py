@@ -20,12 +20,16 @@ def with_versions(config: TrainConfig, earlier: Mapping[str, Any] | None) -> Tra
     """
     data, before = config.data, (earlier or {}).get("data", {})
     train = data.train
-    found = {
+    found: dict[str, Any] = {
         "train": _pinned(train, _sections(before.get("train")))
         if isinstance(train, DataSet)
         else [_pinned(one, _sections(before.get("train"))) for one in train],
-        "eval": None if data.eval is None else _pinned(data.eval, _sections(before.get("eval"))),
     }
+    for field in ("eval", "test"):
+        one = getattr(data, field)
+        found[field] = None if one is None else _pinned(one, _sections(before.get(field)))
+    sets = before.get("eval_sets", {})
+    found["eval_sets"] = {name: _pinned(one, _sections(sets.get(name))) for name, one in data.eval_sets.items()}
     return config.model_copy(update={"data": data.model_copy(update=found)})
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from rayrec.train.tune.search import Search, Trial, tune
+from rayrec.train.tune.search import Search, Trial, folder_of, tune
 
-__all__ = ["Search", "Trial", "tune"]
+__all__ = ["Search", "Trial", "folder_of", "tune"]

@@ -7,29 +7,36 @@ were not finished, and each of them goes on from its own last checkpoint.
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+import yaml
 from rich.console import Console
 
+from rayrec.checkpoint.folder import open_folder
 from rayrec.data.errors import suggestion
+from rayrec.data.storage.locations import open_filesystem
 from rayrec.train.config import LOWER_IS_BETTER, TrainConfig
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric
+from rayrec.train.driver.callbacks import Callback
 from rayrec.train.driver.cluster import Cluster, connected
 from rayrec.train.driver.console import Display
+from rayrec.train.driver.ray_start import defaults
 from rayrec.train.driver.resources import demand_of, refuse_if_short
+from rayrec.train.driver.trackers import tracker
 from rayrec.train.errors import TrainError
-from rayrec.train.run.folder import write_json, write_yaml
 from rayrec.train.run.paths import resolved
 from rayrec.train.setup.build import Factory
-from rayrec.train.tune.space import check_space, space_of, with_values
+from rayrec.train.tune.progress import progress_of
+from rayrec.train.tune.space import check_space, holds, space_of, value_of, with_values
 
-TRACKERS = ("mlflow", "wandb")
 OF_GROUPS = frozenset({"gauc", "ndcg@10", "recall@10"})
 NEARLY_NONE = 0.001  # CPUs; Ray Tune takes no 0
+STATE = ".tune"  # of Ray Tune, in the folder of the search
 NEVER = 10**9  # evaluations of a trial: the config ends it
 
 
@@ -42,16 +49,19 @@ class Search:
         trials: how many draws.
         metric: figure of the evaluations that decides.
         concurrent: trials at a time; None: as many as the cluster's CPUs and GPUs carry.
-        grace: evaluations that each trial gets before it may be stopped for being worse than others.
+        grace: evaluations that each trial gets before it may be stopped for being worse than others; None: a third of
+            those at the ends of its epochs, at least two.
+        algorithm: "random", or "optuna", which draws near what was good (TPE), where that package is installed.
         seed: of the draws.
-        track: "mlflow" or "wandb", where that package is installed: each trial's figures go there too.
+        track: "mlflow", "wandb" or "comet", where that package is installed: each trial's figures go there too.
     """
 
     params: Sequence[str]
     trials: int = 10
     metric: str = "auc"
     concurrent: int | None = None
-    grace: int = 1
+    grace: int | None = None
+    algorithm: str = "random"
     seed: int = 0
     track: str | None = None
 
@@ -118,14 +128,14 @@ def tune(
     config = resolved(config)
     if config.data.eval is None:
         raise TrainError("data.eval: a search compares evaluations; name rows to evaluate on")
-    if "://" in config.storage.path:
-        raise TrainError(f"storage.path={config.storage.path}: a search keeps its state in a folder that all nodes see")
     check_metric(search.metric, config)
     space, raw = space_of(search.params), config.to_dict()
     check_space(raw, space)
-    folder = Path(config.storage.path) / f"{config.name}-tune"
+    folder = folder_of(config)
+    draws = _draws(search, config, space)
+    callbacks = [] if search.track is None else [tracker(search.track, config.name)]
     with connected() as cluster:
-        results = _run(raw, config, search, space, folder, factory, cluster, display)
+        results = _run(raw, config, search, space, draws, folder, factory, callbacks, cluster, display)
         trials = _trials(results, search)
     _write(folder, raw, search, trials)
     if all(trial.score is None for trial in trials):
@@ -156,8 +166,10 @@ def _run(
     config: TrainConfig,
     search: Search,
     space: dict[str, Any],
-    folder: Path,
+    draws: Any,
+    folder: str,
     factory: Factory | None,
+    callbacks: Sequence[Callback],
     cluster: Cluster,
     display: Display,
 ) -> Any:
@@ -173,16 +185,18 @@ def _run(
     display.say(f"{search.trials} trials, {concurrent} at a time, in {folder}")
 
     def run_trial(values: dict[str, Any]) -> None:
-        _train_one(raw, values, search.metric, folder, factory)
+        _train_one(raw, values, search.metric, folder, factory, callbacks)
 
     # The trial's own process waits for its workers: only a trial without workers computes in it.
     trainable = ray_tune.with_resources(run_trial, {"CPU": 1 if alone else NEARLY_NONE})
-    state = folder / ".tune"
-    if ray_tune.Tuner.can_restore(str(state)):
+    state, files = _state_of(folder)
+    if ray_tune.Tuner.can_restore(f"{state}/{STATE}", **files):
         display.say("going on with the search that was stopped", style="yellow")
-        tuner = ray_tune.Tuner.restore(str(state), trainable, resume_errored=True, param_space=space)
+        where = f"{state}/{STATE}"
+        tuner = ray_tune.Tuner.restore(where, trainable, resume_errored=True, param_space=space, **files)
     else:
-        scheduler = ASHAScheduler(time_attr="evaluations", max_t=NEVER, grace_period=search.grace, reduction_factor=3)
+        grace = search.grace or max(2, config.trainer.epochs // 3)
+        scheduler = ASHAScheduler(time_attr="evaluations", max_t=NEVER, grace_period=grace, reduction_factor=2)
         tuner = ray_tune.Tuner(
             trainable,
             param_space=space,
@@ -191,20 +205,30 @@ def _run(
                 mode=search.mode,
                 num_samples=search.trials,
                 scheduler=scheduler,
-                search_alg=_draws(search.seed),
+                search_alg=draws,
                 max_concurrent_trials=concurrent,
                 trial_name_creator=_trial_name,
                 trial_dirname_creator=_trial_name,
             ),
             run_config=ray_tune.RunConfig(
-                name=state.name, storage_path=str(folder), callbacks=_trackers(search, config.name), verbose=0
+                name=STATE,
+                storage_path=state,
+                callbacks=[progress_of(search.metric, search.mode, search.trials, display)],
+                verbose=0,
+                **files,
             ),
         )
-    return tuner.fit()
+    with defaults({"RAY_AIR_NEW_OUTPUT": "0"}):  # else Ray prints tables and hints of its own
+        return tuner.fit()
 
 
 def _train_one(
-    raw: Mapping[str, Any], values: Mapping[str, Any], metric: str, folder: Path, factory: Factory | None
+    raw: Mapping[str, Any],
+    values: Mapping[str, Any],
+    metric: str,
+    folder: str,
+    factory: Factory | None,
+    callbacks: Sequence[Callback],
 ) -> None:
     """One trial, in its own process."""
     from ray import tune as ray_tune
@@ -213,9 +237,9 @@ def _train_one(
 
     name = ray_tune.get_context().get_trial_name()
     own = {**with_values(raw, values), "name": name}
-    own["storage"] = {**own["storage"], "path": str(folder)}
+    own["storage"] = {**own["storage"], "path": folder}
     reports = _Reports(metric)
-    result = Trainer(parse_config(own), factory=factory, display=reports).fit()
+    result = Trainer(parse_config(own), factory=factory, display=reports, callbacks=callbacks).fit()
     if not reports.count and result.eval is not None:  # it had ended when the search was stopped, unheard
         reports.evaluation(result.eval)
     if reports.problem is not None:
@@ -226,27 +250,42 @@ def _trial_name(trial: Any) -> str:
     return f"trial-{trial.trial_id}"
 
 
-def _draws(seed: int) -> Any:
-    from ray.tune.search.basic_variant import BasicVariantGenerator
+def folder_of(config: TrainConfig) -> str:
+    """Folder or URI of a search: `<storage.path>/<name>-tune`."""
+    base, mark, options = config.storage.path.partition("?")
+    return f"{base.rstrip('/')}/{config.name}-tune{mark}{options}"
 
-    return BasicVariantGenerator(random_state=seed)
+
+def _state_of(folder: str) -> tuple[str, dict[str, Any]]:
+    """Where Ray Tune keeps its state, and the file system of that, where it is no folder here."""
+    if "://" not in folder:
+        return folder, {}
+    files, path = open_filesystem(folder)
+    return path, {"storage_filesystem": files}
 
 
-def _trackers(search: Search, name: str) -> list[Any]:
-    """Ray's own callbacks for the chosen tracker."""
-    if search.track is None:
-        return []
-    if search.track not in TRACKERS:
-        raise TrainError(f"track={search.track!r}: there are {', '.join(TRACKERS)}")
-    if importlib.util.find_spec(search.track) is None:
-        raise TrainError(f"track={search.track}: not installed; pip install {search.track}")
-    if search.track == "mlflow":
-        from ray.air.integrations.mlflow import MLflowLoggerCallback
+def _draws(search: Search, config: TrainConfig, space: Mapping[str, Any]) -> Any:
+    """What draws values; the first trial has the config's own, where the space has them.
 
-        return [MLflowLoggerCallback(experiment_name=name)]
-    from ray.air.integrations.wandb import WandbLoggerCallback
+    Raises:
+        TrainError: no such algorithm, or its package is not installed.
+    """
+    raw = config.to_dict()
+    own = {field: value_of(raw, field) for field in space}
+    first = [own] if all(holds(space[field], value) for field, value in own.items()) else []
+    if search.algorithm == "random":
+        from ray.tune.search.basic_variant import BasicVariantGenerator
 
-    return [WandbLoggerCallback(project=name)]
+        return BasicVariantGenerator(random_state=search.seed, points_to_evaluate=first)
+    if search.algorithm != "optuna":
+        raise TrainError(f"search={search.algorithm!r}: there are random, optuna")
+    if importlib.util.find_spec("optuna") is None:
+        raise TrainError("search=optuna: not installed; pip install rayrec[search]")
+    import optuna
+    from ray.tune.search.optuna import OptunaSearch
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return OptunaSearch(seed=search.seed, points_to_evaluate=first)
 
 
 def _trials(results: Any, search: Search) -> list[Trial]:
@@ -270,8 +309,11 @@ def _last_line(error: BaseException) -> str:
     return lines[-1]
 
 
-def _write(folder: Path, raw: Mapping[str, Any], search: Search, trials: Sequence[Trial]) -> None:
+def _write(folder: str, raw: Mapping[str, Any], search: Search, trials: Sequence[Trial]) -> None:
     records = [{"trial": t.name, **t.__dict__} for t in trials]
-    write_json(folder / "trials.json", {"metric": search.metric, "mode": search.mode, "trials": records})
+    there = open_folder(folder)
+    found = {"metric": search.metric, "mode": search.mode, "trials": records}
+    there.write("trials.json", json.dumps(found, indent=2).encode())
     if trials and trials[0].score is not None:
-        write_yaml(folder / "best.yaml", {**with_values(raw, trials[0].values), "name": raw["name"]})
+        best = {**with_values(raw, trials[0].values), "name": raw["name"]}
+        there.write("best.yaml", yaml.safe_dump(best, sort_keys=False, allow_unicode=True).encode())

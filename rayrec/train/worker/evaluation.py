@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 from rayrec.data import Schema, empty_batch
 from rayrec.metrics import BucketedMetrics, GroupedAuc, LabelMetrics
 from rayrec.models import Batch
-from rayrec.train.config import TrainConfig
+from rayrec.train.config import MetricConfig, TrainConfig
 from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import Purpose, StopRequested, in_step
+from rayrec.train.worker.own_metrics import OwnMetrics
 from rayrec.train.worker.session import Session
 from rayrec.train.worker.streams import Stream
 
@@ -26,11 +27,13 @@ class Scores:
 
     Args:
         schema: names of several labels; whether rows have groups and times.
+        own: further figures.
     """
 
-    def __init__(self, schema: Schema, session: Session) -> None:
+    def __init__(self, schema: Schema, session: Session, own: Sequence[MetricConfig] = ()) -> None:
         self._session, self._names = session, schema.task_names
         self._all = LabelMetrics(schema.label_kinds, session.device, self._names)
+        self._own = session.control.together(lambda: OwnMetrics(own, schema, session.device))
         self._groups = None if schema.group is None else GroupedAuc(self._names)
         self._times = None if schema.timestamp is None else BucketedMetrics(self._names, schema.label_kinds)
         self._bucket = "day" if schema.timestamp is None else schema.timestamp.bucket
@@ -39,6 +42,7 @@ class Scores:
     def add(self, batch: Batch, logits: torch.Tensor) -> None:
         """One batch of this rank."""
         self._all.update(logits, batch.label, batch.weight)
+        self._own.update(logits, batch.label)
         if self._groups is not None:
             assert batch.group is not None
             self._groups.update(batch.group, logits, batch.label, batch.weight)
@@ -52,6 +56,7 @@ class Scores:
         where they have times: the same figures for each stretch, with its `start`. A collective.
         """
         figures = self._all.compute(self._session.group)
+        figures |= self._own.compute(self._session.control)
         control = self._session.control.group
         if self._groups is not None:
             figures = _joined(figures, self._groups.compute(control))
@@ -85,13 +90,13 @@ def evaluate(
         RankError: rows that cannot be read, on any rank.
         StopRequested: the run is to stop.
     """
-    scores = Scores(config.data_schema, session)
+    scores = Scores(config.data_schema, session, config.trainer.metrics)
     learner.synchronise()
     model = learner.model
     training = model.training
     model.eval()
     try:
-        with stream:
+        with stream, learner.dense.averaged():
             seen, empty, purpose = 0, empty_batch(config.data_schema), Purpose.EVALUATION_STEP
             for given in in_step(stream, empty, session.control, purpose=purpose):
                 if given.stop:

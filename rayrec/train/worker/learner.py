@@ -16,10 +16,13 @@ from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.models import Batch
 from rayrec.optim import GradientClippingOptimizer
+from rayrec.train.errors import TrainError
 from rayrec.train.planning.groups import Decision, decide
 from rayrec.train.setup import build
 from rayrec.train.worker.accumulate import step_in_parts
+from rayrec.train.worker.dense_update import DenseUpdate
 from rayrec.train.worker.machine import topology_of
+from rayrec.train.worker.rates import Rates
 from rayrec.train.worker.session import Job, Session
 
 
@@ -35,6 +38,7 @@ class Learner:
             lessons from predicting clicks on ads at Facebook", 2014, section 6.3).
         micro_batches: parts that a batch is worked through in.
         bf16: products of the dense part are made in bfloat16 while training.
+        dense: when the dense optimizer steps, and with what; `rates`: how fast each part learns.
     """
 
     model: DistributedModelParallel
@@ -43,6 +47,8 @@ class Learner:
     logit_shift: float
     micro_batches: int
     bf16: bool
+    dense: DenseUpdate
+    rates: Rates
 
     @property
     def plan(self) -> ShardingPlan:
@@ -59,21 +65,12 @@ class Learner:
         if isinstance(self.model, DMPCollection):
             self.model.sync()
 
-    def _step_optimizers(self) -> None:
+    def _step_optimizers(self, number: int) -> None:
         with span(UPDATE):
-            self.optimizer.step()
+            self.rates.hold(number)
+            self.dense.after_backward(self.optimizer)
             if isinstance(self.model, DMPCollection):
                 self.model.after_step()
-
-    def set_learning_rates(self, dense: float, sparse: float) -> None:
-        """Those of the next step."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = dense
-        fused = self.model.fused_optimizer
-        if any(group["lr"] != sparse for group in fused.param_groups):
-            for group in fused.param_groups:
-                group["lr"] = sparse
-            fused.settings_changed()
 
     def gradient_norm(self) -> float | None:
         """Of the dense parameters (tables apart) after a step, before it was clipped; None where there are none. Waits
@@ -88,12 +85,13 @@ class Learner:
         params = [p.detach() for p in self.model.other_parameters().values()]
         return not params or bool(torch.nn.utils.get_total_norm(params).isfinite())
 
-    def step(self, batch: Batch, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, batch: Batch, share: float, number: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Train on one batch of each rank, as one process would on all of them together.
 
         Args:
             batch: this rank's rows; may be empty.
             share: this rank's part of the weights of all ranks' rows (of the rows themselves where they have none).
+            number: of the step, counted from 0: some parameters may stand still in the first ones.
 
         Returns:
             (this rank's mean loss, logits `[B]`), both detached; the loss of an empty batch is 0.
@@ -102,7 +100,7 @@ class Learner:
         if self.micro_batches > 1:
             with self._precision(batch):
                 found = step_in_parts(self.model, batch, share * self.world_size, self.micro_batches)
-            self._step_optimizers()
+            self._step_optimizers(number)
             return found
         with span(FORWARD), self._precision(batch):
             loss, logits = self.model(batch)
@@ -111,7 +109,7 @@ class Learner:
         weighed = loss * (share * self.world_size) if batch.rows else logits.sum() * 0.0
         with span(BACKWARD):
             weighed.backward()
-        self._step_optimizers()
+        self._step_optimizers(number)
         detached: torch.Tensor = loss.detach() if batch.rows else weighed.detach()
         return detached, logits.detach()
 
@@ -147,7 +145,22 @@ def make_learner(job: Job, session: Session) -> Learner:
     if config.trainer.compile_dense:
         _compile_dense(model)
     shift, trainer = math.log(config.data.negative_rate), config.trainer
-    return Learner(model, optimizer, decision, shift, trainer.micro_batches, trainer.dense_precision == "bf16")
+    others = model.other_parameters()
+    if trainer.accumulate_steps > 1 and others.keys() != model.dense_parameters().keys():
+        raise TrainError(
+            "trainer.accumulate_steps: tables with a dense kernel cannot wait; set it to 1, or give them another one "
+            "in sharding.constraints"
+        )
+    return Learner(
+        model,
+        optimizer,
+        decision,
+        shift,
+        trainer.micro_batches,
+        trainer.dense_precision == "bf16",
+        DenseUpdate(others, trainer.accumulate_steps, config.optimizers.dense.ema),
+        Rates(config, model.fused_optimizer, model.dense_parameters()),
+    )
 
 
 def _compile_dense(model: DistributedModelParallel) -> None:

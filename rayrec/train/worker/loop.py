@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
+import torch
+
 from rayrec.checkpoint import Checkpoint
 from rayrec.data import Cursor, data_sets, empty_batch
 from rayrec.distributed import TrainPipeline
@@ -24,8 +26,9 @@ from rayrec.train.worker.lockstep import Every, NotFiniteError, RankError, StepI
 from rayrec.train.worker.machine import planned_for
 from rayrec.train.worker.memory import is_out_of_memory, out_of_memory
 from rayrec.train.worker.position import START, Position
+from rayrec.train.worker.profile import Profile
 from rayrec.train.worker.saver import Saver
-from rayrec.train.worker.session import Job, Session
+from rayrec.train.worker.session import TEST, Job, Session
 from rayrec.train.worker.skipped import SkippedRows
 from rayrec.train.worker.streams import Stream, Streams
 from rayrec.train.worker.timeline import ExchangeClock, Stalls, Timeline
@@ -62,6 +65,7 @@ class Loop:
         self.skipped: SkippedRows | None = None
         self.guards = Guards(self.config.trainer.guards)
         self.scores: dict[str, Any] | None = None
+        self.test: dict[str, Any] | None = None
         self.scored_step: int | None = None  # of the last evaluation of all rows
         self.ended: str | None = None
         trainer = self.config.trainer
@@ -70,6 +74,8 @@ class Loop:
         self._exchanges = ExchangeClock()
         self._timeline = Timeline(session.control, self.config.trainer.timeline_steps)
         self._stalls = Stalls()
+        profiled = trainer.profile if session.rank == 0 else None
+        self._profile = Profile(job.folder, profiled, session.device)
         self._reported_at = 0.0
         self._tables_told_at = -math.inf
 
@@ -89,6 +95,7 @@ class Loop:
         """The sharded model, as the newest whole checkpoint has it; a collective."""
         learner, kept = self.saver.load(make_learner(self.job, self.session))
         self.window.load_state(kept)
+        learner.dense.load_state(kept)
         return learner
 
     def run(self) -> dict[str, Any]:
@@ -107,6 +114,7 @@ class Loop:
             raise
         finally:
             self._timeline.interrupt()
+            self._profile.close()
             self.saver.close()
 
     def _run(self) -> dict[str, Any]:
@@ -135,6 +143,7 @@ class Loop:
                     self._stop(position)
             if last or self.ended is not None:
                 self._save_last(position)
+                self._test(position)
                 return self._outcome(position)
             position = position.next_epoch(self.job.periods)
 
@@ -158,8 +167,9 @@ class Loop:
         first_step, whole_epoch = position.step, not position.cursor.rows_done
         with stream, self._watched(stream, "training"):
             for given in self._ahead(in_step(stream, self.empty, self.session.control, since=began)):
-                self.learner.set_learning_rates(*self._learning_rates(position.step))
-                loss, logits = self.learner.step(given.batch, given.share)
+                self._profile.before_step(position.step + 1)
+                self.learner.rates.set(position.step, self.learner.optimizer, *self._learning_rates(position.step))
+                loss, logits = self.learner.step(given.batch, given.share, position.step)
                 seconds, exchanged = time.perf_counter() - began, self._exchanges.seconds - exchanged
                 self.position = position = position.after(given, seconds)
                 self.window.add(given, loss, logits, seconds, exchanged)
@@ -210,6 +220,8 @@ class Loop:
         return Cursor.start(position.epoch, only)
 
     def _after_step(self, position: Position, given: StepInput) -> Position:
+        if (written := self._profile.after_step(position.step)) is not None:
+            self.report_event("profile", written)
         if (timeline := self._timeline.after_step(position.step)) is not None:
             self._report("timeline", position, **timeline)
         if self._lines.is_due(position.step, given.clock):
@@ -273,6 +285,8 @@ class Loop:
         stream = self.streams.take("eval", self._eval_rows(position))
         with self._watched(stream, "evaluation"), self._stalls.measured():
             scores = evaluate(self.learner, stream, self.config, self.session, most_rows)
+            if self.config.data.eval_sets and most_rows is None:
+                scores["sets"] = {name: self._score_set(name) for name in self.config.data.eval_sets}
         self._report("eval", position, **scores, **({} if most_rows is None else {"partial": True}))
         self.scores = scores
         if most_rows is None:
@@ -286,6 +300,24 @@ class Loop:
                 self._report("event", position, event="ended", message=f"ends at step {position.step}: {self.ended}")
         return position
 
+    def _score_set(self, name: str) -> dict[str, Any]:
+        """Figures on another set than `data.eval`; raises as `_evaluate`."""
+        stream = self.streams.take(name, EVAL_ROWS)
+        with self._watched(stream, "evaluation"):
+            return evaluate(self.learner, stream, self.config, self.session)
+
+    def _test(self, position: Position) -> None:
+        """The evaluation of the trained model on `data.test`."""
+        if self.config.data.test is None:
+            return
+        try:
+            self.test = self._score_set(TEST)
+        except StopRequested:
+            self._stop(position)
+        figures = ((name, self.test.get(name)) for name in ("auc", "ne", "logloss", "rmse", "r2"))
+        text = ", ".join(f"{name} {value:.4f}" for name, value in figures if value is not None)
+        self._report("event", position, event="test", message=f"test set: {text} on {self.test['samples']:,} rows")
+
     def _save(self, position: Position, to_score: bool = False) -> None:
         """Begin a checkpoint; `position` is that of all ranks.
 
@@ -297,7 +329,13 @@ class Loop:
         """
         with self._stalls.measured():
             self.window.check(position.step, self.learner.is_finite())
-            self.saver.save(position, self.learner, self.window.state(), to_score)
+            kept = self._kept()
+            with self.learner.dense.averaged():
+                self.saver.save(position, self.learner, kept, to_score)
+
+    def _kept(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint holds beside the model and its optimizers; a collective."""
+        return {**self.window.state(), **self.learner.dense.state()}
 
     def _save_last(self, position: Position) -> None:
         """A checkpoint of the position of all ranks, complete when this returns, unless its step has one.
@@ -307,7 +345,9 @@ class Loop:
         """
         if self.saved is None or self.saved.step != position.step:
             self.window.check(position.step, self.learner.is_finite())
-            self.saved = self.saver.save_last(position, self.learner, self.window.state())
+            kept = self._kept()
+            with self.learner.dense.averaged():
+                self.saved = self.saver.save_last(position, self.learner, kept)
 
     def _report_checkpoint(self, step: int, event: str, message: str) -> None:
         self._report("event", replace(self.position, step=step), event=event, message=message)
@@ -371,6 +411,7 @@ class Loop:
     def _outcome(self, position: Position) -> dict[str, Any]:
         return {
             "eval": self.scores,
+            "test": self.test,
             "train": {
                 "loss": self.figures.get("loss"),
                 **{name: self.figures.get(name) for name in self.figures.keys() & {"rmse", "r2"}},

@@ -27,6 +27,8 @@ from rayrec.train.setup.init_from import WarmStart
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.machine import Machine, ranks_by_host
 
+TEST = " test"  # not a name that a config's set would have
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -44,6 +46,7 @@ class Job:
         task: train to the end, or only score a checkpoint on the evaluation rows.
         checkpoint: name of the only one to load; None: the newest whole one.
         calibration: measured speeds for the planner.
+        sets: of `data.eval_sets` by name, and `TEST`, `data.test`.
         periods: where each epoch trains on one, and is evaluated on the next; `period_rows`: of each, before filters.
     """
 
@@ -61,6 +64,7 @@ class Job:
     checkpoint: str | None = None
     calibration: Calibration | None = None
     periods: Periods | None = None
+    sets: dict[str, Manifest] = field(default_factory=dict)
     period_rows: dict[Value, int] = field(default_factory=dict)
 
     def epoch_rows(self, cursor: Cursor) -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from rayrec.data import BatchStream, Cursor, Manifest, Mix, MixedStream, Shuffle
 from rayrec.data.order.epoch import dealt
 from rayrec.data.stream.shared_manifest import SharedManifest
 from rayrec.train.setup import build
 from rayrec.train.worker.session import Job, Session
 
-Use = Literal["train", "eval"]
+Use = str  # "train", "eval", or one of the job's `sets`
 Stream = BatchStream | MixedStream
 
 
@@ -54,7 +52,8 @@ class Streams:
         self._ready.clear()
 
     def _open(self, use: Use, cursor: Cursor) -> Stream:
-        manifest = self._job.train if use == "train" else self._job.eval
+        job = self._job
+        manifest = job.train if use == "train" else job.eval if use == "eval" else job.sets[use]
         assert manifest is not None
         if isinstance(manifest, Mix):
             return self._open_mix(manifest, cursor)

@@ -50,7 +50,7 @@ def find_tables(module: nn.Module, sharders: Sequence[ModuleSharder[Any]], compu
     for path, child, sharder in modules_to_shard(module, sharders):
         info, weights = _module_info(child, sharder, compute_device), sharder.shardable_parameters(child)
         for config in _configs(child):
-            state = state_bytes(table_optimizer(sharder, weights.get(config.name)))
+            state = state_bytes(table_optimizer(sharder, weights.get(config.name), config.name))
             found.append(TableInfo(path=path, config=config, state=state, **info))
     if not found:
         kinds = ", ".join(sharder.module_type.__name__ for sharder in sharders) or "none given"
@@ -130,9 +130,9 @@ def state_bytes(optimizer: object) -> tuple[int, int]:
     return rule_of(optimizer).state_bytes
 
 
-def table_optimizer(sharder: ModuleSharder[Any], weight: torch.Tensor | None = None) -> object:
+def table_optimizer(sharder: ModuleSharder[Any], weight: torch.Tensor | None = None, name: str = "") -> object:
     """Return a table's fused optimizer: the one attached to its weight, else the sharder's, else SGD."""
-    spec = getattr(sharder, "optimizer", None)
+    spec = getattr(sharder, "by_table", {}).get(name, getattr(sharder, "optimizer", None))
     if weight is not None and spec is not None and hasattr(weight, "_optimizer_classes"):
         spec = optimizer_of(weight, spec)
     return getattr(spec, "optimizer", "exact_sgd")

@@ -1,0 +1,183 @@
+"""Losses, averaged weights, gradients over several steps, tables with optimizers of their own and frozen parameters:
+the same as plain torch in one process, on any number of ranks, and across a resume."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from rayrec.data import empty_batch
+from rayrec.models import DLRM, Batch
+from rayrec.models.loss import Loss, mean_loss
+from rayrec.train.config.file import ConfigError, parse_config
+from rayrec.train.errors import TrainError
+from rayrec.train.setup import build
+from rayrec.train.worker.learner import make_learner
+from rayrec.train.worker.lockstep import in_step
+from rayrec.train.worker.loop import fit
+from rayrec.train.worker.session import session_alone
+from tests.ranks import PerRank, on_ranks
+from tests.train.small import Silent, fit_on_rank, make_job, rank_session, raw_config, write_all
+from tests.train.test_loop import PLANS, Steps, batches, joined, with_likes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_all(tmp_path_factory.mktemp("learning"), rows=280)
+
+
+def raw_of(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Every seam at once: tables of three optimizers, one frozen at first, a frozen layer, an average, two steps."""
+    raw = raw_config(folder, **changes)
+    raw["optimizers"] = {
+        "dense": {"kind": "adam", "lr": 0.01, "ema": 0.5},
+        "sparse": {"kind": "sgd", "lr": 0.1},
+        "tables": {"user": {"lr": 0.4}, "item": {"kind": "adagrad", "lr": 0.05}},
+        "freeze": [{"names": "tag", "until": 3}, {"names": "dense_arch.*"}],
+    }
+    raw["trainer"]["accumulate_steps"] = 2
+    raw["model"]["loss"] = {"kind": "focal", "gamma": 1.5, "alpha": 0.6}
+    return raw
+
+
+def trained(group: dist.ProcessGroup | None, raw: dict[str, Any], steps: list[Batch], probe: Batch) -> torch.Tensor:
+    """Logits of the averaged model after the steps."""
+    session = session_alone(Silent()) if group is None else rank_session(group)
+    learner = make_learner(make_job(raw), session)
+    for number, given in enumerate(
+        in_step(Steps(steps), empty_batch(make_job(raw).config.data_schema), session.control)
+    ):
+        learner.rates.set(number, learner.optimizer, 0.01, 0.1)
+        learner.step(given.batch, given.share, number)
+    learner.model.eval()
+    with learner.dense.averaged():
+        return learner.score(probe)
+
+
+def plain(raw: dict[str, Any], steps: list[Batch], probe: Batch) -> torch.Tensor:
+    """The same by torch alone: one process, an unsharded model, torch's optimizers."""
+    job = make_job(raw)
+    learner = make_learner(job, session_alone(Silent()))
+    arguments = {"tables": build.tables(job.config), "num_dense": 1, **job.config.model.args}
+    model = DLRM(**arguments, tables_device="cpu")
+    build._set_loss(job.config, model)
+    bags = model.embedding_bags.embedding_bags
+    with torch.no_grad():
+        for name, table in learner.model.tables().items():
+            bags[name.rpartition(".")[2]].weight.copy_(table.local[0].weight)
+        own = dict(model.named_parameters())
+        for name, parameter in learner.model.other_parameters().items():
+            own[name].copy_(parameter)
+    dense = {name: p for name, p in own.items() if not name.startswith("embedding_bags")}
+    adam = torch.optim.Adam([p for name, p in dense.items() if not name.startswith("dense_arch")], lr=0.01)
+    rows = [torch.optim.SGD([bags["user"].weight], 0.4), torch.optim.Adagrad([bags["item"].weight], 0.05, eps=1e-8)]
+    tag = torch.optim.SGD([bags["tag"].weight], 0.1)
+    average = {name: p.detach().clone() for name, p in dense.items()}
+    sums: dict[str, torch.Tensor] = {}
+    for number, batch in enumerate(steps):
+        model.zero_grad(set_to_none=True)
+        model(batch)[0].backward()
+        for optimizer in rows + ([tag] if number >= 3 else []):
+            optimizer.step()
+        for name, parameter in dense.items():
+            assert parameter.grad is not None
+            sums[name] = parameter.grad / 2 + sums.get(name, 0)
+        if number % 2:
+            for name, parameter in dense.items():
+                parameter.grad = sums[name]
+            adam.step()
+            sums = {}
+            average = {name: average[name] * 0.5 + p.detach() * 0.5 for name, p in dense.items()}
+    with torch.no_grad():
+        for name, parameter in dense.items():
+            parameter.copy_(average[name])
+        return model(probe)[1]
+
+
+def test_one_process_is_plain_torch_and_ranks_are_one_process(folder: Path) -> None:
+    raw = raw_of(folder)
+    steps = [batches([5, 3], seed) for seed in range(6)]
+    probe = batches([9], 77)[0]
+    whole = [joined(step) for step in steps]
+    wanted = plain(raw, whole, probe)
+    torch.testing.assert_close(trained(None, raw, whole, probe), wanted, atol=1e-5, rtol=1e-5)
+    dealt_out = PerRank([[step[rank] for step in steps] for rank in range(2)])
+    for plan in ("mixed", "row_wise"):
+        split = copy.deepcopy(raw) | {"sharding": {"constraints": PLANS[plan]}}
+        for logits in on_ranks(2, trained, split, dealt_out, probe):
+            torch.testing.assert_close(logits, wanted, atol=1e-5, rtol=1e-5)
+    for seam in ("accumulate_steps", "ema", "tables", "freeze", "loss"):  # each of them is seen by the probe
+        other = copy.deepcopy(raw)
+        of = {"accumulate_steps": other["trainer"], "ema": other["optimizers"]["dense"], "loss": other["model"]}
+        of.get(seam, other["optimizers"]).pop(seam)
+        assert not torch.allclose(trained(None, other, whole, probe), wanted, atol=1e-3), seam
+
+
+def test_a_run_that_goes_on_is_the_run_in_one_piece(folder: Path) -> None:
+    """An epoch has 5 steps: the resume falls between two steps of the dense optimizer."""
+    whole = fit(make_job(raw_of(folder, name="whole", trainer__epochs=2)), session_alone(Silent()))
+    for epochs in (1, 2):
+        parts = fit(make_job(raw_of(folder, name="parts", trainer__epochs=epochs)), session_alone(Silent()))
+    assert parts["eval"] == whole["eval"] and parts["steps"] == whole["steps"] == 10
+    for epochs, name in [(2, "whole on 2"), (1, "parts on 2"), (2, "parts on 2")]:
+        raw = raw_of(folder, name=name.replace(" ", "-"), trainer__epochs=epochs)
+        ended = on_ranks(2, fit_on_rank, raw)[0]
+        whole = ended if name == "whole on 2" else whole
+    assert ended["eval"] == whole["eval"] and ended["steps"] == 10
+
+
+def test_losses_are_their_formulas() -> None:
+    """Also of several labels with weights, some not observed."""
+    batch = with_likes(batches([50], 3, weighted=True)[0], 5)
+    assert batch.weight is not None
+    logits = torch.randn(50, 2, generator=torch.Generator().manual_seed(1))
+    p, y = logits.sigmoid(), batch.label
+    formulas = {
+        Loss(): -(y * p.log() + (1 - y) * (1 - p).log()),
+        Loss(kind="mse"): (p - y) ** 2,
+        Loss(kind="focal", gamma=2.0): -(y * (1 - p) ** 2 * p.log() + (1 - y) * p**2 * (1 - p).log()),
+        Loss(kind="focal", gamma=0.0, alpha=0.3): -(0.3 * y * p.log() + 0.7 * (1 - y) * (1 - p).log()),
+        Loss(label_smoothing=0.2): -((0.8 * y + 0.1) * p.log() + (0.9 - 0.8 * y) * (1 - p).log()),
+    }
+    for loss, each in formulas.items():
+        wanted = (each.nan_to_num().sum(1) * batch.weight).sum() / batch.weight.sum()
+        torch.testing.assert_close(mean_loss(logits, batch, loss=loss), wanted)
+    one = batches([20], 4)[0]
+    torch.testing.assert_close(
+        mean_loss(logits[:20, 0], one, loss=Loss(kind="mse")), F.mse_loss(logits[:20, 0].sigmoid(), one.label)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"model__loss": "focal2"}, "model.loss: got 'focal2'; allowed"),
+        ({"model__loss": {"kind": "focal", "label_smoothing": 0.1}}, "label_smoothing works with bce and mse"),
+        ({"optimizers__tables": {"usr": {"lr": 1.0}}}, "optimizers.tables.usr: there is no table 'usr'; did you mean"),
+    ],
+)
+def test_wrong_settings_are_named(folder: Path, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text.replace(".", r"\.")):
+        parse_config(raw_config(folder, **changes))
+
+
+def test_what_a_model_does_not_have_is_named(folder: Path) -> None:
+    config = parse_config(raw_config(folder, optimizers__freeze=[{"names": "over_arc.*"}]))
+    with pytest.raises(TrainError, match=r"optimizers\.freeze\.0\.names: nothing is called 'over_arc\.\*'"):
+        build.model(config, "meta")
+    config = parse_config(raw_config(folder, model__loss="focal"))
+    with pytest.raises(TrainError, match="the model computes a loss of its own"):
+        build.model(config, "meta", lambda **_: torch.nn.Linear(1, 1))
+    dense = {"constraints": PLANS["dense"]}
+    for wrong in ({"trainer__accumulate_steps": 2}, {"optimizers__tables": {"user": {"lr": 0.1}}}):
+        with pytest.raises(TrainError, match="dense kernel"):
+            make_learner(make_job(raw_config(folder, sharding=dense, **wrong)), session_alone(Silent()))
+    freeze = [{"names": "tag", "until": 3}, {"names": "user"}]
+    with pytest.raises(TrainError, match="share a kernel"):
+        make_learner(make_job(raw_config(folder, optimizers__freeze=freeze)), session_alone(Silent()))

@@ -1,0 +1,145 @@
+"""A user's own metrics, named evaluation sets and the test set of a run, on one rank and on several."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torchmetrics import Metric
+from torchmetrics.classification import BinaryF1Score
+
+from rayrec.train import Trainer
+from rayrec.train.config import MetricConfig
+from rayrec.train.config.file import ConfigError, parse_config
+from rayrec.train.driver.console import Display
+from rayrec.train.errors import TrainError
+from rayrec.train.run.config import config_of_run
+from rayrec.train.run.folder import RunFolder
+from rayrec.train.worker.lockstep import RankError
+from rayrec.train.worker.own_metrics import OwnMetrics, made
+from tests.ranks import PerRank, on_ranks
+from tests.train.small import make_job, rank_session, raw_config, write_all
+
+F1 = {"name": "f1", "factory": "torchmetrics.classification:BinaryF1Score", "args": {"threshold": 0.4}}
+CURVE = {"name": "exact_auc", "factory": "torchmetrics.classification:BinaryAUROC"}  # keeps all rows
+SPREAD = {"name": "spread", "factory": "tests.train.test_own_metrics:Spread"}
+
+
+class Spread(Metric):
+    """The distance of the highest from the lowest probability."""
+
+    full_state_update = False
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.fails = fails
+        self.add_state("low", torch.tensor(1.0), dist_reduce_fx="min")
+        self.add_state("high", torch.tensor(0.0), dist_reduce_fx="max")
+
+    def update(self, predicted: torch.Tensor, target: torch.Tensor) -> None:
+        if self.fails:
+            raise ValueError("no such thing")
+        self.low, self.high = torch.minimum(self.low, predicted.min()), torch.maximum(self.high, predicted.max())
+
+    def compute(self) -> dict[str, torch.Tensor]:
+        return {"width": self.high - self.low}
+
+
+class Mean(Spread):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("mean", torch.tensor(0.0), dist_reduce_fx="mean")
+
+
+def figures(group: dist.ProcessGroup, raw: dict[str, Any], batches: list[Any]) -> dict[str, Any]:
+    job, session = make_job(raw), rank_session(group)
+    own = OwnMetrics(job.config.trainer.metrics, job.config.data_schema, session.device)
+    for logits, label in batches:
+        own.update(logits, label)
+    return own.compute(session.control)
+
+
+def test_figures_of_ranks_are_those_of_one_process(tmp_path: Path) -> None:
+    """A rank without any row among them; a label that was not observed does not count."""
+    raw = raw_config(write_all(tmp_path, rows=100), trainer__metrics=[F1, CURVE, SPREAD])
+    random = torch.Generator().manual_seed(0)
+    logits, label = torch.randn(90, generator=random), (torch.rand(90, generator=random) < 0.4).float()
+    label[7] = torch.nan
+    parts = [(logits[i : i + 30], label[i : i + 30]) for i in (0, 30, 60)]
+    (whole,) = on_ranks(1, figures, raw, [(logits, label)])
+    seen = ~label.isnan()
+    wanted = BinaryF1Score(threshold=0.4)(logits[seen].sigmoid(), label[seen].long())
+    assert whole["f1"] == pytest.approx(float(wanted)) and whole["spread"]["width"] > 0.5
+    for dealt_out in ([parts[:2], parts[2:]], [parts, []]):
+        for found in on_ranks(2, figures, raw, PerRank(dealt_out)):
+            assert found["f1"] == pytest.approx(whole["f1"]) and found["spread"] == pytest.approx(whole["spread"])
+            assert found["exact_auc"] == pytest.approx(whole["exact_auc"])
+
+
+def failing(group: dist.ProcessGroup, raw: dict[str, Any], batches: list[Any]) -> str:
+    with pytest.raises(RankError) as caught:
+        figures(group, raw, batches)
+    return str(caught.value)
+
+
+def test_a_metric_that_fails_on_one_rank_fails_on_all(tmp_path: Path) -> None:
+    raw = raw_config(write_all(tmp_path, rows=100), trainer__metrics=[{**SPREAD, "args": {"fails": True}}])
+    parts = PerRank([[(torch.ones(2), torch.ones(2))], []])
+    for message in on_ranks(2, failing, raw, parts):
+        assert "trainer.metrics: spread: no such thing" in message
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        ({**F1, "args": {"threshhold": 0.4}}, r"trainer\.metrics\.f1\.args: .* does not take them"),
+        ({**F1, "factory": "torchmetrics.classification:F2"}, "has no function 'F2'"),
+        ({**F1, "factory": "builtins:dict", "args": {}}, r"made dict; a torchmetrics\.Metric is needed"),
+        ({**SPREAD, "factory": "tests.train.test_own_metrics:Mean"}, "do not add up exactly"),
+    ],
+)
+def test_what_is_no_exact_metric_is_refused(metric: dict[str, Any], text: str) -> None:
+    with pytest.raises(TrainError, match=text):
+        made(MetricConfig(**metric))
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [({**F1, "name": "auc"}, "'auc' is taken"), ({**F1, "label": "clik"}, "there is no label 'clik'")],
+)
+def test_names_of_metrics_and_labels_are_checked(tmp_path: Path, metric: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        parse_config(raw_config(tmp_path, trainer__metrics=[metric]))
+
+
+def test_a_run_scores_its_sets_and_its_test_set(tmp_path: Path) -> None:
+    write_all(tmp_path, rows=128)
+    whole = str(tmp_path / "eval")
+    low = {"path": whole, "filters": [["user", "<", 20]]}
+    rows = pq.read_table(whole, columns=["user"])["user"].to_pylist()
+    raw = raw_config(tmp_path, trainer__metrics=[F1], data__eval_sets={"low": low, "all": whole}, data__test=whole)
+    out = io.StringIO()
+    result = Trainer(parse_config(raw), display=Display(Console(file=out, width=300))).fit()
+    assert result.eval is not None and result.test is not None
+    sets = result.eval["sets"]
+    assert sets["low"]["samples"] == sum(user < 20 for user in rows) and sets["all"]["samples"] == 301
+    assert sets["all"]["f1"] == result.eval["f1"] == result.test["f1"] > 0 and sets["low"]["f1"] != result.eval["f1"]
+    assert result.test["auc"] == result.eval["auc"] and "test set: auc" in out.getvalue()
+
+
+def test_sets_need_the_main_one_and_code_of_a_run_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="eval_sets come beside eval"):
+        parse_config(raw_config(tmp_path, data__eval=None, data__eval_sets={"x": "y"}))
+    folder = RunFolder(tmp_path)
+    for metrics, refused in (([F1], False), ([F1, SPREAD], True)):
+        folder.config.write_text(str({"trainer": {"metrics": metrics}}))
+        if refused:
+            with pytest.raises(TrainError, match=r"trainer\.metrics: tests\.train\.test_own_metrics:Spread, which"):
+                config_of_run(folder, allow_code=False)
+        assert config_of_run(folder, allow_code=refused)["trainer"]["metrics"] == metrics
