@@ -2,8 +2,8 @@
 
     python jobs/bench_retrieval.py [--sequences beauty.txt] [--threads 2] [--only evaluation,search,epoch]
 
-Without a file, sequences are drawn with Beauty's lengths (8.9 items a user on average). SASRec's peer is the padded form in
-plain torch: every user padded to 50 positions, one negative a position drawn in Python, binary cross-entropy.
+Without a file, sequences are drawn with Beauty's lengths (8.9 items a user on average). SASRec's peer is the padded
+form in plain torch: every user padded to 50 positions, one negative a position drawn in Python, binary cross-entropy.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from jobs.experiment_retrieval import Sequences, evaluate
 from rayrec.inference.approximate import Approximate
 from rayrec.inference.topk import top_k
 from rayrec.metrics.ranking import Jagged, target_ranks
-from rayrec.models.retriever import ItemVectors
-from rayrec.models.sasrec import make_sasrec
+from rayrec.models.sasrec import sasrec
 from rayrec.modules import EmbeddingConfig
 
 DIM, LENGTH, BATCH = 64, 50, 128
@@ -49,7 +48,7 @@ def drawn_sequences(users: int = 22_363, items: int = 12_101, seed: int = 0) -> 
 def model_of(data: Sequences, **settings: Any) -> nn.Module:
     torch.manual_seed(0)
     table = EmbeddingConfig(num_embeddings=data.num_items, embedding_dim=DIM, name="item", feature_names=["item"])
-    return make_sasrec(ItemVectors(table, "cpu", 0), lambda rows: rows.history, max_length=LENGTH, **settings)
+    return sasrec([table], 0, history="item", tables_device="cpu", seed=0, max_length=LENGTH, **settings)
 
 
 def evaluation(data: Sequences) -> None:
@@ -81,7 +80,7 @@ def search() -> None:
     recall, _ = index.tune(queries, top_k(queries, items, 100)[1], 0.98)
     took = seconds(lambda: index.search(queries, 100, None))
     print(
-        f"ivf over the same (2,000 clusters): built in {built:.1f} s, {index.effort} lists probed, recall {recall:.4f}, "
+        f"ivf (2,000 clusters): built in {built:.1f} s, {index.effort} lists probed, recall {recall:.4f}, "
         f"{took:.3f} s, 1 / {exact_s / took:.1f} of exact"
     )
     singles = []

@@ -10,9 +10,17 @@ from rayrec.models.batch import Batch
 from rayrec.models.dcn import DCN
 from rayrec.models.deepfm import DeepFM
 from rayrec.models.dlrm import DLRM
+from rayrec.models.hstu import hstu
 from rayrec.models.loss import mean_loss
+from rayrec.models.retriever import Retriever
+from rayrec.models.sasrec import sasrec
+from rayrec.models.two_tower import TwoTower
 
 # factory(tables, num_dense, device=..., **settings); the tables stay on the meta device until they are sharded
 MODELS: dict[str, Callable[..., nn.Module]] = {"dlrm": DLRM, "dcn": DCN, "deepfm": DeepFM}
 
-__all__ = ["DCN", "DLRM", "MODELS", "Batch", "DeepFM", "mean_loss"]
+# of the same arguments, as functions or classes; they find items, and make a `Retriever`
+RETRIEVERS: dict[str, Callable[..., Retriever]] = {"sasrec": sasrec, "hstu": hstu, "two_tower": TwoTower}
+BUILT_IN: dict[str, Callable[..., nn.Module]] = {**MODELS, **RETRIEVERS}
+
+__all__ = ["BUILT_IN", "DCN", "DLRM", "MODELS", "RETRIEVERS", "Batch", "DeepFM", "Retriever", "mean_loss"]

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from rayrec.data import DataSet, Schema
 from rayrec.data.errors import suggestion
 from rayrec.data.storage.locations import secret_in
-from rayrec.models import MODELS
+from rayrec.models import BUILT_IN
 from rayrec.train.config.model_args import args_of, wrong_args
 from rayrec.train.config.sections import DataConfig, ModelConfig, ShardingConfig, StorageConfig, TableConfig
 from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, TrainerConfig
@@ -65,7 +65,7 @@ def check_constraints(sharding: ShardingConfig, tables: Sequence[TableConfig]) -
 def check_model_args(model: ModelConfig) -> None:
     """A built-in model takes the arguments."""
     name = model.name
-    if name not in MODELS:
+    if name not in BUILT_IN:
         return
     known = list(args_of(name).model_fields)
     for place, kind, text in wrong_args(name, model.args):
