@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import socket
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from rayrec._debug import debugging
+from rayrec.local_ray import init_local, quiet_unless_debug
 from rayrec.serve.http import App
 from rayrec.serve.limits import Limits
 from rayrec.serve.retrieval import Retrieval, check_index, newest_index
@@ -156,7 +156,8 @@ def serving(settings: Settings) -> Iterator[str]:
             if shared:
                 serve.delete(settings.name)
             else:
-                serve.shutdown()
+                with _unsaid():
+                    serve.shutdown()
     if not shared:
         _await_port(settings)
 
@@ -170,13 +171,24 @@ def _ray(settings: Settings) -> Iterator[bool]:
         yield True
         return
     address = os.environ.get("RAY_ADDRESS")
-    own: dict[str, Any] = {} if address else {"num_cpus": settings.replicas * settings.cpus + 1}
-    quiet: dict[str, Any] = {} if debugging() else {"logging_level": logging.ERROR}
-    ray.init(address=address or "local", include_dashboard=False, log_to_driver=False, **own, **quiet)
+    if address:
+        ray.init(address=address, **quiet_unless_debug())
+    else:
+        init_local(settings.replicas * settings.cpus + 1)
     try:
         yield address is not None
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Serve ends by having its controller killed, which Ray prints as an error with infinite retries."""
+    if debugging():
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 def _check_free(settings: Settings) -> None:

@@ -16,14 +16,14 @@ from rayrec.data.source.slices import slices_of
 from rayrec.data.stream.reading import read_rows
 from rayrec.inference import Model
 from rayrec.metrics import LabelMetrics
-from rayrec.train.choice import NEWEST
+from rayrec.train.after.export import exported_run
 from rayrec.train.config import TrainConfig
 from rayrec.train.config.file import parse_config
 from rayrec.train.errors import TrainError
-from rayrec.train.export_run import exported_run
 from rayrec.train.report import write_report
-from rayrec.train.run_config import config_of_run
-from rayrec.train.run_folder import RunFolder, write_json
+from rayrec.train.run.choice import NEWEST
+from rayrec.train.run.config import config_of_run
+from rayrec.train.run.folder import RunFolder, write_json
 
 ROWS = 50_000
 _SEED = 0
@@ -98,13 +98,12 @@ def _some_rows(config: TrainConfig, mapping: RowMapping) -> pa.Table:
 
 def _parts(config: TrainConfig, schema: Schema) -> Iterator[tuple[str, str, Sequence[str]]]:
     """Name, kind and columns of each table and each number."""
-    columns = {feature.name: feature.column for feature in schema.sparse}
-    weights = {feature.name: feature.weight_column for feature in schema.sparse}
+    columns = {feature.name: schema.sources(feature) for feature in schema.sparse}
     for table in config.tables:
-        both = [column for name in table.features for column in (columns[name], weights[name]) if column]
+        both = [column for name in table.features for column in columns[name]]
         yield table.name, "table", list(dict.fromkeys(both))
     for feature in schema.dense:
-        yield feature.name, "number", [feature.column]
+        yield feature.name, "number", schema.sources(feature)
 
 
 def _figures(model: Model, mapping: RowMapping, rows: pa.Table) -> Mapping[str, Any]:
