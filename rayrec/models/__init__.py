@@ -6,13 +6,25 @@ from collections.abc import Callable
 
 from torch import nn
 
-from rayrec.models.batch import Batch
+from rayrec.models.batch import Batch, Sequence
 from rayrec.models.dcn import DCN
 from rayrec.models.deepfm import DeepFM
+from rayrec.models.din import DIN
 from rayrec.models.dlrm import DLRM
+from rayrec.models.esmm import ESMM
 from rayrec.models.loss import mean_loss
+from rayrec.models.mmoe import MMoE
+from rayrec.models.ple import PLE
 
 # factory(tables, num_dense, device=..., **settings); the tables stay on the meta device until they are sharded
-MODELS: dict[str, Callable[..., nn.Module]] = {"dlrm": DLRM, "dcn": DCN, "deepfm": DeepFM}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "dlrm": DLRM,
+    "dcn": DCN,
+    "deepfm": DeepFM,
+    "din": DIN,
+    "mmoe": MMoE,
+    "ple": PLE,
+    "esmm": ESMM,
+}
 
-__all__ = ["DCN", "DLRM", "MODELS", "Batch", "DeepFM", "mean_loss"]
+__all__ = ["DCN", "DIN", "DLRM", "ESMM", "MODELS", "PLE", "Batch", "DeepFM", "MMoE", "Sequence", "mean_loss"]
