@@ -17,8 +17,8 @@ from rayrec.inference.predictions import parts_in
 from rayrec.serve import ModelSpec, Service
 from rayrec.serve.http import App
 from rayrec.train import Trainer
+from rayrec.train.after.export import export_run
 from rayrec.train.config.file import ConfigError, parse_config
-from rayrec.train.export_run import export_run
 from tests.inference.runs import trainer_scores
 from tests.ranks import on_ranks
 from tests.serve.server import Server

@@ -16,6 +16,7 @@ import pyarrow.types as pat
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import from_list_view, without_views
 from rayrec.data.mapping.dense import map_dense
+from rayrec.data.mapping.derive import derive
 from rayrec.data.mapping.id_mappings import Vocabulary
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids, Rows
@@ -46,7 +47,9 @@ def map_rows(
         labelled: if False, only the features' columns are read, and labels are NaN.
     """
     names = schema.columns if labelled else schema.feature_columns
-    columns = {name: _one_array(table.column(name)) for name in names}
+    columns = {name: one_array(table.column(name)) for name in names}
+    if schema.derived:
+        columns = {name: one_array(array) for name, array in derive(schema.derived_needed, columns, problems).items()}
     targets = map_targets(columns, schema, problems) if labelled else unknown_targets(schema, table.num_rows)
     dense = map_dense(schema.dense, columns, table.num_rows, problems)
     if order is not None:
@@ -94,7 +97,8 @@ def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
             )
 
 
-def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """A column as one array of a layout that Arrow's functions know."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if pat.is_list_view(column.type) or pat.is_large_list_view(column.type):

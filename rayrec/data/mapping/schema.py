@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from rayrec.data.mapping.derived import Derived, check_order, needed, sources
 from rayrec.data.mapping.id_mappings import Identity, IdMapping, Vocabulary
 from rayrec.data.mapping.label_rule import LabelKind, LabelRule
 from rayrec.data.mapping.sequences import SequenceColumns
@@ -123,7 +124,7 @@ class SparseFeature(_Feature):
             (a null list becomes a list of that one id).
         default: the id that stands for a null; giving it means `on_null: default`.
         max_length: longest list kept (id lists only).
-        keep: which end of a longer list is kept.
+        keep: which end of a longer list is kept; `keep: {last: 50}` is short for it with `max_length: 50`.
         weight_column: list of numbers beside the ids, of the same lengths (weighted lists only).
     """
 
@@ -141,6 +142,15 @@ class SparseFeature(_Feature):
     def _default_means_on_null_default(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("default") is not None and "on_null" not in data:
             return {**data, "on_null": "default"}
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_may_have_a_length(cls, data: Any) -> Any:
+        keep = data.get("keep") if isinstance(data, dict) else None
+        if isinstance(keep, dict) and len(keep) == 1 and data.get("max_length") is None:
+            ((end, length),) = keep.items()
+            return {**data, "keep": end, "max_length": length}
         return data
 
     @model_validator(mode="after")
@@ -175,6 +185,9 @@ class Schema(Strict):
         sample_weight: how much each row counts; without it all count alike.
         group, timestamp: what evaluations are broken down by; training does not read these columns.
         sequences: which lists belong together.
+        derived: columns made of others, that features read by their names.
+        column_types: of the columns that derived ones are made of, as the training data has them; the run writes them
+            into its config, and rows of a service are read as these types.
 
     Raises:
         ValueError (pydantic.ValidationError): unknown field, wrong type, a name given twice, or no feature at all.
@@ -188,6 +201,8 @@ class Schema(Strict):
     dense: list[DenseFeature] = Field(default=[])
     sparse: list[SparseFeature] = Field(default=[])
     sequences: list[SequenceColumns] = Field(default=[])
+    derived: list[Derived] = Field(default=[])
+    column_types: dict[str, str] = Field(default={})
 
     @model_validator(mode="before")
     @classmethod
@@ -220,6 +235,7 @@ class Schema(Strict):
             raise ValueError("the schema has no features: list some under dense or sparse")
         for sequence in self.sequences:
             self._check_sequence(sequence)
+        check_order(self.derived)
         return self
 
     def _check_sequence(self, sequence: SequenceColumns) -> None:
@@ -303,16 +319,16 @@ class Schema(Strict):
         """Those that a file may lack: all that is made of them takes nulls."""
         takes = [(task.column, task.on_null == "ignore") for task in self.tasks]
         takes += [(part.column, False) for part in self._beside if part]
-        takes += [(feature.column, feature.default is not None) for feature in self.dense]
-        takes += [(feature.column, feature.on_null != "error") for feature in self.sparse]
-        takes += [(feature.weight_column, False) for feature in self.sparse if feature.weight_column]
+        takes += [(name, feature.default is not None) for feature in self.dense for name in self.sources(feature)]
+        takes += [(name, feature.on_null != "error") for feature in self.sparse for name in self.sources(feature)]
         takes += [(one.column_name, False) for sequence in self.sequences for one in sequence.values]
         return {column for column, _ in takes} - {column for column, nulls in takes if not nulls}
 
     @property
     def text_columns(self) -> list[str]:
         """Those whose ids are known to be texts."""
-        return [feature.column for feature in self.sparse if feature.id_type == "text"]
+        made = {spec.name for spec in self.derived}
+        return [f.column for f in self.sparse if f.id_type == "text" and f.column not in made]
 
     @property
     def _beside(self) -> tuple[SampleWeight | Group | Timestamp | None, ...]:
@@ -327,8 +343,21 @@ class Schema(Strict):
     @property
     def feature_columns(self) -> list[str]:
         """Those of them that features are made of: what a row has before its label is known."""
-        names = [feature.column for feature in self.dense]
-        for feature in self.sparse:
-            names += [feature.column] + ([feature.weight_column] if feature.weight_column else [])
+        names = [name for feature in (*self.dense, *self.sparse) for name in self.sources(feature)]
         names += [one.column_name for sequence in self.sequences for one in sequence.values]
         return list(dict.fromkeys(names))
+
+    def sources(self, feature: _Feature) -> list[str]:
+        """The columns of the data that a feature is made of."""
+        return sources(self.derived, _columns_of(feature))
+
+    @property
+    def derived_needed(self) -> list[Derived]:
+        """The derived columns that features are made of, in their order."""
+        return needed(self.derived, [name for feature in (*self.dense, *self.sparse) for name in _columns_of(feature)])
+
+
+def _columns_of(feature: _Feature) -> list[str]:
+    """What a feature reads, derived or not."""
+    weights = feature.weight_column if isinstance(feature, SparseFeature) else None
+    return [feature.column] + ([weights] if weights else [])
