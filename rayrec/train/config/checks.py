@@ -79,6 +79,27 @@ def check_model_args(model: ModelConfig) -> None:
         raise _refuse(f"model.args.{place}", f"model {name}: {text[0].lower()}{text[1:]}")
 
 
+def check_attention(model: ModelConfig, schema: Schema) -> None:
+    """Histories of an attention are of one sequence, and hold no column of their target or of a label."""
+    if model.name not in BUILT_IN:
+        return
+    column_of = {feature.name: feature.column for feature in schema.sparse}
+    for place, one in enumerate(model.args.get("attention") or ()):
+        path, history = f"model.args.attention.{place}", list(one.get("history", ()))
+        if set(one) != {"history", "target"}:
+            raise _refuse(path, f"it needs `history` and `target`, lists of features; it has {sorted(one)}")
+        if len(history) > 1 and not any(set(history) <= set(sequence.ids) for sequence in schema.sequences):
+            raise _refuse(
+                path, f"history {history} must be lists of one sequence; list them together in schema.sequences"
+            )
+        read = {column_of.get(name, name) for name in history}
+        targets = {column_of.get(name, name) for name in one["target"]} | {task.column for task in schema.tasks}
+        if both := sorted(read & targets):
+            raise _refuse(
+                path, f"column {both[0]!r} is the target inside its own history; give the history a column of its own"
+            )
+
+
 def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema) -> None:
     """DLRM's widths fit its tables and labels."""
     if model.name != "dlrm":
