@@ -15,7 +15,7 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,36 +27,19 @@ import torch
 
 from rayrec.metrics.ranking import Jagged, RankingMetrics, popularity_ranks, target_ranks
 from rayrec.models import Batch, retrieval_loss
-from rayrec.models.hstu import make_hstu
+from rayrec.models.hstu import hstu
 from rayrec.models.next_item import NextItem
-from rayrec.models.retriever import History, ItemVectors
-from rayrec.models.sasrec import make_sasrec
+from rayrec.models.sasrec import sasrec
 from rayrec.models.two_tower import TwoTower
 from rayrec.modules import EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 
-MAKERS = {"sasrec": make_sasrec, "hstu": make_hstu}
+MAKERS: dict[str, Callable[..., NextItem]] = {"sasrec": sasrec, "hstu": hstu}
 # Chosen by validation.
 SETTINGS: dict[str, dict[str, Any]] = {
     "sasrec": {"normalize": True, "dropout": 0.5, "loss": {"temperature": 0.05, "negatives": 512}},
     "hstu": {"normalize": True, "dropout": 0.5, "loss": {"temperature": 0.05, "negatives": 512}},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Histories as a model reads them; takes the place of a `Batch` where there is no schema."""
-
-    history: History
-    weight: None = None
-
-    @property
-    def rows(self) -> int:
-        return len(self.history.offsets) - 1
-
-    @property
-    def total_weight(self) -> float:
-        return float(self.rows)
 
 
 class Sequences:
@@ -71,25 +54,30 @@ class Sequences:
         lines = path.read_text(encoding="utf-8").splitlines()
         return cls([np.array(line.split()[1:], dtype=np.int64) - 1 for line in lines])
 
-    def batch(self, users: np.ndarray, left_out: int) -> History:
+    def batch(self, users: np.ndarray, left_out: int) -> Batch:
         """Of the users all items but the last ones."""
         rows = [self.rows[user][: len(self.rows[user]) - left_out] for user in users]
-        offsets = np.cumsum([0, *(len(row) for row in rows)])
-        return History(torch.from_numpy(np.concatenate(rows)), torch.from_numpy(offsets))
+        lengths = torch.tensor([len(row) for row in rows])
+        kjt = KeyedJaggedTensor(["item"], torch.from_numpy(np.concatenate(rows)), lengths=lengths)
+        return Batch(torch.empty(len(rows), 0), kjt, torch.ones(len(rows)))
+
+    def seen(self, users: np.ndarray, left_out: int) -> Jagged:
+        """The items of `batch`."""
+        items = self.batch(users, left_out).sparse["item"]
+        return Jagged(items.values(), items.offsets())
 
     def targets(self, users: np.ndarray, left_out: int) -> torch.Tensor:
         """The item after what `batch` gives."""
         return torch.tensor([self.rows[user][-left_out] for user in users])
 
-    def epoch(self, generator: np.random.Generator, size: int) -> Iterator[Rows]:
+    def epoch(self, generator: np.random.Generator, size: int) -> Iterator[Batch]:
         order = generator.permutation(len(self.rows))
         for start in range(0, len(order), size):
-            yield Rows(self.batch(order[start : start + size], 2))
+            yield self.batch(order[start : start + size], 2)
 
     def counts(self) -> torch.Tensor:
         """Of each item in training."""
-        history = self.batch(np.arange(len(self.rows)), 2)
-        return torch.bincount(history.ids, minlength=self.num_items)
+        return torch.bincount(self.seen(np.arange(len(self.rows)), 2).ids, minlength=self.num_items)
 
 
 @torch.no_grad()
@@ -101,11 +89,8 @@ def evaluate(model: NextItem, data: Sequences, left_out: int, size: int = 2048) 
     users = np.arange(len(data.rows))
     for start in range(0, len(users), size):
         part = users[start : start + size]
-        history = data.batch(part, left_out)
-        queries = model.query(Rows(history))  # type: ignore[arg-type]
-        ranks.append(
-            target_ranks(queries, items_ID, data.targets(part, left_out), Jagged(history.ids, history.offsets))
-        )
+        queries = model.query(data.batch(part, left_out))
+        ranks.append(target_ranks(queries, items_ID, data.targets(part, left_out), data.seen(part, left_out)))
     model.train()
     return RankingMetrics.of(torch.cat(ranks), (5, 10, 50)).figures()
 
@@ -113,8 +98,7 @@ def evaluate(model: NextItem, data: Sequences, left_out: int, size: int = 2048) 
 def popularity(data: Sequences) -> dict[str, float]:
     """The row that a model must be above."""
     users = np.arange(len(data.rows))
-    history = data.batch(users, 1)
-    ranks = popularity_ranks(data.counts(), data.targets(users, 1), Jagged(history.ids, history.offsets))
+    ranks = popularity_ranks(data.counts(), data.targets(users, 1), data.seen(users, 1))
     return RankingMetrics.of(ranks, (5, 10, 50)).figures()
 
 
@@ -128,7 +112,7 @@ def train(data: Sequences, args: argparse.Namespace, settings: dict[str, Any]) -
         feature_names=["item"],
         init_fn=lambda rows: rows.normal_(std=0.02),
     )
-    model = MAKERS[args.model](ItemVectors(table, "cpu", args.seed), lambda rows: rows.history, **settings)
+    model = MAKERS[args.model]([table], 0, history="item", tables_device="cpu", seed=args.seed, **settings)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, betas=(0.9, 0.98))
     generator = np.random.default_rng(args.seed)
     best: dict[str, Any] = {"validation": {"ndcg@10/unseen": -1.0}, "epoch": 0}

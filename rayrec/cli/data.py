@@ -133,6 +133,29 @@ def index(
 
 
 @app.command()
+def sequence(
+    paths: Annotated[list[str], typer.Argument(help="An interaction log: Parquet files, folders or globs.")],
+    out: Annotated[Path, typer.Option(parser=path, help="Folder for the Parquet files.")],
+    user: Annotated[str, typer.Option(help="The column that says whose row it is.")],
+    time: Annotated[str, typer.Option(help="The column that says when; rows of one time do not see each other.")],
+    columns: Annotated[
+        list[str], typer.Option("--column", help="What histories hold, e.g. the item; may be repeated.")
+    ],
+    rows: Annotated[
+        Literal["impressions", "users"],
+        typer.Option(help="A row of the log with the history before it, or a row a user with all of it."),
+    ] = "impressions",
+    length: Annotated[int, typer.Option(help="Longest history of an impression, the newest rows.", min=1)] = 50,
+) -> None:
+    """Make rows with histories of an interaction log; no row sees itself, its own moment, or the future."""
+    from rayrec.data.tools.sequence import Log, make_sequences
+
+    log = Log(user=user, time=time, columns=tuple(columns))
+    made = make_sequences(paths, out, log, rows=rows, length=length)
+    typer.echo(f"{made:,} rows in {out}")
+
+
+@app.command()
 def fit(
     config: Config,
     out: Annotated[Path, typer.Option(parser=path, help="The config to write, with all statistics.")],

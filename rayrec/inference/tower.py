@@ -12,26 +12,15 @@ from typing import Any
 import torch
 
 from rayrec.inference.artifact import ExportError
-from rayrec.models.hstu import make_hstu
+from rayrec.models.hstu import hstu
 from rayrec.models.next_item import NextItem
-from rayrec.models.retriever import History, ItemVectors
-from rayrec.models.sasrec import make_sasrec
+from rayrec.models.retriever import batch_of
+from rayrec.models.sasrec import sasrec
 from rayrec.modules import EmbeddingConfig
 
-MAKERS: dict[str, Callable[..., NextItem]] = {"sasrec": make_sasrec, "hstu": make_hstu}
+MAKERS: dict[str, Callable[..., NextItem]] = {"sasrec": sasrec, "hstu": hstu}
+FEATURE = "history"
 TOWER, EXAMPLES, TOLERANCE = "tower.pt", 32, 1e-5
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Histories as rows of the item table, in place of a `Batch`."""
-
-    history: History
-
-    @classmethod
-    def of(cls, histories: Sequence[Sequence[int]]) -> Rows:
-        offsets = torch.tensor([0, *(len(one) for one in histories)]).cumsum(0)
-        return cls(History(torch.tensor([i for one in histories for i in one], dtype=torch.int64), offsets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +46,14 @@ class Tower:
         """
         if family not in MAKERS:
             raise ExportError(f"there is no query tower {family!r}; there are {', '.join(MAKERS)}")
-        table = EmbeddingConfig(num_embeddings=num_items, embedding_dim=dim, name="item", feature_names=["item"])
-        model = MAKERS[family](ItemVectors(table, "cpu", 0), _history, **settings)
+        table = EmbeddingConfig(num_embeddings=num_items, embedding_dim=dim, name="item", feature_names=[FEATURE])
+        model = MAKERS[family]([table], 0, history=FEATURE, tables_device="cpu", **settings)
         return cls(family, settings, model)
 
     @torch.no_grad()
     def queries(self, histories: Sequence[Sequence[int]]) -> torch.Tensor:
         """`[Q, D]` for histories of rows, oldest first."""
-        return self.model.eval().query(Rows.of(histories))  # type: ignore[arg-type]
+        return self.model.eval().query(batch_of(FEATURE, histories))
 
     @torch.no_grad()
     def item_vectors(self) -> torch.Tensor:
@@ -102,8 +91,3 @@ class Tower:
         if not apart <= TOLERANCE * max(1.0, float(saved["queries"].abs().max())):
             raise ExportError(f"{folder / TOWER}: queries are {apart:.2g} from those when it was written; index anew")
         return tower
-
-
-def _history(rows: Any) -> History:
-    history: History = rows.history
-    return history

@@ -6,13 +6,47 @@ from collections.abc import Callable
 
 from torch import nn
 
-from rayrec.models.batch import Batch
+from rayrec.models.batch import Batch, Sequence
 from rayrec.models.dcn import DCN
 from rayrec.models.deepfm import DeepFM
+from rayrec.models.din import DIN
 from rayrec.models.dlrm import DLRM
+from rayrec.models.esmm import ESMM
+from rayrec.models.hstu import hstu
 from rayrec.models.loss import mean_loss
+from rayrec.models.mmoe import MMoE
+from rayrec.models.ple import PLE
+from rayrec.models.retriever import Retriever
+from rayrec.models.sasrec import sasrec
+from rayrec.models.two_tower import TwoTower
 
 # factory(tables, num_dense, device=..., **settings); the tables stay on the meta device until they are sharded
-MODELS: dict[str, Callable[..., nn.Module]] = {"dlrm": DLRM, "dcn": DCN, "deepfm": DeepFM}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "dlrm": DLRM,
+    "dcn": DCN,
+    "deepfm": DeepFM,
+    "din": DIN,
+    "mmoe": MMoE,
+    "ple": PLE,
+    "esmm": ESMM,
+}
+# of the same arguments, as functions or classes; they find items, and make a `Retriever`
+RETRIEVERS: dict[str, Callable[..., Retriever]] = {"sasrec": sasrec, "hstu": hstu, "two_tower": TwoTower}
+BUILT_IN: dict[str, Callable[..., nn.Module]] = {**MODELS, **RETRIEVERS}
 
-__all__ = ["DCN", "DLRM", "MODELS", "Batch", "DeepFM", "mean_loss"]
+__all__ = [
+    "BUILT_IN",
+    "DCN",
+    "DIN",
+    "DLRM",
+    "ESMM",
+    "MODELS",
+    "PLE",
+    "RETRIEVERS",
+    "Batch",
+    "DeepFM",
+    "MMoE",
+    "Retriever",
+    "Sequence",
+    "mean_loss",
+]

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-from rayrec.models.batch import Batch
+import torch
+
 from rayrec.models.next_item import NextItem
-from rayrec.models.retriever import History, ItemVectors
+from rayrec.models.retriever import HistoryOf, ItemVectors
+from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.hstu import HSTUConfig, HSTUEncoder
 from rayrec.modules.positions import Positions
 
 
-def make_hstu(
-    item_vectors: ItemVectors,
-    history: Callable[[Batch], History],
+def hstu(
+    tables: Sequence[BaseEmbeddingConfig],
+    num_dense: int,
     *,
+    history: str,
+    times: str | None = None,
     max_length: int = 50,
     blocks: int = 2,
     heads: int = 1,
     qk_dim: int | None = None,
     v_dim: int | None = None,
-    use_times: bool = False,
     dropout: float = 0.2,
     normalize: bool = True,
     loss: dict[str, Any] | None = None,
+    device: torch.device | str | None = None,
+    tables_device: torch.device | str | None = "meta",
+    seed: int | None = None,
 ) -> NextItem:
     """A next-item model with layers of HSTU.
 
     Args:
-        item_vectors: the item table; its width is the encoder's.
-        history: a batch's histories, with times if `use_times`.
-        max_length, blocks, heads, qk_dim, v_dim, use_times, dropout: of the encoder; see `HSTUConfig`.
+        tables: one of them reads `history`; its rows are the items, its width is the encoder's.
+        num_dense: not read.
+        history: the feature, a list of items, oldest first.
+        times: of its items, as `sequence.name` of the schema; with them attention has a bias by time.
+        max_length, blocks, heads, qk_dim, v_dim, dropout: of the encoder; see `HSTUConfig`.
+        device, tables_device, seed: as of the other models.
         normalize, loss: see `NextItem`; by default scores are cosines over a temperature of 0.05.
     """
+    item_vectors = ItemVectors(tables, history, tables_device, seed)
     dim = item_vectors.dim
     config = HSTUConfig(
         dim=dim,
@@ -42,16 +52,17 @@ def make_hstu(
         heads=heads,
         qk_dim=qk_dim,
         v_dim=v_dim,
-        use_times=use_times,
+        use_times=times is not None,
         dropout=dropout,
     )
-    return NextItem(
-        item_vectors,
-        HSTUEncoder(config),
-        history,
-        max_length,
-        positions=Positions(max_length, dim, count_from="oldest"),
-        dropout=dropout,
-        normalize=normalize,
-        loss={"temperature": 0.05 if normalize else 1.0, **(loss or {})},
-    )
+    with torch.device(device or "cpu"):
+        return NextItem(
+            item_vectors,
+            HSTUEncoder(config),
+            HistoryOf(history, times),
+            max_length,
+            positions=Positions(max_length, dim, count_from="oldest"),
+            dropout=dropout,
+            normalize=normalize,
+            loss={"temperature": 0.05 if normalize else 1.0, **(loss or {})},
+        )

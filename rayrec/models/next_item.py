@@ -11,7 +11,7 @@ from torch import nn
 
 from rayrec.models.batch import Batch
 from rayrec.models.retrieval_loss import Pairs
-from rayrec.models.retriever import History, ItemVectors, Retriever, before_next, normalized
+from rayrec.models.retriever import History, ItemVectors, Question, Retriever, before_next, normalized
 from rayrec.modules.attention import Layout
 from rayrec.modules.positions import Positions
 
@@ -76,7 +76,10 @@ class NextItem(Retriever):
 
     def query(self, batch: Batch) -> torch.Tensor:
         """`[B, D]`: what follows each row's newest item; zeros for a row without history."""
-        history = self.history(batch).last(self.max_length)
+        return self._query(self.history(batch))
+
+    def _query(self, history: History) -> torch.Tensor:
+        history = history.last(self.max_length)
         layout = Layout(history.offsets, history.times)
         encoded_TD = self.encode(self.item_vectors(history.ids)[0], layout)
         known = layout.lengths > 0
@@ -86,3 +89,15 @@ class NextItem(Retriever):
     def items(self, ids: torch.Tensor) -> torch.Tensor:
         """`[C, D]`."""
         return normalized(self.item_vectors(ids)[0], self.normalize)
+
+    def question(self, batch: Batch) -> Question:
+        """Of each row its newest item, asked for with those before it, which are left out of the answer."""
+        history = self.history(batch)
+        asks = history.offsets.diff() > 0
+        ends = history.offsets[1:][asks] - 1
+        kept = torch.ones(len(history.ids), dtype=torch.bool, device=history.ids.device)
+        kept[ends] = False
+        offsets = F.pad((history.offsets.diff() - asks.long()).cumsum(0), (1, 0))
+        before = History(history.ids[kept], offsets, None if history.times is None else history.times[kept])
+        asked = torch.cat([offsets[:1], offsets[1:][asks]])
+        return Question(self._query(before)[asks], history.ids[ends], (before.ids, asked))

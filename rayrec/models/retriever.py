@@ -7,6 +7,7 @@ no more.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,10 @@ class Retriever(nn.Module, ABC):
     def pairs(self, batch: Batch, drawn: torch.Tensor) -> Pairs:
         """Queries and what followed them, and vectors of the items `drawn [C]`: one lookup for all."""
 
+    @abstractmethod
+    def question(self, batch: Batch) -> Question:
+        """For evaluation over the whole corpus; rows without a target ask nothing."""
+
     def on_sharded(self, group: comm.Group) -> None:
         """Called when the tables are sharded over `group`."""
         self.group = group
@@ -63,14 +68,14 @@ class Retriever(nn.Module, ABC):
         return loss, part * 0 + part.new_zeros(batch.rows)  # an empty batch's backward goes through the same exchanges
 
 
-def as_collection_table(table: BaseEmbeddingConfig) -> EmbeddingConfig:
-    """A table of the config, for lookups id by id; its first weights are small normal numbers."""
+def as_collection_table(table: BaseEmbeddingConfig, features: Sequence[str]) -> EmbeddingConfig:
+    """A table of the config, for lookups id by id of `features`; its first weights are small normal numbers."""
     return EmbeddingConfig(
         num_embeddings=table.num_embeddings,
         embedding_dim=table.embedding_dim,
         name=table.name,
         data_type=table.data_type,
-        feature_names=list(table.feature_names),
+        feature_names=list(features),
         init_fn=table.init_fn or _small_normal,
     )
 
@@ -80,13 +85,26 @@ def _small_normal(rows: torch.Tensor) -> None:
 
 
 class ItemVectors(nn.Module):
-    """The item table, looked up id by id: as the vectors of a history, of positives and of candidates."""
+    """The item table, looked up id by id: as the vectors of a history, of positives and of candidates.
 
-    def __init__(self, table: EmbeddingConfig, device: torch.device | str | None, seed: int | None) -> None:
+    Args:
+        tables: exactly one reads `feature`.
+        device, seed: of the table.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[BaseEmbeddingConfig],
+        feature: str,
+        device: torch.device | str | None,
+        seed: int | None,
+    ) -> None:
         super().__init__()
-        self.feature = table.feature_names[0]
-        self.num_items, self.dim = table.num_embeddings, table.embedding_dim
-        self.embeddings = EmbeddingCollection([table], device=device, seed=seed)
+        own = [table for table in tables if feature in table.feature_names]
+        if len(own) != 1:
+            raise ValueError(f"feature {feature!r} is read by {len(own)} tables; exactly one must read it")
+        self.feature, self.num_items, self.dim = feature, own[0].num_embeddings, own[0].embedding_dim
+        self.embeddings = EmbeddingCollection([as_collection_table(own[0], [feature])], device=device, seed=seed)
 
     def forward(self, *ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """`[n, D]` of each `[n]`, in one lookup."""
@@ -94,6 +112,16 @@ class ItemVectors(nn.Module):
         lengths = torch.tensor([len(together)], device=together.device)
         found = self.embeddings(KeyedJaggedTensor([self.feature], together, lengths=lengths))
         return found[self.feature].values().split([len(part) for part in ids])
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What evaluation asks: `query [Q, D]`, the items `target [Q]` that should come first, and ids that each query has
+    seen, `[N]` with offsets `[Q + 1]`; None: no item is left out."""
+
+    query: torch.Tensor
+    target: torch.Tensor
+    seen: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +141,32 @@ class History:
         keep = ends - torch.arange(len(self.ids), device=self.ids.device) <= most
         offsets = F.pad(lengths.clamp(max=most).cumsum(0), (1, 0))
         return History(self.ids[keep], offsets, None if self.times is None else self.times[keep])
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryOf:
+    """Reads a batch's histories: the list feature, and perhaps its times as `sequence.name`."""
+
+    feature: str
+    times: str | None = None
+
+    def __call__(self, batch: Batch) -> History:
+        """
+        Raises:
+            ValueError: the batch has no such times.
+        """
+        items = batch.sparse[self.feature]
+        if self.times is not None and self.times not in batch.lists:
+            raise ValueError(f"the batch has no list {self.times!r}, but {sorted(batch.lists)}; see schema.sequences")
+        return History(items.values(), items.offsets().long(), None if self.times is None else batch.lists[self.times])
+
+
+def batch_of(feature: str, histories: Sequence[Sequence[int]]) -> Batch:
+    """A batch of histories alone."""
+    lengths = torch.tensor([len(one) for one in histories], dtype=torch.int64)
+    ids = torch.tensor([item for one in histories for item in one], dtype=torch.int64)
+    kjt = KeyedJaggedTensor([feature], ids, lengths=lengths)
+    return Batch(torch.empty(len(histories), 0), kjt, torch.ones(len(histories)))
 
 
 def before_next(offsets: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-from rayrec.models.batch import Batch
+import torch
+
 from rayrec.models.next_item import NextItem
-from rayrec.models.retriever import History, ItemVectors
+from rayrec.models.retriever import HistoryOf, ItemVectors
+from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.encoder import EncoderConfig, TransformerEncoder
 from rayrec.modules.positions import Positions
 
 
-def make_sasrec(
-    item_vectors: ItemVectors,
-    history: Callable[[Batch], History],
+def sasrec(
+    tables: Sequence[BaseEmbeddingConfig],
+    num_dense: int,
     *,
+    history: str,
     max_length: int = 50,
     blocks: int = 2,
     heads: int = 1,
@@ -24,24 +27,31 @@ def make_sasrec(
     norm_first: bool = True,
     normalize: bool = False,
     loss: dict[str, Any] | None = None,
+    device: torch.device | str | None = None,
+    tables_device: torch.device | str | None = "meta",
+    seed: int | None = None,
 ) -> NextItem:
     """A next-item model with a transformer.
 
     Args:
-        item_vectors: the item table; its width is the encoder's.
-        history: a batch's histories.
+        tables: one of them reads `history`; its rows are the items, its width is the encoder's.
+        num_dense: not read.
+        history: the feature, a list of items, oldest first.
         max_length, blocks, heads, hidden, dropout, norm_first: of the encoder; see `EncoderConfig`.
+        device, tables_device, seed: as of the other models.
         normalize, loss: see `NextItem`.
     """
+    item_vectors = ItemVectors(tables, history, tables_device, seed)
     dim = item_vectors.dim
     config = EncoderConfig(dim=dim, blocks=blocks, heads=heads, hidden=hidden, dropout=dropout, norm_first=norm_first)
-    return NextItem(
-        item_vectors,
-        TransformerEncoder(config),
-        history,
-        max_length,
-        positions=Positions(max_length, dim),
-        dropout=dropout,
-        normalize=normalize,
-        loss=loss,
-    )
+    with torch.device(device or "cpu"):
+        return NextItem(
+            item_vectors,
+            TransformerEncoder(config),
+            HistoryOf(history),
+            max_length,
+            positions=Positions(max_length, dim),
+            dropout=dropout,
+            normalize=normalize,
+            loss=loss,
+        )

@@ -74,7 +74,7 @@ def loss_by_hand(logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     return -(label * click.log() + (1 - label) * (1 - click).log()).mean()
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", list(ARGS))
 def test_loss_and_logits_have_their_shapes_and_every_parameter_its_gradient(name: str) -> None:
     model, rows = make(name), batch(16)
     loss, logits = model(rows)
@@ -86,7 +86,7 @@ def test_loss_and_logits_have_their_shapes_and_every_parameter_its_gradient(name
 
 
 @pytest.mark.parametrize("num_dense", [0, 3])
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", list(ARGS))
 def test_an_empty_batch_has_no_loss_and_gradients_of_zero(name: str, num_dense: int) -> None:
     model = make(name, num_dense)
     loss, logits = model(batch(0, num_dense))
@@ -96,14 +96,14 @@ def test_an_empty_batch_has_no_loss_and_gradients_of_zero(name: str, num_dense: 
     assert torch.isfinite(model(batch(1, num_dense))[0])
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", list(ARGS))
 def test_a_seed_decides_every_first_weight(name: str) -> None:
     first, again, other = (make(name, seed=seed).state_dict() for seed in (5, 5, 6))
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", list(ARGS))
 def test_weighted_ids_count_by_their_weight(name: str) -> None:
     model, rows = make(name, is_weighted=True), batch(6, weighted=True)
     plain = make(name)
@@ -113,7 +113,7 @@ def test_weighted_ids_count_by_their_weight(name: str) -> None:
     assert not torch.allclose(model(rows)[1], model(ones)[1])
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", list(ARGS))
 def test_the_models_learn(name: str) -> None:
     model, rows = make(name), batch(32)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -177,7 +177,7 @@ BY_HAND: dict[str, Callable[..., list[torch.Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", list(ARGS))
 def test_each_model_follows_its_formula(name: str) -> None:
     model, rows = make(name), batch(7)
     for parameter in model.parameters():
@@ -244,7 +244,7 @@ def train_on_rank(group: dist.ProcessGroup, name: str) -> dict[str, torch.Tensor
     return {key: value.detach() for key, value in model.dense_parameters().items()}
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", list(ARGS))
 def test_two_ranks_train_as_one_process(name: str) -> None:
     model = make(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -264,7 +264,7 @@ def test_two_ranks_train_as_one_process(name: str) -> None:
             torch.testing.assert_close(value, expected[key].detach(), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", list(ARGS))
 def test_several_labels_have_a_logit_each_and_one_loss(name: str) -> None:
     """Σ w (Σ task weight × loss, where it was observed) / Σ w; the second label of half of the rows was not."""
     last = "deep_arch" if name == "deepfm" else "over_arch"
@@ -284,7 +284,7 @@ def test_several_labels_have_a_logit_each_and_one_loss(name: str) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", list(ARGS))
 def test_weights_count_rows(name: str) -> None:
     """A weight of 2 is a row twice, a weight of 0 none; weights that are all 0 move nothing."""
     model, rows = make(name), batch(6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,15 +15,17 @@ from torch import nn
 
 from rayrec.distributed import DistributedModelParallel, EmbeddingCollectionSharder, ShardingEnv, comm
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.models import next_item, retrieval_loss
-from rayrec.models.hstu import make_hstu
+from rayrec.models import Batch, next_item, retrieval_loss
+from rayrec.models.hstu import hstu
 from rayrec.models.next_item import NextItem
 from rayrec.models.retrieval_loss import LOSSES, RetrievalLoss
-from rayrec.models.retriever import History, ItemVectors
+from rayrec.models.retriever import History, HistoryOf, ItemVectors, batch_of
 from rayrec.models.samplers import PopularitySampler, StreamingFrequency, UniformSampler
-from rayrec.models.sasrec import make_sasrec
+from rayrec.models.sasrec import sasrec
+from rayrec.models.two_tower import TwoTower
 from rayrec.modules import EmbeddingConfig
 from rayrec.modules.attention import Layout
+from rayrec.sparse import KeyedJaggedTensor
 from tests.mutated import mutated
 from tests.ranks import on_ranks
 
@@ -32,32 +34,14 @@ SEQUENCES = [[3, 1, 4, 1, 5, 9, 2, 6], [], [5, 3], [8], [9, 7, 9, 3], [2, 2, 2],
 NEGATIVES = 7
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Histories in place of a batch."""
-
-    sequences: list[list[int]]
-    weight: torch.Tensor | None = None
-
-    @property
-    def rows(self) -> int:
-        return len(self.sequences)
-
-    @property
-    def total_weight(self) -> float:
-        return float(self.rows if self.weight is None else self.weight.sum())
+def batch(sequences: list[list[int]] = SEQUENCES, weight: torch.Tensor | None = None) -> Batch:
+    made = replace(batch_of("item", sequences), weight=weight)
+    return replace(made, lists={"h.at": torch.arange(len(made.sparse.values())) * 100})
 
 
-def history(rows: Rows) -> History:
-    offsets = torch.tensor([0, *(len(one) for one in rows.sequences)]).cumsum(0)
-    ids = torch.tensor([i for one in rows.sequences for i in one], dtype=torch.int64)
-    return History(ids, offsets, torch.arange(len(ids)) * 100)
-
-
-def vectors() -> ItemVectors:
+def tables() -> list[EmbeddingConfig]:
     table = EmbeddingConfig(num_embeddings=ITEMS, embedding_dim=DIM, name="item", feature_names=["item"])
-    table.init_fn = _normal
-    return ItemVectors(table, "cpu", 1)
+    return [replace(table, init_fn=_normal)]
 
 
 def _normal(rows: torch.Tensor) -> None:
@@ -77,19 +61,19 @@ def counts() -> list[float]:
 
 def plain(kind: str, **loss: Any) -> NextItem:
     settings = {"kind": kind, "negatives": NEGATIVES, "temperature": 0.8, "counts": counts(), **loss}
-    return NextItem(vectors(), AsItIs(), history, MOST, loss=settings)
+    return NextItem(ItemVectors(tables(), "item", "cpu", 1), AsItIs(), HistoryOf("item"), MOST, loss=settings)
 
 
-def formula(model: NextItem, rows: Rows) -> float:
+def formula(model: NextItem, weights: torch.Tensor | None) -> float:
     """The loss of a step, position by position, in doubles."""
     kind, loss = model.loss_kind, model.loss  # type: ignore[attr-defined]
     table = model.item_vectors.embeddings.embeddings["item"].weight.detach().double()
     share = [count / sum(counts()) for count in counts()]
     drawn = loss.draw().ids.tolist()
     pairs, positives = [], []
-    for row, whole in enumerate(rows.sequences):
+    for row, whole in enumerate(SEQUENCES):
         kept = whole[-(MOST + 1) :]
-        weight = 1.0 if rows.weight is None else float(rows.weight[row])
+        weight = 1.0 if weights is None else float(weights[row])
         pairs += [(before, after, weight) for before, after in zip(kept, kept[1:], strict=False)]
     positives = [after for _, after, _ in pairs]
     total = 0.0
@@ -130,9 +114,8 @@ def check_formula(kind: str) -> None:
     model = plain(kind)
     model.loss_kind = kind  # type: ignore[assignment]
     for weight in (None, torch.tensor([1.0, 2.0, 0.5, 1.0, 0.0, 3.0, 1.0])):
-        rows = Rows(SEQUENCES, weight)
-        want = formula(model, rows)
-        found, logits = model(rows)
+        want = formula(model, weight)
+        found, logits = model(batch(weight=weight))
         assert logits.shape == (len(SEQUENCES),)
         torch.testing.assert_close(found, torch.tensor(want, dtype=torch.float32), rtol=1e-5, atol=1e-5)
 
@@ -144,22 +127,23 @@ def test_a_loss_is_its_formula(kind: str) -> None:
 
 def make(kind: str, family: str = "sasrec") -> NextItem:
     torch.manual_seed(2)
-    loss = {"kind": kind, "negatives": NEGATIVES, "temperature": 0.8, "counts": counts()}
+    given: dict[str, Any] = {"history": "item", "tables_device": "cpu", "seed": 1}
+    loss: dict[str, Any] = {"kind": kind, "negatives": NEGATIVES, "temperature": 0.8, "counts": counts()}
     if family == "hstu":
-        return make_hstu(vectors(), history, max_length=MOST, use_times=True, dropout=0.0, loss=loss)
-    return make_sasrec(vectors(), history, max_length=MOST, dropout=0.0, loss=loss)
+        return hstu(tables(), 0, times="h.at", dropout=0.0, max_length=MOST, loss=loss, **given)
+    return sasrec(tables(), 0, max_length=MOST, dropout=0.0, loss=loss, **given)
 
 
 SPLITS = {1: [7], 2: [5, 2], 3: [1, 0, 6]}  # rows of each rank
 
 
-def of_rank(group: dist.ProcessGroup | None, weight: torch.Tensor | None) -> tuple[Rows, float]:
+def of_rank(group: dist.ProcessGroup | None, weight: torch.Tensor | None) -> tuple[Batch, float]:
     """(its rows, their share of all weights)."""
     sizes = SPLITS[1 if group is None else group.size()]
     rank = 0 if group is None else group.rank()
     part = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-    own = Rows(SEQUENCES[part], None if weight is None else weight[part])
-    return own, own.total_weight / Rows(SEQUENCES, weight).total_weight
+    own = batch(SEQUENCES[part], None if weight is None else weight[part])
+    return own, own.total_weight / batch(weight=weight).total_weight
 
 
 FAULTS = {
@@ -249,7 +233,7 @@ def trained(group: dist.ProcessGroup | None, kind: str) -> dict[str, torch.Tenso
     with torch.no_grad():
         items = model.module.items(torch.arange(ITEMS))
         dense = {name: p.detach().clone() for name, p in model.other_parameters().items()}
-        return {"items": items, "query": model.module.query(Rows(SEQUENCES)), **dense}
+        return {"items": items, "query": model.module.query(batch()), **dense}
 
 
 @pytest.mark.parametrize("kind", ["softmax", "mixed"])
@@ -261,10 +245,10 @@ def test_a_sharded_table_trains_as_one_process_does(kind: str) -> None:
 
 def test_a_row_without_history_asks_with_zeros() -> None:
     model = make("softmax").eval()
-    found = model.query(Rows(SEQUENCES))
+    found = model.query(batch())
     assert found.shape == (len(SEQUENCES), DIM)
     assert not found[1].any() and found[[0, 2, 3, 4, 5, 6]].abs().sum(1).gt(0).all()
-    torch.testing.assert_close(model.query(Rows([SEQUENCES[0][-MOST:]])), found[:1])  # the newest items are read
+    torch.testing.assert_close(model.query(batch([SEQUENCES[0][-MOST:]])), found[:1])  # the newest items are read
 
 
 def test_samplers_are_seeded_by_step_and_know_their_q() -> None:
@@ -286,7 +270,7 @@ def test_a_frequency_is_learned_from_gaps() -> None:
 
 def test_a_run_that_goes_on_draws_what_it_would_have_drawn() -> None:
     model = make("sampled_softmax")
-    model(Rows(SEQUENCES))
+    model(batch())
     again = make("sampled_softmax")
     assert not torch.equal(again.loss.draw().ids, model.loss.draw().ids)
     again.load_state_dict(model.state_dict())
@@ -302,3 +286,69 @@ def test_wrong_settings_are_named() -> None:
     ]:
         with pytest.raises(ValueError, match=text):
             RetrievalLoss(ITEMS, **settings)
+
+
+def towers_batch(rows: slice) -> Batch:
+    """Users' lists, items, and labels of which some are 0."""
+    generator = torch.Generator().manual_seed(5)
+    lists = [torch.randint(0, 9, (size,), generator=generator).tolist() for size in (2, 0, 3, 1, 0, 4, 1)][rows]
+    items = torch.randint(0, ITEMS, (7,), generator=generator).tolist()[rows]
+    dense = torch.randn(7, 2, generator=generator)[rows]
+    ids = torch.tensor([i for one in lists for i in one] + items, dtype=torch.int64)
+    lengths = torch.tensor([len(one) for one in lists] + [1] * len(items), dtype=torch.int64)
+    labels = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0])[rows]
+    return Batch(dense, KeyedJaggedTensor(["genre", "item"], ids, lengths=lengths), labels)
+
+
+def two_tower() -> TwoTower:
+    torch.manual_seed(2)
+    genre = EmbeddingConfig(num_embeddings=9, embedding_dim=DIM, name="genre", feature_names=["genre"], init_fn=_normal)
+    return TwoTower([genre, *tables()], 2, item="item", towers=[8, 4], tables_device="cpu", seed=1,
+                    loss={"kind": "mixed", "negatives": NEGATIVES, "counts": counts()})  # fmt: skip
+
+
+def tower_gradients(group: dist.ProcessGroup | None) -> list[torch.Tensor]:
+    model, sizes = two_tower(), SPLITS[1 if group is None else group.size()]
+    model.on_sharded(group)
+    rank = 0 if group is None else group.rank()
+    start = sum(sizes[:rank])
+    loss, logits = model(towers_batch(slice(start, start + sizes[rank])))
+    (loss * (sizes[rank] / 7) if sizes[rank] else logits.sum() * 0.0).backward()
+    return [comm.all_reduce(p.grad.clone(), group) for p in model.parameters()]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_two_towers_are_one_function_on_any_number_of_ranks(size: int) -> None:
+    want = tower_gradients(None)
+    assert all(grad.any() for grad in want)
+    for found in on_ranks(size, tower_gradients):
+        torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
+
+
+def test_towers_pool_by_mean_and_score_items_alike() -> None:
+    model, batch_of_users = two_tower().eval(), towers_batch(slice(0, 7))
+    pairs = model.pairs(batch_of_users, torch.tensor([3]))
+    chosen = batch_of_users.label > 0
+    assert torch.equal(pairs.ids, batch_of_users.sparse["item"].values()[chosen])
+    torch.testing.assert_close(model.items(pairs.ids), pairs.items)
+    torch.testing.assert_close(model.items(torch.tensor([3])), pairs.drawn)
+    torch.testing.assert_close(model.query(batch_of_users)[chosen], pairs.query)
+    genres = model.embeddings.embeddings["genre"].weight
+    ids, offsets = batch_of_users.sparse["genre"].values(), batch_of_users.sparse["genre"].offsets().tolist()
+    for row, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+        mean = genres[ids[start:stop]].mean(0) if stop > start else torch.zeros(DIM)
+        want = model.query_tower(torch.cat([batch_of_users.dense[row], mean])[None])
+        torch.testing.assert_close(model.query(batch_of_users)[row], torch.nn.functional.normalize(want)[0])
+    with pytest.raises(ValueError, match="item='film' is read by 0 tables"):
+        TwoTower(tables(), 0, item="film")
+
+
+def test_a_question_is_the_newest_item_after_those_before_it() -> None:
+    model = make("softmax").eval()
+    asked = model.question(batch())
+    rows = [one for one in SEQUENCES if one]
+    assert asked.target.tolist() == [one[-1] for one in rows]
+    ids, offsets = asked.seen  # type: ignore[misc]
+    parts = [ids[a:b].tolist() for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
+    assert parts == [one[:-1] for one in rows]
+    torch.testing.assert_close(asked.query, model.query(batch([one[:-1] for one in rows])))

@@ -1,4 +1,4 @@
-"""Every built-in model, named in a config, trains on Parquet over two ranks and learns the planted signal."""
+"""Built-in models of one label, named in a config, trains on Parquet over two ranks and learns the planted signal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from rayrec.models import MODELS
 from tests.ranks import on_ranks
 from tests.train.small import fit_on_rank, raw_config, write_all
 
@@ -23,7 +22,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_all(tmp_path_factory.mktemp("models"))
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", list(ARGS))
 def test_a_named_model_trains(name: str, data: Path) -> None:
     raw = raw_config(data, name=name, model={"name": name, "args": ARGS[name]}, trainer__epochs=3)
     results = on_ranks(2, fit_on_rank, raw, timeout_s=120)

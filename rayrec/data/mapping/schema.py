@@ -73,10 +73,12 @@ class Task(LabelRule, _Feature):
         weight: of its loss in the sum of all labels' losses.
         on_null: "error" reports a null; with "ignore" the label was not observed in that row, which then neither
             trains nor measures it.
+        given: another label: where it is 0 or unknown, this one was not observed, as a conversion without a click.
     """
 
     weight: float = Field(default=1.0, gt=0)
     on_null: Literal["error", "ignore"] = "error"
+    given: str | None = None
 
 
 class DenseFeature(_Feature):
@@ -219,6 +221,10 @@ class Schema(Strict):
         twice = sorted({name for name in tasks if tasks.count(name) > 1})
         if twice:
             raise ValueError(f"labels must have names of their own, these appear more than once: {twice}")
+        binary = [task.name for task in self.labels if task.kind == "binary"]
+        for task in self.labels:
+            if task.given is not None and (task.given not in binary or task.given == task.name):
+                raise ValueError(f"label {task.name!r}: given={task.given!r} must be another, binary label: {binary}")
         if self.group is not None and "number" in self.label_kinds:
             raise ValueError("group: figures inside groups (GAUC, NDCG) are of binary labels only; take it out")
         names = [feature.name for feature in (*self.dense, *self.sparse)]

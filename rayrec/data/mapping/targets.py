@@ -111,7 +111,13 @@ def _weight(columns: Mapping[str, pa.Array], weight: SampleWeight, problems: Pro
 def _labels(columns: Mapping[str, pa.Array], schema: Schema, problems: Problems) -> F32:
     """[n] for one label, [n, T] for several, NaN where one was not observed; bad ones are noted in `problems`."""
     labels = [_label(columns[task.column], task, problems) for task in schema.tasks]
-    return labels[0] if schema.label is not None else np.stack(labels, axis=1)
+    if schema.label is not None:
+        return labels[0]
+    of = dict(zip((task.name for task in schema.tasks), labels, strict=True))
+    known = [
+        np.where(of[task.given] == 1, of[task.name], np.nan) if task.given else of[task.name] for task in schema.tasks
+    ]
+    return np.stack(known, axis=1).astype(np.float32, copy=False)
 
 
 def _label(array: pa.Array, task: Task, problems: Problems) -> F32:

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from rayrec.data import DataSet, Schema
 from rayrec.data.errors import suggestion
 from rayrec.data.storage.locations import secret_in
-from rayrec.models import MODELS
+from rayrec.models import BUILT_IN
 from rayrec.train.config.model_args import args_of, wrong_args
 from rayrec.train.config.optimizers import OptimizersConfig
 from rayrec.train.config.sections import DataConfig, ModelConfig, ShardingConfig, StorageConfig, TableConfig
@@ -66,7 +66,7 @@ def check_constraints(sharding: ShardingConfig, tables: Sequence[TableConfig]) -
 def check_model_args(model: ModelConfig) -> None:
     """A built-in model takes the arguments."""
     name = model.name
-    if name not in MODELS:
+    if name not in BUILT_IN:
         return
     known = list(args_of(name).model_fields)
     for place, kind, text in wrong_args(name, model.args):
@@ -78,6 +78,27 @@ def check_model_args(model: ModelConfig) -> None:
         if kind == "missing":
             raise _refuse(f"model.args.{place}", f"model {name} needs it (it takes {', '.join(known)})")
         raise _refuse(f"model.args.{place}", f"model {name}: {text[0].lower()}{text[1:]}")
+
+
+def check_attention(model: ModelConfig, schema: Schema) -> None:
+    """Histories of an attention are of one sequence, and hold no column of their target or of a label."""
+    if model.name not in BUILT_IN:
+        return
+    column_of = {feature.name: feature.column for feature in schema.sparse}
+    for place, one in enumerate(model.args.get("attention") or ()):
+        path, history = f"model.args.attention.{place}", list(one.get("history", ()))
+        if set(one) != {"history", "target"}:
+            raise _refuse(path, f"it needs `history` and `target`, lists of features; it has {sorted(one)}")
+        if len(history) > 1 and not any(set(history) <= set(sequence.ids) for sequence in schema.sequences):
+            raise _refuse(
+                path, f"history {history} must be lists of one sequence; list them together in schema.sequences"
+            )
+        read = {column_of.get(name, name) for name in history}
+        targets = {column_of.get(name, name) for name in one["target"]} | {task.column for task in schema.tasks}
+        if both := sorted(read & targets):
+            raise _refuse(
+                path, f"column {both[0]!r} is the target inside its own history; give the history a column of its own"
+            )
 
 
 def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema) -> None:

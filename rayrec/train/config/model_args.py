@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from rayrec.models import MODELS
+from rayrec.models import BUILT_IN
 from rayrec.train.config.section import Section
 
 # What the trainer gives itself.
@@ -22,8 +22,8 @@ GIVEN = frozenset(
 @cache
 def args_of(name: str) -> type[BaseModel]:
     """The section `model.args` of a built-in model."""
-    model: Any = MODELS[name]
-    hints = get_type_hints(model.__init__)
+    model: Any = BUILT_IN[name]
+    hints = get_type_hints(model if inspect.isfunction(model) else model.__init__)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(model).parameters.values():
         if parameter.name not in GIVEN:

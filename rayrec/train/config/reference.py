@@ -56,11 +56,11 @@ def _sentence(text: str) -> str:
 
 def _model_args() -> list[str]:
     """A chapter for each built-in model: the arguments that it takes."""
-    from rayrec.models import MODELS
+    from rayrec.models import BUILT_IN
     from rayrec.train.config.model_args import args_of
 
     lines = []
-    for model in MODELS:
+    for model in BUILT_IN:
         lines += ["", f"### model.args of {model}", "", *HEAD]
         for name, field in args_of(model).model_fields.items():
             meaning = (field.description or "").replace('"', "`")

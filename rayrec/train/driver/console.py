@@ -174,6 +174,9 @@ def _scores(tasks: Mapping[str, Mapping[str, Any]], *names: str) -> list[tuple[s
 def _quality(scores: Mapping[str, Any]) -> str:
     if "rmse" in scores:
         return f"RMSE {figure(scores['rmse'])}  MAE {figure(scores['mae'])}  R² {figure(scores['r2'])}"
+    if "mrr" in scores:
+        seen = ", seen items left out" if "mrr/unseen" in scores else ""
+        return f"HR@10 {figure(scores['recall@10'])}  NDCG@10 {figure(scores['ndcg@10'])} of all items{seen}"
     grouped = f"GAUC {figure(scores['gauc'])}  " if "gauc" in scores else ""
     return (
         f"AUC {figure(scores['auc'])}  {grouped}NE {figure(scores['ne'])}  logloss {figure(scores['logloss'])}  "

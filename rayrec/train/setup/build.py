@@ -27,7 +27,7 @@ from rayrec.distributed.planner import ParameterConstraints
 from rayrec.distributed.planner.cost.estimate import Estimate
 from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.distributed.planner.machine.calibration import Calibration
-from rayrec.models import MODELS
+from rayrec.models import BUILT_IN
 from rayrec.models.loss import BCE, Head, Loss
 from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
 from rayrec.optim import GradientClipping, GradientClippingOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
@@ -106,14 +106,14 @@ def _factory(config: TrainConfig) -> Factory:
     if config.model.factory is not None:
         return import_factory(config.model.factory)
     if config.model.name is None:
-        raise TrainError(f"model: give `name` (built in: {', '.join(MODELS)}) or `factory` (your own)")
-    if config.model.name not in MODELS:
-        names = ", ".join(MODELS)
+        raise TrainError(f"model: give `name` (built in: {', '.join(BUILT_IN)}) or `factory` (your own)")
+    if config.model.name not in BUILT_IN:
+        names = ", ".join(BUILT_IN)
         raise TrainError(
-            f"model.name: there is no built-in model {config.model.name!r}{suggestion(config.model.name, MODELS)} "
+            f"model.name: there is no built-in model {config.model.name!r}{suggestion(config.model.name, BUILT_IN)} "
             f"(built in: {names}); for a model of your own set model.factory to package.module:function"
         )
-    return MODELS[config.model.name]
+    return BUILT_IN[config.model.name]
 
 
 def import_factory(path: str, field: str = "model.factory") -> Callable[..., Any]:

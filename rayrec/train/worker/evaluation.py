@@ -10,7 +10,8 @@ import torch
 
 from rayrec.data import Schema, empty_batch
 from rayrec.metrics import BucketedMetrics, GroupedAuc, LabelMetrics
-from rayrec.models import Batch
+from rayrec.metrics.ranking import Jagged, RankingMetrics, target_ranks
+from rayrec.models import Batch, Retriever
 from rayrec.train.config import MetricConfig, TrainConfig
 from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import Purpose, StopRequested, in_step
@@ -78,6 +79,37 @@ def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     return joined
 
 
+class Ranking:
+    """Of a retriever: every row's target ranked among all items. Items' vectors are made once, on every rank.
+
+    A collective, as each call of `add`.
+    """
+
+    def __init__(self, retriever: Retriever, session: Session) -> None:
+        self._retriever, self._group = retriever, session.group
+        with torch.no_grad():
+            self._items_ID = retriever.items(torch.arange(retriever.num_items, device=session.device))
+        self._sums: RankingMetrics | None = None
+
+    @torch.no_grad()
+    def add(self, batch: Batch) -> None:
+        """One batch of this rank."""
+        asked = self._retriever.question(batch)
+        seen = None if asked.seen is None else Jagged(*asked.seen)
+        ranks = target_ranks(asked.query, self._items_ID, asked.target, seen)
+        more = RankingMetrics.of(ranks, filtered=seen is not None)
+        self._sums = more if self._sums is None else self._sums + more
+
+    def figures(self) -> dict[str, float]:
+        """Of all ranks; `recall@10` and `ndcg@10` also by these names, for `trainer.early_stopping`. A collective."""
+        if self._sums is None:
+            return {}
+        total = self._sums.over(self._group)
+        figures = total.figures()
+        short = {name.removesuffix("/unseen").replace("hr@", "recall@"): value for name, value in figures.items()}
+        return {**figures, **short, "samples": int(total.sums[-1])}
+
+
 def evaluate(
     learner: Learner, stream: Stream, config: TrainConfig, session: Session, most_rows: int | None = None
 ) -> dict[str, Any]:
@@ -98,15 +130,21 @@ def evaluate(
     try:
         with stream, learner.dense.averaged():
             seen, empty, purpose = 0, empty_batch(config.data_schema), Purpose.EVALUATION_STEP
+            found = model.module
+            ranking = Ranking(found, session) if isinstance(found, Retriever) else None
             for given in in_step(stream, empty, session.control, purpose=purpose):
                 if given.stop:
                     raise StopRequested
                 batch = given.on(session.device).batch
-                scores.add(batch, learner.score(batch))
+                if ranking is not None:
+                    ranking.add(batch)
+                else:
+                    scores.add(batch, learner.score(batch))
                 seen += given.rows
                 if most_rows is not None and seen >= most_rows:
                     break
     finally:
         model.train(training)
     (skipped,) = session.control.sums([stream.skipped.count])
-    return {**scores.figures(), "skipped": int(skipped)}
+    figures = scores.figures() if ranking is None else {**scores.figures(), **ranking.figures()}
+    return {**figures, "skipped": int(skipped)}

@@ -1,0 +1,159 @@
+"""Rankers with histories and several tasks, from Parquet to a service: the same scores everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rayrec.inference import Model
+from rayrec.inference.predict import predict
+from rayrec.inference.predictions import parts_in
+from rayrec.serve import ModelSpec, Service
+from rayrec.serve.http import App
+from rayrec.train import Trainer
+from rayrec.train.after.export import export_run
+from rayrec.train.config.file import ConfigError, parse_config
+from tests.inference.runs import trainer_scores
+from tests.ranks import on_ranks
+from tests.serve.server import Server
+from tests.train.small import fit_on_rank, raw_config
+
+ITEMS, GENRES = 40, 5
+ATTENTION = [{"history": ["seen", "seen_genre"], "target": ["item", "genre"]}]
+ARGS: dict[str, dict[str, Any]] = {
+    "din": {"attention": ATTENTION, "attention_hidden": [8], "over_arch": [16, 2]},
+    "mmoe": {"experts": 2, "expert": [16], "tower": [8], "attention": ATTENTION, "attention_hidden": [8]},
+    "ple": {"expert": [16], "tower": [8], "dropout": 0.1},
+    "esmm": {"tower": [16], "attention": ATTENTION, "attention_hidden": [8]},
+}
+
+
+def rows(count: int, seed: int) -> pa.Table:
+    """Some items are liked by all, some by who saw many of their genre; a fifth has no history; purchases follow."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 8, count) * (random.random(count) > 0.2)
+    seen = [random.integers(0, ITEMS, n) for n in lengths]
+    item = random.integers(0, ITEMS, count)
+    genre = item % GENRES
+    liked = np.array([(s % GENRES == g).mean() if len(s) else 0.2 for s, g in zip(seen, genre, strict=True)])
+    click = (liked + np.sin(1.7 * item) + random.normal(scale=0.2, size=count) > 0.2).astype(np.int64)
+    buy = click * (np.sin(item) + random.normal(scale=0.3, size=count) > 0)
+    ints = pa.list_(pa.int64())
+    return pa.table(
+        {
+            "item": item,
+            "genre": genre,
+            "seen": pa.array([s.tolist() for s in seen], ints),
+            "seen_genre": pa.array([(s % GENRES).tolist() for s in seen], ints),
+            "seen_at": pa.array([(1_600_000_000 + np.arange(len(s))).tolist() for s in seen], ints),
+            "age": random.normal(size=count).astype(np.float32),
+            "click": click,
+            "buy": buy,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("histories")
+    for part, count, seed in (("train", 1200, 0), ("eval", 301, 1)):
+        (root / part).mkdir()
+        pq.write_table(rows(count, seed), root / part / "rows.parquet", row_group_size=100)
+    return root
+
+
+def config(data: Path, name: str, **changes: Any) -> dict[str, Any]:
+    given = {} if name == "esmm" else {"given": "click"}
+    return raw_config(
+        data,
+        name=name,
+        schema={
+            "labels": [{"name": "click"}, {"name": "buy", "weight": 0.5, **given}],
+            "dense": [{"name": "age"}],
+            "sparse": [
+                {"name": "item"},
+                {"name": "genre"},
+                {"name": "seen", "kind": "id_list"},
+                {"name": "seen_genre", "kind": "id_list"},
+            ],
+            "sequences": [
+                {
+                    "name": "history",
+                    "ids": ["seen", "seen_genre"],
+                    "values": [{"name": "at", "column": "seen_at", "kind": "time"}],
+                    "length": 5,
+                }
+            ],
+        },
+        tables=[
+            {"name": "item", "rows": ITEMS, "dim": 8, "features": ["item", "seen"]},
+            {"name": "genre", "rows": GENRES, "dim": 4, "features": ["genre", "seen_genre"]},
+        ],
+        model={"name": name, "args": ARGS[name]},
+        **changes,
+    )
+
+
+def weights(run: Path) -> list[torch.Tensor]:
+    return [logits for _, logits in trainer_scores(run)]
+
+
+@pytest.mark.parametrize("name", list(ARGS))
+def test_trained_evaluated_exported_predicted_and_served(name: str, data: Path, tmp_path: Path) -> None:
+    raw = config(data, name, trainer__epochs=4, storage__path=str(tmp_path / "runs"))
+    done = Trainer(parse_config(raw)).fit()
+    scored = trainer_scores(done.folder)
+    assert done.eval is not None and done.eval["auc"] > 0.75, done.eval
+    observed = torch.cat([batch.label for batch, _ in scored])
+    assert observed[:, 1].isnan().any() == (name != "esmm"), "a purchase is not observed without a click"
+    model = Model(export_run(done.folder, tmp_path / "model").folder)
+    for batch, logits in scored:
+        torch.testing.assert_close(model.score(batch), logits, rtol=1e-6, atol=1e-6)
+    expected = torch.cat([logits for _, logits in scored]).sigmoid().numpy()
+    predict(model.folder, str(data / "eval"), tmp_path / "out")
+    found = pa.concat_tables([pq.read_table(path) for path in parts_in(tmp_path / "out")])
+    table = pq.read_table(data / "eval" / "rows.parquet").drop_columns(["click", "buy"])
+    server = Server(App(Service([ModelSpec(name="ctr", path=model.folder)])))
+    try:
+        status, answer = server.ask("POST", "/score", {"rows": table.to_pylist()})
+    finally:
+        server.close()
+    assert status == 200, answer
+    for column, label in enumerate(("click", "buy")):
+        np.testing.assert_allclose(found[f"prediction_{label}"].to_numpy(), expected[:, column], rtol=0, atol=2e-6)
+        np.testing.assert_allclose(answer["scores"][label], expected[:, column], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["din", "ple"])
+def test_a_run_that_is_resumed_ends_as_one_that_was_not(name: str, data: Path, tmp_path: Path) -> None:
+    whole = config(data, name, trainer__epochs=2, storage__path=str(tmp_path / "whole"))
+    Trainer(parse_config(whole)).fit()
+    half = config(data, name, trainer__epochs=1, storage__path=str(tmp_path / "half"))
+    Trainer(parse_config(half)).fit()
+    again = config(data, name, trainer__epochs=2, storage__path=str(tmp_path / "half"))
+    Trainer(parse_config(again)).fit()
+    one, other = (weights(tmp_path / part / name) for part in ("whole", "half"))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_two_ranks_train_from_files(data: Path, tmp_path: Path) -> None:
+    raw = config(data, "din", trainer__epochs=2, storage__path=str(tmp_path))
+    results = on_ranks(2, fit_on_rank, raw, timeout_s=120)
+    assert results[0]["eval"] == results[1]["eval"] and results[0]["eval"]["auc"] > 0.7
+
+
+def test_a_target_inside_its_own_history_is_refused(data: Path) -> None:
+    raw = config(data, "din")
+    raw["schema"]["sparse"][2]["column"] = "item"
+    with pytest.raises(ConfigError, match="its own history"):
+        parse_config(raw)
+    raw = config(data, "din")
+    raw["schema"]["sequences"] = []
+    with pytest.raises(ConfigError, match="one sequence"):
+        parse_config(raw)

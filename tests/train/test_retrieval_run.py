@@ -1,0 +1,102 @@
+"""Retrieval models named in a config train on Parquet over two ranks, and are evaluated over the whole corpus."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.models import RETRIEVERS
+from rayrec.train import load_config
+from rayrec.train.driver.console import evaluation_lines
+from tests.ranks import on_ranks
+from tests.train.small import RAW, fit_on_rank
+
+ROOT = Path(__file__).resolve().parents[2]
+ITEMS = 60
+LOSS = {"kind": "sampled_softmax", "negatives": 40}
+ARGS: dict[str, dict[str, Any]] = {
+    "sasrec": {"history": "history", "max_length": 6, "dropout": 0.0, "loss": LOSS},
+    "hstu": {"history": "history", "max_length": 6, "dropout": 0.0, "times": "past.at", "loss": LOSS},
+    "two_tower": {"item": "item", "towers": [16]},
+}
+
+
+def write(folder: Path, rows: int, seed: int) -> None:
+    """Users who go on from an item to the one seven further, and a next item that fits."""
+    random = np.random.default_rng(seed)
+    starts, lengths = random.integers(0, ITEMS, rows), random.integers(0, 9, rows)
+    history = [[int(start + 7 * step) % ITEMS for step in range(n)] for start, n in zip(starts, lengths, strict=True)]
+    times = [[1_700_000_000 + 60 * step for step in range(n)] for n in lengths]
+    item = [(one[-1] + 7) % ITEMS if one else 0 for one in history]
+    folder.mkdir(parents=True)
+    columns = {"history": history, "at": times, "item": item, "label": [int(bool(one)) for one in history]}
+    schema = {"history": pa.list_(pa.int64()), "at": pa.list_(pa.int64()), "item": pa.int64(), "label": pa.int64()}
+    for part in range(2):
+        rows_of = {name: pa.array(values[part::2], schema[name]) for name, values in columns.items()}
+        pq.write_table(pa.table(rows_of), folder / f"{part}.parquet", row_group_size=64)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("retrieval")
+    write(folder / "train", 1000, 0)
+    write(folder / "eval", 201, 1)
+    return folder
+
+
+def raw_config(data: Path, name: str) -> dict[str, Any]:
+    raw = copy.deepcopy(RAW)
+    raw["name"] = name
+    raw["data"] = {"train": str(data / "train"), "eval": str(data / "eval"), "read": {"reader": "local"}}
+    raw["storage"]["path"] = str(data / "runs")
+    raw["schema"] = {
+        "label": {"column": "label"},
+        "sparse": [
+            {"name": "history", "kind": "id_list", "mapping": {"kind": "identity"}},
+            {"name": "item", "mapping": {"kind": "identity"}},
+        ],
+        "sequences": [{"name": "past", "ids": ["history"], "values": [{"name": "at", "kind": "time"}], "length": 8}],
+    }
+    raw["tables"] = [
+        {"name": "history", "rows": ITEMS, "dim": 16, "features": ["history"]},
+        {"name": "item", "rows": ITEMS, "dim": 16, "features": ["item"]},
+    ]
+    raw["model"] = {"name": name, "args": ARGS[name]}
+    raw["trainer"]["epochs"] = 6
+    raw["trainer"]["early_stopping"] = {"metric": "ndcg@10", "patience": 6}
+    return raw
+
+
+@pytest.mark.parametrize("name", list(RETRIEVERS))
+def test_a_named_retriever_trains_and_is_ranked_over_the_corpus(name: str, data: Path) -> None:
+    results = on_ranks(2, fit_on_rank, raw_config(data, name), timeout_s=120)
+    found = results[0]["eval"]
+    assert found == results[1]["eval"]
+    assert found["recall@10"] > 0.6, found  # chance finds a sixth
+    filtered = name != "two_tower"
+    assert ("hr@10/unseen" in found) == filtered and found["samples"] > 150
+    (line,) = evaluation_lines("evaluation", found)
+    assert f"HR@10 {found['recall@10']:.4f}" in line and ("seen items left out" in line) == filtered
+
+
+def test_beautys_files_are_leave_one_out_and_its_config_holds(tmp_path: Path) -> None:
+    (tmp_path / "Beauty.txt").write_text("1 4 2 9\n2 5 6\n3 1 2 3 4 5\n")
+    words = [sys.executable, ROOT / "data/beauty/prepare.py", tmp_path / "Beauty.txt", "--out", tmp_path / "parquet"]
+    subprocess.run(words, check=True, capture_output=True, timeout=60)
+    for part, want in [
+        ("train", [[1, 2, 3], [4]]),
+        ("validation", [[1, 2, 3, 4], [4, 2]]),
+        ("test", [[1, 2, 3, 4, 5], [4, 2, 9]]),
+    ]:
+        found = pq.read_table(tmp_path / "parquet" / part).column("history").to_pylist()
+        assert sorted(found) == want  # a user of two items has nothing to learn from
+    config = load_config(ROOT / "data/beauty/train.yaml", [f"data.train={tmp_path}/parquet/train", "data.eval=null"])
+    assert config.model.name == "sasrec"
