@@ -183,7 +183,8 @@ def check(
     from rayrec.data import manifest_of
     from rayrec.data.tools.check import check as run_check
     from rayrec.data.tools.check_page import check_page
-    from rayrec.train import build, load_config
+    from rayrec.train import load_config
+    from rayrec.train.setup import build
 
     loaded = load_config(config)
     schema = loaded.data_schema.for_training

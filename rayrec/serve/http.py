@@ -3,6 +3,7 @@
 | | |
 |---|---|
 | `POST /score`, `POST /score/MODEL` | rows in, probabilities out: JSON, or an Arrow IPC stream for either |
+| `POST /retrieve` | histories or vectors in, the best items out, where there is an index; `retrieval.py` |
 | `GET /schema`, `GET /schema/MODEL` | what a request must hold |
 | `GET /healthz` | versions that answer, versions that were refused; needs no token |
 | `GET /metrics` | Prometheus |
@@ -23,6 +24,7 @@ import pyarrow as pa
 from rayrec.serve.batching import Batcher
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.requests import ARROW, JSON
+from rayrec.serve.retrieval import Retrieval
 from rayrec.serve.service import Answer, Service
 
 Scope = MutableMapping[str, Any]
@@ -38,10 +40,17 @@ class App:
     Args:
         token: what `Authorization: Bearer …` must hold; None: everyone may ask.
         together: requests that wait are scored together; False: each alone.
+        retrieval: answers `/retrieve`.
     """
 
-    def __init__(self, service: Service, token: str | None = None, together: bool = True) -> None:
-        self._service, self._token = service, token
+    def __init__(
+        self,
+        service: Service,
+        token: str | None = None,
+        together: bool = True,
+        retrieval: Retrieval | None = None,
+    ) -> None:
+        self._service, self._token, self._retrieval = service, token, retrieval
         self._batcher = Batcher(service, together)
         self._queued = 0
 
@@ -78,6 +87,8 @@ class App:
             return 200, "text/plain; version=0.0.4", self._service.metrics()
         if (name := _model_in(path, "/schema")) is not None and method == "GET":
             return 200, JSON, json.dumps(self._service.schema(name or None)).encode()
+        if path == "/retrieve" and self._retrieval is not None:
+            return 200, JSON, await self._retrieve(self._retrieval, method, headers, receive)
         if (name := _model_in(path, "/score")) is None:
             raise BadRequest(404, "there are POST /score, GET /schema, GET /healthz and GET /metrics")
         if method != "POST":
@@ -110,6 +121,22 @@ class App:
         self._queued += 1
         try:
             return await self._batcher.score(await self._batcher.read(body, kind, model))
+        finally:
+            self._queued -= 1
+
+    async def _retrieve(
+        self, retrieval: Retrieval, method: str, headers: dict[bytes, bytes], receive: Receive
+    ) -> bytes:
+        if method != "POST":
+            raise BadRequest(405, f"{method} /retrieve: send the queries with POST")
+        self._check_queue()
+        self._queued += 1
+        try:
+            async with asyncio.timeout(self._service.limits.body_s):
+                body = await self._body(headers, receive)
+            return await asyncio.to_thread(retrieval.answer, body)
+        except TimeoutError:
+            raise BadRequest(408, f"the body was not there after {self._service.limits.body_s:g} s") from None
         finally:
             self._queued -= 1
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import socket
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,10 @@ from typing import Any
 import torch
 
 from rayrec._debug import debugging
+from rayrec.local_ray import init_local, quiet_unless_debug
 from rayrec.serve.http import App
 from rayrec.serve.limits import Limits
+from rayrec.serve.retrieval import Retrieval, check_index, newest_index
 from rayrec.serve.service import ModelSpec, Service
 from rayrec.serve.versions import check_version, newest
 
@@ -40,6 +41,7 @@ class Settings:
         watch_s: seconds between two looks for newer versions.
         name: of the Serve application; a cluster may run several services.
         route: prefix of the service's paths, "/" or such as "/ctr".
+        index: of `POST /retrieve`: an index, or a folder of indexes of which the newest by name is served.
     """
 
     models: tuple[ModelSpec, ...]
@@ -53,6 +55,7 @@ class Settings:
     name: str = "rayrec"
     route: str = "/"
     limits: Limits = field(default_factory=Limits)
+    index: Path | None = None
 
 
 def check(settings: Settings) -> None:
@@ -66,6 +69,8 @@ def check(settings: Settings) -> None:
         raise ValueError(f"--name {settings.name} --route {settings.route}: give a name, and a route such as /ctr")
     for spec in settings.models:
         check_version(newest(spec.path))
+    if settings.index is not None:
+        check_index(newest_index(settings.index))
     if not 0 < settings.port <= _LAST_PORT:
         raise ValueError(
             f"--port {settings.port}: choose one of 1 to {_LAST_PORT}; what comes after is for the service"
@@ -151,7 +156,8 @@ def serving(settings: Settings) -> Iterator[str]:
             if shared:
                 serve.delete(settings.name)
             else:
-                serve.shutdown()
+                with _unsaid():
+                    serve.shutdown()
     if not shared:
         _await_port(settings)
 
@@ -165,13 +171,24 @@ def _ray(settings: Settings) -> Iterator[bool]:
         yield True
         return
     address = os.environ.get("RAY_ADDRESS")
-    own: dict[str, Any] = {} if address else {"num_cpus": settings.replicas * settings.cpus + 1}
-    quiet: dict[str, Any] = {} if debugging() else {"logging_level": logging.ERROR}
-    ray.init(address=address or "local", include_dashboard=False, log_to_driver=False, **own, **quiet)
+    if address:
+        ray.init(address=address, **quiet_unless_debug())
+    else:
+        init_local(settings.replicas * settings.cpus + 1)
     try:
         yield address is not None
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Serve ends by having its controller killed, which Ray prints as an error with infinite retries."""
+    if debugging():
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 def _check_free(settings: Settings) -> None:
@@ -214,7 +231,8 @@ def application(settings: Settings) -> App:
     """The ASGI application of one replica, which scores on all of the replica's cores."""
     torch.set_num_threads(settings.cpus)
     service = Service(list(settings.models), limits=settings.limits, watch_s=settings.watch_s)
-    return App(service, token=settings.token)
+    retrieval = None if settings.index is None else Retrieval(newest_index(settings.index), settings.limits)
+    return App(service, token=settings.token, retrieval=retrieval)
 
 
 def read_token(path: Path | None) -> str | None:

@@ -16,6 +16,7 @@ from rayrec.data.mapping.derive import derived_types, unfitted
 from rayrec.data.mapping.derived import sources
 from rayrec.data.mapping.id_mappings import Vocabulary
 from rayrec.data.mapping.schema import DenseFeature, IdType, Schema, SparseFeature, Task
+from rayrec.data.mapping.sequences import check_value_type
 from rayrec.data.mapping.transforms import Fitted
 from rayrec.data.mapping.vocabulary import load_vocabulary
 
@@ -133,6 +134,13 @@ def _check_features(schema: Schema, found: pa.Schema, file: str) -> None:
         _check_dense(dense, found.field(dense.column).type, file)
     for sparse in schema.sparse:
         _check_sparse(sparse, found, file)
+    for sequence in schema.sequences:
+        for one in sequence.values:
+            kind = found.field(one.column_name).type
+            if (wanted := check_value_type(one, kind)) is not None:
+                raise _wrong(
+                    f"{one.kind} {one.name!r} of sequence {sequence.name!r}", wanted, kind, file, one.column_name
+                )
 
 
 def column_missing(column: str, found: pa.Schema, file: str, fix: str) -> DataError:

@@ -19,8 +19,9 @@ from rayrec.data.mapping.dense import map_dense
 from rayrec.data.mapping.derive import derive
 from rayrec.data.mapping.id_mappings import Vocabulary
 from rayrec.data.mapping.problems import Problems
-from rayrec.data.mapping.rows import Rows
+from rayrec.data.mapping.rows import Ids, Rows
 from rayrec.data.mapping.schema import Schema
+from rayrec.data.mapping.sequences import check_lengths, in_order, map_values
 from rayrec.data.mapping.sparse import map_sparse
 from rayrec.data.mapping.targets import map_targets, unknown_targets
 from rayrec.data.mapping.vocabulary import load_vocabulary
@@ -53,8 +54,19 @@ def map_rows(
     dense = map_dense(schema.dense, columns, table.num_rows, problems)
     if order is not None:
         dense, targets = np.take(dense, order, axis=0), targets.take(order)
-    ids = (map_sparse(feature, columns, rows_of[feature.name], problems) for feature in schema.sparse)
-    return Rows(dense, targets, tuple(bags.take(order) for bags in ids))
+    of_feature = {name: sequence for sequence in schema.sequences for name in sequence.ids}
+    ids, offsets = list[Ids](), dict[str, I64]()
+    for feature in schema.sparse:
+        bags = map_sparse(feature, columns, rows_of[feature.name], problems)
+        if (sequence := of_feature.get(feature.name)) is not None and bags.offsets is not None:
+            offsets[feature.name] = bags.offsets
+            bags = in_order(bags, sequence)
+        ids.append(bags.take(order))
+    column_of = {feature.name: feature.column for feature in schema.sparse}
+    for sequence in schema.sequences:
+        check_lengths(sequence, columns, column_of, offsets, problems)
+        ids += [bags.take(order) for bags in map_values(sequence, columns, problems)]
+    return Rows(dense, targets, tuple(ids))
 
 
 def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:

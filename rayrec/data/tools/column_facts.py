@@ -12,7 +12,8 @@ import pyarrow.types as pat
 
 from rayrec.data.mapping.arrow_types import is_list, is_text, without_views
 from rayrec.data.mapping.lists import unnest
-from rayrec.data.mapping.targets import LATEST_S, UNITS
+from rayrec.data.mapping.sequences import UNITS
+from rayrec.data.mapping.targets import LATEST_S
 from rayrec.data.tools.quantiles import bucket_edges
 
 TIME_NAMES = ("timestamp", "time", "ts", "date", "datetime", "event_time", "created_at", "unix_time")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rayrec.checkpoint.folder import open_folder
 from rayrec.train.errors import StorageError, TrainError
-from rayrec.train.run_folder import RunFolder, write_atomically
+from rayrec.train.run.folder import RunFolder, write_atomically
 
 FILES = (
     "config.yaml",

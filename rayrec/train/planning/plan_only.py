@@ -9,14 +9,14 @@ from pathlib import Path
 from rayrec.distributed import ShardingPlan
 from rayrec.distributed.planner import PlanResult, Topology, diff, explain, write_html
 from rayrec.distributed.planner.sharding_groups import Grouped
-from rayrec.train import build
 from rayrec.train.config import TrainConfig
 from rayrec.train.config.file import text_of
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.plan_table import bytes_text, plan_table
 from rayrec.train.errors import StorageError
-from rayrec.train.groups import plan_groups
-from rayrec.train.run_folder import write_json
+from rayrec.train.planning.groups import plan_groups
+from rayrec.train.run.folder import write_json
+from rayrec.train.setup import build
 
 
 @dataclass(frozen=True, kw_only=True)

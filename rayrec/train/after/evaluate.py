@@ -8,16 +8,16 @@ from typing import Any
 
 from rayrec.data import Manifest
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
-from rayrec.train import build
-from rayrec.train.choice import NEWEST, choose
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display, evaluation_lines
 from rayrec.train.driver.launch import run_job
 from rayrec.train.driver.terminal import notice
 from rayrec.train.errors import TrainError
-from rayrec.train.run_config import config_of_run
-from rayrec.train.run_folder import RunFolder, write_json
-from rayrec.train.run_log import Record
+from rayrec.train.run.choice import NEWEST, choose
+from rayrec.train.run.config import config_of_run
+from rayrec.train.run.folder import RunFolder, write_json
+from rayrec.train.run.log import Record
+from rayrec.train.setup import build
 from rayrec.train.worker.session import Job
 
 
@@ -31,6 +31,7 @@ class _Ending:
     step: int = 0
     world_size: int = 0
     attempt: int = 0
+    nodes: frozenset[str] = frozenset()
 
     def __call__(self, record: Record) -> None:
         if record.get("event") in ("damaged", "storage"):

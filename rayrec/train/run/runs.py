@@ -12,7 +12,7 @@ from rayrec.train.driver.console import figure
 from rayrec.train.errors import StorageError
 from rayrec.train.report.compare import compare_page, differing, last_figures
 from rayrec.train.report.run import RunRecord, number, read_run
-from rayrec.train.run_folder import write_atomically
+from rayrec.train.run.folder import write_atomically
 
 MOST_FIELDS = 30
 

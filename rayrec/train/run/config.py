@@ -13,8 +13,8 @@ from typing import Any
 
 from rayrec.train.config import TrainConfig
 from rayrec.train.errors import TrainError
-from rayrec.train.paths import in_job_package
-from rayrec.train.run_folder import RunFolder
+from rayrec.train.run.folder import RunFolder
+from rayrec.train.run.paths import in_job_package
 
 
 def config_of_run(folder: RunFolder, *, allow_code: bool) -> dict[str, Any]:

@@ -11,16 +11,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rayrec.checkpoint import Checkpoint, CheckpointStore
 from rayrec.checkpoint.errors import InUseError
 from rayrec.checkpoint.folder import LocalFolder, open_folder
 from rayrec.checkpoint.launch import Lease
 from rayrec.train.config.difference import differing, same
 from rayrec.train.errors import StorageError
+
+if TYPE_CHECKING:
+    from rayrec.checkpoint import Checkpoint
 
 # Changing one of these makes another model or another order of rows: a checkpoint cannot be continued with it.
 FIXED_FIELDS = (
@@ -212,6 +214,8 @@ def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
         CheckpointError: there are some, but none is whole.
     """
     try:
+        from rayrec.checkpoint import CheckpointStore  # with torch, which a report does not need
+
         return CheckpointStore(folder.checkpoints).latest()
     except OSError as error:
         raise _unusable(folder, error, "read") from error

@@ -19,14 +19,14 @@ from rayrec.inference.export import Export, Trained, Wanted, export
 from rayrec.inference.graph import Inputs
 from rayrec.inference.parity import FIGURES
 from rayrec.models import Batch
-from rayrec.train import build
-from rayrec.train.choice import NEWEST, Tell, choose
 from rayrec.train.config import TrainConfig
 from rayrec.train.config.file import parse_config
 from rayrec.train.errors import StorageError, TrainError
 from rayrec.train.report import write_report
-from rayrec.train.run_config import config_of_run
-from rayrec.train.run_folder import RunFolder
+from rayrec.train.run.choice import NEWEST, Tell, choose
+from rayrec.train.run.config import config_of_run
+from rayrec.train.run.folder import RunFolder
+from rayrec.train.setup import build
 from rayrec.train.worker.loop import EVAL_ROWS
 
 

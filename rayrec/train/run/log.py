@@ -1,8 +1,13 @@
-"""How workers report to the driver: records (plain dicts) in a mailbox.
+"""The event log of a run: workers send records (plain dicts), the driver keeps and shows them.
 
-Workers never wait for the driver, and the driver polls. What is done with a record lives in `recorder.py`.
-Kinds of records: begin, plan, progress, train, eval, event, failure and growth (from Ray's controller), stopped, fatal,
-excused (fatal records so far come from a lost worker), done.
+    send   a worker calls `Sink.put`; the sink is the `Mailbox` itself, or `ActorSink` where that is a Ray actor
+    hold   the `Mailbox` numbers attempts, knows who has failed and what the driver has asked for
+    hear   `drained` takes what has come, from a thread of the driver, and hands each record to its `Recorder`
+    keep   `driver/recorder.py` appends lines to metrics.jsonl and TensorBoard, and remembers how the run went
+    show   `driver/console.py` writes for people; `driver/exported.py` for Prometheus
+
+Workers never wait for the driver. Kinds of records: begin, plan, progress, train, eval, event, failure and restart
+(from Ray's controller), stopped, fatal, excused (fatal records so far come from a lost worker), done.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -38,8 +44,8 @@ class Sink(Protocol):
     def stop_requested(self) -> bool:
         """Whether the driver wants the workers to stop, with a last checkpoint."""
 
-    def growing(self) -> bool:
-        """Whether they are to be started again after that, as more of them."""
+    def restart_reason(self) -> str | None:
+        """Why the workers are to be started again after that; None: they are not."""
 
     def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
         """Reports where this rank waits for the others (None: it does not), and returns the places of all that wait."""
@@ -49,25 +55,26 @@ class Mailbox:
     """Keeps records until they are taken; runs as an actor, or in the driver's own process."""
 
     def __init__(self, attempts_before: int = 0) -> None:
-        self._records: list[Record] = []
+        self._records: deque[Record] = deque()  # also used by two threads of one process
         self._attempt = attempts_before
         self._failed: set[int] = set()
         self._waiting: dict[int, Waiting] = {}
         self._last_words: str | None = None
-        self._stop = self._grow = self._excused = False
+        self._stop = self._excused = False
+        self._restart: str | None = None
         self._saved_step = self._failures = 0
         self._idle_since: float | None = time.monotonic()
 
     def begin(self, leader: bool) -> bool:
         self._excused, self._idle_since = False, None
         self._attempt += leader and not self._failed
-        self._grow = self._grow and not leader
+        self._restart = None if leader else self._restart
         self._waiting.clear()
         self._last_words = None
         return bool(self._failed)
 
     def put(self, record: Record) -> None:
-        if record["kind"] in ("failure", "growth"):
+        if record["kind"] in ("failure", "restart"):
             self._idle_since = time.monotonic()
         elif record["kind"] in ("progress", "train"):  # also where this mailbox is a second one, and has heard no begin
             self._idle_since = None
@@ -80,6 +87,9 @@ class Mailbox:
         if record.get("event") in ("hang", "unlike"):
             self._last_words = record["message"]
         self._records.append({"time": time.time(), "attempt": self._attempt, **record})
+
+    def flush(self, record: Record) -> None:
+        self.put(record)
 
     def last_words(self) -> str | None:
         """Why a worker of this attempt has ended itself, if one has."""
@@ -110,15 +120,15 @@ class Mailbox:
     def ask_stop(self) -> None:
         self._stop = True
 
-    def ask_growth(self) -> None:
-        """Stop with a checkpoint and start again: there is room for more workers."""
-        self._grow = True
+    def ask_restart(self, reason: str) -> None:
+        """Stop with a checkpoint and start again."""
+        self._restart = reason
 
     def stop_requested(self) -> bool:
-        return self._stop or self._grow
+        return self._stop or self._restart is not None
 
-    def growing(self) -> bool:
-        return self._grow and not self._stop
+    def restart_reason(self) -> str | None:
+        return None if self._stop else self._restart
 
     def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
         self._waiting.pop(rank, None)
@@ -128,8 +138,7 @@ class Mailbox:
 
     def take(self) -> list[Record]:
         """All records since the last call."""
-        taken, self._records = self._records, []
-        return taken
+        return [self._records.popleft() for _ in range(len(self._records))]
 
 
 def ask(method: Any, *given: Any) -> Any:
@@ -161,8 +170,9 @@ class ActorSink:
     def stop_requested(self) -> bool:
         return bool(self._get(self.actor.stop_requested.remote()))
 
-    def growing(self) -> bool:
-        return bool(self._get(self.actor.growing.remote()))
+    def restart_reason(self) -> str | None:
+        reason: str | None = self._get(self.actor.restart_reason.remote())
+        return reason
 
     def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
         everyone: dict[int, Waiting] = self._get(self.actor.waiting.remote(rank, place))
@@ -172,37 +182,6 @@ class ActorSink:
         import ray
 
         return ray.get(answer, timeout=self.timeout_s)
-
-
-@dataclass(frozen=True, slots=True)
-class DirectSink:
-    """Hands records to the driver in the same process."""
-
-    mailbox: Mailbox
-    handle: Callable[[Record], None]
-
-    def begin(self, leader: bool) -> bool:
-        return self.mailbox.begin(leader)
-
-    def put(self, record: Record) -> None:
-        self.mailbox.put(record)
-        for taken in self.mailbox.take():
-            self.handle(taken)
-
-    def flush(self, record: Record) -> None:
-        self.put(record)
-
-    def failed_ranks(self) -> int:
-        return self.mailbox.failed_ranks()
-
-    def stop_requested(self) -> bool:
-        return self.mailbox.stop_requested()
-
-    def growing(self) -> bool:
-        return self.mailbox.growing()
-
-    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
-        return self.mailbox.waiting(rank, place)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from rayrec.checkpoint.scores import best_of
 from rayrec.train.config import LOWER_IS_BETTER
 from rayrec.train.driver.terminal import notice
 from rayrec.train.errors import StorageError, TrainError
-from rayrec.train.run_folder import RunFolder
+from rayrec.train.run.folder import RunFolder
 
 NEWEST, BEST = "newest", "best"
 Tell = Callable[[str], object]

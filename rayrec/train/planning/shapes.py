@@ -11,12 +11,12 @@ from rich.table import Table
 from rayrec.distributed.planner import NoPlanError, Topology
 from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.distributed.planner.sharding_groups import Grouped
-from rayrec.train import build
 from rayrec.train.config import TrainConfig
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.plan_table import bytes_text
 from rayrec.train.driver.terminal import plain
-from rayrec.train.plan_only import make_groups
+from rayrec.train.planning.plan_only import make_groups
+from rayrec.train.setup import build
 
 # Terms of the planner's cost, as people ask for them.
 PARTS = {

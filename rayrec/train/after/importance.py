@@ -16,14 +16,14 @@ from rayrec.data.source.slices import slices_of
 from rayrec.data.stream.reading import read_rows
 from rayrec.inference import Model
 from rayrec.metrics import LabelMetrics
-from rayrec.train.choice import NEWEST
+from rayrec.train.after.export import exported_run
 from rayrec.train.config import TrainConfig
 from rayrec.train.config.file import parse_config
 from rayrec.train.errors import TrainError
-from rayrec.train.export_run import exported_run
 from rayrec.train.report import write_report
-from rayrec.train.run_config import config_of_run
-from rayrec.train.run_folder import RunFolder, write_json
+from rayrec.train.run.choice import NEWEST
+from rayrec.train.run.config import config_of_run
+from rayrec.train.run.folder import RunFolder, write_json
 
 ROWS = 50_000
 _SEED = 0
