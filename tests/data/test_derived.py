@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -355,14 +355,14 @@ def slow(rows: list[dict[str, Any]], found: Any) -> None:
             assert stop - start == int(length)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(st.integers(0, 1 << 32))
 def test_equal_values_in_training_and_in_a_service(seed: int) -> None:
     alike(drawn_rows(seed, 200))
 
 
 @pytest.mark.long
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500, deadline=None, phases=[Phase.generate])
 @given(st.integers(0, 1 << 32))
 def test_equal_values_of_many_drawn_rows(seed: int) -> None:
     alike(drawn_rows(seed, 200))
