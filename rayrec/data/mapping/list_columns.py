@@ -119,32 +119,32 @@ def _either(one: Bools | None, other: Bools | None) -> Bools | None:
 
 
 def overlap(spec: Overlap, arrays: list[pa.Array], _: Problems) -> pa.Array:
-    """Of different ids, found by sorting 64-bit hashes of id and row."""
+    """Of different ids, found by sorting numbers made of row and id."""
     for array in arrays:
         if not (is_list(array.type) or pat.is_null(array.type)):
             raise TypeError("an overlap is of two lists")
-    first, second = (_keys(array) for array in arrays)
-    rows = len(arrays[0])
-    own, at = np.unique(first[0], return_index=True)
-    hit = np.isin(own, second[0], assume_unique=False, kind="sort")
-    count = np.bincount(first[1][at][hit], minlength=rows)
+    (ids, rows), (other_ids, other_rows) = map(_elements, arrays)
+    encoded = pc.dictionary_encode(pa.array(np.concatenate([ids, other_ids])))
+    codes, many = encoded.indices.to_numpy().astype(np.int64), max(len(encoded.dictionary), 1)
+    own, others = np.unique(rows * many + codes[: len(ids)]), np.unique(other_rows * many + codes[len(ids) :])
+    both = np.sort(np.concatenate([own, others]))
+    count = np.bincount(both[1:][both[1:] == both[:-1]] // many, minlength=len(arrays[0]))
     nulls = _either(_nulls(arrays[0]), _nulls(arrays[1]))
     if spec.measure == "count":
         return pa.array(count, mask=nulls)
     if spec.measure == "any":
         return pa.array((count > 0).astype(np.int64), mask=nulls)
-    return pa.array(count / np.maximum(np.bincount(first[1][at], minlength=rows), 1), mask=nulls)
+    return pa.array(count / np.maximum(np.bincount(own // many, minlength=len(count)), 1), mask=nulls)
 
 
-def _keys(array: pa.Array) -> tuple[U64, I64]:
-    """A hash of id and row, and the row, of every element that is not null."""
+def _elements(array: pa.Array) -> tuple[U64, I64]:
+    """The hash and the row of every element that is not null."""
     if pat.is_null(array.type):
         return np.empty(0, np.uint64), np.empty(0, np.int64)
     lists = unnest(array)
     rows = np.repeat(np.arange(len(array)), np.diff(lists.offsets))
-    keys = _hashes(lists.leaf) ^ mix64_array(np.arange(len(array)), seed_of(_CROSSES, -1))[rows]
     nulls = _nulls(lists.leaf)
-    return (keys, rows) if nulls is None else (keys[~nulls], rows[~nulls])
+    return (_hashes(lists.leaf), rows) if nulls is None else (_hashes(lists.leaf)[~nulls], rows[~nulls])
 
 
 def _map_parts(array: pa.Array) -> tuple[Lists, pa.Array, pa.Array]:

@@ -1,0 +1,455 @@
+"""Derived columns: their values by hand and by a slow reference, alike however rows arrive, with their errors."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from rayrec.cli.app import app
+from rayrec.data import DataError, DataSet, Manifest, Schema
+from rayrec.data.mapping.columns import fill_id_types
+from rayrec.data.mapping.derive import derive
+from rayrec.data.mapping.fingerprint import mapping_fingerprint
+from rayrec.data.mapping.map_rows import map_rows
+from rayrec.data.mapping.mapping import Mapping
+from rayrec.data.mapping.problems import Problems, Unplaced
+from rayrec.data.tools.fit import fit, for_reading, statistics, unfitted_names, without_statistics
+from rayrec.data.tools.inspect import inspect
+from rayrec.data.tools.quantiles import bucket_edges
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def schema(derived: list[dict[str, Any]], **more: Any) -> Schema:
+    sparse = [{"name": "id", "column": derived[-1]["name"], "mapping": {"kind": "hash"}}]
+    return Schema.model_validate({"sparse": sparse, "derived": derived, **more})
+
+
+def made(kind: str, arrays: dict[str, pa.Array], **spec: Any) -> pa.Array:
+    problems = Problems(Unplaced())
+    out = derive(schema([{"name": "out", "kind": kind, **spec}]).derived, arrays, problems)["out"]
+    assert not problems
+    return out
+
+
+def test_numbers_become_ids_of_buckets() -> None:
+    x = pa.array([-1.0, 1.0, 3.9, None, 1e9])
+    assert made("buckets", {"x": x}, column="x", boundaries=[1.0, 2.0]).to_pylist() == [0, 1, 2, None, 2]
+    assert made("buckets", {"x": x}, column="x", log_base=2.0, buckets=4).to_pylist() == [0, 1, 2, None, 3]
+    lists = pa.array([[0, 5], None, [], [None, 1]])
+    assert made("buckets", {"x": lists}, column="x", boundaries=[1.0]).to_pylist() == [[0, 1], None, [], [None, 1]]
+    problems = Problems(Unplaced())
+    spec = {"name": "out", "kind": "buckets", "column": "x", "boundaries": [1.0]}
+    derive(schema([spec]).derived, {"x": pa.array([[1.0], [], [2.0, math.nan]])}, problems)
+    error = problems.error(2)
+    assert problems.rows().tolist() == [2] and error.column == "x" and error.value == "nan" and "'out'" in error.problem
+
+
+def test_missing_values_are_a_flag() -> None:
+    assert made("missing", {"x": pa.array([1.0, None, math.nan])}, column="x").to_pylist() == [0, 1, 1]
+    assert made("missing", {"x": pa.array(["a", None])}, column="x").to_pylist() == [0, 1]
+
+
+def test_crosses_keep_the_order_of_columns_and_take_lists() -> None:
+    columns = {"a": pa.array([1, 2, None, 1]), "b": pa.array(["x", "y", "x", "x"]), "c": pa.array([2, 1, 3, 1])}
+    ab = made("cross", columns, columns=["a", "b"])
+    assert ab[0] == ab[3] != ab[1] and not ab[2].is_valid
+    other = {**columns, "b": columns["b"].dictionary_encode()}
+    assert ab.equals(made("cross", other, columns=["a", "b"]))
+    ac, ca = (made("cross", columns, columns=order) for order in (["a", "c"], ["c", "a"]))
+    assert ac[0] != ca[0] and ac[3] == made("cross", {**columns, "c": columns["a"]}, columns=["a", "c"])[0]
+    one = {"l": pa.array([[1, 2], None, [], [1, None]]), "s": pa.array([5, 5, 5, None])}
+    crossed = made("cross", one, columns=["l", "s"]).to_pylist()
+    pair = made("cross", {"l": pa.array([1, 2]), "s": pa.array([5, 5])}, columns=["l", "s"]).to_pylist()
+    assert crossed == [pair, None, [], None]
+    two = {"l": pa.array([[1, 2], [1]]), "m": pa.array([[5, 6], []], pa.list_(pa.int64()))}
+    grid = {"l": pa.array([1, 1, 2, 2]), "m": pa.array([5, 6, 5, 6])}
+    wanted = made("cross", grid, columns=["l", "m"]).to_pylist()
+    assert made("cross", two, columns=["l", "m"]).to_pylist() == [wanted, []]
+
+
+def test_parts_of_times_are_those_of_the_zone() -> None:
+    times = [EPOCH + timedelta(hours=7919 * n, minutes=11 * n) for n in range(60)]
+    arrays = {
+        "s": pa.array([int(t.timestamp()) for t in times]),
+        "ns": pa.array(times, pa.timestamp("ns", "Asia/Tokyo")),
+        "us": pa.array([t.replace(tzinfo=None) for t in times], pa.timestamp("us")),
+    }
+    parts = {"hour": lambda t: t.hour, "minute": lambda t: t.minute, "weekday": lambda t: t.weekday()}
+    parts |= {"day": lambda t: t.day, "month": lambda t: t.month}
+    for zone in ("UTC", "America/New_York", "Asia/Kathmandu"):
+        for part, of in parts.items():
+            wanted = [of(t.astimezone(ZoneInfo(zone))) for t in times]
+            for name in arrays:
+                assert made("time_part", arrays, column=name, part=part, zone=zone).to_pylist() == wanted
+    with pytest.raises(ValueError, match="no time zone 'Mars'"):
+        schema([{"name": "h", "kind": "time_part", "column": "t", "zone": "Mars"}])
+
+
+def test_ages_of_events_and_of_lists_of_them() -> None:
+    columns = {"at": pa.array([7200, 3600]), "e": pa.array([0, None]), "l": pa.array([[0, 3600], [3600]])}
+    assert made("age", columns, column="e", at="at").to_pylist() == [2.0, None]
+    assert made("age", columns, column="l", at="at", per="minute").to_pylist() == [[120.0, 60.0], [0.0]]
+    late = {"at": pa.array([10]), "e": pa.array([11])}
+    assert made("age", late, column="e", at="at", on_future="zero").to_pylist() == [0.0]
+    assert made("age", late, column="e", at="at", on_future="null").to_pylist() == [None]
+    problems = Problems(Unplaced())
+    derive(schema([{"name": "out", "kind": "age", "column": "e", "at": "at"}]).derived, late, problems)
+    assert "after the row's time" in problems.error(0).problem and problems.error(0).value == "1970-01-01 00:00:11"
+
+
+def test_lookups_and_weighted_pairs_of_maps() -> None:
+    kind = pa.map_(pa.string(), pa.float64())
+    columns = {"m": pa.array([[("a", 1.0), ("b", 2.0), ("a", 9.0)], None, []], kind), "k": pa.array(["a", "a", None])}
+    assert made("lookup", columns, column="m", key="k").to_pylist() == [1.0, None, None]
+    assert made("lookup", columns, column="m", value="b").to_pylist() == [2.0, None, None]
+    pairs = made("pairs", columns, column="m").to_pylist()
+    assert pairs[0][1] == {"id": "b", "weight": 2.0} and pairs[1:] == [None, []]
+    spec = {"name": "p", "kind": "pairs", "column": "m"}
+    weighted = {"name": "x", "column": "p", "kind": "weighted_id_list", "on_null": "empty", "keep": {"last": 2}}
+    whole = Schema.model_validate({"sparse": [{**weighted, "mapping": {"kind": "hash"}}], "derived": [spec]})
+    batch = Mapping(whole, {"x": 50}, labels=False).to_batch(pa.table(columns))
+    assert batch.sparse.lengths().tolist() == [2, 0, 0] and batch.sparse.weights().tolist() == [2.0, 9.0]
+
+
+def test_expressions() -> None:
+    columns = {"a": pa.array([1, 3, None]), "b c": pa.array([2.0, 0.0, 1.0]), "t": pa.array(["x", "y", "x"])}
+    assert made("expression", columns, expression="-(a + 1) / col('b c')").to_pylist() == [-1.0, -math.inf, None]
+    assert made("expression", columns, expression="where(t == 'x', max(a, 2), 0)").to_pylist() == [2.0, 0.0, None]
+    assert made("expression", columns, expression="coalesce(a, 7) >= 3").to_pylist() == [False, True, True]
+    for bad in (
+        "__import__('os')",
+        "a.b",
+        "[a]",
+        "a if b else 1",
+        "1 < a < 2",
+        "log(a, a)",
+        "1 + 1",
+        "a +",
+        "lambda: a",
+    ):
+        with pytest.raises(ValueError, match="expression"):
+            schema([{"name": "out", "kind": "expression", "expression": bad}])
+
+
+def test_tokens() -> None:
+    texts = pa.array(["The cat; the  CAT!", None, "", "a"])
+    wanted = [["the", "cat", "the", "cat"], None, [], ["a"]]
+    for values in (texts, texts.dictionary_encode(), texts.cast(pa.large_string())):
+        assert made("tokens", {"t": values}, column="t").to_pylist() == wanted
+    assert made("tokens", {"t": texts}, column="t", ngrams=[1, 2]).to_pylist() == [
+        [*wanted[0], "the cat", "cat the", "the cat"],
+        None,
+        [],
+        ["a"],
+    ]
+    counted = made("tokens", {"t": texts}, column="t", counts=True).to_pylist()
+    assert counted[0] == [{"id": "the", "weight": 2.0}, {"id": "cat", "weight": 2.0}] and counted[1:3] == [None, []]
+    assert made("tokens", {"t": pa.array(["a,B"])}, column="t", separator=",", lower=False).to_pylist() == [["a", "B"]]
+
+
+def test_overlaps_of_lists() -> None:
+    columns = {"a": pa.array([[1, 2, 2, None], [], None, [3]]), "b": pa.array([[2, 1, None], [1], [1], [4]], None)}
+    for measure, wanted in (("count", [2, 0, None, 0]), ("ratio", [1.0, 0.0, None, 0.0]), ("any", [1, 0, None, 0])):
+        assert made("overlap", columns, columns=["a", "b"], measure=measure).to_pylist() == wanted
+
+
+def halves(x: pa.Array) -> pa.Array:
+    return pa.array([None if v is None else v // 2 for v in x.to_pylist()], pa.int64())
+
+
+def too_few(x: pa.Array) -> pa.Array:
+    return x.slice(1)
+
+
+def breaks(x: pa.Array) -> pa.Array:
+    raise ZeroDivisionError("no")
+
+
+def test_functions_of_users_are_checked() -> None:
+    here = __name__
+    columns = {"x": pa.array([4, None, 7])}
+    assert made("custom", columns, columns=["x"], function=f"{here}:halves").to_pylist() == [2, None, 3]
+    for function, problem in (
+        ("too_few", "must give one Arrow array of 3 rows, as it got; it gave 2 rows"),
+        ("breaks", "failed: ZeroDivisionError: no"),
+        ("absent", "cannot be imported"),
+    ):
+        with pytest.raises(DataError, match=re.escape(problem)):
+            made("custom", columns, columns=["x"], function=f"{here}:{function}")
+
+
+def test_a_chain_is_listed_in_its_order_and_types_that_do_not_fit_are_named() -> None:
+    first = {"name": "b", "kind": "buckets", "column": "x", "boundaries": [1.0]}
+    second = {"name": "c", "kind": "cross", "columns": ["b", "y"]}
+    whole = schema([first, second])
+    assert whole.feature_columns == ["x", "y"] and [spec.name for spec in whole.derived_needed] == ["b", "c"]
+    with pytest.raises(ValueError, match="derived column 'c' is made of 'b': list that above it"):
+        schema([second, first])
+    with pytest.raises(DataError, match=r"derived column 'b' \(buckets\) cannot be made of x: string"):
+        Mapping(whole, {"id": 9}, labels=False).to_batch(pa.table({"x": ["a"], "y": [1]}))
+    with pytest.raises(DataError, match="integers or texts, not double; make buckets"):
+        made("cross", {"x": pa.array([1.5]), "y": pa.array([1])}, columns=["x", "y"])
+
+
+def test_how_a_column_is_derived_is_in_the_fingerprint() -> None:
+    def of(edge: float) -> dict[str, Any]:
+        first = {"name": "b", "kind": "buckets", "column": "x", "boundaries": [edge]}
+        return mapping_fingerprint(schema([first, {"name": "c", "kind": "cross", "columns": ["b", "y"]}]), {"id": 9})
+
+    assert of(1.0) == of(1.0) != of(2.0) and len(of(1.0)["id"]["derived"]) == 2
+    assert "derived" not in mapping_fingerprint(Schema.model_validate({"sparse": [{"name": "x"}]}), {"x": 9})["x"]
+
+
+ALL: dict[str, Any] = {
+    "derived": [
+        {"name": "bucket", "kind": "buckets", "column": "x", "boundaries": [-1.0, 0.0, 7.5]},
+        {"name": "none", "kind": "missing", "column": "x"},
+        {"name": "pair", "kind": "cross", "columns": ["bucket", "city"]},
+        {"name": "grid", "kind": "cross", "columns": ["city", "tags", "seen"]},
+        {"name": "hour", "kind": "time_part", "column": "at", "zone": "Europe/Berlin"},
+        {"name": "age", "kind": "age", "column": "before", "at": "at", "on_future": "null"},
+        {"name": "rate", "kind": "lookup", "column": "rates", "key": "city"},
+        {"name": "math", "kind": "expression", "expression": "min(x, 5) / 3 + where(rate > 1, 1, 0)"},
+        {"name": "words", "kind": "tokens", "column": "city", "ngrams": [1, 2], "counts": True},
+        {"name": "both", "kind": "overlap", "columns": ["tags", "seen"], "measure": "ratio"},
+        {"name": "rated", "kind": "pairs", "column": "rates"},
+        {"name": "own", "kind": "custom", "columns": ["n"], "function": f"{__name__}:halves"},
+    ],
+    "dense": [{"name": name, "default": 0.0} for name in ("none", "age", "rate", "math", "both", "own")],
+    "sparse": [
+        {"name": name, "kind": kind, "on_null": "empty", "mapping": {"kind": "hash"}}
+        for name, kind in (
+            ("bucket", "id"), ("pair", "id"), ("grid", "id_list"), ("hour", "id"),
+            ("words", "weighted_id_list"), ("rated", "weighted_id_list"),
+        )
+    ],
+}  # fmt: skip
+TYPES = {
+    "x": pa.float64(),
+    "n": pa.int64(),
+    "city": pa.string(),
+    "tags": pa.list_(pa.string()),
+    "seen": pa.list_(pa.string()),
+    "at": pa.timestamp("ms"),
+    "before": pa.timestamp("ms"),
+    "rates": pa.map_(pa.string(), pa.float64()),
+}
+ROWS_OF = {feature["name"]: 1000 for feature in ALL["sparse"]}
+TEXTS = ["a", "b c", "b", "Ünï çödé", "", "the b c"]
+
+
+def drawn_rows(seed: int, count: int) -> list[dict[str, Any]]:
+    """Rows with nulls, empty lists, repeated and odd values."""
+    draw = random.Random(seed)
+
+    def maybe(make: Any) -> Any:
+        return None if draw.random() < 0.15 else make()
+
+    def text() -> str:
+        return draw.choice(TEXTS)
+
+    def moment() -> datetime:
+        return (EPOCH + timedelta(milliseconds=draw.randrange(1 << 40))).replace(tzinfo=None)
+
+    def row() -> dict[str, Any]:
+        return {
+            "x": maybe(lambda: draw.choice([-1.0, 0.0, 7.5, draw.uniform(-1e6, 1e6), draw.gauss(0, 3)])),
+            "n": maybe(lambda: draw.randrange(-(1 << 40), 1 << 40)),
+            "city": maybe(text),
+            "tags": maybe(lambda: [maybe(text) for _ in range(draw.randrange(4))]),
+            "seen": maybe(lambda: [text() for _ in range(draw.randrange(4))]),
+            "at": maybe(moment),
+            "before": maybe(moment),
+            "rates": maybe(lambda: {text(): draw.uniform(-9, 9) for _ in range(draw.randrange(3))}),
+        }
+
+    return [row() for _ in range(count)]
+
+
+def table_of(rows: list[dict[str, Any]]) -> pa.Table:
+    def plain(name: str, value: Any) -> Any:
+        return list(value.items()) if name == "rates" and value is not None else value
+
+    return pa.table({name: pa.array([plain(name, row[name]) for row in rows], kind) for name, kind in TYPES.items()})
+
+
+def as_request(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return json.loads(json.dumps(rows, default=datetime.isoformat))  # type: ignore[no-any-return]
+
+
+def alike(rows: list[dict[str, Any]]) -> None:
+    """Rows mapped together as training does, in another order, one by one, and as a service gets them."""
+    table = table_of(rows)
+    whole = fill_id_types(Schema.model_validate(ALL), TYPES)
+    whole = Schema.model_validate(json.loads(whole.model_dump_json()))  # as runs and exports keep it
+    mapping = Mapping(whole, ROWS_OF, labels=False)
+    together = mapping.to_batch(table)
+    for other in (
+        mapping.to_batch(as_request(rows)),
+        mapping.to_batch({name: [row[name] for row in as_request(rows)] for name in TYPES}),
+    ):
+        same(together, other)
+    half = len(rows) // 2
+    dense = np.concatenate([mapping.to_batch(part).dense.numpy() for part in (table[:half], table[half:])])
+    assert np.array_equal(dense, together.dense.numpy(), equal_nan=True)
+    order = np.random.default_rng(0).permutation(len(rows))
+    shuffled = map_rows(table, whole, ROWS_OF, Problems(Unplaced()), order, labelled=False)
+    straight = map_rows(table, whole, ROWS_OF, Problems(Unplaced()), labelled=False)
+    assert np.array_equal(shuffled.dense, straight.dense[order])
+    for one, other in zip(shuffled.ids, straight.ids, strict=True):
+        assert np.array_equal(one.values, other.take(order).values)
+    slow(rows, straight)
+
+
+def same(one: Any, other: Any) -> None:
+    assert np.array_equal(one.dense.numpy(), other.dense.numpy())
+    for part in ("values", "lengths", "weights"):
+        assert np.array_equal(getattr(one.sparse, part)().numpy(), getattr(other.sparse, part)().numpy()), part
+
+
+def slow(rows: list[dict[str, Any]], found: Any) -> None:
+    """The numbers and the lengths of bags, in plain Python."""
+    for number, row in enumerate(rows):
+        x, city, rates = row["x"], row["city"], row["rates"] or {}
+        rate = rates.get(city)
+        late = row["at"] is None or row["before"] is None or row["before"] > row["at"]
+        age = 0.0 if late else (row["at"] - row["before"]) / timedelta(hours=1)
+        math = 0.0 if x is None or rate is None else min(x, 5.0) / 3 + (1 if rate > 1 else 0)
+        both = 0.0
+        if row["tags"] is not None and row["seen"] is not None:
+            own = {*row["tags"]} - {None}
+            both = len(own & {*row["seen"]}) / max(len(own), 1)
+        half = 0.0 if row["n"] is None else row["n"] // 2
+        wanted = [float(x is None), age, rate or 0.0, math, both, half]
+        assert np.allclose(found.dense[number], np.array(wanted, np.float32), rtol=1e-5)
+        words = re.findall(r"\w+", (city or "").lower())
+        bigrams = [" ".join(pair) for pair in zip(words, words[1:], strict=False)]
+        tags = [] if None in (city, row["tags"], row["seen"]) else [t for t in row["tags"] if t is not None]
+        lengths = [
+            x is not None,
+            x is not None and city is not None,
+            len(tags) * len(row["seen"] or []),
+            row["at"] is not None,
+            len(Counter(words + bigrams)),
+            len(rates),
+        ]
+        for ids, length in zip(found.ids, lengths, strict=True):
+            start, stop = ids.span(number, number + 1)
+            assert stop - start == int(length)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(st.integers(0, 1 << 32))
+def test_equal_values_in_training_and_in_a_service(seed: int) -> None:
+    alike(drawn_rows(seed, 200))
+
+
+@pytest.mark.long
+@settings(max_examples=500, deadline=None, phases=[Phase.generate])
+@given(st.integers(0, 1 << 32))
+def test_equal_values_of_many_drawn_rows(seed: int) -> None:
+    alike(drawn_rows(seed, 200))
+
+
+def test_buckets_of_equal_frequency_leave_common_values_their_own() -> None:
+    assert bucket_edges(np.arange(100.0), 4) == [25.0, 50.0, 75.0] or len(bucket_edges(np.arange(100.0), 4)) == 3
+    zeros = np.sort(np.concatenate([np.zeros(95), np.arange(1.0, 6.0)]))
+    edges = bucket_edges(zeros, 4)
+    assert edges[0] == 1.0 and len(edges) == 3, "zero is a bucket, and the others are divided"
+    assert bucket_edges(np.array([3.0, 3.0]), 4) == [3.0]
+
+
+def fitted_config(folder: Path) -> tuple[Schema, DataSet]:
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(10, 2, 900), np.full(100, 1e6)])  # the evaluated days are another world
+    day = np.repeat([1, 2], [900, 100])
+    pq.write_table(pa.table({"x": x, "day": day, "label": np.arange(1000) % 2}), folder / "x.parquet")
+    raw = {
+        "derived": [{"name": "b", "kind": "buckets", "column": "x", "quantiles": 8}],
+        "sparse": [{"name": "b"}],
+        "dense": [
+            {"name": "s", "column": "x", "transforms": [{"kind": "log1p"}, {"kind": "standardize"}]},
+            {"name": "m", "column": "x", "transforms": [{"kind": "min_max"}]},
+            {"name": "q", "column": "x", "transforms": [{"kind": "quantile", "quantiles": 10}]},
+        ],
+    }
+    data = {"path": str(folder / "x.parquet"), "filters": [["day", "<", 2]]}
+    return Schema.model_validate(raw), DataSet.model_validate(data)
+
+
+def test_statistics_are_fitted_to_the_training_period_only(tmp_path: Path) -> None:
+    schema, data = fitted_config(tmp_path)
+    assert unfitted_names(schema) == ["b", "s", "m", "q"]
+    with pytest.raises(DataError, match="rayrec data fit"):
+        Manifest.of(data, schema)
+    done = fit(Manifest.of(data, for_reading(schema)), schema)
+    assert not unfitted_names(done) and unfitted_names(without_statistics(done)) == ["b", "s", "m", "q"]
+    numbers = pq.read_table(tmp_path / "x.parquet")["x"].to_numpy()[:900]
+    standard = done.dense[0].transforms[1].model_dump()
+    assert standard["mean"] == pytest.approx(np.log1p(numbers).mean()) and standard["std"] > 0
+    ends = done.dense[1].transforms[0].model_dump()
+    assert (ends["lowest"], ends["highest"]) == (numbers.min(), numbers.max())
+    assert len(done.derived[0].model_dump()["boundaries"]) == 7
+    again = Schema.model_validate({**schema.model_dump(exclude_unset=True), **statistics(done)})
+    assert again.dense == done.dense and again.derived == done.derived
+    rows = map_rows(pq.read_table(tmp_path / "x.parquet"), done, {"b": 8}, Problems(Unplaced()))
+    assert np.bincount(rows.ids[0].values[:900], minlength=8) == pytest.approx(112, abs=2)
+    assert rows.dense[:900, 0].std() == pytest.approx(1, abs=1e-3) and rows.dense[900:, 1:].max() == 1.0
+    everything = fit(Manifest.of(DataSet(path=data.path), for_reading(schema)), schema)
+    assert everything.derived != done.derived and everything.dense[0] != done.dense[0], "it would notice a leak"
+
+
+def test_derived_columns_are_proposed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = pa.array(rng.lognormal(3, 2, 2000), mask=rng.random(2000) < 0.1)
+    at = pa.array([EPOCH + timedelta(hours=31 * n + 9999) for n in range(2000)], pa.timestamp("s"))
+    rows = {"user_id": rng.integers(0, 30, 2000), "price": x, "at": at, "label": rng.integers(0, 2, 2000)}
+    pq.write_table(pa.table(rows), tmp_path / "x.parquet")
+    proposal = inspect(str(tmp_path / "x.parquet"), label="label").proposal()
+    kinds = {spec["name"]: spec["kind"] for spec in proposal["schema"]["derived"]}
+    assert kinds == {
+        "price_bucket": "buckets",
+        "price_missing": "missing",
+        "at_hour": "time_part",
+        "at_weekday": "time_part",
+    }
+    whole = Schema.model_validate(proposal["schema"])
+    sizes = {name: table["rows"] for table in proposal["tables"] for name in table["features"]}
+    problems = Problems(Unplaced())
+    map_rows(pq.read_table(tmp_path / "x.parquet"), whole, sizes, problems)
+    assert not problems
+
+
+def test_the_command_writes_statistics_into_the_config(tmp_path: Path) -> None:
+    schema, data = fitted_config(tmp_path)
+    raw = {
+        "name": "a",
+        "data": {"train": data.model_dump(mode="json", exclude_unset=True)},
+        "schema": schema.model_dump(mode="json", exclude_unset=True),
+        "tables": [{"name": "b", "rows": 8, "dim": 4, "features": ["b"]}],
+        "model": {"name": "dlrm", "args": {"dense_arch": [8, 4], "over_arch": [4, 1]}},
+        "storage": {"path": str(tmp_path)},
+    }
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(raw))
+    command = ["data", "fit", str(tmp_path / "a.yaml"), "--out", str(tmp_path / "b.yaml")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0 and "fitted b, s, m, q to" in done.output, done.output
+    written = Schema.model_validate(yaml.safe_load((tmp_path / "b.yaml").read_text())["schema"])
+    assert written == fit(Manifest.of(data, for_reading(schema)), schema)
