@@ -16,6 +16,7 @@ from rayrec.cli.options import Config, RunDir, WhichCheckpoint, path
 from rayrec.cli.predict import predict
 from rayrec.cli.runs import app as runs
 from rayrec.cli.serve import serve
+from rayrec.cli.service import app as service
 from rayrec.cli.tune import tune
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(runs, name="runs")
 app.add_typer(checkpoint, name="checkpoint")
+app.add_typer(service, name="service")
 app.command()(init)
 app.command()(export)
 app.command()(predict)

@@ -13,7 +13,6 @@ What takes long is a thread's work (`batching.py`): the event loop answers all b
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from rayrec.serve.batching import Batcher
+from rayrec.serve.clients import Clients, check_model
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.requests import ARROW, JSON
 from rayrec.serve.service import Answer, Service
@@ -36,12 +36,12 @@ class App:
     """ASGI.
 
     Args:
-        token: what `Authorization: Bearer …` must hold; None: everyone may ask.
+        clients: who may ask; default: everyone.
         together: requests that wait are scored together; False: each alone.
     """
 
-    def __init__(self, service: Service, token: str | None = None, together: bool = True) -> None:
-        self._service, self._token = service, token
+    def __init__(self, service: Service, clients: Clients | None = None, together: bool = True) -> None:
+        self._service, self._clients = service, clients or Clients()
         self._batcher = Batcher(service, together)
         self._queued = 0
 
@@ -57,7 +57,7 @@ class App:
             status, kind, body = await self._answer(scope, path, receive)
         except BadRequest as error:
             status, kind, body = error.status, JSON, json.dumps(error.to_dict()).encode()
-            more = [(b"retry-after", b"1")] if status == 503 else []
+            more = [(b"retry-after", b"1")] if status in (429, 503) else []
         except Exception as error:
             text = f"{type(error).__name__}: the request could not be answered; the server's log says why"
             status, kind, body = 500, JSON, json.dumps({"error": text}).encode()
@@ -73,13 +73,14 @@ class App:
         method, headers = scope["method"], {key.lower(): value for key, value in scope["headers"]}
         if path == "/healthz":
             return 200, JSON, json.dumps(self._service.health()).encode()
-        self._check_token(headers)
+        client = self._clients.admit(headers.get(b"authorization", b""), path.startswith("/score"))
         if path == "/metrics":
             return 200, "text/plain; version=0.0.4", self._service.metrics()
         if (name := _model_in(path, "/schema")) is not None and method == "GET":
             return 200, JSON, json.dumps(self._service.schema(name or None)).encode()
         if (name := _model_in(path, "/score")) is None:
             raise BadRequest(404, "there are POST /score, GET /schema, GET /healthz and GET /metrics")
+        check_model(client, name or self._service.default)
         if method != "POST":
             raise BadRequest(405, f"{method} {path}: send the rows with POST")
         kind = headers.get(b"content-type", JSON.encode()).decode("latin-1")
@@ -116,11 +117,6 @@ class App:
     def _check_queue(self) -> None:
         if self._queued >= self._service.limits.queue:
             raise BadRequest(503, f"{self._queued} requests wait already: ask again after a second, or another replica")
-
-    def _check_token(self, headers: dict[bytes, bytes]) -> None:
-        given = headers.get(b"authorization", b"")
-        if self._token is not None and not hmac.compare_digest(given, b"Bearer " + self._token.encode()):
-            raise BadRequest(401, "send the service's token as `Authorization: Bearer TOKEN`")
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         """Refused as soon as it is known to be too long; no more of it is kept."""

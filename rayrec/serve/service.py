@@ -4,59 +4,22 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from rayrec.serve.config import ModelSpec
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.limits import Limits
 from rayrec.serve.measures import Measures
 from rayrec.serve.requests import Query
 from rayrec.serve.versions import Loaded, Versions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
-    """A model to serve.
-
-    Args:
-        name: by which requests ask for it.
-        path: an export, or a folder of exports of which the newest is served.
-        share: of the requests for this name, where several paths have it.
-    """
-
-    name: str
-    path: Path
-    share: float = 1.0
-
-    @classmethod
-    def parse(cls, text: str) -> ModelSpec:
-        """`PATH`, `NAME=PATH` or `NAME=PATH@SHARE`.
-
-        Raises:
-            ValueError: the share is no positive number, or the name cannot stand in a URL.
-        """
-        name, equals, rest = text.partition("=")
-        path, at, share = (rest if equals else text).rpartition("@")
-        if not at:
-            path, share = share, "1"
-        try:
-            number = float(share)
-        except ValueError:
-            number = 0.0
-        if not 0 < number < float("inf"):
-            raise ValueError(f"{text!r}: write a model as PATH, NAME=PATH or NAME=PATH@SHARE, e.g. ctr=exports/new@0.1")
-        if equals and not re.fullmatch(r"[\w.-]+", name, re.ASCII):
-            raise ValueError(f"{text!r}: a model's name is made of letters, digits, dots, dashes and underscores")
-        return cls(name=name if equals else "default", path=Path(path).absolute(), share=number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +56,7 @@ class Service:
         self.limits, self.measures = limits or Limits(), Measures()
         self._models: dict[str, list[tuple[float, Versions]]] = {}
         for spec in models:
-            versions = Versions(spec.path, self.limits, self._on_change(spec.name))
+            versions = Versions(spec.folder, self.limits, self._on_change(spec.name))
             self._models.setdefault(spec.name, []).append((spec.share, versions))
         self.default = models[0].name
         self.log: list[tuple[str, str, str, str]] = []

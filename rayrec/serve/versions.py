@@ -100,7 +100,7 @@ def load(folder: Path, limits: Limits) -> Loaded:
     inputs = model.index.inputs
     reader = Reader(scorer.mapping, inputs.keys, limits, inputs.context or ())
     quantiles = dict(model.parity().get("quantiles", {}))
-    return Loaded(model.version, folder, model, reader, quantiles, Pace(seconds[1], row_s))
+    return Loaded(model.version, folder, model, reader, quantiles, Pace(seconds[1], row_s, limits.batch_ms / 1e3))
 
 
 def _warm(model: Model, rows: int) -> float:

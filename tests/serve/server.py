@@ -7,13 +7,23 @@ import json
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from rayrec.serve.clients import Clients
+from rayrec.serve.config import ClientConfig
 from rayrec.serve.requests import JSON
 
 GOOD = {"user": 1, "item": 2, "tags": [1, 2], "age": 0.5, "city": "city 1"}
+
+
+def clients_of(folder: Path, **tokens: str) -> Clients:
+    """Clients with tokens in files."""
+    for name, token in tokens.items():
+        (folder / name).write_text(token)
+    return Clients([ClientConfig(name=name, token_file=str(folder / name)) for name in tokens])
 
 
 class Server:

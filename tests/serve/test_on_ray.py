@@ -142,13 +142,14 @@ def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(t
 
 SHARED = """
 import os, sys, urllib.error, urllib.request
-from dataclasses import replace
-from pathlib import Path
 import ray
-from rayrec.serve.on_ray import Settings, prepare_environment, serving
-from rayrec.serve.service import ModelSpec
+from rayrec.serve import ModelSpec, ServeConfig
+from rayrec.serve.on_ray import prepare_environment, serving, stop
 
-one = Settings(models=(ModelSpec(name="ctr", path=Path(sys.argv[1])),), port=int(sys.argv[2]), name="one", route="/one")
+def replace(config, **changes):
+    return config.model_copy(update=changes)
+
+one = ServeConfig(models=(ModelSpec(name="ctr", path=sys.argv[1]),), port=int(sys.argv[2]), name="one", route="/one")
 other = replace(one, name="other", route="/other")
 prepare_environment(one)
 ray.init(address="local", num_cpus=5, include_dashboard=False, log_to_driver=False)
