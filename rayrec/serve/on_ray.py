@@ -8,11 +8,13 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
 from rayrec._debug import debugging
+from rayrec.serve import v2_grpc
 from rayrec.serve.clients import Clients, tls_context
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.http import App
@@ -230,7 +232,12 @@ def _application(config: ServeConfig) -> Any:
 def application(config: ServeConfig) -> App:
     """The ASGI application of one replica, which scores on all of the replica's cores."""
     torch.set_num_threads(config.cpus)
-    return App(Service(config.models, config.limits, config.watch_s), Clients(config.clients), config.batching)
+    service = Service(config.models, config.limits, config.watch_s)
+    beside = None
+    if config.grpc_port is not None:
+        listen = v2_grpc.Listen(config.host, config.grpc_port, config.tls)
+        beside = partial(v2_grpc.serving, listen=listen)
+    return App(service, Clients(config.clients), config.batching, beside)
 
 
 def _await(host: str, config: ServeConfig, seconds: float = 60) -> None:
