@@ -42,3 +42,15 @@ def stop(name: Annotated[str, typer.Argument(help="Of the Serve application.")] 
 
     end(name)
     typer.echo(f"ended {name}")
+
+
+@app.command()
+def rollback(
+    models: Annotated[Path, typer.Argument(metavar="PATH", parser=path, help="A folder of exports that is served.")],
+    to: Annotated[str | None, typer.Option(help="The version's folder; default: the one before.")] = None,
+) -> None:
+    """Serve an earlier version (or any: --to) of a folder of exports; its name stays in the file `current`."""
+    from rayrec.serve.versions import switch
+
+    before, now = switch(models, to)
+    typer.echo(f"{models}: {now} instead of {before}, at the services' next look")

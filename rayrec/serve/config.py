@@ -102,25 +102,6 @@ class TlsConfig(Strict):
     client_ca_file: str | None = None
 
 
-class FeatureLogConfig(Strict):
-    """Requests with their scores, as Parquet that can be trained on once a label is joined.
-
-    Args:
-        folder: of each machine; a folder below it for each model.
-        share: of the requests, 0 to 1; by the request's id, so that a request is logged everywhere or nowhere.
-        rows_per_file, seconds_per_file: a file ends when one of them is reached.
-        queue: requests that may wait to be written; more are not logged, and counted.
-        max_bytes: of all files of a model; beyond it the oldest are removed.
-    """
-
-    folder: str
-    share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    rows_per_file: Count = 100_000
-    seconds_per_file: Positive = 60.0
-    queue: Count = 1_000
-    max_bytes: Count = 10 << 30
-
-
 class ServeConfig(Strict):
     """A service.
 
@@ -155,7 +136,6 @@ class ServeConfig(Strict):
     batching: bool = True
     clients: tuple[ClientConfig, ...] = Field((), strict=False)
     tls: TlsConfig | None = None
-    feature_log: FeatureLogConfig | None = None
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:
@@ -174,10 +154,6 @@ class ServeConfig(Strict):
             if unknown := sorted(set(client.models or ()) - answering):
                 raise ValueError(f"client {client.name!r}: there is no model {unknown[0]!r}")
         return self
-
-    def ports(self) -> tuple[int, int]:
-        """First and last HTTP port of the replicas, with `direct`."""
-        return self.port, self.port + 2 * self.replicas
 
 
 def load_serve_config(path: Path) -> ServeConfig:
@@ -232,7 +208,7 @@ def _from(config: ServeConfig, root: Path) -> ServeConfig:
         if not isinstance(value, dict):
             return value
         made = {key: absolute(one) for key, one in value.items()}
-        for key in ("path", "token_file", "cert_file", "key_file", "client_ca_file", "folder"):
+        for key in ("path", "token_file", "cert_file", "key_file", "client_ca_file"):
             if isinstance(made.get(key), str) and "://" not in made[key]:
                 made[key] = str((root / Path(made[key]).expanduser()).absolute())
         return made

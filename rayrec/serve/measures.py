@@ -63,9 +63,6 @@ class Measures:
             buckets=DIFFERENCES,
             registry=registry,
         )
-        self._unlogged = Counter(
-            "rayrec_unlogged_requests", "requests that had no place in the log", ["model"], registry=registry
-        )
         self._seen: dict[tuple[str, str, str], npt.NDArray[np.int64]] = {}
         self._scored: set[tuple[str, str]] = set()  # models and versions that have series of their own
         self._shadowed: set[tuple[str, str, str]] = set()  # and outcomes
@@ -94,9 +91,6 @@ class Measures:
             self._shadows.labels(model, version, outcome).inc()
             if outcome == "scored":
                 self._differences.labels(model, version).observe(difference)
-
-    def unlogged(self, model: str) -> None:
-        self._unlogged.labels(model).inc()
 
     def ids(self, model: str, schema: Schema, sparse: KeyedJaggedTensor) -> None:
         """How many ids the vocabularies did not know: they were given one of the first rows."""

@@ -19,7 +19,7 @@ from rayrec.serve.limits import Limits
 from rayrec.serve.measures import Measures
 from rayrec.serve.requests import Query
 from rayrec.serve.shadows import Shadows
-from rayrec.serve.traffic import Answer, Follower, ScoreRequest, Target, by_share, place_of
+from rayrec.serve.traffic import Answer, ScoreRequest, Target, by_share, place_of
 from rayrec.serve.versions import Loaded, Versions
 
 audit = logging.getLogger("rayrec.serve.audit")  # a line for each version that takes over, or is refused
@@ -44,9 +44,7 @@ class Service:
             versions = Versions(spec.folder, self.limits, self._on_change(spec.name))
             of = self._shadows if spec.shadow else self._models
             of.setdefault(spec.name, []).append((spec.share, versions))
-        self.followers: list[Follower] = []
-        if self._shadows:
-            self.followers.append(Shadows(self._shadows, self.measures))
+        self._shadowing = Shadows(self._shadows, self.measures) if self._shadows else None
         self.default = models[0].name
         self.log: list[tuple[str, str, str, str]] = []
         self._closing = threading.Event()
@@ -116,8 +114,8 @@ class Service:
             self.measures.scored(name, loaded.version, one.query.size, now - one.begin)
             part = {label: values[start:stop] for label, values in scores.items()}
             answers.append(Answer(name, loaded.version, part))
-        for follower in self.followers:
-            follower.offer(requests, answers)
+        if self._shadowing is not None:
+            self._shadowing.offer(requests, answers)
         return answers
 
     @property
@@ -175,10 +173,10 @@ class Service:
         return self.measures.text([(name, versions.active.version) for name, versions in self._all()])
 
     def close(self) -> None:
-        """Ends the watch, and what follows requests."""
+        """Ends the watch and the shadows."""
         self._closing.set()
-        for follower in self.followers:
-            follower.close()
+        if self._shadowing is not None:
+            self._shadowing.close()
 
     def _all(self) -> list[tuple[str, Versions]]:
         both = (*self._models.items(), *self._shadows.items())

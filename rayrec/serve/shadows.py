@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import queue
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
-from rayrec.serve.aside import Aside
-from rayrec.serve.errors import BadRequest
 from rayrec.serve.measures import Measures
 from rayrec.serve.traffic import Answer, ScoreRequest, place_of
 from rayrec.serve.versions import Versions
 
 _QUEUE = 64  # requests that may wait to be scored again
+_logger = logging.getLogger(__name__)
+_Item = tuple[ScoreRequest, Answer, Versions]
 
 
 class Shadows:
-    """By model: (share of the requests, version)."""
+    """A thread of the lowest priority, and a short queue: a request neither waits nor fails because of it.
+
+    Args:
+        shadows: by model: (share of the requests, version).
+    """
 
     def __init__(self, shadows: Mapping[str, Sequence[tuple[float, Versions]]], measures: Measures) -> None:
         self._shadows, self._measures = shadows, measures
-        self._aside = Aside("rayrec-shadow", self._score, _QUEUE)
+        self._items: queue.Queue[_Item | None] = queue.Queue(_QUEUE)
+        self._thread = threading.Thread(target=self._run, name="rayrec-shadow", daemon=True)
+        self._thread.start()
 
     def offer(self, requests: Sequence[ScoreRequest], answers: Sequence[Answer]) -> None:
         """What does not fit the queue is not scored, and counted."""
@@ -28,19 +39,29 @@ class Shadows:
             for share, versions in self._shadows.get(request.name, ()):
                 if place_of(f"shadow {request.id}") >= share:
                     continue
-                if not self._aside.offer((request, answer, versions)):
+                try:
+                    self._items.put_nowait((request, answer, versions))
+                except queue.Full:
                     self._measures.shadow(request.name, versions.active.version, "dropped")
 
     def close(self) -> None:
-        self._aside.close()
+        """Scores what waits, and ends."""
+        self._items.put(None)
+        self._thread.join(30)
 
-    def _score(self, item: tuple[ScoreRequest, Answer, Versions]) -> None:
-        request, answer, versions = item
+    def _run(self) -> None:
+        with suppress(OSError, AttributeError):  # on Linux a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        while (item := self._items.get()) is not None:
+            self._score(*item)
+
+    def _score(self, request: ScoreRequest, answer: Answer, versions: Versions) -> None:
         loaded = versions.active
         try:
             batch, context = loaded.reader.batch([request.query])
             outputs = loaded.model.outputs(batch, context)
-        except (BadRequest, ValueError):  # another schema may refuse what the answering version takes
+        except Exception as error:  # another schema may refuse what the answering version takes
+            _logger.warning("shadow %s, request %s: %s", loaded.version, request.id, type(error).__name__)
             self._measures.shadow(request.name, loaded.version, "failed")
             return
         differences = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,14 +51,6 @@ class ScoreRequest:
     query: Query
     begin: float
     id: str = ""
-
-
-class Follower(Protocol):
-    """Sees requests that were answered; must neither wait nor raise."""
-
-    def offer(self, requests: Sequence[ScoreRequest], answers: Sequence[Answer]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def place_of(text: str) -> float:

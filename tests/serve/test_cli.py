@@ -78,7 +78,6 @@ models:
 limits: {queue: 16, batch_ms: 10}
 clients: [{name: shop, token_file: token, requests_per_s: 50.0, models: [ctr]}]
 grpc_port: 9000
-feature_log: {folder: log, share: 0.1}
 """
 
 
