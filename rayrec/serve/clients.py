@@ -120,7 +120,7 @@ def read_token(path: Path) -> str:
     return token
 
 
-def tls_context(config: TlsConfig) -> ssl.SSLContext:
+def check_tls(config: TlsConfig) -> None:
     """
     Raises:
         ValueError: a file cannot be read, or the key is another certificate's.
@@ -128,11 +128,8 @@ def tls_context(config: TlsConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(config.cert_file, config.key_file)
-        if config.client_ca_file is not None:
-            context.load_verify_locations(config.client_ca_file)
     except (OSError, ssl.SSLError) as error:
         raise ValueError(f"tls: {config.cert_file} and {config.key_file} cannot be used: {error}") from error
-    return context
 
 
 def _digest(token: bytes) -> bytes:

@@ -91,15 +91,10 @@ class ClientConfig(Strict):
 
 
 class TlsConfig(Strict):
-    """PEM files, read where replicas run.
-
-    Args:
-        client_ca_file: clients must show a certificate of this authority.
-    """
+    """PEM files, read where replicas run."""
 
     cert_file: str
     key_file: str
-    client_ca_file: str | None = None
 
 
 class ServeConfig(Strict):
@@ -208,7 +203,7 @@ def _from(config: ServeConfig, root: Path) -> ServeConfig:
         if not isinstance(value, dict):
             return value
         made = {key: absolute(one) for key, one in value.items()}
-        for key in ("path", "token_file", "cert_file", "key_file", "client_ca_file"):
+        for key in ("path", "token_file", "cert_file", "key_file"):
             if isinstance(made.get(key), str) and "://" not in made[key]:
                 made[key] = str((root / Path(made[key]).expanduser()).absolute())
         return made

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import ssl
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +17,7 @@ import torch
 
 from rayrec._debug import debugging
 from rayrec.serve import v2_grpc
-from rayrec.serve.clients import Clients, tls_context
+from rayrec.serve.clients import Clients, check_tls
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.http import App
 from rayrec.serve.service import Service
@@ -33,7 +35,7 @@ def check(config: ServeConfig) -> None:
         check_version(newest(spec.folder))
     Clients(config.clients)
     if config.tls is not None:
-        tls_context(config.tls)
+        check_tls(config.tls)
     if os.environ.get("RAY_ADDRESS"):
         return  # of another machine nothing is known
     cores = len(os.sched_getaffinity(0))
@@ -83,8 +85,6 @@ def http_options(config: ServeConfig) -> dict[str, Any]:
     """Of Serve on a cluster; with `direct` its own proxy stays unused."""
     tls = config.tls
     files = {} if tls is None else {"ssl_certfile": tls.cert_file, "ssl_keyfile": tls.key_file}
-    if tls is not None and tls.client_ca_file is not None:
-        files["ssl_ca_certs"] = tls.client_ca_file
     return {"host": config.host, "port": config.port + 1000 if config.direct else config.port, **files}
 
 
@@ -134,7 +134,7 @@ def serving(config: ServeConfig, detach: bool = False) -> Iterator[str]:
             host = config.host if config.host != "0.0.0.0" else "127.0.0.1"
             scheme = "http" if config.tls is None else "https"
             address = f"{scheme}://{host}:{config.port}{config.route.rstrip('/')}"
-            _await(host, config)
+            _await(f"{address}/healthz")
             begun = True
             yield address
         finally:
@@ -232,6 +232,10 @@ def _application(config: ServeConfig) -> Any:
 def application(config: ServeConfig) -> App:
     """The ASGI application of one replica, which scores on all of the replica's cores."""
     torch.set_num_threads(config.cpus)
+    logger = logging.getLogger("rayrec.serve")  # to the worker's log in Ray's folder, audit lines among them
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler())
+        logger.setLevel(logging.INFO)
     service = Service(config.models, config.limits, config.watch_s)
     beside = None
     if config.grpc_port is not None:
@@ -240,17 +244,19 @@ def application(config: ServeConfig) -> App:
     return App(service, Clients(config.clients), config.batching, beside)
 
 
-def _await(host: str, config: ServeConfig, seconds: float = 60) -> None:
+def _await(url: str, seconds: float = 60) -> None:
     """
     Raises:
-        RuntimeError: nothing listens after so many seconds.
+        RuntimeError: it does not answer after so many seconds.
     """
+    anyone = ssl.create_default_context()  # whether it answers is asked, not who it is
+    anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
     deadline = time.monotonic() + seconds
     while True:
         try:
-            with socket.create_connection((host, config.port), timeout=5):
+            with urllib.request.urlopen(url, timeout=5, context=anyone):
                 return
         except OSError as error:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{host}:{config.port} does not answer after {seconds:.0f} s: {error}") from error
+                raise RuntimeError(f"{url} does not answer after {seconds:.0f} s: {error}") from error
             time.sleep(0.1)

@@ -76,9 +76,7 @@ async def serving(front: Front, listen: Listen) -> AsyncIterator[int]:
 
 def _secure(server: Any, address: str, tls: TlsConfig) -> int:
     pair = (Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes())
-    authority = None if tls.client_ca_file is None else Path(tls.client_ca_file).read_bytes()
-    credentials = grpc.ssl_server_credentials([pair], authority, authority is not None)
-    return int(server.add_secure_port(address, credentials))
+    return int(server.add_secure_port(address, grpc.ssl_server_credentials([pair])))
 
 
 class _Methods:

@@ -13,7 +13,7 @@ from rayrec.cli.main import run
 from rayrec.inference import ExportError
 from rayrec.serve import ModelSpec, ServeConfig, load_serve_config
 from rayrec.serve.clients import read_token
-from rayrec.serve.config import ClientConfig
+from rayrec.serve.config import ClientConfig, TlsConfig
 from rayrec.serve.on_ray import check
 from tests import kuberay
 
@@ -48,6 +48,9 @@ def test_what_cannot_be_served_is_reported_before_ray_is_started(
         check(ServeConfig(models=(good, ModelSpec(name="b", path=damaged))))
     with pytest.raises(ValueError, match=r"--token-file .*none cannot be read"):
         check(ServeConfig(models=(good,), clients=(ClientConfig(name="a", token_file=str(tmp_path / "none")),)))
+    with pytest.raises(ValueError, match=r"tls: .*none and .*none cannot be used"):
+        none = str(tmp_path / "none")
+        check(ServeConfig(models=(good,), direct=True, tls=TlsConfig(cert_file=none, key_file=none)))
     with pytest.raises(ValueError, match="--cpus 4096"):
         check(ServeConfig(models=(good,), cpus=4096))
     with socket.socket() as taken:
