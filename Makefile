@@ -22,12 +22,12 @@ PYTEST = $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
 
 CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
-.PHONY: help setup data train test test-long gpu mutants lint types unit format reference lock clean
+.PHONY: help setup data train test test-long gpu mutants lint types unit format reference docs docs-serve lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 14
 
-setup: $(READY)  ## the environment in .venv: rayrec, torch, fbgemm_gpu (CPU or CUDA build), Ray, test tools
+setup: $(READY)  ## the environment in .venv: rayrec, torch, fbgemm_gpu (CPU or CUDA build), Ray, tools for tests and docs
 
 data: $(READY)  ## MovieLens-100K as Parquet in data/movielens/parquet
 	$(BIN)/python $(DATA)/prepare.py
@@ -66,10 +66,19 @@ format: $(READY)  ## let ruff mend what it can
 reference: $(READY)  ## write the config reference, rayrec/train/config/REFERENCE.md
 	$(BIN)/python tests/test_readme.py
 
+# mkdocs-material announces its successor at every start unless this is set.
+docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+
+docs: $(READY)  ## the documentation site in build/site; any broken link is an error
+	$(BIN)/mkdocs build --config-file docs/mkdocs.yml
+
+docs-serve: $(READY)  ## the site on http://127.0.0.1:8000, built again when a page changes
+	$(BIN)/mkdocs serve --config-file docs/mkdocs.yml
+
 lock:  ## renew deploy/requirements.lock: the newest versions that pyproject.toml allows
 	rm -rf build/lock
 	"$(or $(PYTHON),python3)" -m venv build/lock
-	build/lock/bin/python -m pip install --quiet ".[cpu,dev]"
+	build/lock/bin/python -m pip install --quiet ".[cpu,dev,docs]"
 	@{ echo "# The versions that are tested together, for either build of fbgemm_gpu, which pyproject.toml pins (written by \`make lock\`)."; \
 	    build/lock/bin/python -m pip freeze --exclude rayrec | grep -v ^fbgemm | sed 's/+cpu$$//'; } > $(LOCK).new
 	mv $(LOCK).new $(LOCK)
@@ -103,5 +112,5 @@ $(READY): pyproject.toml $(LOCK) | $(BIN)/python
 	    echo "$(VENV) does not run Python 3.11 or 3.12: make clean, then make $(MAKECMDGOALS)" >&2; exit 1; }
 	@rm -f $(VENV)/.ready-*
 	@$(BIN)/python -m pip uninstall --quiet --yes $(OTHER_BUILD) 2>/dev/null || true
-	$(BIN)/python -m pip install --quiet --constraint $(LOCK) --editable ".[$(EXTRA),dev]"
+	$(BIN)/python -m pip install --quiet --constraint $(LOCK) --editable ".[$(EXTRA),dev,docs]"
 	@touch $@

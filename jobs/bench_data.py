@@ -53,8 +53,8 @@ from rayrec.data.source.slices import read_slices
 from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.reading import pieces_of
 from rayrec.data.tools.synthetic import SyntheticSpec, write_files
+from rayrec.local_ray import LOCAL_SYSTEM
 from rayrec.models.batch import Batch
-from rayrec.train.driver.ray_start import LOCAL_SYSTEM
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from bench_data_processes import processor_s

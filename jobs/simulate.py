@@ -25,7 +25,7 @@ from typing import Any
 from rich.console import Console
 
 from rayrec.train import load_config
-from rayrec.train.shapes import Shape, compare, shapes_table
+from rayrec.train.planning.shapes import Shape, compare, shapes_table
 
 WORLDS = "1x1,1x2,1x4,1x8,2x8,4x8,8x8,16x8,32x8,64x8,128x8,256x8,512x8"
 STDOUT = Path("-")

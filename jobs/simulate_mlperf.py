@@ -14,7 +14,7 @@ from typing import Any
 
 from rayrec.distributed.planner import Topology
 from rayrec.train.config.file import apply_override, parse_config
-from rayrec.train.shapes import Shape, compare
+from rayrec.train.planning.shapes import Shape, compare
 
 # fmt: off
 ROWS = (40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209,

@@ -14,7 +14,7 @@ from rayrec.distributed.planner import Topology
 from rayrec.train import TrainConfig, load_config
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.plan_table import bytes_text
-from rayrec.train.shapes import Shape, compare
+from rayrec.train.planning.shapes import Shape, compare
 
 GIGABYTES = (10, 100, 300, 1000, 3000)
 WORLDS = ("1x1", "1x2", "1x4", "1x8", "2x8", "4x8", "8x8", "16x8")

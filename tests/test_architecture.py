@@ -20,7 +20,7 @@ LEVELS = {
     "sparse": 0,
     "optim": 1,
     "modules": 2,
-    "models": 3,
+    "models": 6,
     "quant": 4,
     "distributed": 5,
     "checkpoint": 6,
@@ -42,7 +42,7 @@ FBGEMM_DOORS = (
     "rayrec/_compat.py",
     BENCHMARKS,
 )
-RAY_DOORS = ("rayrec/data/", "rayrec/train/", "rayrec/inference/", "rayrec/serve/", BENCHMARKS)
+RAY_DOORS = ("rayrec/data/", "rayrec/train/", "rayrec/inference/", "rayrec/serve/", "rayrec/local_ray.py", BENCHMARKS)
 NUMBA_DOORS = (
     "rayrec/compiled.py",
     "rayrec/distributed/ids/count_loop.py",
@@ -293,7 +293,7 @@ MUTABLE = {
         "ThroughputDef",
     },
     "rayrec/train/worker/guards.py": {"Guards"},
-    "rayrec/train/evaluate_run.py": {"_Ending"},
+    "rayrec/train/after/evaluate.py": {"_Ending"},
     "rayrec/data/source/footer_index.py": {"FooterIndex"},
     "rayrec/data/source/slices.py": {"_Stream"},
     "rayrec/data/mapping/problems.py": {"Problems"},
@@ -349,7 +349,7 @@ def test_a_process_that_reads_rows_loads_no_torch() -> None:
 
 def test_what_ray_trains_controller_imports_of_ours_is_light() -> None:
     """It is a process of its own, whose imports every start and restart waits for."""
-    modules = "rayrec.train.driver.failures, rayrec.train.worker.start, rayrec.train.run_log"
+    modules = "rayrec.train.driver.failures, rayrec.train.worker.start, rayrec.train.run.log"
     code = f"import sys, {modules}; sys.exit(bool({{'torch', 'pyarrow', 'pydantic'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr or f"one of {modules} imports torch, pyarrow or pydantic"

@@ -309,7 +309,14 @@ def test_every_dependency_is_bounded_above_and_locked_within_its_bounds() -> Non
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     pins = locked()
-    for text in [*project["dependencies"], *extras["cpu"], *extras["cuda"], *extras["avro"], *extras["dev"]]:
+    for text in [
+        *project["dependencies"],
+        *extras["cpu"],
+        *extras["cuda"],
+        *extras["avro"],
+        *extras["docs"],
+        *extras["dev"],
+    ]:
         requirement = Requirement(text)
         assert {"<", "==", "~="} & {each.operator for each in requirement.specifier}, f"{text}: no upper bound"
         if not requirement.name.startswith("fbgemm"):  # two builds of one version, pinned by the extras

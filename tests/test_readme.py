@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-PAGES = sorted([README, *(page for folder in ("deploy", "data", "rayrec") for page in (ROOT / folder).rglob("*.md"))])
+PAGES = sorted(
+    [README, *(page for folder in ("deploy", "data", "docs", "rayrec") for page in (ROOT / folder).rglob("*.md"))]
+)
 REFERENCE = ROOT / "rayrec/train/config/REFERENCE.md"
 
 
@@ -49,10 +52,62 @@ def test_readme_fits_on_a_screen() -> None:
 
 @pytest.mark.parametrize("path", PAGES)
 def test_links_lead_somewhere(path: Path) -> None:
-    links = re.findall(r"\]\(([^)]+)\)", path.read_text())
-    for link in links:
-        if not link.startswith(("http://", "https://", "#")):
-            assert (path.parent / link).exists(), f"{path.name}: {link}"
+    for link in re.findall(r"\]\(([^)]+)\)", path.read_text()):
+        if link.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), f"{path.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{path.name}: {link}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in links."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_code_blocks_are_whole() -> None:
+    """Python and YAML can be parsed, and a fence that is opened is closed."""
+    for block in blocks("python"):
+        ast.parse(block)
+    for block in blocks("yaml"):
+        yaml.safe_load(block)
+    for page in PAGES:
+        assert len(re.findall(r"^ *```", page.read_text(), re.MULTILINE)) % 2 == 0, page
+
+
+def test_options_on_pages_are_offered() -> None:
+    """Every `rayrec COMMAND … --option` of the shell blocks and of code in the text."""
+    from typer.main import get_command
+
+    from rayrec.cli.app import app
+
+    top: Any = get_command(app)
+    shell = "\n".join(blocks("bash")).replace("\\\n", " ").splitlines()
+    lines = [line for line in shell if line.startswith("rayrec ")]
+    lines += [code for page in PAGES for code in re.findall(r"`(rayrec [a-z][^`]*)`", page.read_text())]
+    assert len(lines) > 40
+    for line in lines:
+        words, command = line.split("#")[0].split()[1:], top
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        offered = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        given = {re.match(r"[\w-]+", word.lstrip("["))[0] for word in words if word.lstrip("[").startswith("--")}  # type: ignore[index]
+        assert given <= offered | {"--help", "--debug"}, f"{line}: {given - offered}"
+
+
+# Lists to look things up in, and what has been measured or changed.
+NOT_READ_THROUGH = {"REFERENCE.md", "NAMES.md", "COMPATIBILITY.md"}
+
+
+@pytest.mark.parametrize("path", [page for page in PAGES if page.name not in NOT_READ_THROUGH])
+def test_a_long_page_has_tables_pictures_or_examples(path: Path) -> None:
+    """No stretch of more than a screen of prose."""
+    prose = 0
+    for line in re.sub(r"^ *```.*?^ *```", "```", path.read_text(), flags=re.MULTILINE | re.DOTALL).splitlines():
+        prose = 0 if line.lstrip().startswith(("|", "!", "```", "#")) else prose + 1
+        assert prose <= 40, f"{path}: 40 lines of prose before {line!r}; a table or a picture says it shorter"
 
 
 def test_commands_exist() -> None:
@@ -63,8 +118,8 @@ def test_commands_exist() -> None:
     text, shell = "\n".join(page.read_text() for page in PAGES), "\n".join(blocks("bash"))
     for command in {*re.findall(r"`rayrec (\w+)", text), *re.findall(r"^rayrec (\w+)", shell, re.MULTILINE)}:
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0, command
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert {*re.findall(r"^make (\w+)", shell, re.MULTILINE), *re.findall(r"`make (\w+)`", text)} <= targets
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {*re.findall(r"^make ([\w-]+)", shell, re.MULTILINE), *re.findall(r"`make ([\w-]+)`", text)} <= targets
 
 
 def test_example_commands_are_accepted() -> None:

@@ -13,21 +13,40 @@
 | `launch`, `attempt` | which start of a run holds the folder, and which of its worker groups owns it |
 | `retention`, `scores` | which checkpoints stay, which is best |
 | `mapping`, `errors` | what ids mean, what can be wrong |
+
+The names here are loaded when first used: a folder can be listed without torch.
 """
 
-from rayrec.checkpoint.background import Outcome
-from rayrec.checkpoint.committed import Checkpoint, newer_damaged
-from rayrec.checkpoint.errors import (
-    CheckpointError,
-    DamagedCheckpointError,
-    FencedError,
-    NoWholeCheckpointError,
-    RemovedCheckpointError,
-    TakenOverError,
-    no_whole,
+from typing import TYPE_CHECKING
+
+from rayrec._imports import lazy_names
+
+if TYPE_CHECKING:
+    from rayrec.checkpoint.background import Outcome
+    from rayrec.checkpoint.committed import Checkpoint, newer_damaged
+    from rayrec.checkpoint.errors import (
+        CheckpointError,
+        DamagedCheckpointError,
+        FencedError,
+        NoWholeCheckpointError,
+        RemovedCheckpointError,
+        TakenOverError,
+        no_whole,
+    )
+    from rayrec.checkpoint.scores import Best
+    from rayrec.checkpoint.store import CheckpointStore, Saving
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "background": "Outcome",
+        "committed": "Checkpoint newer_damaged",
+        "errors": "CheckpointError DamagedCheckpointError FencedError "
+        "NoWholeCheckpointError RemovedCheckpointError TakenOverError no_whole",
+        "scores": "Best",
+        "store": "CheckpointStore Saving",
+    },
 )
-from rayrec.checkpoint.scores import Best
-from rayrec.checkpoint.store import CheckpointStore, Saving
 
 __all__ = [
     "Best",

@@ -14,6 +14,7 @@ from rayrec.cli.init import init
 from rayrec.cli.next_steps import after_evaluation, after_training
 from rayrec.cli.options import Config, RunDir, WhichCheckpoint, path
 from rayrec.cli.predict import predict
+from rayrec.cli.retrieve import index, retrieve
 from rayrec.cli.runs import app as runs
 from rayrec.cli.serve import serve
 from rayrec.cli.service import app as service
@@ -35,6 +36,8 @@ app.add_typer(service, name="service")
 app.command()(init)
 app.command()(export)
 app.command()(predict)
+app.command()(index)
+app.command()(retrieve)
 app.command()(serve)
 app.command()(tune)
 
@@ -90,15 +93,15 @@ def evaluate(
     ] = False,
 ) -> None:
     """Score a checkpoint of a run; writes evaluation.json there."""
+    from rayrec.train.after.evaluate import evaluate_run
     from rayrec.train.driver.terminal import notice
-    from rayrec.train.evaluate_run import evaluate_run
-    from rayrec.train.mirror import run_here
+    from rayrec.train.run.mirror import run_here
 
     with run_here(run_dir, notice) as run:
         evaluate_run(run, data, workers, allow_code=allow_code, checkpoint=checkpoint)
         if importance:
             from rayrec.cli.tables import show_importance
-            from rayrec.train.importance import importance_of_run
+            from rayrec.train.after.importance import importance_of_run
 
             show_importance(importance_of_run(run, data, allow_code=allow_code, checkpoint=checkpoint))
     after_evaluation(run_dir, checkpoint)
@@ -124,10 +127,10 @@ def plan(
 ) -> None:
     """Show how tables would be sharded, what binds and what would help; needs no cluster and no GPU."""
     from rayrec.train import load_config
-    from rayrec.train.plan_only import PlanFiles, show_plan
+    from rayrec.train.planning.plan_only import PlanFiles, show_plan
 
     if world is not None and "," in world:
-        from rayrec.train.shapes import show_shapes
+        from rayrec.train.planning.shapes import show_shapes
 
         if load or against or save or html:
             raise ValueError("--load, --diff, --save and --html are for one cluster: give --world only one")
@@ -141,8 +144,8 @@ def plan(
 def report(run_dir: RunDir) -> None:
     """Write report.html of a run, be it finished, failed or going on."""
     from rayrec.train.driver.terminal import notice
-    from rayrec.train.mirror import run_here
     from rayrec.train.report import write_report
+    from rayrec.train.run.mirror import run_here
 
     with run_here(run_dir, notice) as run:
         typer.echo(write_report(run))

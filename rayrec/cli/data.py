@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -133,6 +133,47 @@ def index(
 
 
 @app.command()
+def fit(
+    config: Config,
+    out: Annotated[Path, typer.Option(parser=path, help="The config to write, with all statistics.")],
+    again: Annotated[bool, typer.Option("--again", help="Compute those that the config has as well.")] = False,
+    rows: Annotated[int, typer.Option(help="How many rows to look at, spread over the data.", min=1)] = 1_000_000,
+    filters: Filters = "[]",
+) -> None:
+    """Compute the statistics of a schema (boundaries, means) from a config's training data, and write them into it."""
+    import yaml
+
+    from rayrec.data import DataSet, Manifest
+    from rayrec.data.order.mix import Mix
+    from rayrec.data.tools import fit as fitting
+    from rayrec.train import load_config
+    from rayrec.train.config.file import parse_yaml
+
+    loaded, extra = load_config(config), parse_yaml(filters)
+    if loaded.data.progressive is not None and not extra:
+        raise typer.BadParameter("--filters: training day by day sees days that the statistics must not; name them")
+
+    def narrowed(one: Any) -> Any:
+        return one.model_copy(update={"filters": [*one.filters, *extra]})
+
+    train = loaded.data.train
+    schema = fitting.without_statistics(loaded.data_schema) if again else loaded.data_schema
+    waiting = fitting.unfitted_names(schema)
+    reading = fitting.for_reading(schema).for_training
+    data = (
+        Manifest.of(narrowed(train), reading)
+        if isinstance(train, DataSet)
+        else Mix.of([*map(narrowed, train)], reading)
+    )
+    fitted = fitting.fit(data, schema, rows)
+    with writing("--out", out):
+        raw = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
+        raw["schema"] |= fitting.statistics(fitted)
+        out.write_text(yaml.safe_dump(raw, sort_keys=False, default_flow_style=None, width=120), encoding="utf-8")
+    typer.echo(f"fitted {', '.join(waiting) or 'nothing'} to {data.rows:,} training rows (before filters), in {out}")
+
+
+@app.command()
 def check(
     config: Config,
     page: Annotated[Path | None, typer.Option("--html", parser=path, help="Also write the result as a page.")] = None,
@@ -142,7 +183,8 @@ def check(
     from rayrec.data import manifest_of
     from rayrec.data.tools.check import check as run_check
     from rayrec.data.tools.check_page import check_page
-    from rayrec.train import build, load_config
+    from rayrec.train import load_config
+    from rayrec.train.setup import build
 
     loaded = load_config(config)
     schema = loaded.data_schema.for_training
@@ -187,3 +229,8 @@ def _print_check(report: CheckReport) -> None:
             plain(f.name), *(f"{n:,}" for n in counts), different, f"{f.table_rows:,}", f"{f.used_rows:,}", collisions
         )
     show(table, console)
+    if report.numbers:
+        table = Table("number", "nulls", "lowest", "mean", "highest")
+        for n in report.numbers:
+            table.add_row(plain(n.name), f"{n.nulls:,}", *(f"{value:.5g}" for value in (n.lowest, n.mean, n.highest)))
+        show(table, console)

@@ -39,9 +39,9 @@ def export(
 ) -> None:
     """Export a trained model with the proof that it scores as the trainer does: parity.html in the folder."""
     from rayrec.inference import Wanted
+    from rayrec.train.after.export import export_run
     from rayrec.train.driver.terminal import notice
-    from rayrec.train.export_run import export_run
-    from rayrec.train.mirror import run_here
+    from rayrec.train.run.mirror import run_here
 
     wanted = Wanted(tables=tables, dense=dense, target=target, march=march, budget=budget, force=force)
     with run_here(source, notice) as run:

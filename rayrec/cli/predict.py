@@ -28,9 +28,9 @@ def predict(
 ) -> None:
     """Score Parquet files: every row once, its columns kept; the same command again goes on where it stopped."""
     from rayrec.inference.predict import predict as run_predict
+    from rayrec.train.after.export import exported_run
     from rayrec.train.driver.terminal import notice
-    from rayrec.train.export_run import exported_run
-    from rayrec.train.mirror import run_here
+    from rayrec.train.run.mirror import run_here
 
     if bad_rows not in ("error", "skip"):
         raise typer.BadParameter(f"--bad-rows {bad_rows}: error or skip")

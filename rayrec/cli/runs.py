@@ -18,7 +18,7 @@ def list_runs(
 ) -> None:
     """List the runs in a folder with their last figures, newest first."""
     from rayrec.train.driver.console import Display
-    from rayrec.train.runs import find_runs, list_table
+    from rayrec.train.run.runs import find_runs, list_table
 
     found = find_runs(folder)
     if not found:
@@ -37,9 +37,9 @@ def compare(
     """Show last figures and differing config fields of runs, and write their curves side by side as one page."""
     from rayrec.train.driver.console import Display
     from rayrec.train.driver.terminal import notice
-    from rayrec.train.mirror import run_here
     from rayrec.train.report.run import read_run
-    from rayrec.train.runs import compare_table, write_comparison
+    from rayrec.train.run.mirror import run_here
+    from rayrec.train.run.runs import compare_table, write_comparison
 
     if len(run_dirs) < 2:
         raise typer.BadParameter("give two run folders or more")

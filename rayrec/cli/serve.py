@@ -38,6 +38,10 @@ def serve(
         Path | None,
         typer.Option(parser=path, help="File with the token that requests must carry (Authorization: Bearer …)."),
     ] = None,
+    index: Annotated[
+        Path | None,
+        typer.Option(parser=path, help="Of POST /retrieve: an index, or a folder of indexes whose newest is served."),
+    ] = None,
     name: Annotated[
         str, typer.Option(help="Of the Serve application; services on one cluster need different ones.")
     ] = "rayrec",
@@ -67,6 +71,7 @@ def serve(
             name=name,
             route=route,
             limits={"queue": queue},
+            index=None if index is None else index.absolute(),
         )
     _serve(settings, detach)
 

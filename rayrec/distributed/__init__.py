@@ -1,17 +1,40 @@
-"""Sharded training: plans, exchanges, kernels, executors, sharded modules."""
+"""Sharded training: plans, exchanges, kernels, executors, sharded modules.
 
-from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
-from rayrec.distributed.collections.embedding_bag import (
-    EmbeddingBagCollectionSharder,
-    ShardedEmbeddingBagCollection,
+The names here are loaded when first used: a plan can be read without the kernels.
+"""
+
+from typing import TYPE_CHECKING
+
+from rayrec._imports import lazy_names
+
+if TYPE_CHECKING:
+    from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+    from rayrec.distributed.collections.embedding_bag import (
+        EmbeddingBagCollectionSharder,
+        ShardedEmbeddingBagCollection,
+    )
+    from rayrec.distributed.comm.awaitable import Awaitable, NoWait
+    from rayrec.distributed.comm.env import ShardingEnv
+    from rayrec.distributed.model_parallel import DistributedModelParallel
+    from rayrec.distributed.pipeline import TrainPipeline
+    from rayrec.distributed.plan.module_sharder import ModuleSharder, ShardingPlanner
+    from rayrec.distributed.plan.sharding_plan import ShardingPlan
+    from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, ShardingType
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "collections.embedding": "EmbeddingCollectionSharder ShardedEmbeddingCollection",
+        "collections.embedding_bag": "EmbeddingBagCollectionSharder ShardedEmbeddingBagCollection",
+        "comm.awaitable": "Awaitable NoWait",
+        "comm.env": "ShardingEnv",
+        "model_parallel": "DistributedModelParallel",
+        "pipeline": "TrainPipeline",
+        "plan.module_sharder": "ModuleSharder ShardingPlanner",
+        "plan.sharding_plan": "ShardingPlan",
+        "plan.shards": "EmbeddingComputeKernel ParameterSharding ShardingType",
+    },
 )
-from rayrec.distributed.comm.awaitable import Awaitable, NoWait
-from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.model_parallel import DistributedModelParallel
-from rayrec.distributed.pipeline import TrainPipeline
-from rayrec.distributed.plan.module_sharder import ModuleSharder, ShardingPlanner
-from rayrec.distributed.plan.sharding_plan import ShardingPlan
-from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, ShardingType
 
 __all__ = [
     "Awaitable",

@@ -138,15 +138,23 @@ def read_index(folder: Path) -> Index:
 
 
 def check_files(folder: Path, index: Index, checksums: bool = True) -> None:
+    """`check_listed` of an export."""
+    check_listed(folder, index.files, checksums)
+
+
+def check_listed(folder: Path, files: Mapping[str, tuple[int, int]], checksums: bool = True) -> None:
     """That every file is there, whole, and inside the folder.
+
+    Args:
+        files: path → (bytes, CRC-32).
 
     Raises:
         ExportError: names the file.
     """
-    for name, (size, crc) in index.files.items():
+    for name, (size, crc) in files.items():
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
-            raise ExportError(f"{folder / INDEX} names {name!r}, which is outside the folder")
+            raise ExportError(f"{folder} lists {name!r}, which is outside the folder")
         try:
             found = path.stat().st_size
         except OSError as error:

@@ -8,13 +8,12 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from rayrec.checkpoint.weights import CheckpointWeights
 from rayrec.data.storage.locations import local_path, open_filesystem, plain_path
 from rayrec.inference import artifact, compiled, graph, processor
 from rayrec.inference.artifact import ExportError, Index
@@ -30,6 +29,9 @@ from rayrec.inference.wanted import AUTO, Wanted
 from rayrec.models import Batch
 from rayrec.quant import TableFormat, TablePlace
 from rayrec.quant.layout import TableConfig
+
+if TYPE_CHECKING:
+    from rayrec.checkpoint.weights import CheckpointWeights
 
 _CHUNK_BYTES = 16 << 20
 

@@ -1,13 +1,37 @@
-"""`Batch`: the input of a model."""
+"""`Batch`: the input of a model, and `Sequence`, lists of it that belong together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """Lists of B rows that belong together, oldest first; T positions of all rows together.
+
+    Args:
+        ids: of each id feature a JaggedTensor: values int64 [T], the table rows, and offsets [B + 1], all the same.
+        values: of each list of times int64 [T], seconds since 1970; of numbers float32 [T].
+    """
+
+    ids: Mapping[str, JaggedTensor]
+    values: Mapping[str, torch.Tensor]
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """`[B + 1]`, where each row begins, and the end."""
+        return next(iter(self.ids.values())).offsets()
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """`[B]`."""
+        return next(iter(self.ids.values())).lengths()
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +40,13 @@ class Batch:
 
     Args:
         dense: float32 [B, N]; N may be 0.
-        sparse: ids of every sparse feature, stride B.
+        sparse: ids of every sparse feature, those of sequences among them, stride B.
         label: float32 [B]; with T labels [B, T], NaN where a label was not observed.
         weight: float32 [B], sample weights; None: all 1.
         group: int64 [B], the group of each example; only in evaluation, and if the schema has one.
         time: int64 [B], seconds since 1970 (UTC); as `group`.
+        layout: the sequences' names, and the features of `sparse` that each is made of.
+        lists: the sequences' times and numbers, by `sequence.name`; read them from `sequences`.
     """
 
     dense: torch.Tensor
@@ -29,6 +55,19 @@ class Batch:
     weight: torch.Tensor | None = None
     group: torch.Tensor | None = None
     time: torch.Tensor | None = None
+    layout: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lists: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def sequences(self) -> dict[str, Sequence]:
+        """The schema's sequences; their ids are views of `sparse`."""
+        return {
+            name: Sequence(
+                {feature: self.sparse[feature] for feature in features},
+                {key.removeprefix(f"{name}."): v for key, v in self.lists.items() if key.startswith(f"{name}.")},
+            )
+            for name, features in self.layout.items()
+        }
 
     @property
     def rows(self) -> int:
@@ -51,10 +90,12 @@ class Batch:
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Keeps the memory of the tensors on a GPU from reuse until the work queued on `stream` is done."""
         self.sparse.record_stream(stream)
-        for part in (self.dense, self.label, self.weight, self.group, self.time):
+        for part in (self.dense, self.label, self.weight, self.group, self.time, *self.lists.values()):
             if part is not None and part.is_cuda:
                 part.record_stream(stream)
 
-    def _each(self, act: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        parts = (getattr(self, field.name) for field in fields(self))
-        return Batch(*(None if part is None else act(part) for part in parts))  # type: ignore[arg-type]
+    def _each(self, act: Callable[[Any], Any]) -> Batch:
+        parts = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("layout", "lists")}
+        acted = {name: None if part is None else act(part) for name, part in parts.items()}
+        lists = {name: act(part) for name, part in self.lists.items()}
+        return Batch(**acted, layout=self.layout, lists=lists)  # type: ignore[arg-type]

@@ -114,6 +114,7 @@ class ServeConfig(Strict):
         watch_s: seconds between two looks for newer versions; 0: never.
         batching: requests that wait are scored together; False: each alone.
         clients: who may ask; empty: everyone.
+        index: of `POST /retrieve`: an index, or a folder of indexes of which the newest by name is served.
     """
 
     models: Annotated[tuple[ModelSpec, ...], Field(min_length=1, strict=False)]
@@ -131,6 +132,7 @@ class ServeConfig(Strict):
     batching: bool = True
     clients: tuple[ClientConfig, ...] = Field((), strict=False)
     tls: TlsConfig | None = None
+    index: Path | None = Field(None, strict=False)
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:
@@ -203,7 +205,7 @@ def _from(config: ServeConfig, root: Path) -> ServeConfig:
         if not isinstance(value, dict):
             return value
         made = {key: absolute(one) for key, one in value.items()}
-        for key in ("path", "token_file", "cert_file", "key_file"):
+        for key in ("path", "token_file", "cert_file", "key_file", "index"):
             if isinstance(made.get(key), str) and "://" not in made[key]:
                 made[key] = str((root / Path(made[key]).expanduser()).absolute())
         return made

@@ -64,7 +64,7 @@ def _dense(contexts: torch.Tensor, rest: torch.Tensor, of_row: I64, layout: Layo
     both = torch.cat([contexts[torch.from_numpy(of_row)], rest], dim=1)
     next_own, next_rest, order = 0, contexts.shape[1], list[int]()
     for feature in layout.schema.dense:
-        if feature.column in layout.columns:
+        if layout.columns.issuperset(layout.schema.sources(feature)):
             order += range(next_own, next_own + feature.width)
             next_own += feature.width
         else:

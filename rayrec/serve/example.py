@@ -11,9 +11,12 @@ from typing import Any
 from rayrec.data import Schema
 from rayrec.data.mapping.id_mappings import Vocabulary
 from rayrec.data.mapping.schema import DenseFeature, SparseFeature
-from rayrec.data.mapping.transforms import Bucketize, Clip, Log1p, Standardize
+from rayrec.data.mapping.transforms import Bucketize, Clip, Log1p, MinMax, Quantile, Standardize
 from rayrec.data.mapping.vocabulary import first_id
 from rayrec.inference.artifact import MAPPING
+
+# By the kind of a column that others are derived from.
+_VALUES: dict[str, Any] = {"text": "", "boolean": False, "time": "2024-01-01T00:00:00", "list": [], "map": {}}
 
 
 def request(export: Path, address: str, token_file: Path | None = None) -> str:
@@ -31,8 +34,10 @@ def example_row(export: Path) -> dict[str, Any]:
     """By column: of a vocabulary its first id, of numbers about the mean."""
     raw = json.loads((export / MAPPING).read_text(encoding="utf-8"))
     schema = Schema.model_validate(raw["schema"])
-    row: dict[str, Any] = {feature.column: _number(feature) for feature in schema.dense}
-    for feature in schema.sparse:
+    made = {spec.name for spec in schema.derived}
+    row: dict[str, Any] = {name: _VALUES.get(kind.split("<")[0], 0) for name, kind in schema.column_types.items()}
+    row |= {feature.column: _number(feature) for feature in schema.dense if feature.column not in made}
+    for feature in (feature for feature in schema.sparse if feature.column not in made):
         one = _id(feature, export)
         pair = feature.kind == "weighted_id_list" and feature.weight_column is None
         row[feature.column] = one if feature.kind == "id" else [{"id": one, "weight": 1.0} if pair else one]
@@ -47,7 +52,11 @@ def _number(feature: DenseFeature) -> float | list[float]:
     for transform in reversed(feature.transforms):
         match transform:
             case Standardize():
-                value = transform.mean
+                value = transform.mean or 0.0
+            case MinMax():
+                value = transform.lowest or 0.0
+            case Quantile(boundaries=list() as edges):
+                value = edges[len(edges) // 2]
             case Log1p():
                 value = math.expm1(min(value, 700.0))
             case Clip():

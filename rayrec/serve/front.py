@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rayrec.serve.batching import Batcher
 from rayrec.serve.clients import Clients
@@ -46,10 +47,20 @@ class Front:
         Raises:
             BadRequest: the request is wrong, in any way, or too many wait.
         """
+        with self.place():
+            return await self._batcher.score(await self._batcher.begin(read, size, target))
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """One in the queue.
+
+        Raises:
+            BadRequest: 503, too many requests wait.
+        """
         self.check_queue()
         self.queued += 1
         try:
-            return await self._batcher.score(await self._batcher.begin(read, size, target))
+            yield
         finally:
             self.queued -= 1
 

@@ -3,6 +3,7 @@
 | | |
 |---|---|
 | `POST /score`, `POST /score/MODEL` | rows in, probabilities out: JSON, or an Arrow IPC stream for either |
+| `POST /retrieve` | histories or vectors in, the best items out, where there is an index; `retrieval.py` |
 | `GET /schema`, `GET /schema/MODEL` | what a request must hold |
 | `GET /healthz` | versions that answer, versions that were refused; needs no token |
 | `GET /metrics` | Prometheus |
@@ -28,6 +29,7 @@ from rayrec.serve.clients import Clients, check_model
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.front import Front, request_id
 from rayrec.serve.requests import ARROW, JSON
+from rayrec.serve.retrieval import Retrieval
 from rayrec.serve.service import Service
 from rayrec.serve.traffic import Answer, Target
 from rayrec.serve.v2_http import JSON_BYTES, ModelPath, numbers, read_request, written
@@ -57,6 +59,7 @@ class App:
         clients: who may ask; default: everyone.
         together: requests that wait are scored together; False: each alone.
         beside: what runs in the same event loop from the start of the application to its end, as a gRPC server.
+        retrieval: answers `/retrieve`.
     """
 
     def __init__(
@@ -65,9 +68,10 @@ class App:
         clients: Clients | None = None,
         together: bool = True,
         beside: Callable[[Front], AbstractAsyncContextManager[object]] | None = None,
+        retrieval: Retrieval | None = None,
     ) -> None:
         self.front, self._service = Front(service, clients, together), service
-        self._beside = beside
+        self._beside, self._retrieval = beside, retrieval
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -106,7 +110,7 @@ class App:
         if path in ("/v2/health/live", "/v2/health/ready"):
             return Reply(200, JSON, b"")
         scored = _scored_model(path)
-        client = self.front.clients.admit(headers.get(b"authorization", b""), scored is not None)
+        client = self.front.clients.admit(headers.get(b"authorization", b""), scored is not None or path == "/retrieve")
         if path == "/metrics":
             return Reply(200, "text/plain; version=0.0.4", self._service.metrics())
         if (name := _model_in(path, "/schema")) is not None and method == "GET":
@@ -116,6 +120,8 @@ class App:
         if scored is None and (place := ModelPath.of(path)) is not None:
             name, loaded = self._service.find(Target(model=place.model, version=place.version))
             return _json({"name": name, "ready": True} if place.verb else v2.metadata(name, loaded))
+        if path == "/retrieve" and self._retrieval is not None:
+            return Reply(200, JSON, await self._retrieve(self._retrieval, method, headers, receive))
         if scored is None:
             raise BadRequest(404, "there are POST /score, GET /schema, /healthz, /metrics and /v2")
         check_model(client, scored or self._service.default)
@@ -172,6 +178,15 @@ class App:
                 return await self._body(headers, receive)
         except TimeoutError:
             raise BadRequest(408, f"the body was not there after {limits.body_s:g} s") from None
+
+    async def _retrieve(
+        self, retrieval: Retrieval, method: str, headers: dict[bytes, bytes], receive: Receive
+    ) -> bytes:
+        if method != "POST":
+            raise BadRequest(405, f"{method} /retrieve: send the queries with POST")
+        body = await self._whole_body(headers, receive)
+        with self.front.place():
+            return await asyncio.to_thread(retrieval.answer, body)
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         """Refused as soon as it is known to be too long; no more of it is kept."""

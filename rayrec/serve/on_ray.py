@@ -9,17 +9,19 @@ import ssl
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from typing import Any
 
 import torch
 
 from rayrec._debug import debugging
+from rayrec.local_ray import init_local, quiet_unless_debug
 from rayrec.serve import v2_grpc
 from rayrec.serve.clients import Clients, check_tls
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.http import App
+from rayrec.serve.retrieval import Retrieval, check_index, newest_index
 from rayrec.serve.service import Service
 from rayrec.serve.versions import check_version, newest
 
@@ -33,6 +35,8 @@ def check(config: ServeConfig) -> None:
     """
     for spec in config.models:
         check_version(newest(spec.folder))
+    if config.index is not None:
+        check_index(newest_index(config.index))
     Clients(config.clients)
     if config.tls is not None:
         check_tls(config.tls)
@@ -150,7 +154,8 @@ def _end(name: str, shared: bool) -> None:
     if shared:
         serve.delete(name)
     else:
-        serve.shutdown()
+        with _unsaid():
+            serve.shutdown()
 
 
 def stop(name: str) -> None:
@@ -163,7 +168,7 @@ def stop(name: str) -> None:
 
     if not os.environ.get("RAY_ADDRESS"):
         raise ValueError("set RAY_ADDRESS to the cluster that serves; `rayrec serve` itself is ended by Ctrl-C")
-    ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(address=os.environ["RAY_ADDRESS"], **quiet_unless_debug())
     try:
         from ray import serve
 
@@ -184,13 +189,24 @@ def _ray(config: ServeConfig) -> Iterator[bool]:
         yield True
         return
     address = os.environ.get("RAY_ADDRESS")
-    own: dict[str, Any] = {} if address else {"num_cpus": config.replicas * config.cpus + 1}
-    quiet: dict[str, Any] = {} if debugging() else {"logging_level": logging.ERROR}
-    ray.init(address=address or "local", include_dashboard=False, log_to_driver=False, **own, **quiet)
+    if address:
+        ray.init(address=address, **quiet_unless_debug())
+    else:
+        init_local(config.replicas * config.cpus + 1)
     try:
         yield address is not None
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Serve ends by having its controller killed, which Ray prints as an error with infinite retries."""
+    if debugging():
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 def _check_free(config: ServeConfig) -> None:
@@ -241,7 +257,8 @@ def application(config: ServeConfig) -> App:
     if config.grpc_port is not None:
         listen = v2_grpc.Listen(config.host, config.grpc_port, config.tls)
         beside = partial(v2_grpc.serving, listen=listen)
-    return App(service, Clients(config.clients), config.batching, beside)
+    retrieval = None if config.index is None else Retrieval(newest_index(config.index), config.limits)
+    return App(service, Clients(config.clients), config.batching, beside, retrieval)
 
 
 def _await(url: str, seconds: float = 60) -> None:

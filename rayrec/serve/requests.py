@@ -62,6 +62,7 @@ class Reader:
         self._shared = frozenset(shared)
         self._schema = mapping.schema
         self._columns = frozenset(self._schema.feature_columns)
+        self._features = (*self._schema.dense, *self._schema.sparse)
         self._part_of = lru_cache(maxsize=64)(self._part)
 
     @property
@@ -146,15 +147,11 @@ class Reader:
         def taken(needed: set[str]) -> bool:
             split = needed & columns
             if split and split != needed:
-                raise BadRequest(422, f"columns {sorted(needed)} belong together: give all of them in the context")
+                raise BadRequest(422, f"columns {sorted(needed)} belong together: give all in the context, or none")
             return bool(split) == inside
 
-        dense = [feature for feature in self._schema.dense if taken({feature.column})]
-        sparse = [
-            feature
-            for feature in self._schema.sparse
-            if taken({feature.column, *([feature.weight_column] if feature.weight_column else [])})
-        ]
+        dense = [feature for feature in self._schema.dense if taken({*self._schema.sources(feature)})]
+        sparse = [feature for feature in self._schema.sparse if taken({*self._schema.sources(feature)})]
         schema = self._schema.model_copy(update={"dense": dense, "sparse": sparse})
         return Mapping(schema, self._mapping.rows_of, labels=False)
 
@@ -186,7 +183,7 @@ class Reader:
         return batch
 
     def _detail(self, row: int | None, error: DataError) -> dict[str, Any]:
-        features = [f.name for f in (*self._schema.dense, *self._schema.sparse) if f.column == error.column]
+        features = [f.name for f in self._features if error.column in (f.column, *self._schema.sources(f))]
         return {
             "feature": features[0] if features else None,
             "row": row,

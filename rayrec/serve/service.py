@@ -158,6 +158,8 @@ class Service:
             "model": name,
             "version": loaded.version,
             "labels": list(loaded.model.labels),
+            "derived": [spec.model_dump(mode="json") for spec in schema.derived],
+            "column_types": schema.column_types,
             "dense": [feature.model_dump(mode="json") for feature in schema.dense],
             "sparse": [feature.model_dump(mode="json", exclude={"mapping": {"path"}}) for feature in schema.sparse],
             "limits": {

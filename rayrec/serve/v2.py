@@ -9,6 +9,7 @@ more, belongs to every row: the context of the candidates.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -167,16 +168,28 @@ def _arrow(tensor: Tensor) -> pa.Array:
 def _list_columns(schema: Schema) -> set[str]:
     lists = [feature for feature in schema.sparse if feature.kind != "id"]
     wide = {feature.column for feature in schema.dense if feature.width > 1}
+    made = {name for name, kind in schema.column_types.items() if "list" in kind}
+    wide |= made | {one.column_name for sequence in schema.sequences for one in sequence.values}
     return wide | {name for one in lists for name in (one.column, one.weight_column) if name is not None}
 
 
 def inputs_of(schema: Schema) -> list[dict[str, Any]]:
     """Name, datatype and shape of each input; -1 is any number."""
     found: dict[str, tuple[str, list[int]]] = {}
+    made = {spec.name for spec in schema.derived}
+    for name, kind in schema.column_types.items():
+        datatype = _datatype(kind)
+        if datatype is not None:
+            found[name] = (datatype, [-1])
+            found |= {name + LENGTHS: ("INT64", [-1])} if "list" in kind else {}
     for dense in schema.dense:
+        if dense.column in made:
+            continue
         found[dense.column] = ("FP64", [-1] if dense.width == 1 else [-1, dense.width])
     for feature in schema.sparse:
         kind, column = (BYTES if feature.id_type == "text" else "INT64"), feature.column
+        if column in made:
+            continue
         if feature.kind == "id":
             found[column] = (kind, [-1])
             continue
@@ -188,7 +201,16 @@ def inputs_of(schema: Schema) -> list[dict[str, Any]]:
         elif feature.weight_column is not None:
             found[feature.weight_column] = ("FP32", [-1])
             found[feature.weight_column + LENGTHS] = ("INT64", [-1])
+    for value in (one for sequence in schema.sequences for one in sequence.values):
+        found[value.column_name] = ("FP64", [-1])
+        found[value.column_name + LENGTHS] = ("INT64", [-1])
     return [{"name": name, "datatype": kind, "shape": shape} for name, (kind, shape) in found.items()]
+
+
+def _datatype(kind: str) -> str | None:
+    """Of a column of some Arrow type; None: the protocol has none for it, as for times."""
+    of = None if "timestamp" in kind else re.search(r"string|int|float|double", kind)
+    return None if of is None else {"string": BYTES, "int": "INT64"}.get(of[0], "FP64")
 
 
 def server_metadata() -> dict[str, Any]:

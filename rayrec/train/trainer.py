@@ -18,19 +18,16 @@ from rayrec.data.mapping.columns import fill_id_types
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.source.periods import Periods
 from rayrec.data.storage.retries import Patience
-from rayrec.train import build, warnings
 from rayrec.train.config import TrainConfig
+from rayrec.train.driver import warnings
 from rayrec.train.driver.cluster import connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.launch import run_job
 from rayrec.train.driver.recorder import Lines, Recorder, reporting_errors
 from rayrec.train.errors import Interrupted, StorageError, TrainError
-from rayrec.train.init_from import warm_start
-from rayrec.train.mirror import Mirror
-from rayrec.train.paths import resolved
 from rayrec.train.report import write_report
-from rayrec.train.run_config import refuse_code_from_elsewhere
-from rayrec.train.run_folder import (
+from rayrec.train.run.config import refuse_code_from_elsewhere
+from rayrec.train.run.folder import (
     RunFolder,
     leased,
     newest_checkpoint,
@@ -38,7 +35,11 @@ from rayrec.train.run_folder import (
     write_json,
     write_yaml,
 )
-from rayrec.train.versions import with_id_types, with_versions
+from rayrec.train.run.mirror import Mirror
+from rayrec.train.run.paths import resolved
+from rayrec.train.setup import build
+from rayrec.train.setup.init_from import warm_start
+from rayrec.train.setup.versions import with_id_types, with_versions
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.session import Job
 

@@ -21,7 +21,7 @@ from rayrec.data.tools import vocabulary
 from rayrec.data.tools.vocabulary import count_column
 from rayrec.train import load_config
 from rayrec.train.config.file import parse_config
-from rayrec.train.paths import resolved
+from rayrec.train.run.paths import resolved
 from tests.data.sets import write
 from tests.train import small
 

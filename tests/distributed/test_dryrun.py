@@ -66,10 +66,10 @@ def test_a_steady_step_neither_mixes_devices_nor_waits(case: dict[str, Any], ans
 
 
 def test_a_dlrm_takes_few_operators_however_many_ranks_there_are() -> None:
-    """At most 0.9 of TorchRec's: 131, 137, 128 and 128 (see jobs/RESULTS.md). Nothing waits."""
+    """At most 100, where TorchRec takes 121 (table-wise) and 112 (row-wise); see jobs/RESULTS.md. Nothing waits."""
     if shutil.which("g++") is None:
         pytest.skip("pretended GPUs need g++")
-    most = {("table_wise", 2): 117, ("table_wise", 8): 123, ("row_wise", 8): 115, ("row_wise", 64): 116}
+    most = {("table_wise", 2): 97, ("table_wise", 8): 97, ("row_wise", 8): 97, ("row_wise", 64): 100}
     cases = [{"plan": plan, "world": world, "width": 4} for plan, world in most]
     command = [sys.executable, "-m", "tests.dryrun.against", json.dumps(cases), "--alone", "--steps", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -77,3 +77,4 @@ def test_a_dlrm_takes_few_operators_however_many_ranks_there_are() -> None:
     for answer in map(json.loads, done.stdout.splitlines()):
         seen, limit = answer["rayrec.torchrec"], most[answer["plan"], answer["world"]]
         assert seen["operators"] <= limit and seen["syncs"] == 0, answer
+        assert seen["collectives"] <= 4 + (answer["world"] > 8), answer  # ids, vectors, gradients; DDP's sum

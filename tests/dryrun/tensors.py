@@ -214,7 +214,17 @@ def _run(func, args, kwargs):
         BOOK.operator(name)
     a, k = pytree.tree_map_only(PretendCuda, unwrap, (args, kwargs))
     out = func(*a, **k)
-    return wrap_out(func, out, args, kwargs, a)
+    found = wrap_out(func, out, args, kwargs, a)
+    if is_view(func) and cudas:
+        share_storage(found, cudas[0])
+    return found
+
+
+def share_storage(views, base):
+    """Views report the storage of their base, so that `is_alias_of` answers as on a GPU (DDP asks it)."""
+    for view in pytree.tree_leaves(views):
+        if isinstance(view, PretendCuda):
+            torch._functionalize_unsafe_set(view, base)
 
 
 def wrap_out(func, out, args, kwargs, inner):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.train.export_run import export_run
+from rayrec.train.after.export import export_run
 from tests.inference.runs import train
 
 

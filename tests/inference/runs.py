@@ -15,8 +15,8 @@ from rayrec import Batch, EmbeddingBagCollection, EmbeddingCollection
 from rayrec.models import MODELS
 from rayrec.modules import EmbeddingConfig
 from rayrec.train import Trainer
+from rayrec.train.after.export import find_checkpoint, trained_of
 from rayrec.train.config.file import parse_config
-from rayrec.train.export_run import find_checkpoint, trained_of
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.session import session_alone
 from tests.train import small

@@ -15,7 +15,7 @@ from rayrec.inference.graph import Inputs, Scoring, arguments
 from rayrec.inference.graph_check import same_with_context
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.quant import TableFormat, place_tables
-from rayrec.train.export_run import export_run
+from rayrec.train.after.export import export_run
 from tests.inference.runs import TwoTowers, train, trainer_scores
 
 ROWS, KEYS = 30, ("user", "item", "tags", "seen")

@@ -29,7 +29,7 @@ import torch
 from rayrec.inference import Model, Wanted, processor
 from rayrec.inference.wire import to_bytes
 from rayrec.models import Batch
-from rayrec.train.export_run import export_run
+from rayrec.train.after.export import export_run
 from tests.inference.runs import AllBuiltIn, train_all_built_in, trainer_scores
 
 SOURCES = Path(__file__).parents[2] / "deploy" / "cpp"

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from rayrec.checkpoint import CheckpointStore
 from rayrec.inference import Model, Wanted
 from rayrec.models import Batch
+from rayrec.train.after.export import export_run, find_checkpoint, trained_of
 from rayrec.train.config.file import parse_config
-from rayrec.train.export_run import export_run, find_checkpoint, trained_of
-from rayrec.train.run_folder import RunFolder, write_yaml
+from rayrec.train.run.folder import RunFolder, write_yaml
 from rayrec.train.worker.learner import make_learner
 from tests.ranks import PerRank, on_ranks
 from tests.train import small

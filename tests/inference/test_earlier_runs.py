@@ -18,9 +18,9 @@ import yaml
 
 from rayrec.inference import Model
 from rayrec.train import Trainer
+from rayrec.train.after.evaluate import evaluate_run
+from rayrec.train.after.export import export_run, find_checkpoint, trained_of
 from rayrec.train.config.file import parse_config
-from rayrec.train.evaluate_run import evaluate_run
-from rayrec.train.export_run import export_run, find_checkpoint, trained_of
 from tests.train import small
 
 RECORDED = Path(__file__).parent / "recorded" / "runs_of_82b9621.tar.xz"

@@ -20,7 +20,7 @@ from rayrec.inference import ExportError, Model, Wanted
 from rayrec.models import Batch
 from rayrec.quant import TableFormat
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train.export_run import export_run
+from rayrec.train.after.export import export_run
 from rayrec.train.report import write_report
 from tests.inference.runs import TWO_LABELS, Sequences, TwoTowers, train, trainer_scores
 from tests.ranks import Ranks
@@ -174,7 +174,7 @@ def test_a_run_of_two_ranks_is_exported_table_by_table(tmp_path: Path) -> None:
         sharding={"constraints": {name: {"sharding_types": [kind]} for name, kind in kinds.items()}},
     )
     from rayrec.train.config.file import parse_config
-    from rayrec.train.run_folder import RunFolder, write_yaml
+    from rayrec.train.run.folder import RunFolder, write_yaml
 
     folder = RunFolder(Path(raw["storage"]["path"]) / raw["name"])
     folder.create()

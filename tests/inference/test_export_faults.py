@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rayrec.inference import ExportError, Model, Wanted
+from rayrec.train.after.export import export_run
 from rayrec.train.errors import TrainError
-from rayrec.train.export_run import export_run
 
 
 def test_an_export_outside_its_limits_fails_unless_forced(run: Path, tmp_path: Path) -> None:

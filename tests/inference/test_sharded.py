@@ -16,9 +16,9 @@ from rayrec.distributed.plan.cuts import by_cols, by_grid, by_rows, whole
 from rayrec.distributed.plan.shards import Shard, Span
 from rayrec.inference import quantize_inference_model, read_exported_tables, shard_quant_model
 from rayrec.modules import EmbeddingConfig
-from rayrec.train.build import model as model_of
+from rayrec.train.after.export import export_run
 from rayrec.train.config.file import parse_config
-from rayrec.train.export_run import export_run
+from rayrec.train.setup.build import model as model_of
 from tests.inference.runs import train
 from tests.ranks import on_ranks
 from tests.train import small

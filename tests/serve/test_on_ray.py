@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.train.export_run import export_run
+from rayrec.train.after.export import export_run
 from tests.inference.runs import train
 from tests.serve.test_service import another_version
 from tests.serve.test_v2 import certificate
@@ -138,6 +138,7 @@ def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(t
     finally:
         service.send_signal(signal.SIGINT if front == "direct" else signal.SIGTERM)
         assert service.wait(120) == 0
+    assert (tmp_path / "told").read_text().splitlines()[-1].startswith("next: curl"), "a stop says nothing"
     assert until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 60), "processes are left"
 
 

@@ -17,10 +17,12 @@ import grpc
 import numpy as np
 import pytest
 
+from rayrec.data import Schema
 from rayrec.serve import Service
 from rayrec.serve.config import TlsConfig
 from rayrec.serve.front import Front
-from rayrec.serve.v2 import DTYPES
+from rayrec.serve.limits import Limits
+from rayrec.serve.v2 import DTYPES, inputs_of, query_of, tensor_of
 from rayrec.serve.v2_http import JSON_BYTES
 from rayrec.serve.v2_messages import SERVICE, message
 from tests.serve.server import GOOD, GrpcServer, Server, clients_of
@@ -273,3 +275,18 @@ def drawn_ok() -> Any:
         request.inputs.add(name=one.name(), datatype=one.datatype(), shape=one.shape())
         request.raw_input_contents.append(one._get_content())
     return request
+
+
+def test_inputs_are_the_columns_that_derived_ones_are_made_of() -> None:
+    schema = Schema.model_validate(
+        {
+            "sparse": [{"name": "price_id", "column": "price_bucket"}, {"name": "user"}],
+            "derived": [{"kind": "buckets", "name": "price_bucket", "column": "price", "boundaries": [1.0, 5.0]}],
+            "column_types": {"price": "double"},
+        }
+    )
+    found = {one["name"]: one["datatype"] for one in inputs_of(schema)}
+    assert found == {"price": "FP64", "user": "INT64"}
+    tensors = [tensor_of("price", "FP64", [2], [0.5, 7.0]), tensor_of("user", "INT64", [2], [1, 2])]
+    query = query_of(tensors, schema, Limits())
+    assert query.size == 2 and query.rows.to_pydict() == {"price": [0.5, 7.0], "user": [1, 2]}

@@ -12,7 +12,8 @@ PAGE = Path(__file__).resolve().parents[2] / "rayrec" / "torchrec" / "COMPATIBIL
 HEAD = """# What of TorchRec is left out
 
 Importing one of these raises `NotOffered`, with the text of the right column. All other public classes and functions of
-TorchRec 1.8 are there; [the table of names](NAMES.md) says how they compare. Written by
+TorchRec 1.8 are there. `python -m rayrec.torchrec --check program.py` lists what a program uses of these;
+[the table of names](NAMES.md) says how they compare. Written by
 `python -m tests.torchrec.compatibility` from `left_out.py` and `left_out_names.py`; a test compares it with the list of
 TorchRec's public names.
 """

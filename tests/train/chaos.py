@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.train.run_folder import RunFolder
+from rayrec.train.run.folder import RunFolder
 from tests.s3 import Door
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +28,7 @@ Record = dict[str, Any]
 
 # A head and two nodes; starts and loses nodes as it is told on its standard input.
 CLUSTER = """
+import subprocess
 import sys
 from ray.cluster_utils import Cluster
 
@@ -39,6 +40,11 @@ for word in sys.stdin:
         cluster.remove_node(nodes.pop(), allow_graceful=False)
     elif word.strip() == "add":
         nodes.append(cluster.add_node(num_cpus=1))
+    elif word.strip() == "drain":
+        drain = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", cluster.address, "--node-id",
+                 nodes[-1].node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "reclaimed",
+                 "--deadline-remaining-seconds", "120"]
+        subprocess.run(drain, check=True, stdout=subprocess.DEVNULL)
     print("done", flush=True)
 cluster.shutdown()
 """
@@ -78,13 +84,12 @@ class Supervised:
             env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
             own = {"PYTHONPATH": str(ROOT), "RAY_TMPDIR": temporary, "PYTHONWARNINGS": "ignore", MARK: self.mark}
             quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_METRICS_ENABLED": "0"}
-            quiet |= {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
             # Ray would kill processes of this run where the machine's memory is short, whoever took it.
-            self._env = {**env, **own, **quiet, "RAY_memory_monitor_refresh_ms": "0", **self.more_env}
+            self.env = {**env, **own, **quiet, "RAY_memory_monitor_refresh_ms": "0", **self.more_env}
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-            self._cluster = subprocess.Popen([sys.executable, "-c", CLUSTER], env=self._env, text=True, **pipes)
+            self._cluster = subprocess.Popen([sys.executable, "-c", CLUSTER], env=self.env, text=True, **pipes)
             try:
-                self._env["RAY_ADDRESS"] = self._answer()
+                self.env["RAY_ADDRESS"] = self._answer()
                 self.launch()
                 yield
             finally:
@@ -110,7 +115,7 @@ class Supervised:
     def launch(self) -> None:
         words = [sys.executable, "-m", "rayrec.cli", "train", str(self.config)]
         with open(self.log, "a", encoding="utf-8") as log:
-            self.command = subprocess.Popen(words, env=self._env, stdout=log, stderr=log)
+            self.command = subprocess.Popen(words, env=self.env, stdout=log, stderr=log)
 
     def ended(self) -> int:
         """The command's status, once it has ended."""
@@ -232,6 +237,42 @@ def rank_frozen(run: Supervised, now: float) -> None:
     run.restarted(now)
 
 
+def node_preempted(run: Supervised, now: float) -> None:
+    """Ray announces that a node goes; the run is off it, with a checkpoint, before it does, and takes the next one."""
+    run.tell_cluster("drain")
+    left = run.restarted(now, ("resized",))
+    assert left.startswith("Ray takes away node") and "on 1 instead of 2 workers" in left
+    gone = time.time()
+    run.tell_cluster("remove")
+    run.event(("checkpoint",), gone + 1.0)
+    assert not [record for record in run.records() if record.get("event") == "recovered" and record["time"] > now]
+    run.tell_cluster("add")
+    assert "on 2 instead of 1 workers" in run.restarted(gone, ("resized",))
+
+
+def second_driver(run: Supervised, now: float) -> None:
+    """The same command again, beside the one that trains: refused at its start, and the first one goes on."""
+    words = [sys.executable, "-m", "rayrec.cli", "train", str(run.config)]
+    second = subprocess.run(words, env=run.env, capture_output=True, text=True, timeout=120)
+    assert second.returncode == 1 and "is in use by a run" in second.stderr + second.stdout, second
+    run.event(("checkpoint",), time.time())
+
+
+def storage_read_only(run: Supervised, now: float) -> None:
+    """Checkpoints cannot be written for a while, and a worker is lost meanwhile: the new ones wait for the storage."""
+    place = str(run.run.checkpoints)
+    subprocess.run(["mount", "--bind", place, place], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", place], check=True)
+        run.event(("save_failed",), now)
+        kill(run, "RayTrainWorker", signal.SIGKILL)
+        time.sleep(AWAY_S / 2)
+        run.must_go_on("the storage")
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+    run.restarted(now)
+
+
 FAULTS: tuple[Callable[[Supervised, float], None], ...] = (
     worker_killed,
     driver_killed,
@@ -243,4 +284,7 @@ FAULTS: tuple[Callable[[Supervised, float], None], ...] = (
     disk_full,
     store_away,
     rank_frozen,
+    node_preempted,
+    second_driver,
+    storage_read_only,
 )

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import ray
+import ray._private.state
+import ray.autoscaler.sdk
 import ray.util.metrics
 
 
@@ -36,7 +38,9 @@ class PretendedRay:
         actors: that were made, each with the options it was made with.
         named: actors that are found by name.
         gauges: name → (value, run).
-        looks: how often the nodes were asked for.
+        looks: how often the nodes were asked for, the draining ones too.
+        draining: node → when it is taken away.
+        requested: bundles that the autoscaler was asked for.
         hangups_blocked: whether SIGHUP was blocked at each `ray.init`, as it then is for what that starts.
     """
 
@@ -52,6 +56,8 @@ class PretendedRay:
     named: dict[tuple[str, str], Actor] = field(default_factory=dict)
     gauges: dict[str, tuple[float, str]] = field(default_factory=dict)
     looks: int = 0
+    draining: dict[str, int] = field(default_factory=dict)
+    requested: list[Any] = field(default_factory=list)
     hangups_blocked: list[bool] = field(default_factory=list)
 
     def init(self, **given: Any) -> None:
@@ -77,6 +83,10 @@ class PretendedRay:
     def all_nodes(self) -> list[dict[str, Any]]:
         self.looks += 1
         return self.nodes
+
+    def draining_nodes(self) -> dict[str, int]:
+        self.looks += 1
+        return self.draining
 
     def get_actor(self, name: str, namespace: str) -> Actor:
         if (name, namespace) not in self.named:
@@ -115,5 +125,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> PretendedRay:
     }.items():
         monkeypatch.setattr(ray, name, pretends)
     monkeypatch.setattr(ray.util.metrics, "Gauge", Gauge)
+    monkeypatch.setattr(ray._private.state.state, "get_draining_nodes", found.draining_nodes)
+    monkeypatch.setattr(ray.autoscaler.sdk, "request_resources", lambda bundles: found.requested.append(bundles))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ import torch.distributed as dist
 
 from rayrec.data import Manifest, manifest_of
 from rayrec.train.config.file import parse_config
-from rayrec.train.run_folder import RunFolder
-from rayrec.train.run_log import Waiting
+from rayrec.train.run.folder import RunFolder
+from rayrec.train.run.log import Mailbox, Record, Waiting
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.loop import fit
 from rayrec.train.worker.session import Job, Session, session_of
@@ -117,11 +118,24 @@ class Silent:
     def stop_requested(self) -> bool:
         return False
 
-    def growing(self) -> bool:
-        return False
+    def restart_reason(self) -> str | None:
+        return None
 
     def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
         return {}
+
+
+class Heard(Mailbox):
+    """A mailbox that hands each record to `hear` at once."""
+
+    def __init__(self, hear: Callable[[Record], object]) -> None:
+        super().__init__()
+        self._hear = hear
+
+    def put(self, record: Record) -> None:
+        super().put(record)
+        for taken in self.take():
+            self._hear(taken)
 
 
 def rank_session(group: dist.ProcessGroup) -> Session:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def test_a_run_tells_what_it_does_when(data: Path, tmp_path: Path) -> None:
     dense = {"kind": "adam", "lr": 0.01, "schedule": schedule}
     job = job_of(data, tmp_path, optimizers__dense=dense)
     outcome, told = run(job)
-    assert told.records[0] == {"kind": "begin", "resumed_step": None, "world_size": 1}
+    assert told.records[0] == {"kind": "begin", "resumed_step": None, "world_size": 1, "nodes": [socket.gethostname()]}
     assert told.records[1]["kind"] == "plan" and told.records[1]["plan"].keys() >= {"plan", "memory", "planned_for"}
     lines = told.all("train")
     assert [(r["step"], r["epoch"], r["samples"]) for r in lines] == [
@@ -182,11 +183,11 @@ def test_what_was_evaluated_before_is_not_told_again(data: Path, tmp_path: Path)
 
 def test_workers_that_are_to_be_more_are_started_again(data: Path, tmp_path: Path) -> None:
     class Growing(Told):
-        def growing(self) -> bool:
-            return True
+        def restart_reason(self) -> str | None:
+            return "room for more"
 
     job = job_of(data, tmp_path)
-    with pytest.raises(RankError, match="stopped at step 2 to go on with more workers") as caught:
+    with pytest.raises(RankError, match="stopped at step 2 to start again: room for more") as caught:
         asked = iter([False, True])
         fit(job, session_alone(Growing(), lambda: next(asked)))
     assert caught.value.retry and saved(job) == [2]

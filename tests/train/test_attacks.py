@@ -17,10 +17,10 @@ from rich.console import Console
 from rayrec.cli import run
 from rayrec.distributed import ShardingPlan
 from rayrec.train import Trainer, TrainError, load_config
+from rayrec.train.after.evaluate import evaluate_run
+from rayrec.train.after.export import export_run
 from rayrec.train.config.file import ConfigError, parse_config
 from rayrec.train.driver.console import Display
-from rayrec.train.evaluate_run import evaluate_run
-from rayrec.train.export_run import export_run
 from rayrec.train.report import write_report
 from tests.train.small import make_job, raw_config, write_all
 

@@ -20,14 +20,14 @@ from rayrec.train.config import TrainConfig
 from rayrec.train.config.file import ConfigError, apply_override, parse_config, parse_yaml
 from rayrec.train.driver.elastic import NEVER_S
 from rayrec.train.errors import is_retryable
-from rayrec.train.init_from import _same_rows, warm_start
-from rayrec.train.paths import in_job_package, resolved
-from rayrec.train.plan_only import group_words
-from rayrec.train.run_log import Record, drained
-from rayrec.train.shapes import Shape, compare, shapes_table
+from rayrec.train.planning.plan_only import group_words
+from rayrec.train.planning.shapes import Shape, compare, shapes_table
+from rayrec.train.run.log import Record, drained
+from rayrec.train.run.paths import in_job_package, resolved
+from rayrec.train.setup.init_from import _same_rows, warm_start
+from rayrec.train.setup.versions import with_versions
 from rayrec.train.tune.search import Search, _Reports, _trackers
 from rayrec.train.tune.space import space_of
-from rayrec.train.versions import with_versions
 from tests.train.small import RAW, raw_config
 
 

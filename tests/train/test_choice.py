@@ -11,9 +11,9 @@ import yaml
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.cli import run
-from rayrec.train.choice import choose
 from rayrec.train.errors import TrainError
-from rayrec.train.run_folder import RunFolder
+from rayrec.train.run.choice import choose
+from rayrec.train.run.folder import RunFolder
 from tests.train.small import raw_config, write_all
 
 STEPS = [4, 8, 10, 12, 16, 20]

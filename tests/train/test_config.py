@@ -12,7 +12,7 @@ import yaml
 from rayrec.train import ConfigError, TrainConfig, load_config
 from rayrec.train.config.file import apply_override, parse_config, parse_yaml, read_yaml
 from rayrec.train.config.reference import config_reference
-from rayrec.train.paths import resolved
+from rayrec.train.run.paths import resolved
 from tests.train.small import RAW, raw_config
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from rayrec.checkpoint.tools import verify_place
-from rayrec.train.run_folder import RunFolder
+from rayrec.train.run.folder import RunFolder
 from tests.train.chaos import ROOT
 from tests.train.small import raw_config, write_all
 
@@ -29,8 +29,8 @@ import json, sys
 from pathlib import Path
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.recorder import Recorder
-from rayrec.train.run_folder import RunFolder
-from rayrec.train.run_log import Mailbox, drained
+from rayrec.train.run.folder import RunFolder
+from rayrec.train.run.log import Mailbox, drained
 
 display, checkpoints = Display(), []
 recorder = Recorder(RunFolder(Path(sys.argv[1])), display, on_checkpoint=lambda: checkpoints.append(1))

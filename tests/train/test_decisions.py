@@ -24,7 +24,7 @@ from rayrec.distributed.planner.cost.estimate import Estimate
 from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train import ResourceError, StorageError, TrainError, build
+from rayrec.train import ResourceError, StorageError, TrainError
 from rayrec.train.config import TrainConfig, TrainerConfig
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.elastic import REQUEST, note_request, reading_unreserved, room_for
@@ -34,10 +34,11 @@ from rayrec.train.driver.recorder import Lines
 from rayrec.train.driver.resources import Demand, Supply, demand, demand_of, refuse_if_short
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted, describe
-from rayrec.train.groups import Decision, layout_of
-from rayrec.train.init_from import ALL, _same_rows
-from rayrec.train.run_folder import RunFolder, _at, _short
-from rayrec.train.run_log import DirectSink, Mailbox, Waiting, drained
+from rayrec.train.planning.groups import Decision, layout_of
+from rayrec.train.run.folder import RunFolder, _at, _short
+from rayrec.train.run.log import Mailbox, Waiting, drained
+from rayrec.train.setup import build
+from rayrec.train.setup.init_from import ALL, _same_rows
 from rayrec.train.worker.accumulate import part_of
 from rayrec.train.worker.evaluation import Scores, _joined
 from rayrec.train.worker.lockstep import Control, Every, Purpose, StepInput
@@ -360,15 +361,15 @@ def test_a_mailbox_counts_attempts_and_what_was_asked() -> None:
     box.put({"kind": "x"})
     (record,) = box.take()
     assert record["attempt"] == 4 and box.take() == []
-    box.ask_growth()
-    assert box.stop_requested() and box.growing()
+    box.ask_restart("room")
+    assert box.stop_requested() and box.restart_reason() == "room"
     box.begin(leader=False)
-    assert box.growing(), "until the next attempt's leader is there"
+    assert box.restart_reason() == "room", "until the next attempt's leader is there"
     box.begin(leader=True)
-    assert not box.growing() and not box.stop_requested()
-    box.ask_growth()
+    assert box.restart_reason() is None and not box.stop_requested()
+    box.ask_restart("room")
     box.ask_stop()
-    assert box.stop_requested() and not box.growing()
+    assert box.stop_requested() and box.restart_reason() is None
     here, there = (7, "here"), (8, "there")
     assert box.waiting(0, here) == {0: here} and box.waiting(1, there) == {0: here, 1: there}
     assert box.waiting(0, None) == {1: there}
@@ -650,16 +651,15 @@ def test_lines_that_were_never_written_are_counted(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_bytes() == b"half\na\nb\n" and display.lines == []
 
 
-def test_a_direct_sink_hands_over_at_once() -> None:
+def test_a_mailbox_of_this_process_is_its_own_sink() -> None:
     box, seen = Mailbox(), []  # type: ignore[var-annotated]
-    sink = DirectSink(box, seen.append)
-    assert not sink.begin(leader=True) and not sink.stop_requested() and not sink.growing()
-    sink.put({"kind": "a"})
-    sink.flush({"kind": "fatal", "rank": 1})
-    assert [record["kind"] for record in seen] == ["a", "fatal"] and sink.failed_ranks() == 1
+    with drained(box.take, seen.append, every_s=0.001):
+        assert not box.begin(leader=True) and not box.stop_requested()
+        for number in range(2000):
+            box.put({"kind": "a", "number": number})
+        box.flush({"kind": "fatal", "rank": 1})
+    assert [record.get("number") for record in seen] == [*range(2000), None] and box.failed_ranks() == 1
     assert all(abs(record["time"] - time.time()) < 600 and record["attempt"] == 1 for record in seen)
-    box.ask_growth()
-    assert sink.stop_requested() and sink.growing() and sink.waiting(0, (1, "x")) == {0: (1, "x")}
 
 
 def test_neighbours_are_the_ranks_of_ones_host() -> None:

@@ -25,8 +25,9 @@ from rayrec.train.driver.plan_table import bytes_text, plan_table
 from rayrec.train.driver.recorder import Lines, Recorder
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted
-from rayrec.train.run_folder import RunFolder
-from rayrec.train.run_log import DirectSink, Mailbox, Record, drained
+from rayrec.train.run.folder import RunFolder
+from rayrec.train.run.log import Mailbox, Record, drained
+from tests.train.small import Heard
 
 TRAIN = {"kind": "train", "epoch": 0, "samples": 64, "loss": 0.5, "ne": 0.9, "auc": None, "samples_per_second": 1234.5,
          "data_wait_fraction": 0.1, "lr": {"dense": 0.1, "sparse": 0.1}}  # fmt: skip
@@ -37,7 +38,7 @@ def recorded(folder: Path, records: list[Record], terminal: bool = False) -> tup
     """Send records through a mailbox to a recorder: (recorder, what is shown, lines of metrics.jsonl)."""
     out = io.StringIO()
     recorder = Recorder(RunFolder(folder), Display(Console(file=out, force_terminal=terminal, width=150)))
-    sink = DirectSink(Mailbox(), recorder)
+    sink = Heard(recorder)
     for record in records:
         if record["kind"] == "begin":
             sink.begin(leader=True)
@@ -248,7 +249,7 @@ def test_metrics_that_cannot_be_written_are_told_and_the_run_goes_on(tmp_path: P
     (tmp_path / "metrics.jsonl").mkdir()
     (tmp_path / "plan.json").mkdir()
     recorder = Recorder(RunFolder(tmp_path), Display(Console(file=out, width=300)))
-    sink = DirectSink(Mailbox(), recorder)
+    sink = Heard(recorder)
     sink.put({**TRAIN, "step": 1})
     sink.put({**TRAIN, "step": 2})
     sink.put({"kind": "plan", "plan": {"version": 1, "plan": {}, "memory": []}})

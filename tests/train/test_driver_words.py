@@ -18,9 +18,10 @@ from rayrec.train.driver.console import MIN_S_BETWEEN_LINES, WIDTH_OF_FILES, Dis
 from rayrec.train.driver.plan_table import plan_table
 from rayrec.train.driver.recorder import Recorder, reporting_errors
 from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
-from rayrec.train.mirror import FILES, Mirror
-from rayrec.train.run_folder import RunFolder, newest_checkpoint
-from rayrec.train.run_log import DirectSink, Mailbox, Record
+from rayrec.train.run.folder import RunFolder, newest_checkpoint
+from rayrec.train.run.log import Record
+from rayrec.train.run.mirror import FILES, Mirror
+from tests.train.small import Heard
 from tests.train.test_driver import EVAL, TRAIN, recorded
 
 
@@ -38,7 +39,7 @@ def test_each_start_after_the_first_says_why_and_where_it_goes_on(tmp_path: Path
         [
             begin(None, 2),
             {**TRAIN, "step": 7},
-            {"kind": "growth"},
+            {"kind": "restart", "reason": "there is room"},
             begin(6, 3),
             {"kind": "failure", "reason": "worker 1 was lost"},
             {"kind": "failure", "reason": "worker 2 was lost"},
@@ -50,7 +51,7 @@ def test_each_start_after_the_first_says_why_and_where_it_goes_on(tmp_path: Path
     )
     resumed = "resumed from the checkpoint of step 6"
     assert events(lines) == [
-        ("resized", 6, f"{resumed}, on 3 instead of 2 workers"),
+        ("resized", 6, f"there is room: {resumed}, on 3 instead of 2 workers"),
         (
             "recovered",
             6,
@@ -75,7 +76,7 @@ def test_a_run_that_is_taken_up_again_says_where(tmp_path: Path) -> None:
 def test_the_recorder_remembers_how_it_went(tmp_path: Path) -> None:
     saved: list[int] = []
     recorder = Recorder(RunFolder(tmp_path), Display(Console(file=io.StringIO())), lambda: saved.append(1))
-    sink = DirectSink(Mailbox(), recorder)
+    sink = Heard(recorder)
     assert (recorder.step, recorder.attempt, recorder.world_size, recorder.recoveries) == (0, 0, 0, 0)
     for record in (
         {"kind": "progress", "step": 17, "epoch": 0, "epochs": 1, "total_steps": 40},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from rayrec.train.config.file import ConfigError, parse_config
 from rayrec.train.driver.elastic import FIRST_WAIT_S, LONGEST_WAIT_S, SETTLED_S, Growth, room_for
+from tests.train.chaos import node_preempted
 from tests.train.small import raw_config
+from tests.train.test_room import supervised
 
 
 @pytest.mark.parametrize("wrong", [[2], [0, 2], [3, 2], [1, 2, 3]])
@@ -86,3 +89,15 @@ def test_a_node_that_ray_was_asked_to_count_is_room_at_once() -> None:
     assert not growth.due(Running(1, 1), 2, "abc", 11.0, counted=False)
     assert growth.due(Running(1, 1), 2, "abc", 12.0, counted=True)
     assert not growth.due(Running(1, 1), 2, "abc", 13.0, counted=True), "asked already"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_node_that_is_taken_away_is_left_with_a_checkpoint(tmp_path: Path) -> None:
+    """On a real Ray, by its own notice: no step is lost, and no recovery is counted."""
+    run = supervised(tmp_path, num_workers=[1, 2], epochs=40)
+    with run.on_cluster():
+        run.event(("checkpoint",), 0.0)
+        node_preempted(run, time.time())
+        run.command.terminate()
+        assert run.ended() == 143, run.said()

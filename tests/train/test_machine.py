@@ -12,10 +12,11 @@ import torch.distributed as dist
 
 from rayrec.distributed.planner.machine.calibration import CALIBRATION_VERSION
 from rayrec.distributed.planner.machine.devices import DEVICES
-from rayrec.train import TrainError, build
+from rayrec.train import TrainError
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.plan_table import host_lines
-from rayrec.train.paths import resolved
+from rayrec.train.run.paths import resolved
+from rayrec.train.setup import build
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.machine import Machine, planned_for, ranks_by_host, topology_of

@@ -18,10 +18,10 @@ from rayrec.metrics import LabelMetrics, NumberMetrics
 from rayrec.models import Batch
 from rayrec.models.loss import Head
 from rayrec.train import TrainError
+from rayrec.train.after.evaluate import evaluate_run
+from rayrec.train.after.export import trained_of
 from rayrec.train.config.file import ConfigError, parse_config
-from rayrec.train.evaluate_run import evaluate_run
-from rayrec.train.export_run import trained_of
-from rayrec.train.run_folder import RunFolder, newest_checkpoint
+from rayrec.train.run.folder import RunFolder, newest_checkpoint
 from rayrec.train.worker.loop import score_checkpoint
 from rayrec.train.worker.session import session_alone
 from tests.ranks import on_ranks

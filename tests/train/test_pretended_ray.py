@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,13 +29,13 @@ from rayrec.train.config import TrainerConfig
 from rayrec.train.driver import elastic
 from rayrec.train.driver.cluster import Cluster, await_resources, connected
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.elastic import NEVER_S, REQUEST, growing, recount, release_request
+from rayrec.train.driver.elastic import NEVER_S, REQUEST, recount, release_request, resizing
 from rayrec.train.driver.exported import GAUGES, ExportedMetrics
 from rayrec.train.driver.failures import END_WAIT, failure_reporter
 from rayrec.train.driver.launch import run_job
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand
-from rayrec.train.run_log import ActorSink, Mailbox, Record
+from rayrec.train.run.log import ActorSink, Mailbox, Record
 from rayrec.train.worker.session import Job
 from rayrec.train.worker.start import start_worker
 from tests.ranks import on_ranks
@@ -48,8 +48,8 @@ __all__ = ["pretended"]
 class Attempt:
     """The attempt that runs."""
 
-    def __init__(self, world_size: int) -> None:
-        self.attempt, self.world_size = 1, world_size
+    def __init__(self, world_size: int, nodes: Collection[str] = ()) -> None:
+        self.attempt, self.world_size, self.nodes = 1, world_size, frozenset(nodes)
 
 
 class Account:
@@ -134,23 +134,24 @@ def test_a_run_that_has_failed_or_is_to_stop_starts_no_other_group(
 
 def test_workers_that_end_to_be_more_have_not_failed(pretended: PretendedRay) -> None:
     box = Mailbox()
-    box.ask_growth()
+    box.ask_restart("room")
     failure_reporter(Actor(box), max_failures=0).after_exception(None, {0: OSError("away")})
-    assert [record["kind"] for record in box.take()] == ["growth"] and box.failed_again() == 1
+    (record,) = box.take()
+    assert (record["kind"], record["reason"]) == ("restart", "room") and box.failed_again() == 1
 
 
 def test_a_sink_of_an_actor_is_its_mailbox(pretended: PretendedRay) -> None:
     box = Mailbox(2)
     sink = ActorSink(Actor(box))
     assert sink.begin(leader=True) is False and sink.failed_ranks() == 0
-    assert sink.stop_requested() is sink.growing() is False
+    assert sink.stop_requested() is False and sink.restart_reason() is None
     sink.put({"kind": "a"})
     sink.flush({"kind": "fatal", "rank": 1})
     assert [(record["kind"], record["attempt"]) for record in box.take()] == [("a", 3), ("fatal", 3)]
     assert sink.failed_ranks() == 1 and sink.begin(leader=False) is True
     assert sink.waiting(0, (7, "here")) == {0: (7, "here")} and sink.waiting(0, None) == {}
-    box.ask_growth()
-    assert sink.stop_requested() is sink.growing() is True
+    box.ask_restart("room")
+    assert sink.stop_requested() is True and sink.restart_reason() == "room"
 
 
 def test_a_ray_that_is_there_is_used_and_left(pretended: PretendedRay) -> None:
@@ -203,6 +204,23 @@ def test_a_run_waits_until_there_is_room(pretended: PretendedRay) -> None:
     assert lines() == ["waiting up to 0.5 s for 2.5 CPUs and 2 GPUs of the Ray cluster …"]
     await_resources(Cluster(local=False), NEED, 0.0, display)
     assert len(lines()) == 1, "what fits at once is not waited for"
+    assert pretended.requested == [], "others have it: no larger cluster is asked for"
+
+
+def test_a_cluster_that_may_grow_is_asked_to_until_it_has(pretended: PretendedRay) -> None:
+    pretended.resources = {"CPU": 1.0}
+
+    def grow() -> None:
+        assert pretended.requested == [[NEED.each, NEED.each, {"CPU": 0.5}]]
+        pretended.resources = {"CPU": 2.5, "GPU": 2.0}
+
+    threading.Timer(0.05, grow).start()
+    await_resources(Cluster(local=False), NEED, 5.0, shown()[0])
+    assert pretended.requested[1:] == [[]], "withdrawn"
+    pretended.resources = {"CPU": 1.0}
+    with pytest.raises(ResourceError, match="2 GPUs"):
+        await_resources(Cluster(local=False), NEED, 0.02, shown()[0])
+    assert pretended.requested[3:] == [[]]
 
 
 @pytest.mark.parametrize(
@@ -256,13 +274,13 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 def grown(pretended: PretendedRay, workers: Any, running: int, comes: dict[str, Any]) -> int:
     """How often growth was asked for in the looks after a node came."""
     need = Demand(num_workers=1, cpus_per_worker=1.0, use_gpu=False, reader_cpus=0.0)
-    asked: list[int] = []
-    with growing(TrainerConfig(num_workers=workers), need, Attempt(running), lambda: asked.append(1)):
+    asked: list[str] = []
+    with resizing(TrainerConfig(num_workers=workers), need, Attempt(running), asked.append, local=False):
         look_more(pretended)
         assert not asked, "all nodes were there when it began"
         pretended.nodes = [*pretended.nodes, comes]
         look_more(pretended)
-    assert not [thread for thread in threading.enumerate() if thread.name == "rayrec-growth"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "rayrec-resizing"]
     return len(asked)
 
 
@@ -302,9 +320,23 @@ def test_a_node_is_no_room_before_ray_has_counted_it(pretended: PretendedRay) ->
     assert grown(pretended, [1, 2], 1, node("b")) == 0
 
 
-def test_a_fixed_number_of_workers_is_not_watched(pretended: PretendedRay) -> None:
-    with growing(TrainerConfig(num_workers=1), NEED, Attempt(1), lambda: None):
-        assert not [thread for thread in threading.enumerate() if thread.name == "rayrec-growth"]
+def test_this_machine_is_not_watched(pretended: PretendedRay) -> None:
+    with resizing(TrainerConfig(num_workers=1), NEED, Attempt(1), lambda _: None, local=True):
+        assert not [thread for thread in threading.enumerate() if thread.name == "rayrec-resizing"]
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("workers", [2, [1, 2]])
+def test_a_node_that_ray_takes_away_is_left_at_once(pretended: PretendedRay, workers: Any) -> None:
+    with_account(pretended, Account())
+    pretended.nodes, asked = [node("abcdefghij"), node("other")], []  # type: ignore[var-annotated]
+    with resizing(TrainerConfig(num_workers=workers), NEED, Attempt(2, {"abcdefghij"}), asked.append, local=False):
+        pretended.draining = {"other": 0}
+        look_more(pretended)
+        assert asked == [], "the run is not on that node"
+        pretended.draining = {"abcdefghij": 1000}
+        look_more(pretended)
+    assert asked == ["Ray takes away node abcdefgh"]
 
 
 def test_prometheus_sees_the_last_figures(pretended: PretendedRay) -> None:

@@ -28,15 +28,15 @@ from torch import nn
 from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
 from rayrec.train import ResourceError, Trainer, TrainError
+from rayrec.train.after.evaluate import evaluate_run
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import note_request, release_request
 from rayrec.train.driver.exported import GAUGES
 from rayrec.train.driver.failures import END_WAIT, failure_reporter
 from rayrec.train.driver.recorder import Recorder
-from rayrec.train.evaluate_run import evaluate_run
-from rayrec.train.run_folder import RunFolder
-from rayrec.train.run_log import Mailbox
+from rayrec.train.run.folder import RunFolder
+from rayrec.train.run.log import Mailbox
 from tests.ranks import on_ranks
 from tests.train.row_log import Noted, assert_every_row_once, noted, with_row_ids
 from tests.train.small import fit_on_rank, raw_config, write_all

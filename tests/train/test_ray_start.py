@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from rayrec.train.driver.ray_start import HELPERS, _local_workers, _no_helpers
+from rayrec.local_ray import HELPERS, without_helpers
+from rayrec.train.driver.ray_start import _local_workers
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_rays_helpers_are_not_started_within_and_are_afterwards() -> None:
     from ray._private.node import Node
 
     before = {name: getattr(Node, name) for name in HELPERS}  # all are there: else a start takes longer
-    with _no_helpers():
+    with without_helpers():
         assert [getattr(Node, name)(None, include_dashboard=False) for name in HELPERS] == [None] * len(HELPERS)
     assert {name: getattr(Node, name) for name in HELPERS} == before
 

@@ -29,7 +29,7 @@ from rayrec.train.report.svg import (
     thin,
     ticks,
 )
-from rayrec.train.runs import compare_table, list_table
+from rayrec.train.run.runs import compare_table, list_table
 from tests.train.test_report import PLAN, event_line, sharding, train_line, write_run
 
 CARD = re.compile(

@@ -19,8 +19,8 @@ from rayrec.train.config.file import ConfigError, parse_config
 from rayrec.train.driver.failures import FAILED_STARTS, patient
 from rayrec.train.driver.resources import Demand, Supply
 from rayrec.train.driver.room import Wait, missing_of
-from rayrec.train.run_folder import RunFolder
-from rayrec.train.run_log import Mailbox
+from rayrec.train.run.folder import RunFolder
+from rayrec.train.run.log import Mailbox
 from tests.train.chaos import Supervised
 from tests.train.pretended_ray import Actor, PretendedRay, pretended
 from tests.train.small import raw_config, write_all
@@ -64,7 +64,7 @@ def test_the_mailbox_knows_whether_there_are_workers() -> None:
     assert box.idle_s() > 0
     box.begin(leader=True)
     assert box.idle_s() == 0
-    for kind in ("failure", "growth"):
+    for kind in ("failure", "restart"):
         box.put({"kind": kind, "reason": "x"})
         time.sleep(0.01)
         assert 0 < box.idle_s() < 5
@@ -114,14 +114,11 @@ class Impatient(Supervised):
 def supervised(folder: Path, **changes: object) -> Impatient:
     write_all(folder, rows=1000)
     args = {"dense_arch": [16, 8], "over_arch": [16, 1]}
+    trainer = {"num_workers": 2, "cpus_per_worker": 1.0, "checkpoint_every": 4, "epochs": 6}
     raw = raw_config(
         folder,
         model={"factory": "tests.train.test_room:Slow", "args": args},
-        trainer__num_workers=2,
-        trainer__cpus_per_worker=1.0,
-        trainer__checkpoint_every=4,
-        trainer__epochs=6,
-        **{f"trainer__{name}": value for name, value in changes.items()},
+        **{f"trainer__{name}": value for name, value in {**trainer, **changes}.items()},
     )
     (folder / "c.yaml").write_text(yaml.safe_dump(raw))
     return Impatient(folder / "c.yaml", RunFolder(folder / "runs" / "small"), folder / "log", None, patience_s=200)

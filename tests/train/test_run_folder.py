@@ -9,8 +9,8 @@ import pytest
 
 from rayrec.train import StorageError, TrainError
 from rayrec.train.config.file import apply_override, parse_config
-from rayrec.train.paths import resolved
-from rayrec.train.run_folder import RunFolder, refuse_other_config, write_json, write_yaml
+from rayrec.train.run.folder import RunFolder, refuse_other_config, write_json, write_yaml
+from rayrec.train.run.paths import resolved
 from tests.train.small import RAW
 
 

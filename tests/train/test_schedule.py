@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rayrec.train.config import ScheduleConfig
-from rayrec.train.schedule import factor
+from rayrec.train.setup.schedule import factor
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.session import session_alone
 from tests.train.small import Silent, make_job, raw_config, write_all

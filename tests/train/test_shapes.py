@@ -14,8 +14,8 @@ import yaml
 from rayrec.cli import run
 from rayrec.distributed.planner import Topology
 from rayrec.train.config.file import parse_config
-from rayrec.train.plan_only import make_plan
-from rayrec.train.shapes import compare
+from rayrec.train.planning.plan_only import make_plan
+from rayrec.train.planning.shapes import compare
 from tests.train.small import raw_config
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from rayrec.checkpoint.tools import verify_place
-from rayrec.train.run_folder import RunFolder
+from rayrec.train.run.folder import RunFolder
 from tests.train.chaos import MARK, ROOT, marked
 from tests.train.small import raw_config, write_all
 

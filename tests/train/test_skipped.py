@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.train import Interrupted, TrainError
-from rayrec.train.evaluate_run import evaluate_run
+from rayrec.train.after.evaluate import evaluate_run
 from tests.train.small import table, write_all
 from tests.train.test_fit import records, shown, stops, trainer
 

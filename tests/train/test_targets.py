@@ -14,8 +14,8 @@ import torch
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.train import StorageError, TrainError
+from rayrec.train.after.evaluate import evaluate_run
 from rayrec.train.config.file import parse_config
-from rayrec.train.evaluate_run import evaluate_run
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.session import session_alone
 from tests.train.small import Silent, make_job, raw_config, table, write_all

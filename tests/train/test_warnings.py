@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.train.config.file import parse_config
+from rayrec.train.driver.warnings import at_end, at_start
 from rayrec.train.trainer import Result
-from rayrec.train.warnings import at_end, at_start
 from tests.train.small import RAW, raw_config, table, write_all
 from tests.train.test_fit import shown, trainer
 

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed.comm import all_gather, broadcast
-from rayrec.train.run_log import DirectSink, Mailbox, Record, Waiting
+from rayrec.train.run.log import Mailbox, Record, Waiting
 from rayrec.train.worker.watch import EXIT_HUNG, Watch, place_of
 from tests.ranks import on_ranks
-from tests.train.small import Silent
+from tests.train.small import Heard, Silent
 
 
 def sleeps_in_my_model(seconds: float) -> None:
@@ -28,7 +28,7 @@ def sleeps_in_my_model(seconds: float) -> None:
 def test_a_rank_that_does_not_move_tells_its_stacks_and_ends() -> None:
     seen: list[Record] = []
     codes: list[int] = []
-    with Watch(DirectSink(Mailbox(), seen.append), 3, 4, hang_s=0.6, end=codes.append) as watch:
+    with Watch(Heard(seen.append), 3, 4, hang_s=0.6, end=codes.append) as watch:
         until = time.monotonic() + 1.5
         while time.monotonic() < until:
             time.sleep(0.01)
@@ -43,7 +43,7 @@ def test_a_rank_that_does_not_move_tells_its_stacks_and_ends() -> None:
 
 def test_the_watch_of_rank_0_hears_of_a_stop() -> None:
     mailbox = Mailbox()
-    with Watch(DirectSink(mailbox, lambda _: None), 0, 1, hang_s=60, end=None) as watch:
+    with Watch(mailbox, 0, 1, hang_s=60, end=None) as watch:
         assert not watch.stop_requested()
         mailbox.ask_stop()
         until = time.monotonic() + 10

@@ -19,7 +19,7 @@ from rayrec.train.driver.console import Display
 from rayrec.train.driver.launch import run_job
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.errors import TrainError
-from rayrec.train.run_log import DirectSink, Mailbox, Record
+from rayrec.train.run.log import Record
 from rayrec.train.worker.entry import attempt, work_alone
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.lockstep import RankError, StopRequested
@@ -28,7 +28,7 @@ from rayrec.train.worker.saver import Saver
 from rayrec.train.worker.session import Job, Session, available_cpus, session_alone, set_threads
 from rayrec.train.worker.streams import Streams
 from tests.ranks import on_ranks
-from tests.train.small import Silent, make_job, rank_session, raw_config, write_all
+from tests.train.small import Heard, Silent, make_job, rank_session, raw_config, write_all
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.records: list[Record] = []
-        self.mailbox = Mailbox()
-        self.sink = DirectSink(self.mailbox, self.records.append)
+        self.sink = self.mailbox = Heard(self.records.append)
 
     def attempt(self, job: Job, error: Exception, rank: int, world_size: int = 1) -> None:
         """One rank's attempt, which meets an error as it joins the others."""

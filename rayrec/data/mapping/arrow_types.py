@@ -58,6 +58,42 @@ def without_views(kind: pa.DataType) -> pa.DataType:
     return pa.large_list(item) if large else pa.list_(item)
 
 
+def plain_type(kind: pa.DataType) -> str:
+    """What values of a type are, in words that `type_of` reads: integers and floats of any width are alike, as are
+    texts and times of any layout.
+    """
+    if pat.is_dictionary(kind):
+        kind = kind.value_type
+    if pat.is_map(kind):
+        return f"map<{plain_type(kind.key_type)}, {plain_type(kind.item_type)}>"
+    if is_list(kind):
+        return f"list<{plain_type(kind.value_type)}>"
+    tests = {"text": is_text, "boolean": pat.is_boolean, "integer": pat.is_integer, "number": pat.is_floating}
+    tests |= {"number ": pat.is_decimal, "time": pat.is_timestamp, "time ": pat.is_date}
+    return next((name.strip() for name, test in tests.items() if test(kind)), str(kind))
+
+
+_PLAIN = {
+    "text": pa.large_string(),
+    "boolean": pa.bool_(),
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "time": pa.timestamp("us"),
+}
+
+
+def type_of(plain: str) -> pa.DataType | None:
+    """A type for values of what `plain_type` says; None of another text."""
+    if plain in _PLAIN:
+        return _PLAIN[plain]
+    outer, _, inner = plain.removesuffix(">").partition("<")
+    parts = inner.split(", ", 1) if outer == "map" else [inner] if outer == "list" else []
+    kinds = [type_of(part) for part in parts]
+    if not kinds or None in kinds:
+        return None
+    return pa.map_(*kinds) if len(kinds) == 2 else pa.large_list(kinds[0])
+
+
 def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """The type that holds every value of both: integers, floats, texts of any layout, and lists and structs of them.
     None where there is none, as of an integer and a float."""

@@ -46,6 +46,8 @@ def collate(parts: Sequence[Part], schema: Schema) -> Batch:
         weight=None if schema.sample_weight is None else target("weight", np.float32),
         group=None if schema.group is None else target("group", np.int64),
         time=None if schema.timestamp is None else target("time", np.int64),
+        layout={sequence.name: tuple(sequence.ids) for sequence in schema.sequences},
+        lists=_lists(parts, schema),
     )
 
 
@@ -89,7 +91,7 @@ def _jagged(parts: Sequence[Part], schema: Schema, size: int) -> KeyedJaggedTens
     lengths = np.ones(len(schema.sparse) * size, dtype=np.int64)
     at = 0
     bounds = [(start, stop) for _, start, stop in parts]
-    for same_feature in zip(*(rows.ids for rows, _, _ in parts), strict=True):
+    for same_feature in zip(*(rows.ids[: len(schema.sparse)] for rows, _, _ in parts), strict=True):
         for ids, (start, stop) in zip(same_feature, bounds, strict=True):
             first, last = ids.span(start, stop)
             values.append(ids.values[first:last])
@@ -106,6 +108,18 @@ def _jagged(parts: Sequence[Part], schema: Schema, size: int) -> KeyedJaggedTens
         lengths=torch.from_numpy(lengths),
         stride=size,
     )
+
+
+def _lists(parts: Sequence[Part], schema: Schema) -> dict[str, torch.Tensor]:
+    """Times and numbers of the sequences, by `sequence.name`."""
+    found, at = dict[str, torch.Tensor](), len(schema.sparse)
+    for sequence in schema.sequences:
+        for one in sequence.values:
+            arrays = [rows.ids[at].values[slice(*rows.ids[at].span(start, stop))] for rows, start, stop in parts]
+            empty = np.empty(0, np.int64 if one.kind == "time" else np.float32)
+            found[f"{sequence.name}.{one.name}"] = torch.from_numpy(np.concatenate([empty, *arrays]))
+            at += 1
+    return found
 
 
 def _joined(weights: list[F32]) -> F32:

@@ -11,9 +11,13 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from rayrec.data.errors import DataError, suggestion
-from rayrec.data.mapping.arrow_types import is_list, is_text, leaf_of
+from rayrec.data.mapping.arrow_types import is_list, is_text, leaf_of, plain_type, without_views
+from rayrec.data.mapping.derive import derived_types, unfitted
+from rayrec.data.mapping.derived import sources
 from rayrec.data.mapping.id_mappings import Vocabulary
 from rayrec.data.mapping.schema import DenseFeature, IdType, Schema, SparseFeature, Task
+from rayrec.data.mapping.sequences import check_value_type
+from rayrec.data.mapping.transforms import Fitted
 from rayrec.data.mapping.vocabulary import load_vocabulary
 
 _IDS = {"text": "texts", "integer": "integers"}
@@ -37,22 +41,45 @@ def check_types(schema: Schema, found: pa.Schema, file: str) -> None:
     """
     _check_present(schema.columns, found, file)
     _check_targets(schema, found, file)
-    _check_features(schema, found, file)
+    _check_features(schema, _with_derived(schema, found, file), file)
 
 
 def check_feature_types(schema: Schema, found: pa.Schema, file: str) -> None:
     """As `check_types`, of the features alone: the label need not be there."""
     _check_present(schema.feature_columns, found, file)
-    _check_features(schema, found, file)
+    _check_features(schema, _with_derived(schema, found, file), file)
 
 
 def fill_id_types(schema: Schema, columns: Mapping[str, pa.DataType]) -> Schema:
-    """The schema with the type of every feature's ids, as columns that fit it have it where it does not say."""
+    """The schema with the type of every feature's ids, as columns that fit it have it where it does not say; and those
+    of the columns that derived ones are made of.
+    """
+    types = columns
+    if schema.derived:
+        types = derived_types(schema.derived_needed, {name: without_views(kind) for name, kind in columns.items()})
     sparse = [
-        feature if feature.id_type else feature.model_copy(update={"id_type": _id_type(columns[feature.column])})
+        feature if feature.id_type else feature.model_copy(update={"id_type": _id_type(types[feature.column])})
         for feature in schema.sparse
     ]
-    return schema.model_copy(update={"sparse": sparse})
+    made_of = sources(schema.derived, [spec.name for spec in schema.derived_needed])
+    known = {name: plain_type(columns[name]) for name in made_of} | schema.column_types
+    return schema.model_copy(update={"sparse": sparse, "column_types": known})
+
+
+def _with_derived(schema: Schema, found: pa.Schema, file: str) -> pa.Schema:
+    """With the derived columns, each of which can be made."""
+    if not schema.derived:
+        return found
+    types = {name: without_views(found.field(name).type) for name in schema.feature_columns}
+    for name, wanted in schema.column_types.items():
+        if name in types and (plain := plain_type(types[name])) != wanted:
+            fix = "give values of the type that the model was trained with (schema.column_types)"
+            raise _wrong(f"column {name!r}", wanted, types[name], file, name, fix=f"{fix}; as {plain} they are others")
+    try:
+        types = derived_types(schema.derived_needed, types)
+    except DataError as error:
+        raise DataError(error.problem, file=file, column=error.column, fix=error.fix) from error
+    return pa.schema(list(types.items()))
 
 
 def _id_type(kind: pa.DataType) -> IdType:
@@ -107,6 +134,13 @@ def _check_features(schema: Schema, found: pa.Schema, file: str) -> None:
         _check_dense(dense, found.field(dense.column).type, file)
     for sparse in schema.sparse:
         _check_sparse(sparse, found, file)
+    for sequence in schema.sequences:
+        for one in sequence.values:
+            kind = found.field(one.column_name).type
+            if (wanted := check_value_type(one, kind)) is not None:
+                raise _wrong(
+                    f"{one.kind} {one.name!r} of sequence {sequence.name!r}", wanted, kind, file, one.column_name
+                )
 
 
 def column_missing(column: str, found: pa.Schema, file: str, fix: str) -> DataError:
@@ -117,6 +151,9 @@ def column_missing(column: str, found: pa.Schema, file: str, fix: str) -> DataEr
 
 def _check_dense(feature: DenseFeature, found: pa.DataType, file: str) -> None:
     name = f"dense feature {feature.name!r}"
+    for step in feature.transforms:
+        if isinstance(step, Fitted) and not step.fitted:
+            raise unfitted(name, f"statistics of {step.kind}", feature.column)
     if feature.width == 1:
         if not _is_number(found):
             raise _wrong(name, "a number", found, file, feature.column)

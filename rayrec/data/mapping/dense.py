@@ -13,7 +13,7 @@ from rayrec.data.mapping.buffers import empty
 from rayrec.data.mapping.lists import unnest
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.schema import DenseFeature
-from rayrec.data.mapping.transforms import Bucketize, Clip, Log1p, Standardize, Transform
+from rayrec.data.mapping.transforms import Bucketize, Clip, Log1p, MinMax, Quantile, Standardize, Transform
 
 F32 = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.floating]
@@ -34,7 +34,7 @@ def map_dense(
 
 def _mapped(array: pa.Array, feature: DenseFeature, problems: Problems) -> Floats:
     """One feature, [n, width]."""
-    numbers = _transform(_numbers(array, feature, problems), feature.transforms)
+    numbers = transformed(_numbers(array, feature, problems), feature.transforms)
     return numbers.reshape(len(array), feature.width)
 
 
@@ -53,7 +53,7 @@ def _side_by_side(found: Sequence[Floats], num_rows: int) -> F32:
 def _numbers(array: pa.Array, feature: DenseFeature, problems: Problems) -> Floats:
     if feature.width > 1:
         array = _leaf(array, feature, problems)
-    array = _plain(array)
+    array = plain_numbers(array)
     if array.null_count:
         if feature.default is None:
             where = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) // feature.width
@@ -70,7 +70,7 @@ def _numbers(array: pa.Array, feature: DenseFeature, problems: Problems) -> Floa
     return values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)
 
 
-def _plain(array: pa.Array) -> pa.Array:
+def plain_numbers(array: pa.Array) -> pa.Array:
     """The same numbers as integers or floats."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -101,13 +101,13 @@ def _leaf(array: pa.Array, feature: DenseFeature, problems: Problems) -> pa.Arra
     index[whole] = np.flatnonzero(np.repeat(whole, lengths)).reshape(-1, feature.width)
     flat = index.reshape(-1)
     # What is missing becomes null, to be filled with the default; a wrong list needs a number, any number.
-    leaf = pc.cast(_plain(lists.leaf.take(pa.array(flat, mask=flat < 0))), pa.float64(), safe=False)
+    leaf = pc.cast(plain_numbers(lists.leaf.take(pa.array(flat, mask=flat < 0))), pa.float64(), safe=False)
     refused = np.zeros(len(lengths), dtype=np.bool_)
     refused[wrong] = True
     return pc.if_else(pa.array(np.repeat(refused, feature.width)), 0.0, leaf)
 
 
-def _transform(values: Floats, transforms: Sequence[Transform]) -> Floats:
+def transformed(values: Floats, transforms: Sequence[Transform]) -> Floats:
     """The numbers after all transforms, in their order; NaN where one of them has no result."""
     for transform in transforms:
         match transform:
@@ -115,12 +115,24 @@ def _transform(values: Floats, transforms: Sequence[Transform]) -> Floats:
                 values = _log1p(values)
             case Clip():
                 values = np.clip(values, transform.lowest, transform.highest)
-            case Standardize():
-                values = (values - transform.mean) / transform.std
+            case Standardize(mean=float() as mean, std=float() as std):
+                values = (values - mean) / std
+            case MinMax(lowest=float() as low, highest=float() as high):
+                values = np.clip((values - low) / (high - low), 0.0, 1.0)
+            case Quantile(boundaries=list() as edges):
+                values = np.interp(values, edges, np.linspace(0.0, 1.0, len(edges)))
             case Bucketize():
-                buckets = np.searchsorted(np.asarray(transform.boundaries), values, side="right").astype(np.float64)
+                buckets = buckets_of(values, np.asarray(transform.boundaries)).astype(np.float64)
                 values = np.where(np.isnan(values), np.nan, buckets)
+            case _:  # `columns.py` refuses what is not fitted
+                raise AssertionError(transform)
     return values
+
+
+def buckets_of(values: Floats, boundaries: Floats) -> npt.NDArray[np.int64]:
+    """How many of the ascending boundaries each number reaches; anything of a NaN."""
+    buckets: npt.NDArray[np.int64] = np.searchsorted(boundaries, values, side="right")
+    return buckets
 
 
 def _log1p(values: Floats) -> Floats:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rayrec.data.mapping.derived import needed
 from rayrec.data.mapping.hashing import HASH_LAW
 from rayrec.data.mapping.id_mappings import Hash, Vocabulary
-from rayrec.data.mapping.schema import Schema
+from rayrec.data.mapping.schema import Schema, SparseFeature
 from rayrec.data.mapping.vocabulary import load_vocabulary, vocabulary_checksum
 
 
 def mapping_fingerprint(schema: Schema, rows_of: Mapping[str, int]) -> dict[str, dict[str, Any]]:
     """JSON values by sparse feature: how its ids are mapped, the version of the hash law with its seed and number of
-    rows, or size and checksum of the vocabulary's ids in their order; and the type of its ids, where that is known.
+    rows, or size and checksum of the vocabulary's ids in their order; the type of its ids, where that is known; and how
+    its column is derived, with all statistics.
 
     Args:
         rows_of: rows that each feature's ids map to.
@@ -21,8 +23,14 @@ def mapping_fingerprint(schema: Schema, rows_of: Mapping[str, int]) -> dict[str,
     return {
         feature.name: _of(feature.mapping, rows_of[feature.name])
         | ({"id_type": feature.id_type} if feature.id_type else {})
+        | ({"derived": made} if (made := _derived(schema, feature)) else {})
         for feature in schema.sparse
     }
+
+
+def _derived(schema: Schema, feature: SparseFeature) -> list[dict[str, Any]]:
+    columns = [feature.column] + ([feature.weight_column] if feature.weight_column else [])
+    return [spec.model_dump(mode="json") for spec in needed(schema.derived, columns)]
 
 
 def _of(mapping: Any, rows: int) -> dict[str, Any]:

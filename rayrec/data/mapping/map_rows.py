@@ -16,10 +16,12 @@ import pyarrow.types as pat
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import from_list_view, without_views
 from rayrec.data.mapping.dense import map_dense
+from rayrec.data.mapping.derive import derive
 from rayrec.data.mapping.id_mappings import Vocabulary
 from rayrec.data.mapping.problems import Problems
-from rayrec.data.mapping.rows import Rows
+from rayrec.data.mapping.rows import Ids, Rows
 from rayrec.data.mapping.schema import Schema
+from rayrec.data.mapping.sequences import check_lengths, in_order, map_values
 from rayrec.data.mapping.sparse import map_sparse
 from rayrec.data.mapping.targets import map_targets, unknown_targets
 from rayrec.data.mapping.vocabulary import load_vocabulary
@@ -45,13 +47,26 @@ def map_rows(
         labelled: if False, only the features' columns are read, and labels are NaN.
     """
     names = schema.columns if labelled else schema.feature_columns
-    columns = {name: _one_array(table.column(name)) for name in names}
+    columns = {name: one_array(table.column(name)) for name in names}
+    if schema.derived:
+        columns = {name: one_array(array) for name, array in derive(schema.derived_needed, columns, problems).items()}
     targets = map_targets(columns, schema, problems) if labelled else unknown_targets(schema, table.num_rows)
     dense = map_dense(schema.dense, columns, table.num_rows, problems)
     if order is not None:
         dense, targets = np.take(dense, order, axis=0), targets.take(order)
-    ids = (map_sparse(feature, columns, rows_of[feature.name], problems) for feature in schema.sparse)
-    return Rows(dense, targets, tuple(bags.take(order) for bags in ids))
+    of_feature = {name: sequence for sequence in schema.sequences for name in sequence.ids}
+    ids, offsets = list[Ids](), dict[str, I64]()
+    for feature in schema.sparse:
+        bags = map_sparse(feature, columns, rows_of[feature.name], problems)
+        if (sequence := of_feature.get(feature.name)) is not None and bags.offsets is not None:
+            offsets[feature.name] = bags.offsets
+            bags = in_order(bags, sequence)
+        ids.append(bags.take(order))
+    column_of = {feature.name: feature.column for feature in schema.sparse}
+    for sequence in schema.sequences:
+        check_lengths(sequence, columns, column_of, offsets, problems)
+        ids += [bags.take(order) for bags in map_values(sequence, columns, problems)]
+    return Rows(dense, targets, tuple(ids))
 
 
 def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
@@ -82,7 +97,8 @@ def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
             )
 
 
-def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """A column as one array of a layout that Arrow's functions know."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if pat.is_list_view(column.type) or pat.is_large_list_view(column.type):

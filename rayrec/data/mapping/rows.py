@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rayrec.data.mapping.buffers import taken
-from rayrec.data.mapping.hashing import TableRows
 from rayrec.data.mapping.lists import take_bags
 
 F32 = npt.NDArray[np.float32]
@@ -22,7 +21,7 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """One sparse feature of n rows.
+    """One sparse feature of n rows, or the times or numbers of a sequence.
 
     Args:
         values: table rows, all bags one after the other; int32 where the table's rows allow it.
@@ -30,7 +29,7 @@ class Ids:
         weights: one a value, or None.
     """
 
-    values: TableRows
+    values: npt.NDArray[Any]
     offsets: I64 | None
     weights: F32 | None = None
 
@@ -71,7 +70,8 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """n mapped rows: dense [n, N], their targets, and one `Ids` per sparse feature."""
+    """n mapped rows: dense [n, N], their targets, and one `Ids` per sparse feature, then one per list of times (int64)
+    or numbers (float32) of the sequences."""
 
     dense: F32
     targets: Targets
@@ -119,7 +119,7 @@ def _to_array(values: npt.NDArray[np.generic], offsets: I64 | None) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
-def from_columns(batch: pa.RecordBatch, num_features: int) -> Rows:
+def from_columns(batch: pa.RecordBatch, num_lists: int) -> Rows:
     """The rows that `to_columns` wrote; views of Arrow's memory."""
     names = set(batch.schema.names)
     found = {
@@ -129,7 +129,7 @@ def from_columns(batch: pa.RecordBatch, num_features: int) -> Rows:
     }
     dense = found.pop("dense", np.empty((batch.num_rows, 0), np.float32))
     ids = []
-    for number in range(num_features):
+    for number in range(num_lists):
         array, weights = batch.column(f"ids{number}"), None
         if not pa.types.is_large_list(array.type):
             ids.append(Ids(array.to_numpy(), None))

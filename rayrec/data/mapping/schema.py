@@ -11,8 +11,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from rayrec.data.mapping.derived import Derived, check_order, needed, sources
 from rayrec.data.mapping.id_mappings import Identity, IdMapping, Vocabulary
 from rayrec.data.mapping.label_rule import LabelKind, LabelRule
+from rayrec.data.mapping.sequences import SequenceColumns
 from rayrec.data.mapping.transforms import ONCE_FIELDS, Transform
 from rayrec.data.strict import Strict
 
@@ -120,7 +122,7 @@ class SparseFeature(_Feature):
             (a null list becomes a list of that one id).
         default: the id that stands for a null; giving it means `on_null: default`.
         max_length: longest list kept (id lists only).
-        keep: which end of a longer list is kept.
+        keep: which end of a longer list is kept; `keep: {last: 50}` is short for it with `max_length: 50`.
         weight_column: list of numbers beside the ids, of the same lengths (weighted lists only).
     """
 
@@ -138,6 +140,15 @@ class SparseFeature(_Feature):
     def _default_means_on_null_default(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("default") is not None and "on_null" not in data:
             return {**data, "on_null": "default"}
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_may_have_a_length(cls, data: Any) -> Any:
+        keep = data.get("keep") if isinstance(data, dict) else None
+        if isinstance(keep, dict) and len(keep) == 1 and data.get("max_length") is None:
+            ((end, length),) = keep.items()
+            return {**data, "keep": end, "max_length": length}
         return data
 
     @model_validator(mode="after")
@@ -171,6 +182,10 @@ class Schema(Strict):
         label: what is predicted; for several labels, `labels` instead.
         sample_weight: how much each row counts; without it all count alike.
         group, timestamp: what evaluations are broken down by; training does not read these columns.
+        sequences: which lists belong together.
+        derived: columns made of others, that features read by their names.
+        column_types: of the columns that derived ones are made of, as the training data has them; the run writes them
+            into its config, and rows of a service are read as these types.
 
     Raises:
         ValueError (pydantic.ValidationError): unknown field, wrong type, a name given twice, or no feature at all.
@@ -183,6 +198,9 @@ class Schema(Strict):
     timestamp: Timestamp | None = None
     dense: list[DenseFeature] = Field(default=[])
     sparse: list[SparseFeature] = Field(default=[])
+    sequences: list[SequenceColumns] = Field(default=[])
+    derived: list[Derived] = Field(default=[])
+    column_types: dict[str, str] = Field(default={})
 
     @model_validator(mode="before")
     @classmethod
@@ -209,7 +227,32 @@ class Schema(Strict):
             raise ValueError(f"feature names must be unique, these appear more than once: {twice}")
         if not names:
             raise ValueError("the schema has no features: list some under dense or sparse")
+        for sequence in self.sequences:
+            self._check_sequence(sequence)
+        check_order(self.derived)
         return self
+
+    def _check_sequence(self, sequence: SequenceColumns) -> None:
+        """Its features are there, in no other sequence, and take its length."""
+        where, features = f"sequence {sequence.name!r}", {feature.name: feature for feature in self.sparse}
+        if [other.name for other in self.sequences].count(sequence.name) > 1:
+            raise ValueError(f"{where}: the name is used twice")
+        everywhere = [name for other in self.sequences for name in other.ids]
+        values = [one.name for one in sequence.values]
+        for name in (*sequence.ids, *values):
+            if (everywhere + values).count(name) > 1:
+                raise ValueError(f"{where}: {name!r} comes twice; a list is in one sequence, once")
+        wanted = {"max_length": sequence.length, "keep": sequence.keep_in_file}
+        for name in sequence.ids:
+            if name not in features or features[name].kind != "id_list":
+                raise ValueError(f"{where}: {name!r} is no feature of schema.sparse of kind id_list; add one")
+            feature = features[name]
+            if feature.max_length not in (None, sequence.length):
+                raise ValueError(
+                    f"{where}: feature {name!r} has max_length={feature.max_length}; take it out: the sequence's "
+                    f"length={sequence.length} holds for all of its lists"
+                )
+            self.sparse[self.sparse.index(feature)] = feature.model_copy(update=wanted)
 
     def with_paths_from(self, folder: Path) -> Schema:
         """The same with absolute paths: those of vocabularies, where they are relative, start from `folder`."""
@@ -256,6 +299,11 @@ class Schema(Strict):
         return [feature.name for feature in self.sparse]
 
     @property
+    def num_lists(self) -> int:
+        """Jagged columns of mapped rows: the sparse features, and the sequences' times and numbers."""
+        return len(self.sparse) + sum(len(sequence.values) for sequence in self.sequences)
+
+    @property
     def weighted(self) -> bool:
         """Whether batches carry a weight for every id."""
         return any(feature.kind == "weighted_id_list" for feature in self.sparse)
@@ -265,15 +313,16 @@ class Schema(Strict):
         """Those that a file may lack: all that is made of them takes nulls."""
         takes = [(task.column, task.on_null == "ignore") for task in self.tasks]
         takes += [(part.column, False) for part in self._beside if part]
-        takes += [(feature.column, feature.default is not None) for feature in self.dense]
-        takes += [(feature.column, feature.on_null != "error") for feature in self.sparse]
-        takes += [(feature.weight_column, False) for feature in self.sparse if feature.weight_column]
+        takes += [(name, feature.default is not None) for feature in self.dense for name in self.sources(feature)]
+        takes += [(name, feature.on_null != "error") for feature in self.sparse for name in self.sources(feature)]
+        takes += [(one.column_name, False) for sequence in self.sequences for one in sequence.values]
         return {column for column, _ in takes} - {column for column, nulls in takes if not nulls}
 
     @property
     def text_columns(self) -> list[str]:
         """Those whose ids are known to be texts."""
-        return [feature.column for feature in self.sparse if feature.id_type == "text"]
+        made = {spec.name for spec in self.derived}
+        return [f.column for f in self.sparse if f.id_type == "text" and f.column not in made]
 
     @property
     def _beside(self) -> tuple[SampleWeight | Group | Timestamp | None, ...]:
@@ -288,7 +337,21 @@ class Schema(Strict):
     @property
     def feature_columns(self) -> list[str]:
         """Those of them that features are made of: what a row has before its label is known."""
-        names = [feature.column for feature in self.dense]
-        for feature in self.sparse:
-            names += [feature.column] + ([feature.weight_column] if feature.weight_column else [])
+        names = [name for feature in (*self.dense, *self.sparse) for name in self.sources(feature)]
+        names += [one.column_name for sequence in self.sequences for one in sequence.values]
         return list(dict.fromkeys(names))
+
+    def sources(self, feature: _Feature) -> list[str]:
+        """The columns of the data that a feature is made of."""
+        return sources(self.derived, _columns_of(feature))
+
+    @property
+    def derived_needed(self) -> list[Derived]:
+        """The derived columns that features are made of, in their order."""
+        return needed(self.derived, [name for feature in (*self.dense, *self.sparse) for name in _columns_of(feature)])
+
+
+def _columns_of(feature: _Feature) -> list[str]:
+    """What a feature reads, derived or not."""
+    weights = feature.weight_column if isinstance(feature, SparseFeature) else None
+    return [feature.column] + ([weights] if weights else [])

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from rayrec.data.errors import DataError
-from rayrec.data.mapping.arrow_types import is_list, leaf_of
+from rayrec.data.mapping.arrow_types import is_list, is_text, leaf_of, plain_type, type_of
 from rayrec.data.mapping.id_mappings import Vocabulary
 from rayrec.data.mapping.schema import Schema, SparseFeature
 from rayrec.data.mapping.vocabulary import load_vocabulary
@@ -37,46 +37,78 @@ def to_table(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
         DataError: values that have no common type, columns of unequal lengths, ids that are fractions.
         TypeError: `data` is of another kind.
     """
-    found = _columns(data, columns)
+    types = {name: type_of(plain) for name, plain in schema.column_types.items()}
+    found = _columns(data, columns, types)
     lengths = {name: len(array) for name, array in found.items()}
     if len(set(lengths.values())) > 1:
         raise DataError(f"the columns have unequal lengths: {lengths}", fix="give every column one value a row")
     features = {feature.column: feature for feature in schema.sparse}
     numbers = {feature.column for feature in schema.dense}
     for name, array in found.items():
-        if name in features:
+        kind = types.get(name)
+        if kind is not None and pat.is_null(array.type):
+            found[name] = array.cast(kind)
+        elif name in features:
             found[name] = _ids(name, array, features[name])
         elif name in numbers:
             found[name] = array.cast(_of_leaf(array.type, pa.float64())) if _leaf_is_null(array.type) else array
     return pa.table(found)
 
 
-def _columns(data: Any, names: Sequence[str]) -> dict[str, Any]:
+def _columns(data: Any, names: Sequence[str], types: Mapping[str, pa.DataType | None]) -> dict[str, Any]:
     if isinstance(data, pa.Table | pa.RecordBatch):
         return {name: data.column(name) for name in names if data.schema.names.count(name) == 1}
     if isinstance(data, Mapping):
-        return {name: _array(name, data[name]) for name in names if name in data}
+        return {name: _array(name, data[name], types.get(name)) for name in names if name in data}
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
         rows = [row for row in data if isinstance(row, Mapping)]
         if len(rows) != len(data):
             raise TypeError("a list of rows must hold dicts, one a row")
         there = {name for row in rows for name in row}
-        return {name: _array(name, [row.get(name) for row in rows]) for name in names if name in there}
+        return {name: _array(name, [row.get(name) for row in rows], types.get(name)) for name in names if name in there}
     if hasattr(data, "columns") and hasattr(data, "iloc"):
-        return {name: _array(name, data[name]) for name in names if list(data.columns).count(name) == 1}
+        return {
+            name: _array(name, data[name], types.get(name)) for name in names if list(data.columns).count(name) == 1
+        }
     raise TypeError(f"{type(data).__name__} is no Arrow table, pandas frame, dict of columns, or list of rows")
 
 
-def _array(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
+def _array(name: str, values: Any, kind: pa.DataType | None = None) -> pa.Array | pa.ChunkedArray:
+    """
+    Args:
+        kind: the type that they must have, of columns that others are derived from.
+    """
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
+    from_pandas = hasattr(values, "iloc") or None
     try:
-        return pa.array(values, from_pandas=hasattr(values, "iloc") or None)
+        return pa.array(values, from_pandas=from_pandas) if kind is None else _typed(values, kind, from_pandas)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         text = str(error).splitlines()[0]
-        raise DataError(f"the values have no type in common: {text}", column=name, fix="give values of one type") from (
-            error
-        )
+        problem = f"the values have no type in common: {text}"
+        fix = "give values of one type"
+        if kind is not None:
+            problem, fix = f"the values cannot be read as {plain_type(kind)}: {text}", "give values as in training"
+        raise DataError(problem, column=name, fix=fix) from error
+
+
+def _typed(values: Any, kind: pa.DataType, from_pandas: bool | None) -> pa.Array:
+    """Dicts as maps, texts as times (ISO 8601; UTC where they name no zone), numbers as the type that is wanted."""
+    if pat.is_map(kind):
+        values = [list(one.items()) if isinstance(one, Mapping) else one for one in values]
+    found = pa.array(values, from_pandas=from_pandas) if _leaf_is_time(kind) else None
+    if found is None or (not is_text(leaf_of(found.type)) and not pat.is_integer(leaf_of(found.type))):
+        return pa.array(values, kind, from_pandas=from_pandas)
+    if pat.is_integer(leaf_of(found.type)):
+        raise TypeError("an integer is no time: give ISO 8601 texts or timestamps")
+    try:
+        return found.cast(kind)
+    except pa.ArrowInvalid:
+        return found.cast(_of_leaf(found.type, pa.timestamp("us", "UTC"))).cast(kind)
+
+
+def _leaf_is_time(kind: pa.DataType) -> bool:
+    return bool(pat.is_timestamp(leaf_of(kind)))
 
 
 def _ids(name: str, array: Any, feature: SparseFeature) -> Any:

@@ -14,11 +14,11 @@ from rayrec.data.mapping.hashing import hash_strings, seed_of
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Targets
 from rayrec.data.mapping.schema import Group, SampleWeight, Schema, Task, Timestamp
+from rayrec.data.mapping.sequences import UNITS
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
-UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 LATEST_S = 7_258_118_400  # 2200-01-01
 _GROUPS = 3  # keeps the hashes of groups apart from other ones
 

@@ -15,7 +15,8 @@ class Log1p(Strict):
 
     Args:
         kind: `log1p`: log(1 + x), x above -1; `clip`: the nearest number between two ends; `standardize`: (x - mean) /
-            std; `bucketize`: how many of some boundaries the number reaches.
+            std; `min_max`: 0 at the lowest number and 1 at the highest; `quantile`: the place among the quantiles of
+            the training data; `bucketize`: how many of some boundaries the number reaches.
     """
 
     kind: Literal["log1p"] = "log1p"
@@ -45,12 +46,69 @@ class Standardize(Strict):
     """`(x - mean) / std`.
 
     Args:
-        mean, std: of `standardize`, the mean and the deviation.
+        mean, std: of `standardize`, mean and deviation; `rayrec data fit` computes those left out.
     """
 
     kind: Literal["standardize"] = "standardize"
-    mean: float
-    std: float = Field(gt=0)
+    mean: float | None = None
+    std: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Standardize:
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("standardize: give mean and std, or neither, to have both fitted")
+        return self
+
+    @property
+    def fitted(self) -> bool:
+        return self.mean is not None
+
+
+class MinMax(Strict):
+    """`(x - lowest) / (highest - lowest)`, cut to [0, 1].
+
+    Args:
+        lowest, highest: of `min_max`, the ends; fitted where they are left out.
+    """
+
+    kind: Literal["min_max"] = "min_max"
+    lowest: float | None = None
+    highest: float | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> MinMax:
+        if (self.lowest is None) != (self.highest is None):
+            raise ValueError("min_max: give lowest and highest, or neither, to have both fitted")
+        if self.lowest is not None and self.highest is not None and not self.lowest < self.highest:
+            raise ValueError(f"min_max: lowest={self.lowest} must be below highest={self.highest}")
+        return self
+
+    @property
+    def fitted(self) -> bool:
+        return self.lowest is not None
+
+
+class Quantile(Strict):
+    """The place among the training data's different quantiles, in [0, 1], by a line between two of them.
+
+    Args:
+        quantiles: of `quantile`, how many parts of equal frequency.
+        boundaries: of `quantile`, the ends of the parts, ascending; fitted where they are left out.
+    """
+
+    kind: Literal["quantile"] = "quantile"
+    quantiles: int = Field(default=100, ge=1)
+    boundaries: list[float] | None = Field(default=None, min_length=2)
+
+    @model_validator(mode="after")
+    def _check(self) -> Quantile:
+        if any(a >= b for a, b in pairwise(self.boundaries or [])):
+            raise ValueError("quantile: the boundaries must ascend")
+        return self
+
+    @property
+    def fitted(self) -> bool:
+        return self.boundaries is not None
 
 
 class Bucketize(Strict):
@@ -70,7 +128,8 @@ class Bucketize(Strict):
         return self
 
 
-Transform = Annotated[Log1p | Clip | Standardize | Bucketize, Field(discriminator="kind")]
+Fitted = Standardize | MinMax | Quantile
+Transform = Annotated[Log1p | Clip | Standardize | MinMax | Quantile | Bucketize, Field(discriminator="kind")]
 # What was a field of its own once, and how it is written now.
 ONCE_FIELDS = {
     "log1p": "{kind: log1p}",

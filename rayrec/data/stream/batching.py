@@ -212,7 +212,7 @@ def make_batches(
             if batch is None:
                 pool.finish()
             else:
-                _add(batch, len(schema.sparse), _ends(batch, pool.seen), pool, policy, skipped)
+                _add(batch, schema.num_lists, _ends(batch, pool.seen), pool, policy, skipped)
             while pool.rows >= size:
                 if ready is not None:
                     yield ready, pool.cursor(part, consumed)
@@ -262,7 +262,7 @@ def make_steps(
             for batch in table.to_batches():
                 ends = _ends(batch, read)
                 read = int(ends[-1]) if len(ends) else read
-                _add(batch, len(schema.sparse), ends, pool, policy, skipped)
+                _add(batch, schema.num_lists, ends, pool, policy, skipped)
                 while end is not None and read >= end:
                     yield collate(pool.take_until(end), schema), pool.cursor(part, end)
                     end = next(ends_of_steps, None)
@@ -283,8 +283,8 @@ def _ends(batch: pa.RecordBatch, seen: int) -> I64:
     return ends
 
 
-def _add(batch: pa.RecordBatch, num_features: int, ends: I64, pool: _Pool, policy: BadRows, skipped: Skipped) -> None:
-    rows, problems = from_columns(batch, num_features), batch.column(PROBLEM)
+def _add(batch: pa.RecordBatch, num_lists: int, ends: I64, pool: _Pool, policy: BadRows, skipped: Skipped) -> None:
+    rows, problems = from_columns(batch, num_lists), batch.column(PROBLEM)
     if problems.null_count == len(problems):
         pool.add(rows, ends, [])
         return

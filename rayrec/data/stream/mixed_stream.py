@@ -155,10 +155,12 @@ def joined(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
     targets: dict[str, Any] = {}
-    for name in (field.name for field in fields(Batch) if field.name != "sparse"):
+    for name in (field.name for field in fields(Batch) if field.name not in ("sparse", "layout", "lists")):
         parts = [getattr(batch, name) for batch in batches]
         targets[name] = None if parts[0] is None else torch.cat(parts)
-    return Batch(sparse=_joined([batch.sparse for batch in batches]), **targets)
+    lists = {name: torch.cat([batch.lists[name] for batch in batches]) for name in batches[0].lists}
+    sparse = _joined([batch.sparse for batch in batches])
+    return Batch(sparse=sparse, layout=batches[0].layout, lists=lists, **targets)
 
 
 def _joined(parts: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:

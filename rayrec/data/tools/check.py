@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ import pyarrow.compute as pc
 
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_list
+from rayrec.data.mapping.derive import derive
 from rayrec.data.mapping.lists import unnest
-from rayrec.data.mapping.map_rows import check_rows_of, map_rows
+from rayrec.data.mapping.map_rows import check_rows_of, map_rows, one_array
+from rayrec.data.mapping.problems import Problems, Unplaced
 from rayrec.data.mapping.rows import Ids
-from rayrec.data.mapping.schema import Schema, SparseFeature
+from rayrec.data.mapping.schema import DenseFeature, Schema, SparseFeature
 from rayrec.data.options import BadRows
 from rayrec.data.order.mix import Mix
 from rayrec.data.source.manifest import Manifest
@@ -56,9 +59,36 @@ class FeatureReport:
 
 
 @dataclass(slots=True)
+class NumberReport:
+    """What one dense feature holds after its transforms, over the good rows: nulls before them, ends, mean."""
+
+    name: str
+    nulls: int = 0
+    lowest: float = float("inf")
+    highest: float = float("-inf")
+    mean: float = 0.0
+
+
+class _Number:
+    """Measures one dense feature, window by window."""
+
+    def __init__(self, feature: DenseFeature, place: slice) -> None:
+        self.feature, self.place, self.report, self._count = feature, place, NumberReport(feature.name), 0
+
+    def add(self, good: npt.NDArray[np.float32], columns: Mapping[str, pa.ChunkedArray | pa.Array]) -> None:
+        report, values = self.report, good[:, self.place]
+        report.nulls += columns[self.feature.column].null_count
+        if values.size:
+            self._count += values.size
+            report.lowest = min(report.lowest, float(values.min()))
+            report.highest = max(report.highest, float(values.max()))
+            report.mean += (float(values.mean(dtype=np.float64)) - report.mean) * values.size / self._count
+
+
+@dataclass(slots=True)
 class CheckReport:
     """The result of `check`: rows, the bad ones by reason, samples of them, positives (of the first label, where there
-    are several), and every sparse feature.
+    are several), and every feature.
     """
 
     rows: int
@@ -67,6 +97,7 @@ class CheckReport:
     samples: list[DataError]
     positives: int
     features: list[FeatureReport]
+    numbers: list[NumberReport] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -90,6 +121,7 @@ class CheckReport:
             "samples": [s.to_dict() for s in self.samples],
             "positives": self.positives,
             "features": features,
+            "numbers": [asdict(one) for one in self.numbers],
         }
 
 
@@ -101,14 +133,14 @@ class _Feature:
         self._used = np.zeros(table_rows, dtype=np.bool_)
         self._distinct: pa.Array | None = None
 
-    def add(self, column: pa.ChunkedArray, ids: Ids, good: npt.NDArray[np.bool_]) -> None:
+    def add(self, column: pa.ChunkedArray | pa.Array, ids: Ids, good: npt.NDArray[np.bool_]) -> None:
         report = self.report
         lengths = np.ones(len(good), np.int64) if ids.offsets is None else np.diff(ids.offsets)
         first, last = ids.span(0, len(good))
         self._used[ids.values[first:last][np.repeat(good, lengths)]] = True
         report.ids += int(lengths[good].sum())
         report.lengths += np.bincount(np.minimum(lengths[good], LONGEST_SHOWN), minlength=LONGEST_SHOWN + 1)
-        for chunk in column.chunks:
+        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
             self._add_raw(chunk)
 
     def _add_raw(self, array: pa.Array) -> None:
@@ -148,6 +180,8 @@ def check(
     check_rows_of(schema, rows_of)
     bad_rows = bad_rows or BadRows()
     features = [_Feature(f, rows_of[f.name]) for f in schema.sparse]
+    ends = np.cumsum([0, *(f.width for f in schema.dense)]).tolist()
+    numbers = [_Number(f, slice(*span)) for f, span in zip(schema.dense, pairwise(ends), strict=True)]
     report = CheckReport(0, 0, Counter(), [], 0, [])
     windows = ((part, window) for part in data.parts for window in part.windows)
     for part, window in windows:
@@ -160,9 +194,19 @@ def check(
         report.bad_rows += len(bad)
         report.reasons.update(problems.reasons())
         report.samples += [problems.error(int(row)) for row in bad[: max(0, bad_rows.samples - len(report.samples))]]
+        columns = {name: table.column(name) for name in schema.feature_columns}
+        if schema.derived:
+            columns = derive(
+                schema.derived_needed,
+                {name: one_array(column) for name, column in columns.items()},
+                Problems(Unplaced()),
+            )
+        for number in numbers:
+            number.add(rows.dense[good], columns)
         first_label = rows.targets.label.reshape(len(rows), -1)[:, 0]
         report.positives += int((first_label[good] == 1).sum())
         for feature, ids in zip(features, rows.ids, strict=True):
-            feature.add(table.column(feature.feature.column), ids, good)
+            feature.add(columns[feature.feature.column], ids, good)
+    report.numbers = [number.report for number in numbers]
     report.features = [feature.finish() for feature in features]
     return report

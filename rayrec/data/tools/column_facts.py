@@ -12,7 +12,9 @@ import pyarrow.types as pat
 
 from rayrec.data.mapping.arrow_types import is_list, is_text, without_views
 from rayrec.data.mapping.lists import unnest
-from rayrec.data.mapping.targets import LATEST_S, UNITS
+from rayrec.data.mapping.sequences import UNITS
+from rayrec.data.mapping.targets import LATEST_S
+from rayrec.data.tools.quantiles import bucket_edges
 
 TIME_NAMES = ("timestamp", "time", "ts", "date", "datetime", "event_time", "created_at", "unix_time")
 WEIGHT_NAMES = ("weight", "sample_weight", "importance_weight")
@@ -22,6 +24,7 @@ INDEX_NAMES = ("unnamed: 0", "__index_level_0__", "index")
 ID_ENDS = ("id", "_cat", "_code")
 NO_ID_ENDS = ("paid", "bid", "grid", "valid")
 ID_NAMES = ("user", "customer", "item", "product", "movie", "video", "song", "article", "ad", "zip", "postcode")
+BUCKETS = 32  # of a number as an id
 FEW_IDS = 65_536  # a vocabulary of so many ids is worth its file
 _FEW = 64  # an integer column of fewer distinct values is taken for a category
 _FEWEST_ROWS = 10  # fewer say nothing about a law of the values
@@ -45,6 +48,7 @@ class ColumnFacts:
         width: numbers of a dense column's row.
         log: whether a few numbers reach so far above the others that their logarithm says more.
         mean, deviation: of numbers, after the logarithm where there is one.
+        edges: of numbers, boundaries of about `BUCKETS` buckets of equal frequency.
         values_seen: the ids themselves where there are few (`FEW_IDS`) and the whole data set seems to have no more.
         note: why it is not used, or what to look at.
     """
@@ -64,6 +68,7 @@ class ColumnFacts:
     log: bool = False
     mean: float | None = None
     deviation: float | None = None
+    edges: tuple[float, ...] = ()
     values_seen: pa.Array | None = field(default=None, compare=False)
 
     @property
@@ -195,6 +200,7 @@ def _numbers(facts: ColumnFacts, leaf: pa.Array) -> ColumnFacts:
     numbers = numbers[np.isfinite(numbers)]
     if not len(numbers) or numbers.min() == numbers.max():
         return replace(facts, role="unused", note="one value in all rows that were looked at")
+    edges = tuple(bucket_edges(np.sort(numbers), BUCKETS))
     mean, deviation = float(numbers.mean()), float(numbers.std())
     skewness = float((((numbers - mean) / deviation) ** 3).mean()) if deviation > 0 else 0.0
     log = bool(numbers.min() >= 0 and numbers.max() > 100 and skewness > _SKEWED)
@@ -204,7 +210,7 @@ def _numbers(facts: ColumnFacts, leaf: pa.Array) -> ColumnFacts:
     if not (np.isfinite(mean) and np.isfinite(deviation) and deviation > 0):
         return replace(facts, role="unused", note="numbers too large for float32")
     digits = 5 - math.floor(math.log10(deviation))  # the mean as exactly as the deviation, from which it may lie far
-    return replace(facts, log=log, mean=round(mean, digits), deviation=float(f"{deviation:.6g}"))
+    return replace(facts, log=log, mean=round(mean, digits), deviation=float(f"{deviation:.6g}"), edges=edges)
 
 
 def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import pyarrow.parquet as pq
 
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_text
-from rayrec.data.tools.column_facts import ColumnFacts, time_unit
+from rayrec.data.tools.column_facts import BUCKETS, ColumnFacts, time_unit
 from rayrec.data.tools.label_choice import suggested_labels
 
 USER_NAMES = ("user_id", "user", "uid", "userid", "customer_id", "member_id", "visitor_id")
+_SPARE_BUCKETS = BUCKETS  # statistics of other rows may give more boundaries
+_ROWS_TO_DERIVE = 1000
 FARTHEST = 5.0  # standard deviations; of a column that is nearly all one value, others may lie a hundred away
 _LISTED = ("id", "id_list", "weighted_id_list")
 
@@ -53,7 +56,44 @@ def propose(
     schema["dense"] = [_dense(c) for c in dense]
     schema["sparse"] = [_sparse(c, paths.get(c.name)) for c in sparse]
     tables = [{"name": c.name, "rows": _rows(c, c.name in paths), "dim": dim, "features": [c.name]} for c in sparse]
+    names = {c.name for c in columns}
+    for made in _derived(columns):
+        if made.spec["name"] not in names:
+            schema.setdefault("derived", []).append(made.spec)
+            schema["sparse" if made.rows else "dense"].append(made.feature)
+            if made.rows:
+                tables.append(
+                    {"name": made.spec["name"], "rows": made.rows, "dim": dim, "features": [made.spec["name"]]}
+                )
     return {"schema": schema, "tables": tables}
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A derived column, the feature that reads it, and the rows of its table (0: it is a number)."""
+
+    spec: dict[str, Any]
+    feature: dict[str, Any]
+    rows: int
+
+
+def _derived(columns: Sequence[ColumnFacts]) -> Iterator[_Made]:
+    """Numbers as ids of buckets, which of them are missing, and parts of times; of few rows nothing is derived."""
+    columns = [c for c in columns if c.values >= _ROWS_TO_DERIVE and c.width == 1]
+    for facts in (c for c in columns if c.role == "dense" and len(c.edges) > 1):
+        name = f"{facts.name}_bucket"
+        spec = {"name": name, "kind": "buckets", "column": facts.name, "quantiles": BUCKETS}
+        feature = {"name": name, "kind": "id"} | ({"on_null": "empty"} if facts.nulls else {})
+        yield _Made(spec | {"boundaries": [*facts.edges]}, feature, len(facts.edges) + 1 + _SPARE_BUCKETS)
+    for facts in (c for c in columns if c.role == "dense" and c.nulls):
+        name = f"{facts.name}_missing"
+        yield _Made({"name": name, "kind": "missing", "column": facts.name}, {"name": name}, 0)
+    for facts in (c for c in columns if c.role == "timestamp"):
+        parts = {"weekday": 7} if facts.kind.startswith("date") else {"hour": 24, "weekday": 7}
+        for part, rows in parts.items():
+            name = f"{facts.name}_{part}"
+            spec = {"name": name, "kind": "time_part", "column": facts.name, "part": part}
+            yield _Made(spec | _unit(facts), {"name": name, "kind": "id"}, rows)
 
 
 def _group(columns: Sequence[ColumnFacts]) -> str | None:

@@ -17,7 +17,7 @@ import pyarrow.types as pat
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import without_views
 from rayrec.data.mapping.hashing import mix64_array, seed_of
-from rayrec.data.mapping.targets import UNITS
+from rayrec.data.mapping.sequences import UNITS
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.partitioned import Partitioned, with_partition
 from rayrec.data.storage.opening import Version, open_parquet

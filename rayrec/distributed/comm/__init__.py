@@ -13,6 +13,7 @@ from rayrec.distributed.comm.collectives import (
     exchange_messages,
     exchange_on_hosts,
 )
+from rayrec.distributed.comm.gather import gather_rows
 from rayrec.distributed.comm.groups import host_group, leave, subgroup
 from rayrec.distributed.comm.objects import all_gather_object, barrier, broadcast_object, call_on_rank
 
@@ -32,6 +33,7 @@ __all__ = [
     "count_collectives",
     "exchange_messages",
     "exchange_on_hosts",
+    "gather_rows",
     "host_group",
     "leave",
     "subgroup",

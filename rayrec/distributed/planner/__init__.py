@@ -8,16 +8,37 @@ Rooms, low to high; a room imports only from rooms before it:
 - `search`: options → bound → choose → pack → refine → plan
 - `report`: check, explain, draw and compare plans
 - `planner.py`, `sharding_groups.py`: the planner, and the number of sharding groups of a 2D run
+
+The names here are loaded when first used: a report needs only some of the texts.
 """
 
-from rayrec.distributed.planner.machine.topology import Topology
-from rayrec.distributed.planner.planner import EmbeddingShardingPlanner, plan_tables
-from rayrec.distributed.planner.report.check import check_plan
-from rayrec.distributed.planner.report.compare import diff
-from rayrec.distributed.planner.report.explain import explain
-from rayrec.distributed.planner.report.html import write_html
-from rayrec.distributed.planner.report.result import NoPlanError, PlanResult
-from rayrec.distributed.planner.tables.constraints import ParameterConstraints
+from typing import TYPE_CHECKING
+
+from rayrec._imports import lazy_names
+
+if TYPE_CHECKING:
+    from rayrec.distributed.planner.machine.topology import Topology
+    from rayrec.distributed.planner.planner import EmbeddingShardingPlanner, plan_tables
+    from rayrec.distributed.planner.report.check import check_plan
+    from rayrec.distributed.planner.report.compare import diff
+    from rayrec.distributed.planner.report.explain import explain
+    from rayrec.distributed.planner.report.html import write_html
+    from rayrec.distributed.planner.report.result import NoPlanError, PlanResult
+    from rayrec.distributed.planner.tables.constraints import ParameterConstraints
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "machine.topology": "Topology",
+        "planner": "EmbeddingShardingPlanner plan_tables",
+        "report.check": "check_plan",
+        "report.compare": "diff",
+        "report.explain": "explain",
+        "report.html": "write_html",
+        "report.result": "NoPlanError PlanResult",
+        "tables.constraints": "ParameterConstraints",
+    },
+)
 
 __all__ = [
     "EmbeddingShardingPlanner",

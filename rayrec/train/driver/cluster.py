@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import ray
 
+from rayrec.local_ray import quiet_unless_debug
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.ray_start import (
     ELASTIC_ENV,
@@ -17,7 +18,6 @@ from rayrec.train.driver.ray_start import (
     TRAIN_ENV,
     awaited,
     defaults,
-    quiet_unless_debug,
     start_local,
 )
 from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
@@ -88,7 +88,8 @@ def _init(address: str | None) -> None:
 
 
 def await_resources(cluster: Cluster, need: Demand, wait_s: float, display: Display) -> None:
-    """Return when the run fits on what is free, and refuse it rather than wait for ever.
+    """Return when the run fits on what is free, and refuse it rather than wait for ever. A cluster that can grow is
+    asked to; the request is withdrawn when the wait ends, as the workers' own then holds.
 
     Raises:
         ResourceError: Ray has not enough, or not within `wait_s` seconds.
@@ -96,6 +97,26 @@ def await_resources(cluster: Cluster, need: Demand, wait_s: float, display: Disp
     if cluster.local:
         refuse_if_short(need, cluster.total(), cluster.what)
         return
+    with contextlib.ExitStack() as stack:
+        if not cluster.total().covers(need):
+            stack.enter_context(asking_for(need))
+        _wait(cluster, need, wait_s, display)
+
+
+@contextlib.contextmanager
+def asking_for(need: Demand) -> Iterator[None]:
+    """The cluster's autoscaler, where it has one, makes room for a run while the body runs."""
+    from ray.autoscaler.sdk import request_resources
+
+    readers = [{"CPU": need.reader_cpus}] if need.reader_cpus else []
+    request_resources(bundles=[need.each] * need.num_workers + readers)
+    try:
+        yield
+    finally:
+        request_resources(bundles=[])
+
+
+def _wait(cluster: Cluster, need: Demand, wait_s: float, display: Display) -> None:
     until = time.monotonic() + wait_s
     shown = False
     while not (cluster.total().covers(need) and cluster.free().covers(need)):

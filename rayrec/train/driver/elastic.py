@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rayrec.train.config import TrainConfig, TrainerConfig
+from rayrec.train.driver.preemption import Notices, draining_nodes
 from rayrec.train.driver.resources import Demand
 from rayrec.train.looking import looking
 
@@ -23,10 +24,11 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 60.0, 600.0
 
 
 class Attempt(Protocol):
-    """What is known of the attempt that runs: its number and its workers, 0 before there is one."""
+    """What is known of the attempt that runs: its number, its workers (0 before there is one) and their nodes."""
 
     attempt: int
     world_size: int
+    nodes: frozenset[str]
 
 
 def room_for(each: Mapping[str, float], nodes: Sequence[Mapping[str, float]], most: int) -> int:
@@ -83,27 +85,36 @@ class Growth:
 
 
 @contextmanager
-def growing(trainer: TrainerConfig, need: Demand, running: Attempt, ask: Callable[[], object]) -> Iterator[None]:
-    """Ask for more workers, from a thread, whenever there is room for more than run; nothing for a fixed number."""
-    if not trainer.elastic:
+def resizing(
+    trainer: TrainerConfig, need: Demand, running: Attempt, ask: Callable[[str], object], local: bool
+) -> Iterator[None]:
+    """Watch the cluster from a thread while the body runs, and ask for a restart where a node of the run is about to be
+    taken away, or where there is room for more workers of an elastic run."""
+    if local:  # it neither grows nor shrinks
         yield
         return
     import ray
 
-    growth = Growth()
+    growth, notices = Growth(), Notices()
     known: set[str] = set()  # nodes that Ray Train's account is of
 
     def look() -> None:
         nonlocal known
-        nodes: dict[str, Any] = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+        draining = draining_nodes()
+        if (reason := notices.leave(running.attempt, running.nodes, draining)) is not None:
+            ask(reason)
+        if not trainer.elastic:
+            return
+        there = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+        nodes: dict[str, Any] = {node: resources for node, resources in there.items() if node not in draining}
         if known != set(nodes) and recount():
             known = set(nodes)
         free = room_for(need.each, [ray.available_resources()], trainer.most_workers)  # not others' share
         room = min(room_for(need.each, list(nodes.values()), trainer.most_workers), running.world_size + free)
         if growth.due(running, room, nodes, time.monotonic(), counted=known == set(nodes)):
-            ask()
+            ask("there is room for more workers")
 
-    with looking(look, LOOK_EVERY_S, "rayrec-growth"):
+    with looking(look, LOOK_EVERY_S, "rayrec-resizing"):
         yield
 
 

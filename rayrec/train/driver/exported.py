@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rayrec.train.run_log import Record
+from rayrec.train.run.log import Record
 
 # Name → what it is.
 GAUGES = {

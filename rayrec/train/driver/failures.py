@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from rayrec.train.errors import TrainError, describe
-from rayrec.train.run_log import ask
+from rayrec.train.run.log import ask
 
 END_WAIT = "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"  # how long Ray Train waits for ranks that hang
 FAILED_STARTS = 3  # of worker groups in a row, not for lack of room
@@ -31,8 +31,8 @@ def failure_reporter(actor: Any, max_failures: int) -> Any:
             if end_wait_s is not None:
                 os.environ[END_WAIT] = end_wait_s  # a cluster's controller has not the driver's environment
             reason = ask(actor.last_words) or failure_reason(worker_exceptions)
-            if ask(actor.growing):
-                actor.put.remote({"kind": "growth"})
+            if (restart := ask(actor.restart_reason)) is not None:
+                actor.put.remote({"kind": "restart", "reason": restart})
                 return
             if ask(actor.stop_requested):
                 raise TrainError(reason)

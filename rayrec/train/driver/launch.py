@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rayrec.data.stream.shared_manifest import shared
 from rayrec.train.driver.cluster import Cluster, await_resources, connected
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.elastic import NEVER_S, growing, note_request, reading_unreserved, release_request
+from rayrec.train.driver.elastic import NEVER_S, note_request, reading_unreserved, release_request, resizing
 from rayrec.train.driver.exported import ExportedMetrics
 from rayrec.train.driver.failures import failure_reason, failure_reporter, line_of, patient
 from rayrec.train.driver.local_group import run_here
+from rayrec.train.driver.preemption import avoiding
 from rayrec.train.driver.ray_start import defaults
 from rayrec.train.driver.resources import Demand, demand_of, for_its_gpus
 from rayrec.train.driver.room import waiting_for_room
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted, TrainError, describe
-from rayrec.train.run_log import DirectSink, Mailbox, Record, ask, drained
+from rayrec.train.run.log import Mailbox, Record, ask, drained
 from rayrec.train.worker.start import start_worker
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Listener(Protocol):
         step: the last step heard of.
         world_size: workers of the attempt that runs; 0 before there is one.
         attempt: its number.
+        nodes: Ray's ids of the nodes that it is on.
     """
 
     fatal: str | None
@@ -45,6 +47,7 @@ class Listener(Protocol):
     stopped: str | None
     world_size: int
     attempt: int
+    nodes: frozenset[str]
 
     @property
     def step(self) -> int: ...
@@ -99,8 +102,8 @@ def _run_alone(job: Job, listener: Listener, display: Display, attempts_before: 
     mailbox = Mailbox(attempts_before)
     signals = _stop_signals(job, mailbox.ask_stop, display)
     try:
-        with listening(signals):
-            run_beside(lambda: work_alone(job, DirectSink(mailbox, listener)), signals)
+        with listening(signals), drained(mailbox.take, listener, display.tolerance):
+            run_beside(lambda: work_alone(job, mailbox), signals)
     except (KeyboardInterrupt, SystemExit):
         raise signals.interrupted("interrupted") from None
     except Interrupted:
@@ -139,7 +142,7 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
             listening(signals),
             drained(lambda: ask(actor.take), hear, display.tolerance),
             shared(job.train, job.eval) as (train, evaluation),
-            growing(trainer, need, listener, lambda: ask(actor.ask_growth)),
+            resizing(trainer, need, listener, lambda reason: ask(actor.ask_restart, reason), cluster.local),
             waiting_for_room(trainer.wait_for_room_s, need, actor, cluster, display),
             # A process that is frozen as a whole cannot report: Ray's controller gets no answer.
             defaults({"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}),
@@ -217,6 +220,8 @@ def _torch_trainer(job: Job, actor: Any, need: Demand, cluster: Cluster, left: t
         def _initialize_and_run_controller(self, **given: Any) -> Any:
             if "failure_policy" in given:  # of Ray 2.60; not promised
                 given["failure_policy"] = patient(given["failure_policy"], actor)
+            if trainer.elastic and "scaling_policy" in given:
+                avoiding(given["scaling_policy"])
             return run_here(left, given) if cluster.local else super()._initialize_and_run_controller(**given)
 
     trainer = job.config.trainer

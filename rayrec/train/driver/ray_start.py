@@ -6,18 +6,16 @@ Little is imported here, so that it can begin at once.
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from rayrec._debug import debugging
 from rayrec._imports import quick_imports
 from rayrec.container import cpus
+from rayrec.local_ray import init_local
 from rayrec.stop_signals import STOP_SIGNALS
 from rayrec.train.driver.local_group import forget_early, import_workers, start_early
 
@@ -38,17 +36,6 @@ LOCAL_ENV = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-}
-
-# What `ray.init` starts beside those that run a cluster.
-HELPERS = ("start_api_server", "start_monitor", "start_log_monitor")
-
-LOCAL_SYSTEM = {
-    # Ray would delete what was freed once a second: of a fast stream that is a quarter of a gigabyte that nobody needs.
-    "free_objects_period_milliseconds": 200,
-    # Its object store may not listen yet at the first try: retried after a second, ten times at most.
-    "raylet_client_connect_timeout_milliseconds": 20,
-    "raylet_client_num_connect_attempts": 500,
 }
 
 
@@ -119,17 +106,8 @@ _start: _Start | None = None
 
 def start_local() -> None:
     """A Ray on this machine alone, with the CPUs that this process may use."""
-    import ray
-
-    num_cpus = max(1, int(cpus()))
-    with _hangups_blocked(), nullcontext() if debugging() else _no_helpers():
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            _system_config=LOCAL_SYSTEM,
-            **quiet_unless_debug(),
-        )
+    with _hangups_blocked():
+        init_local(max(1, int(cpus())))
 
 
 @contextmanager
@@ -141,27 +119,6 @@ def _hangups_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _no_helpers() -> Iterator[None]:
-    """Ray starts none of the processes that look after a cluster: a dashboard without pages, which it waits for, an
-    autoscaler and a reader of logs. Where a later Ray names them otherwise, they are started."""
-    from ray._private.node import Node
-
-    kept = {name: getattr(Node, name) for name in HELPERS if hasattr(Node, name)}
-    for name in kept:
-        setattr(Node, name, lambda *_, **__: None)
-    try:
-        yield
-    finally:
-        for name, start in kept.items():
-            setattr(Node, name, start)
-
-
-def quiet_unless_debug() -> dict[str, Any]:
-    """Arguments of `ray.init` that keep Ray's own messages away."""
-    return {} if debugging() else {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from typing import Any
 
 from rayrec.train.driver.console import Display
 from rayrec.train.errors import StorageError
-from rayrec.train.run_folder import RunFolder, write_json
-from rayrec.train.run_log import Record
+from rayrec.train.run.folder import RunFolder, write_json
+from rayrec.train.run.log import Record
 
 KEPT = ("train", "eval", "event", "timeline")
 CURVES = {
@@ -130,8 +130,9 @@ class Recorder:
         self._board: Any = None
         self._step = 0
         self._reasons: list[str] = []
-        self._grows = False
+        self._restart: str | None = None
         self.world_size = 0
+        self.nodes: frozenset[str] = frozenset()
         self.fatal: str | None = None
         self.done: Record | None = None
         self.stopped: str | None = None
@@ -153,8 +154,8 @@ class Recorder:
         match record["kind"]:
             case "begin":
                 self._begin(record)
-            case "growth":
-                self._grows = True
+            case "restart":
+                self._restart = record["reason"]
             case "failure":
                 self._reasons.append(record["reason"])
             case "fatal":
@@ -196,9 +197,10 @@ class Recorder:
         before, self.world_size = self.world_size, int(record["world_size"])
         if before and before != self.world_size:
             where = f"{where}, on {self.world_size} instead of {before} workers"
-        if self._grows:
-            self._grows = False
-            self._event(record, "resized", where)
+        self.nodes = frozenset(record.get("nodes", ()))
+        if self._restart is not None:
+            reason, self._restart = self._restart, None
+            self._event(record, "resized", f"{reason}: {where}")
         elif self._reasons:
             self.recoveries += 1
             reason = "; ".join(dict.fromkeys(self._reasons))

@@ -12,7 +12,7 @@ from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import room_for
 from rayrec.train.driver.resources import Demand, Supply
 from rayrec.train.looking import looking
-from rayrec.train.run_log import ask
+from rayrec.train.run.log import ask
 
 LOOK_EVERY_S = 1.0
 SAY_EVERY_S = 60.0

@@ -15,7 +15,6 @@ from typing import Any, get_args
 from rich.console import Console
 
 from rayrec.data.errors import suggestion
-from rayrec.train.build import Factory
 from rayrec.train.config import LOWER_IS_BETTER, TrainConfig
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric
@@ -23,8 +22,9 @@ from rayrec.train.driver.cluster import Cluster, connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.resources import demand_of, refuse_if_short
 from rayrec.train.errors import TrainError
-from rayrec.train.paths import resolved
-from rayrec.train.run_folder import write_json, write_yaml
+from rayrec.train.run.folder import write_json, write_yaml
+from rayrec.train.run.paths import resolved
+from rayrec.train.setup.build import Factory
 from rayrec.train.tune.space import check_space, space_of, with_values
 
 TRACKERS = ("mlflow", "wandb")

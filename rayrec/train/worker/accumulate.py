@@ -141,7 +141,12 @@ def _syncing(model: DistributedModelParallel, last: bool) -> contextlib.Abstract
 def part_of(batch: Batch, start: int, stop: int) -> Batch:
     """The rows [start, stop) of a batch; waits for the device that it lies on."""
     weight = None if batch.weight is None else batch.weight[start:stop]
-    return Batch(batch.dense[start:stop], _rows_of(batch.sparse, start, stop), batch.label[start:stop], weight)
+    lists = dict[str, torch.Tensor]()
+    for name, sequence in batch.sequences.items():
+        first, last = int(sequence.offsets[start]), int(sequence.offsets[stop])
+        lists |= {f"{name}.{value}": found[first:last] for value, found in sequence.values.items()}
+    sparse = _rows_of(batch.sparse, start, stop)
+    return Batch(batch.dense[start:stop], sparse, batch.label[start:stop], weight, layout=batch.layout, lists=lists)
 
 
 def _rows_of(sparse: KeyedJaggedTensor, start: int, stop: int) -> KeyedJaggedTensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rayrec.train.errors import describe, is_retryable
-from rayrec.train.run_log import ActorSink, Sink
+from rayrec.train.run.log import ActorSink, Sink
 from rayrec.train.worker.lockstep import RankError, StopRequested
 from rayrec.train.worker.loop import fit, score_checkpoint
 from rayrec.train.worker.session import Job, Session, session_alone, session_on_ray, set_threads

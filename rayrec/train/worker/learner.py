@@ -16,8 +16,8 @@ from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.models import Batch
 from rayrec.optim import GradientClippingOptimizer
-from rayrec.train import build
-from rayrec.train.groups import Decision, decide
+from rayrec.train.planning.groups import Decision, decide
+from rayrec.train.setup import build
 from rayrec.train.worker.accumulate import step_in_parts
 from rayrec.train.worker.machine import topology_of
 from rayrec.train.worker.session import Job, Session

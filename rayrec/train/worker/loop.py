@@ -14,9 +14,9 @@ from rayrec.checkpoint import Checkpoint
 from rayrec.data import Cursor, data_sets, empty_batch
 from rayrec.distributed import TrainPipeline
 from rayrec.distributed.comm.trace import listen
-from rayrec.train import build
 from rayrec.train.errors import TrainError
-from rayrec.train.schedule import factor
+from rayrec.train.setup import build
+from rayrec.train.setup.schedule import factor
 from rayrec.train.worker.evaluation import evaluate
 from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner
@@ -240,12 +240,12 @@ class Loop:
 
         Raises:
             StopRequested: the run is over for now.
-            RankError: the workers are to be started again, as more of them.
+            RankError: the workers are to be started again.
         """
         self._save_last(position)
         sink, rank = self.session.sink, self.session.rank
-        if any(self.session.control.gather(rank == 0 and sink.growing())):
-            raise RankError(f"stopped at step {position.step} to go on with more workers", retry=True)
+        if (reason := self.session.control.gather(sink.restart_reason() if rank == 0 else None)[0]) is not None:
+            raise RankError(f"stopped at step {position.step} to start again: {reason}", retry=True)
         raise StopRequested(f"stopped at step {position.step}, whose checkpoint is complete")
 
     def _tables(self, given: StepInput) -> dict[str, Any]:
@@ -339,7 +339,9 @@ class Loop:
         resumed = self.saver.resumed
         step = None if resumed is None else resumed.step
         if self.session.rank == 0:
-            self.session.sink.put({"kind": "begin", "resumed_step": step, "world_size": self.session.world_size})
+            nodes = sorted({machine.node for machine in self.session.machines})
+            begin = {"kind": "begin", "resumed_step": step, "world_size": self.session.world_size, "nodes": nodes}
+            self.session.sink.put(begin)
             dense = sum(p.numel() for p in self.learner.model.other_parameters().values())
             decision = self.learner.decision
             memory = build.plan_memory(decision.plan, self.config, decision.layout.group_size, dense)

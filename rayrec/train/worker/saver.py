@@ -27,8 +27,8 @@ from rayrec.checkpoint.scores import read_scores
 from rayrec.checkpoint.warm_start import load_weights
 from rayrec.data.storage.retries import Patience
 from rayrec.distributed.comm import broadcast_object
-from rayrec.train.choice import best_by
 from rayrec.train.config import TrainConfig
+from rayrec.train.run.choice import best_by
 from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import Every
 from rayrec.train.worker.outage import Outages, is_of_storage, within

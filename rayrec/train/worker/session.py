@@ -19,11 +19,11 @@ from rayrec.data.stream.shared_manifest import SharedManifest
 from rayrec.distributed.comm import Group
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.planner.machine.calibration import Calibration
-from rayrec.train.build import Factory
 from rayrec.train.config import TrainConfig
-from rayrec.train.init_from import WarmStart
-from rayrec.train.run_folder import RunFolder
-from rayrec.train.run_log import Sink
+from rayrec.train.run.folder import RunFolder
+from rayrec.train.run.log import Sink
+from rayrec.train.setup.build import Factory
+from rayrec.train.setup.init_from import WarmStart
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.machine import Machine, ranks_by_host
 

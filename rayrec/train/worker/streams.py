@@ -7,7 +7,7 @@ from typing import Literal
 from rayrec.data import BatchStream, Cursor, Manifest, Mix, MixedStream, Shuffle
 from rayrec.data.order.epoch import dealt
 from rayrec.data.stream.shared_manifest import SharedManifest
-from rayrec.train import build
+from rayrec.train.setup import build
 from rayrec.train.worker.session import Job, Session
 
 Use = Literal["train", "eval"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 
 from rayrec.distributed.comm import count_collectives
-from rayrec.train.run_log import Sink, Waiting
+from rayrec.train.run.log import Sink, Waiting
 
 POLL_S = 0.5
 EXIT_HUNG, EXIT_UNLIKE = 75, 76

@@ -1,0 +1,57 @@
+"""`rayrec index` and `rayrec retrieve`: an index over item vectors, and the best items for rows of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rayrec.cli.options import path
+
+
+def index(
+    items: Annotated[str, typer.Argument(metavar="ITEMS", help="Parquet file, folder or glob: an item a row.")],
+    out: Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="Folder for the index; not there yet.")],
+    id_column: Annotated[str, typer.Option("--id", help="Column of item ids, each once.")] = "item",
+    vector: Annotated[str, typer.Option(help="List column of numbers: the item's vector.")] = "vector",
+    search: Annotated[str, typer.Option(help="exact, ivf or hnsw; the last two need rayrec[index].")] = "exact",
+    recall: Annotated[float, typer.Option(help="Of the exact best that ivf or hnsw must find.")] = 0.98,
+    k: Annotated[int, typer.Option(min=1, help="Items a query at which recall is measured.")] = 100,
+    queries: Annotated[str | None, typer.Option(help="Parquet with a vector column, to tune ivf or hnsw with.")] = None,
+) -> None:
+    """Make an index over item vectors; other columns of ITEMS are attributes to filter by."""
+    from rayrec.inference.index import Search, write_index
+    from rayrec.inference.retrieve import read_vectors
+
+    vectors, table = read_vectors(items, vector, id_column)
+    tuning = None if queries is None else read_vectors(queries, vector, None)[0]
+    report = write_index(out, vectors, table, search=Search(kind=search, recall=recall, k=k), queries=tuning)
+    typer.echo(f"{out}: {report.items:,} items of {report.dim} numbers, {report.search} search, {report.version}")
+    if report.recall is not None:
+        typer.echo(
+            f"recall@{report.k} {report.recall:.4f} of exact search, {report.speedup:.1f} times as fast, measured with "
+            f"{report.tuned_on}"
+        )
+        if report.recall < recall:
+            typer.echo(f"the wanted recall of {recall} was not reached; take --search exact")
+
+
+def retrieve(
+    place: Annotated[Path, typer.Argument(parser=path, metavar="INDEX", help="Folder of an index.")],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Parquet file, folder or glob: a query a row.")],
+    out: Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="Folder for the results.")],
+    k: Annotated[int, typer.Option(min=1, help="Items a row.")] = 100,
+    history: Annotated[str | None, typer.Option(help="List column of item ids, oldest first.")] = None,
+    vector: Annotated[str | None, typer.Option(help="List column of numbers: the query's vector.")] = None,
+    exclude: Annotated[str | None, typer.Option(help="List column of ids that a row must not get.")] = None,
+    keep_seen: Annotated[bool, typer.Option("--keep-seen", help="Items of the history may come again.")] = False,
+) -> None:
+    """Find the best items for each row: adds the columns `items` and `scores`."""
+    from rayrec.inference.index import Index
+    from rayrec.inference.retrieve import Wanted
+    from rayrec.inference.retrieve import retrieve as run
+
+    wanted = Wanted(k=k, history=history, vector=vector, keep_seen=keep_seen, exclude=exclude)
+    done = run(Index(place), data, out, wanted)
+    typer.echo(f"{out}: {done.rows:,} rows in {done.files} files, {done.rows / max(done.seconds, 1e-9):,.0f} rows/s")

@@ -1,0 +1,226 @@
+"""Derived columns that are made of lists, maps and texts: crosses, overlaps, lookups, tokens, pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from rayrec.data.mapping.arrow_types import is_list, is_text
+from rayrec.data.mapping.derived import Cross, Lookup, Overlap, Pairs, Tokens
+from rayrec.data.mapping.hashing import hash_texts, mix64_array, seed_of
+from rayrec.data.mapping.lists import Lists, filtered_offsets, offsets_of, row_of, unnest
+from rayrec.data.mapping.problems import Problems
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
+
+_CROSSES = 7  # keeps the hashes of crosses apart from other ones
+_JOIN = " "  # between the tokens of an n-gram: no token of the default separator holds it
+
+
+def relisted(lists: Lists, leaf: pa.Array) -> pa.Array:
+    """A list array of other elements."""
+    mask = None if lists.nulls is None else pa.array(lists.nulls)
+    return pa.LargeListArray.from_arrays(pa.array(lists.offsets), leaf, mask=mask)
+
+
+def _hashes(array: pa.Array) -> U64:
+    """64 bits of every id; anything of a null."""
+    if pat.is_dictionary(array.type):
+        distinct = _hashes(array.dictionary)
+        codes = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        return distinct[codes] if len(distinct) else np.zeros(len(codes), np.uint64)
+    if is_text(array.type):
+        return hash_texts(array.fill_null("" if not pat.is_large_binary(array.type) else b""))
+    if not (pat.is_integer(array.type) or pat.is_boolean(array.type) or pat.is_null(array.type)):
+        raise TypeError(f"ids are integers or texts, not {array.type}; make buckets of numbers first")
+    kind = pa.uint64() if pat.is_uint64(array.type) else pa.int64()
+    numbers = pc.cast(array, kind).fill_null(0).to_numpy(zero_copy_only=False)
+    return mix64_array(numbers, 0)
+
+
+def _nulls(array: pa.Array) -> Bools | None:
+    if pat.is_dictionary(array.type) and array.dictionary.null_count:
+        array = array.dictionary_decode()
+    return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+
+
+def cross(spec: Cross, arrays: list[pa.Array], _: Problems) -> pa.Array:
+    """Every column's ids are hashed with a seed of its place, and combined by XOR."""
+    state = _Crossed.of(arrays[0], 0)
+    for place, array in enumerate(arrays[1:], 1):
+        state = state.with_column(_Crossed.of(array, place))
+    values = pa.array(state.values.view(np.int64), mask=state.nulls)
+    if state.offsets is None:
+        return values
+    return relisted(Lists(values, state.offsets, state.null_lists), values)
+
+
+class _Crossed:
+    """Hashes of some columns' combinations; `offsets` where they are lists."""
+
+    def __init__(self, values: U64, nulls: Bools | None, offsets: I64 | None, null_lists: Bools | None) -> None:
+        self.values, self.nulls, self.offsets, self.null_lists = values, nulls, offsets, null_lists
+
+    @classmethod
+    def of(cls, array: pa.Array, place: int) -> _Crossed:
+        lists = unnest(array) if is_list(array.type) else None
+        leaf = array if lists is None else lists.leaf
+        values = mix64_array(_hashes(leaf), seed_of(_CROSSES, place))
+        nulls = _nulls(leaf)
+        return cls(values, nulls, None, None) if lists is None else cls(values, nulls, lists.offsets, lists.nulls)
+
+    def with_column(self, other: _Crossed) -> _Crossed:
+        if self.offsets is None and other.offsets is None:
+            return _Crossed(self.values ^ other.values, _either(self.nulls, other.nulls), None, None)
+        one, two = self._lengths(), other._lengths()
+        lengths = one * two
+        offsets = offsets_of(lengths)
+        left: slice | I64
+        right: slice | I64
+        if other.offsets is None:  # a list × one
+            left, right = slice(None), np.repeat(np.arange(len(lengths)), lengths)
+        elif self.offsets is None:
+            left, right = np.repeat(np.arange(len(lengths)), lengths), slice(None)
+        else:
+            row = np.repeat(np.arange(len(lengths)), lengths)
+            first, second = np.divmod(np.arange(len(row)) - offsets[:-1][row], two[row])
+            left, right = self.offsets[:-1][row] + first, other.offsets[:-1][row] + second
+        values = self.values[left] ^ other.values[right]
+        nulls = _either(_picked(self.nulls, left), _picked(other.nulls, right))
+        return _Crossed(values, nulls, offsets, _either(self._list_nulls(), other._list_nulls()))._without_null_lists()
+
+    def _lengths(self) -> I64:
+        return np.ones(len(self.values), np.int64) if self.offsets is None else np.diff(self.offsets)
+
+    def _list_nulls(self) -> Bools | None:
+        """Which rows become null lists: where a list is null, or the one id that it is crossed with."""
+        return self.nulls if self.offsets is None else self.null_lists
+
+    def _without_null_lists(self) -> _Crossed:
+        """Null lists have no elements."""
+        if self.null_lists is None or self.offsets is None:
+            return self
+        keep = np.repeat(~self.null_lists, np.diff(self.offsets))
+        offsets = filtered_offsets(self.offsets, keep)
+        return _Crossed(self.values[keep], _picked(self.nulls, keep), offsets, self.null_lists)
+
+
+def _picked(flags: Bools | None, which: slice | I64 | Bools) -> Bools | None:
+    return None if flags is None else flags[which]
+
+
+def _either(one: Bools | None, other: Bools | None) -> Bools | None:
+    return other if one is None else one if other is None else one | other
+
+
+def overlap(spec: Overlap, arrays: list[pa.Array], _: Problems) -> pa.Array:
+    """Of different ids, found by sorting 64-bit hashes of id and row."""
+    for array in arrays:
+        if not (is_list(array.type) or pat.is_null(array.type)):
+            raise TypeError("an overlap is of two lists")
+    first, second = (_keys(array) for array in arrays)
+    rows = len(arrays[0])
+    own, at = np.unique(first[0], return_index=True)
+    hit = np.isin(own, second[0], assume_unique=False, kind="sort")
+    count = np.bincount(first[1][at][hit], minlength=rows)
+    nulls = _either(_nulls(arrays[0]), _nulls(arrays[1]))
+    if spec.measure == "count":
+        return pa.array(count, mask=nulls)
+    if spec.measure == "any":
+        return pa.array((count > 0).astype(np.int64), mask=nulls)
+    return pa.array(count / np.maximum(np.bincount(first[1][at], minlength=rows), 1), mask=nulls)
+
+
+def _keys(array: pa.Array) -> tuple[U64, I64]:
+    """A hash of id and row, and the row, of every element that is not null."""
+    if pat.is_null(array.type):
+        return np.empty(0, np.uint64), np.empty(0, np.int64)
+    lists = unnest(array)
+    rows = np.repeat(np.arange(len(array)), np.diff(lists.offsets))
+    keys = _hashes(lists.leaf) ^ mix64_array(np.arange(len(array)), seed_of(_CROSSES, -1))[rows]
+    nulls = _nulls(lists.leaf)
+    return (keys, rows) if nulls is None else (keys[~nulls], rows[~nulls])
+
+
+def _map_parts(array: pa.Array) -> tuple[Lists, pa.Array, pa.Array]:
+    """A map column as lists of entries, and its keys and values."""
+    if not pat.is_map(array.type):
+        raise TypeError("a map column is wanted")
+    entries = pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)]))
+    lists = unnest(array.cast(entries))
+    return lists, pc.struct_field(lists.leaf, "key"), pc.struct_field(lists.leaf, "value")
+
+
+def lookup(spec: Lookup, arrays: list[pa.Array], _: Problems) -> pa.Array:
+    """The first entry with the key counts."""
+    lists, keys, values = _map_parts(arrays[0])
+    rows = np.repeat(np.arange(len(arrays[0])), np.diff(lists.offsets))
+    if spec.key is None:
+        wanted = pa.scalar(spec.value, pa.string() if isinstance(spec.value, str) else pa.int64()).cast(keys.type)
+    else:
+        by_row = arrays[1].dictionary_decode() if pat.is_dictionary(arrays[1].type) else arrays[1]
+        if not (is_text(by_row.type) == is_text(keys.type) or pat.is_null(by_row.type)):
+            raise TypeError("keys of another type than the map's")
+        wanted = by_row.take(pa.array(rows)).cast(keys.type)
+    hits = np.flatnonzero(pc.equal(keys, wanted).fill_null(False).to_numpy(zero_copy_only=False))
+    place = np.full(len(arrays[0]), -1)
+    place[rows[hits[::-1]]] = hits[::-1]
+    return values.take(pa.array(place, mask=place < 0))
+
+
+def pairs(_: Pairs, arrays: list[pa.Array], __: Problems) -> pa.Array:
+    """`list<struct<id, weight>>`, as a weighted feature reads it."""
+    lists, keys, values = _map_parts(arrays[0])
+    return relisted(lists, pa.StructArray.from_arrays([keys, values], ["id", "weight"]))
+
+
+def tokens(spec: Tokens, arrays: list[pa.Array], _: Problems) -> pa.Array:
+    """Each different text of a dictionary is taken apart once."""
+    (array,) = arrays
+    if pat.is_dictionary(array.type):
+        encoded = tokens(spec, [array.dictionary], _)
+        return encoded.take(array.indices)
+    if not (is_text(array.type) or pat.is_null(array.type)):
+        raise TypeError("tokens are of texts")
+    texts = array.cast(pa.large_string())
+    texts = pc.utf8_lower(texts) if spec.lower else texts
+    lists = unnest(pc.split_pattern_regex(texts, pattern=spec.separator))
+    keep = pc.not_equal(lists.leaf, "").to_numpy(zero_copy_only=False)
+    lists = Lists(lists.leaf.filter(pa.array(keep)), filtered_offsets(lists.offsets, keep), lists.nulls)
+    lists = lists if spec.ngrams == [1] else _ngrams(lists, spec.ngrams)
+    return _counted(lists) if spec.counts else relisted(lists, lists.leaf)
+
+
+def _ngrams(lists: Lists, sizes: list[int]) -> Lists:
+    """The runs of so many tokens: those of a row by size, then by place."""
+    leaf, rows = lists.leaf, row_of(lists.offsets, np.arange(len(lists.leaf)))
+    texts, of_row = [], []
+    for size in sizes:
+        last = max(len(leaf) - size + 1, 0)
+        inside = np.flatnonzero(rows[:last] == rows[size - 1 :][:last])
+        parts = [leaf.take(pa.array(inside + step)) for step in range(size)]
+        texts.append(parts[0] if size == 1 else pc.binary_join_element_wise(*parts, pa.scalar(_JOIN, leaf.type)))
+        of_row.append(rows[inside])
+    joined = np.concatenate(of_row)
+    order = np.argsort(joined, kind="stable")
+    lengths = np.bincount(joined, minlength=len(lists.offsets) - 1)
+    return Lists(pa.concat_arrays(texts).take(pa.array(order)), offsets_of(lengths), lists.nulls)
+
+
+def _counted(lists: Lists) -> pa.Array:
+    """Each row's different tokens in the order of their first places, with their counts as weights."""
+    encoded = pc.dictionary_encode(lists.leaf)
+    rows = row_of(lists.offsets, np.arange(len(lists.leaf)))
+    keys = rows * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy(zero_copy_only=False)
+    _, first, counts = np.unique(keys, return_index=True, return_counts=True)
+    order = np.argsort(first)
+    first, counts = first[order], counts[order]
+    ids = lists.leaf.take(pa.array(first))
+    leaf = pa.StructArray.from_arrays([ids, pa.array(counts.astype(np.float32))], ["id", "weight"])
+    offsets = offsets_of(np.bincount(rows[first], minlength=len(lists.offsets) - 1))
+    return relisted(Lists(leaf, offsets, lists.nulls), leaf)

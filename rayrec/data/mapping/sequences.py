@@ -1,0 +1,175 @@
+"""Sequences: list columns that belong together, position by position.
+
+Their ids are sparse features (`schema.sparse`), mapped by `sparse.py` as any others; here are the description of a
+sequence, its lists of times and numbers, and the checks that all of its lists have one length a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from rayrec.data.mapping.arrow_types import is_list
+from rayrec.data.mapping.lists import Lists, row_of, truncate, unnest
+from rayrec.data.mapping.problems import Problems
+from rayrec.data.mapping.rows import Ids
+from rayrec.data.strict import Strict
+
+I64 = npt.NDArray[np.int64]
+End = Literal["first", "last"]
+
+UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+class SequenceValues(Strict):
+    """A list of times or numbers in a sequence.
+
+    Args:
+        name: in `Batch.sequences[...].values`.
+        column: the list column; the name where none is given.
+        kind: "time" (whole seconds since 1970, int64) or "number" (float32).
+        unit: of integers that are times; Arrow's timestamps have units of their own.
+    """
+
+    name: str = Field(min_length=1)
+    column: str | None = None
+    kind: Literal["time", "number"] = "number"
+    unit: Literal["s", "ms", "us", "ns"] = "s"
+
+    @property
+    def column_name(self) -> str:
+        """The column that is read."""
+        return self.column or self.name
+
+
+class SequenceColumns(Strict):
+    """List columns of one length a row: position i of each says something of the same event.
+
+    Args:
+        name: in `Batch.sequences`.
+        ids: features of `schema.sparse`, of kind `id_list`, which this sequence is made of.
+        values: lists of times and numbers beside them.
+        length: longest list kept, in place of the features' own `max_length`; None: all.
+        keep: which end of a longer list is kept, once it is oldest first.
+        order: of the lists in the files; batches hold them oldest first.
+    """
+
+    name: str = Field(min_length=1)
+    ids: list[str] = Field(min_length=1)
+    values: list[SequenceValues] = Field(default=[])
+    length: int | None = Field(default=None, ge=1)
+    keep: End = "last"
+    order: Literal["oldest_first", "newest_first"] = "oldest_first"
+
+    @property
+    def keep_in_file(self) -> End:
+        """Which end of the lists, as they are stored, is kept."""
+        if self.order == "oldest_first":
+            return self.keep
+        return "first" if self.keep == "last" else "last"
+
+
+def in_order(bags: Ids, sequence: SequenceColumns) -> Ids:
+    """A feature's bags, oldest first."""
+    if sequence.order == "oldest_first" or bags.offsets is None:
+        return bags
+    row = np.repeat(np.arange(len(bags.offsets) - 1), np.diff(bags.offsets))
+    turned = bags.offsets[row] + bags.offsets[row + 1] - 1 - np.arange(bags.offsets[0], bags.offsets[-1])
+    return Ids(bags.values[turned], bags.offsets - bags.offsets[0], None)
+
+
+def map_values(sequence: SequenceColumns, columns: Mapping[str, pa.Array], problems: Problems) -> list[Ids]:
+    """The sequence's times and numbers, cut as its ids are. Bad rows are noted in `problems`."""
+    return [in_order(_mapped(sequence, one, columns[one.column_name], problems), sequence) for one in sequence.values]
+
+
+def check_lengths(
+    sequence: SequenceColumns,
+    columns: Mapping[str, pa.Array],
+    column_of: Mapping[str, str],
+    mapped: Mapping[str, I64],
+    problems: Problems,
+) -> None:
+    """Notes rows whose lists are not all of one length.
+
+    Args:
+        column_of: the column of each id feature.
+        mapped: offsets of each id feature after mapping: one that leaves out ids no longer fits the others.
+    """
+    first = sequence.ids[0]
+    wanted = np.diff(unnest(columns[column_of[first]]).offsets)
+    others = [column_of[name] for name in sequence.ids[1:]] + [one.column_name for one in sequence.values]
+    for column in others:
+        _compare(sequence, column, np.diff(unnest(columns[column]).offsets), wanted, column_of[first], problems)
+    kept = wanted if sequence.length is None else np.minimum(wanted, sequence.length)
+    for name in sequence.ids:
+        _compare(sequence, column_of[name], np.diff(mapped[name]), kept, f"{column_of[first]}, as read", problems)
+
+
+def _compare(sequence: SequenceColumns, column: str, found: I64, wanted: I64, of: str, problems: Problems) -> None:
+    bad = np.flatnonzero(found != wanted)
+    if len(bad):
+        problems.add(
+            bad,
+            column,
+            lambda _: f"sequence {sequence.name!r}: the lists have unequal lengths",
+            lambda k: f"{found[bad[k]]} in {column}, {wanted[bad[k]]} in {of}",
+            "write a value for each position in every list of the sequence, and fill null ids (`default`) rather than "
+            "leave them out",
+        )
+
+
+def check_value_type(one: SequenceValues, found: pa.DataType) -> str | None:
+    """What is wanted of a column, where it is not that."""
+    inner = found.value_type if is_list(found) else None
+    number = inner is not None and (pa.types.is_integer(inner) or pa.types.is_floating(inner))
+    if one.kind == "number":
+        return None if number else "a list of numbers"
+    fits = inner is not None and (pa.types.is_integer(inner) or pa.types.is_timestamp(inner))
+    return None if fits else "a list of timestamps or integers"
+
+
+def _mapped(sequence: SequenceColumns, one: SequenceValues, array: pa.Array, problems: Problems) -> Ids:
+    lists = unnest(array)
+    offsets, leaf = lists.offsets, lists.leaf
+    values = _times(one, lists, problems) if one.kind == "time" else _numbers(one, lists, problems)
+    if leaf.null_count:
+        bad = row_of(offsets, np.flatnonzero(leaf.is_null().to_numpy(zero_copy_only=False)))
+        fix = "fill the nulls, or leave the event out of every list of the sequence"
+        problems.add(bad, one.column_name, lambda _: f"sequence {sequence.name!r} holds a null", lambda _: None, fix)
+    if sequence.length is not None and (cut := truncate(offsets, sequence.length, sequence.keep_in_file)) is not None:
+        positions, offsets = cut
+        values = values[positions]
+    return Ids(values, offsets)
+
+
+def _times(one: SequenceValues, lists: Lists, problems: Problems) -> I64:
+    leaf, unit = lists.leaf, one.unit
+    if pa.types.is_timestamp(leaf.type):
+        unit = leaf.type.unit
+    numbers = pc.cast(leaf, pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False)
+    seconds: I64 = np.floor_divide(numbers, UNITS[unit])
+    return seconds
+
+
+def _numbers(one: SequenceValues, lists: Lists, problems: Problems) -> npt.NDArray[np.float32]:
+    wide = pc.cast(lists.leaf, pa.float64(), safe=False).fill_null(0.0).to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        values = wide.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        problems.add(
+            row_of(lists.offsets, bad),
+            one.column_name,
+            lambda _: f"list {one.name!r} holds a number that is not a finite float32",
+            lambda k: str(wide[bad[k]]),
+            "write a finite number for every position",
+        )
+        values = np.nan_to_num(values, posinf=0, neginf=0)
+    return values

@@ -1,0 +1,73 @@
+"""The transformer over jagged rows: blocks of softmax attention and a two-layer network for each position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rayrec.modules.attention import Layout, Mask, SelfAttention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig:
+    """Sizes of a `TransformerEncoder`.
+
+    Args:
+        dim: D, the width of each position.
+        hidden: width between the two layers of each position's network; None: D, as in SASRec.
+        norm_first: normalize the input of each part (pre-LN); False: its sum with the input (post-LN).
+    """
+
+    dim: int
+    blocks: int = 2
+    heads: int = 1
+    hidden: int | None = None
+    dropout: float = 0.0
+    norm_first: bool = True
+    mask: Mask = field(default_factory=Mask)
+
+
+class EncoderBlock(nn.Module):
+    """Attention, then two linear layers with a ReLU, each added to its input."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        hidden = config.hidden or config.dim
+        self.attention = SelfAttention(config.dim, config.heads, config.mask, config.dropout)
+        self.norms = nn.ModuleList(nn.LayerNorm(config.dim, eps=1e-8) for _ in range(2))
+        self.inner = nn.Linear(config.dim, hidden)
+        self.outer = nn.Linear(hidden, config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm_first = config.norm_first
+
+    def forward(self, x_TD: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """`[T, D]` to `[T, D]`."""
+        first, second = self.norms
+        if self.norm_first:
+            x_TD = x_TD + self.dropout(self.attention(first(x_TD), layout))
+            return x_TD + self._each_position(second(x_TD))
+        x_TD = first(x_TD + self.dropout(self.attention(x_TD, layout)))
+        normed: torch.Tensor = second(x_TD + self._each_position(x_TD))
+        return normed
+
+    def _each_position(self, x_TD: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.dropout(self.outer(self.dropout(F.relu(self.inner(x_TD)))))
+        return out
+
+
+class TransformerEncoder(nn.Module):
+    """`[T, D]` to `[T, D]` in blocks, with a last normalization where blocks normalize their inputs."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.blocks))
+        self.last = nn.LayerNorm(config.dim, eps=1e-8) if config.norm_first else nn.Identity()
+
+    def forward(self, x_TD: torch.Tensor, layout: Layout) -> torch.Tensor:
+        for block in self.blocks:
+            x_TD = block(x_TD, layout)
+        out: torch.Tensor = self.last(x_TD)
+        return out

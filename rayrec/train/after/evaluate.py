@@ -1,0 +1,120 @@
+"""Scoring a checkpoint of a run, on its own evaluation rows or on others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayrec.data import Manifest
+from rayrec.data.mapping.fingerprint import mapping_fingerprint
+from rayrec.train.config.file import parse_config
+from rayrec.train.driver.console import Display, evaluation_lines
+from rayrec.train.driver.launch import run_job
+from rayrec.train.driver.terminal import notice
+from rayrec.train.errors import TrainError
+from rayrec.train.run.choice import NEWEST, choose
+from rayrec.train.run.config import config_of_run
+from rayrec.train.run.folder import RunFolder, write_json
+from rayrec.train.run.log import Record
+from rayrec.train.setup import build
+from rayrec.train.worker.session import Job
+
+
+@dataclass
+class _Ending:
+    """Hears only how a job ended, and of checkpoints that are damaged or away, which goes to stderr."""
+
+    fatal: str | None = None
+    done: Record | None = None
+    stopped: str | None = None
+    step: int = 0
+    world_size: int = 0
+    attempt: int = 0
+    nodes: frozenset[str] = frozenset()
+
+    def __call__(self, record: Record) -> None:
+        if record.get("event") in ("damaged", "storage"):
+            notice(record["message"])
+        elif record["kind"] == "fatal":
+            self.fatal = self.fatal or record["error"]
+        elif record["kind"] == "excused":
+            self.fatal = None
+        elif record["kind"] == "done":
+            self.done = record
+        elif record["kind"] == "stopped":
+            self.stopped = "interrupted"
+
+
+def evaluate_run(
+    run_dir: str | Path,
+    data: str | None = None,
+    num_workers: int = 0,
+    factory: build.Factory | None = None,
+    display: Display | None = None,
+    allow_code: bool = False,
+    checkpoint: str = NEWEST,
+) -> dict[str, Any]:
+    """Load a checkpoint of a run, score it, print the figures and write them to `evaluation.json`.
+
+    Damage of a newer checkpoint than the one that is read is reported on stderr.
+
+    Args:
+        run_dir: a run folder.
+        data: Parquet file, folder or glob; default the run's `data.eval`.
+        num_workers: workers to spread the tables over, however many the run had; 0 scores in this process.
+        factory: makes the model, for a run that was given one in Python.
+        allow_code: whether a `model.factory` that the run folder names may be imported.
+        checkpoint: "newest" (that is whole), "best" by `storage.keep_best`, or a step.
+
+    Returns:
+        `auc`, `ne`, `logloss`, `calibration`, `samples` (also for each of several labels in `tasks`), `skipped`, with
+        `step`, `checkpoint` and `data`.
+
+    Raises:
+        ValueError: not a run folder, no checkpoint, no evaluation data, or data that cannot be read.
+    """
+    display = display or Display()
+    folder = RunFolder(Path(run_dir).absolute())
+    raw = config_of_run(folder, allow_code=allow_code or factory is not None)
+    job = _job(raw, folder, data, num_workers, factory, checkpoint)
+    outcome = run_job(job, _Ending(), display, attempts_before=0)
+    write_json(folder.path / "evaluation.json", outcome)
+    display.say(f"read the checkpoint of step {outcome['step']}: {outcome['checkpoint']}")
+    for line in evaluation_lines(f"{outcome['data']} (step {outcome['step']})", outcome):
+        display.say(line, style="bold")
+    return outcome
+
+
+def _job(
+    raw: dict[str, Any],
+    folder: RunFolder,
+    data: str | None,
+    num_workers: int,
+    factory: build.Factory | None,
+    checkpoint: str,
+) -> Job:
+    raw["trainer"]["num_workers"] = num_workers
+    raw["trainer"]["batch_size"] = max(raw["trainer"]["batch_size"], num_workers)
+    raw["sharding"]["replicas"] = 1  # nothing is trained, so one group needs the least memory
+    # a plan belongs to the number of workers it was made for, a calibration to the cluster
+    raw["sharding"]["plan"] = raw["sharding"]["calibration"] = None
+    if data is not None:
+        raw["data"]["eval"] = data
+    config = parse_config(raw)
+    if config.data.eval is None:
+        raise TrainError(f"the config of {folder.path} has no data.eval; give the rows to score with --data")
+    chosen = choose(folder, checkpoint).checkpoint
+    manifest = Manifest.of(config.data.eval, config.data_schema)
+    mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))
+    return Job(
+        config=config,
+        train=manifest,
+        eval=manifest,
+        folder=folder.path,
+        checkpoints=folder.checkpoints,
+        factory=factory,
+        mapping=mapping,
+        task="evaluate",
+        checkpoint=None if checkpoint == NEWEST else chosen.name,
+    )

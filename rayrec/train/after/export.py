@@ -1,0 +1,217 @@
+"""A run, or one of its checkpoints, as what `rayrec.inference.export` takes."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rayrec.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError
+from rayrec.checkpoint.committed import read_checkpoint
+from rayrec.checkpoint.folder import open_folder
+from rayrec.checkpoint.weights import CheckpointWeights
+from rayrec.data import BatchStream, Manifest
+from rayrec.inference.export import Export, Trained, Wanted, export
+from rayrec.inference.graph import Inputs
+from rayrec.inference.parity import FIGURES
+from rayrec.models import Batch
+from rayrec.train.config import TrainConfig
+from rayrec.train.config.file import parse_config
+from rayrec.train.errors import StorageError, TrainError
+from rayrec.train.report import write_report
+from rayrec.train.run.choice import NEWEST, Tell, choose
+from rayrec.train.run.config import config_of_run
+from rayrec.train.run.folder import RunFolder
+from rayrec.train.setup import build
+from rayrec.train.worker.loop import EVAL_ROWS
+
+
+def export_run(
+    source: str | Path,
+    out: str | Path,
+    wanted: Wanted | None = None,
+    data: str | None = None,
+    factory: build.Factory | None = None,
+    allow_code: bool = False,
+    checkpoint: str = NEWEST,
+) -> Export:
+    """Export a checkpoint of a run, whatever plan and world it was saved under.
+
+    One with damaged tensors is refused; that a newer one has a damaged manifest is reported on stderr.
+
+    Args:
+        source: a run folder, or a checkpoint inside it.
+        data: rows to compare scores on; default the run's `data.eval`.
+        factory: makes the model, for a run that was given one in Python.
+        allow_code: whether a `model.factory` that the run folder names may be imported.
+        checkpoint: of a run folder: "newest", "best" by `storage.keep_best`, or a step.
+
+    Raises:
+        ValueError: not a run, no checkpoint, no evaluation rows, or what `rayrec.inference.export` raises.
+    """
+    folder, found = find_checkpoint(Path(source).absolute(), checkpoint)
+    return _export(folder, found, out, wanted, data, factory, allow_code)
+
+
+def _export(
+    folder: RunFolder,
+    checkpoint: Checkpoint,
+    out: str | Path,
+    wanted: Wanted | None,
+    data: str | None,
+    factory: build.Factory | None,
+    allow_code: bool,
+) -> Export:
+    try:
+        made = export(trained_of(folder, checkpoint, data, factory, allow_code), out, wanted)
+    except DamagedCheckpointError as error:
+        others = [one.step for one in CheckpointStore(folder.checkpoints).all() if one.name != checkpoint.name]
+        if not others:
+            raise
+        steps = ", ".join(map(str, sorted(set(others))))
+        raise TrainError(f"{error}; another may be whole: --checkpoint with its step ({steps})") from error
+    with suppress(OSError, StorageError):  # an export needs no run that can be written
+        _note(folder, made)
+    return made
+
+
+def exported_run(run: str | Path, allow_code: bool = False, checkpoint: str = NEWEST, tell: Tell | None = None) -> Path:
+    """The fp32 export of a run's checkpoint in the run's own folder; made where it is not there yet.
+
+    Args:
+        checkpoint: "newest", "best" by `storage.keep_best`, or a step.
+        tell: called with which one it is.
+
+    Raises:
+        ValueError: as `export_run`.
+    """
+    folder, found = find_checkpoint(Path(run).absolute(), checkpoint)
+    if tell is not None:
+        tell(f"read the checkpoint of step {found.step}: {found.path}")
+    out = folder.path / "exports" / open_folder(found.path).name
+    if not out.exists():
+        _export(folder, found, out, None, None, None, allow_code)
+    return out
+
+
+def _note(folder: RunFolder, made: Export) -> None:
+    """Records the export in the run: a line in `exports.jsonl`, and the report anew."""
+    index, parity = made.index, made.parity
+    formats = sorted({place.format.value for place in index.places}, reverse=True)
+    line = {
+        "time": time.time(),
+        "path": str(made.folder.absolute()),
+        "version": index.version,
+        "step": index.origin.get("step"),
+        "tables": ", ".join(formats),
+        "dense": index.dense,
+        "target": index.targets[-1],
+        "share": parity.bytes["tables"] / parity.bytes["fp32"],
+        "trained": parity.trained,
+        "exported": parity.exported,
+        "within_limits": not parity.problems,
+    }
+    with open(folder.exports, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    write_report(folder.path)
+
+
+def find_checkpoint(source: Path, which: str = NEWEST) -> tuple[RunFolder, Checkpoint]:
+    """The run and the checkpoint that a path names; of a run folder, the one that `which` means (see `choose`).
+
+    Raises:
+        TrainError: it names neither a run nor a committed checkpoint.
+        CheckpointError: it is damaged, or no other is whole.
+    """
+    for folder in (RunFolder(source), RunFolder(source.parent.parent)):
+        if not folder.config.exists():
+            continue
+        if folder.path == source:
+            choice = choose(folder, which)
+            choice.report()
+            return folder, choice.checkpoint
+        if which != NEWEST:
+            raise TrainError(
+                f"--checkpoint {which}: {source} is a checkpoint already; give the run folder {folder.path}"
+            )
+        found = read_checkpoint(CheckpointStore(folder.checkpoints).root.sub(source.name))
+        if found is None:
+            raise TrainError(
+                f"{source} has no complete checkpoint: train it first, or name one of {folder.checkpoints}"
+            )
+        return folder, found
+    raise TrainError(f"{source} is neither a run folder (it has no config.yaml) nor a checkpoint of one")
+
+
+def trained_of(
+    folder: RunFolder,
+    checkpoint: Checkpoint,
+    data: str | None = None,
+    factory: build.Factory | None = None,
+    allow_code: bool = False,
+) -> Trained:
+    """All that an export needs to know of a run.
+
+    Raises:
+        TrainError: there are no evaluation rows, or a label is a number.
+    """
+    raw = config_of_run(folder, allow_code=allow_code or factory is not None)
+    if data is not None:
+        raw["data"]["eval"] = data
+    config = parse_config(raw)
+    if config.data.eval is None:
+        raise TrainError(f"the config of {folder.path} has no data.eval; give rows to compare scores on with --data")
+    schema = config.data_schema
+    if "number" in schema.label_kinds:
+        raise TrainError(
+            "schema.label: only models of binary labels are exported, as scores are probabilities; this one predicts a "
+            "number: score its checkpoint with `rayrec evaluate`"
+        )
+    manifest = Manifest.of(config.data.eval, schema)
+    labels = schema.task_names
+    return Trained(
+        make_model=lambda: build.model(config, "cpu", factory),
+        weights=CheckpointWeights(checkpoint.path),
+        inputs=Inputs(
+            keys=tuple(schema.sparse_names),
+            num_dense=schema.num_dense,
+            labels=None if labels is None else tuple(labels),
+            weighted=schema.weighted,
+        ),
+        mapping={key: config.to_dict()[key] for key in ("schema", "tables")},
+        rows_of=build.rows_of(config),
+        batches=lambda: _batches(config, manifest),
+        recorded=None if data is not None else _recorded(folder, checkpoint.step),
+        logit_shift=math.log(config.data.negative_rate),
+        origin={"run": config.name, "checkpoint": open_folder(checkpoint.path).name, "step": checkpoint.step},
+    )
+
+
+def _batches(config: TrainConfig, manifest: Manifest) -> Iterator[Batch]:
+    """The evaluation rows as the trainer's evaluation in one process reads them."""
+    stream = BatchStream(
+        manifest,
+        config.data_schema,
+        build.rows_of(config),
+        batch_rows=config.trainer.batch_size,
+        rank=0,
+        world_size=1,
+        cursor=EVAL_ROWS,
+        seed=config.trainer.seed,
+        shuffle=False,
+        options=config.data.read.model_copy(update={"reader": "local"}),
+    )
+    with stream:
+        for batch, _ in stream:
+            yield batch
+
+
+def _recorded(folder: RunFolder, step: int) -> dict[str, Any] | None:
+    """The figures of the run's evaluation at this step."""
+    of_step = [line for line in folder.read_metrics() if line.get("kind") == "eval" and line.get("step") == step]
+    names = ("tasks", "samples", *FIGURES)
+    return {key: of_step[-1][key] for key in names if key in of_step[-1]} if of_step else None

@@ -1,0 +1,114 @@
+"""Permutation importance: how much worse a model scores when one table's ids, or one number, are permuted over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from rayrec.data import Manifest, Schema
+from rayrec.data import Mapping as RowMapping
+from rayrec.data.source.slices import slices_of
+from rayrec.data.stream.reading import read_rows
+from rayrec.inference import Model
+from rayrec.metrics import LabelMetrics
+from rayrec.train.after.export import exported_run
+from rayrec.train.config import TrainConfig
+from rayrec.train.config.file import parse_config
+from rayrec.train.errors import TrainError
+from rayrec.train.report import write_report
+from rayrec.train.run.choice import NEWEST
+from rayrec.train.run.config import config_of_run
+from rayrec.train.run.folder import RunFolder, write_json
+
+ROWS = 50_000
+_SEED = 0
+
+
+def importance_of_run(
+    run_dir: str | Path, data: str | None = None, *, allow_code: bool = False, checkpoint: str = NEWEST
+) -> list[dict[str, Any]]:
+    """Measures it on some evaluation rows of a run, writes `importance.json` there, and the report anew.
+
+    The checkpoint is exported into the run's own `exports/` first, as for predictions.
+
+    Args:
+        data: Parquet file, folder or glob; default the run's `data.eval`.
+        checkpoint: "newest", "best" by `storage.keep_best`, or a step.
+
+    Returns:
+        `name`, `kind` (table or number), `ne` and `auc`: by how much NE rises and AUC falls (of the first of several
+        labels); the most important first.
+
+    Raises:
+        ValueError: as `export_run`; no evaluation rows.
+    """
+    folder = RunFolder(Path(run_dir).absolute())
+    raw = config_of_run(folder, allow_code=allow_code)
+    if data is not None:
+        raw["data"]["eval"] = data
+    config = parse_config(raw)
+    model = Model(exported_run(run_dir, allow_code, checkpoint))
+    found = _importance(model, config)
+    write_json(folder.path / "importance.json", {"step": model.index.origin["step"], "parts": found})
+    write_report(folder.path)
+    return found
+
+
+def _importance(model: Model, config: TrainConfig) -> list[dict[str, Any]]:
+    mapping = RowMapping.from_config(model.mapping_config())
+    rows, schema = _some_rows(config, mapping), mapping.schema
+    whole, order = _figures(model, mapping, rows), np.random.default_rng(_SEED).permutation(len(rows))
+    if whole["ne"] is None:
+        raise TrainError("--importance: all labels of the evaluation rows are alike; give others with --data")
+    found = []
+    for name, kind, columns in _parts(config, schema):
+        permuted = rows
+        for column in columns:
+            at = permuted.column_names.index(column)
+            permuted = permuted.set_column(at, permuted.field(at), permuted.column(column).take(pa.array(order)))
+        figures = _figures(model, mapping, permuted)
+        found.append(
+            {"name": name, "kind": kind, "ne": figures["ne"] - whole["ne"], "auc": whole["auc"] - figures["auc"]}
+        )
+    return sorted(found, key=lambda part: -part["ne"])
+
+
+def _some_rows(config: TrainConfig, mapping: RowMapping) -> pa.Table:
+    """Up to `ROWS` good evaluation rows, from anywhere in the files."""
+    if config.data.eval is None:
+        raise TrainError("--importance: the run has no data.eval; give rows to score with --data")
+    manifest = Manifest.of(config.data.eval, config.data_schema.for_training)
+    random, tables = np.random.default_rng(_SEED), list[pa.Table]()
+    for number in random.permutation(len(manifest.windows)):
+        table, problems = read_rows(slices_of(manifest, manifest.windows[number]), manifest.columns, manifest.filters)
+        if problems:
+            raise problems.error(int(problems.rows()[0]))
+        _, errors = mapping.to_batch_and_errors(table)
+        tables.append(table.take(pa.array([row for row in range(len(table)) if row not in errors], pa.int64())))
+        if sum(map(len, tables)) >= ROWS:
+            break
+    rows = pa.concat_tables(tables).combine_chunks()
+    return rows.take(pa.array(random.permutation(len(rows))[:ROWS]))
+
+
+def _parts(config: TrainConfig, schema: Schema) -> Iterator[tuple[str, str, Sequence[str]]]:
+    """Name, kind and columns of each table and each number."""
+    columns = {feature.name: schema.sources(feature) for feature in schema.sparse}
+    for table in config.tables:
+        both = [column for name in table.features for column in columns[name]]
+        yield table.name, "table", list(dict.fromkeys(both))
+    for feature in schema.dense:
+        yield feature.name, "number", schema.sources(feature)
+
+
+def _figures(model: Model, mapping: RowMapping, rows: pa.Table) -> Mapping[str, Any]:
+    batch = mapping.to_batch(rows)
+    metrics = LabelMetrics(mapping.schema.label_kinds, torch.device("cpu"), mapping.schema.task_names)
+    metrics.update(model.score(batch), batch.label, batch.weight)
+    figures: Mapping[str, Any] = metrics.compute()
+    return figures

@@ -1,0 +1,115 @@
+"""How many sharding groups there are, and the plan of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from rayrec.data.order.epoch import dealt
+from rayrec.distributed.plan.module_sharder import ModuleSharder
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from rayrec.distributed.planner.cost.estimate import Estimate
+from rayrec.distributed.planner.sharding_groups import Grouped, choose_groups, group_topology, grouped
+from rayrec.distributed.replicas import GroupLayout
+from rayrec.train.config import TrainConfig
+from rayrec.train.setup import build
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What all ranks go by.
+
+    Args:
+        layout: the groups.
+        plan: where tables lie in each, by its own ranks.
+        estimate: what the plan costs each rank of a group.
+        sync_s: predicted seconds of a step's synchronisation between groups.
+        sync_bytes: bytes that a rank sends for it.
+    """
+
+    layout: GroupLayout
+    plan: ShardingPlan
+    estimate: Estimate
+    sync_s: float = 0.0
+    sync_bytes: float = 0.0
+
+    def plan_entry(self, sync_every: int) -> dict[str, Any]:
+        """The entry of `plan.json`; empty for one group."""
+        if self.layout.replicas == 1:
+            return {}
+        facts = {"sync_every": sync_every, "sync_s": self.sync_s, "sync_bytes": self.sync_bytes}
+        return {"replicas": {"groups": self.layout.replicas, "workers": self.layout.group_size, **facts}}
+
+
+def decide(config: TrainConfig, topology: Topology, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> Decision:
+    """The groups for a machine, by the config's plan if it has one.
+
+    Raises:
+        NoPlanError: nothing fits.
+        ValueError: a plan, or a number of groups, that is not for so many workers.
+    """
+    if config.sharding.plan is not None:
+        layout = layout_of(config, topology.world_size, build.given_plan(config, topology.world_size))
+        plan = build.given_plan(config, layout.group_size, layout.replicas)
+        assert plan is not None
+        if layout.replicas == 1:
+            own = _planner(config, topology, topology.world_size)
+            return Decision(layout=layout, plan=plan, estimate=own.estimate(plan, module, sharders))
+        found = plan_groups(config, topology, module, sharders, plan)
+    else:
+        found = plan_groups(config, topology, module, sharders)
+    return Decision(
+        layout=found.layout,
+        plan=found.result.plan,
+        estimate=found.result.estimate,
+        sync_s=found.sync_s,
+        sync_bytes=found.sync_bytes,
+    )
+
+
+def plan_groups(
+    config: TrainConfig,
+    topology: Topology,
+    module: nn.Module,
+    sharders: list[ModuleSharder[Any]],
+    given: ShardingPlan | None = None,
+) -> Grouped:
+    """The planner's plan for a group of the config's number of them, or of that which makes the shortest step.
+
+    Args:
+        given: a plan to judge; by default one is searched for.
+
+    Raises:
+        NoPlanError: nothing fits.
+        ValueError: the number does not divide the workers; a plan for another model.
+    """
+    every, world = config.sharding.sync_every, topology.world_size
+    if config.sharding.replicas == "auto" and given is None:
+        return choose_groups(lambda own: _planner(config, own, world).result(module, sharders), topology, every)
+    layout = layout_of(config, world, given)
+    planner = _planner(config, group_topology(topology, layout), world)
+    result = planner.result(module, sharders) if given is None else planner.judge(given, module, sharders)
+    return grouped(result, layout, topology, every)
+
+
+def _planner(config: TrainConfig, own: Topology, world_size: int) -> EmbeddingShardingPlanner:
+    batch = dealt(config.trainer.batch_size, 0, world_size)
+    return EmbeddingShardingPlanner(topology=own, batch_size=batch, constraints=build.constraints(config))
+
+
+def layout_of(config: TrainConfig, world_size: int, plan: ShardingPlan | None = None) -> GroupLayout:
+    """As the config says: so many groups, or those that a given plan is for; for an elastic run as many as can be.
+
+    Raises:
+        ValueError: they do not divide the world.
+    """
+    wanted = config.sharding.replicas
+    if wanted == "auto":
+        size = world_size if plan is None else plan.min_world_size
+        return GroupLayout(world_size, next(s for s in range(size, world_size + 1) if world_size % s == 0))
+    if config.trainer.elastic:
+        return GroupLayout.of_replicas(world_size, max(n for n in range(1, wanted + 1) if world_size % n == 0))
+    return GroupLayout.of_replicas(world_size, wanted)

@@ -1,0 +1,147 @@
+"""One config on clusters of several shapes, on paper: which hold it, what a step's embedding part takes, what binds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rich.table import Table
+
+from rayrec.distributed.planner import NoPlanError, Topology
+from rayrec.distributed.planner.cost.terms import Cost
+from rayrec.distributed.planner.sharding_groups import Grouped
+from rayrec.train.config import TrainConfig
+from rayrec.train.driver.console import Display
+from rayrec.train.driver.plan_table import bytes_text
+from rayrec.train.driver.terminal import plain
+from rayrec.train.planning.plan_only import make_groups
+from rayrec.train.setup import build
+
+# Terms of the planner's cost, as people ask for them.
+PARTS = {
+    "lookup": ("lookup",),
+    "inside hosts": ("input_intra", "output_intra", "gradient_intra"),
+    "between hosts": ("input_inter", "output_inter", "gradient_inter"),
+    "update": ("backward", "host"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the planner says of one cluster.
+
+    Args:
+        world: `HOSTSxRANKS`.
+        batch_size: rows of a step, over all ranks.
+        replicas: groups of ranks that have all tables each, see `sharding.replicas`.
+        problem: why nothing fits, with the bytes that are missing; None where a plan does.
+        step_s: predicted seconds of the embedding part of a step on the slowest rank; the dense part is not in it.
+        parts_s: the same rank's, by part.
+        binds: the part that takes longest.
+        memory_bytes: of the fullest rank, all that it keeps back included.
+        memory_there: what that rank has.
+    """
+
+    world: str
+    ranks: int
+    batch_size: int
+    replicas: int = 1
+    problem: str | None = None
+    step_s: float | None = None
+    parts_s: dict[str, float] | None = None
+    binds: str | None = None
+    memory_bytes: float | None = None
+    memory_there: int | None = None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return None if self.step_s is None else self.batch_size / self.step_s
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"samples_per_s": self.samples_per_s}
+
+
+def compare(
+    config: TrainConfig, worlds: Sequence[str], gpu: str, scaling: Literal["strong", "weak"] = "strong"
+) -> list[Shape]:
+    """What the planner says of each cluster.
+
+    Args:
+        worlds: `HOSTSxRANKS`, each.
+        gpu: what a rank has: a preset of the planner.
+        scaling: "strong" keeps the config's batch, over all ranks; "weak" its batch per worker.
+
+    Raises:
+        ValueError: a world of another form, an unknown device, a model that cannot be built.
+    """
+    calibration = build.calibration(config)
+    per_worker = config.trainer.batch_size / max(1, config.trainer.most_workers)
+    shapes = []
+    for world in worlds:
+        topology = Topology.from_world(world, gpu=gpu)
+        if calibration is not None and calibration.kind == topology.compute_device:
+            topology = topology.with_calibration(calibration)
+        batch = config.trainer.batch_size if scaling == "strong" else round(per_worker * topology.world_size)
+        shapes.append(_shape(config, world, topology, max(batch, topology.world_size)))
+    return shapes
+
+
+def _shape(config: TrainConfig, world: str, topology: Topology, batch: int) -> Shape:
+    trainer = config.trainer.model_copy(update={"batch_size": batch})
+    try:
+        groups = make_groups(config.model_copy(update={"trainer": trainer}), topology)
+    except NoPlanError as error:
+        return Shape(world=world, ranks=topology.world_size, batch_size=batch, problem=str(error))
+    return _of(groups, world, batch)
+
+
+def _of(groups: Grouped, world: str, batch: int) -> Shape:
+    result = groups.result
+    estimate = result.estimate
+    slowest, fullest = int(estimate.seconds_R.argmax()), int(estimate.device_bytes_R.argmax())
+    cost = Cost(*estimate.cost_RT[slowest].tolist())
+    parts = {part: sum(getattr(cost, term) for term in terms) for part, terms in PARTS.items()}
+    parts["routing and starting"] = estimate.fixed_s
+    if groups.layout.replicas > 1:
+        parts["between groups"] = groups.sync_s
+    return Shape(
+        world=world,
+        ranks=groups.layout.world_size,
+        replicas=groups.layout.replicas,
+        batch_size=batch,
+        step_s=groups.step_s,
+        parts_s=parts,
+        binds=max(parts, key=lambda part: parts[part]),
+        memory_bytes=float(estimate.device_bytes_R[fullest]),
+        memory_there=result.topology.host_of(fullest).memory_bytes,
+    )
+
+
+def shapes_table(shapes: Sequence[Shape], gpu: str) -> Table:
+    """A line a cluster."""
+    table = Table(title=f"the embedding part of a step, {gpu}, as planned", title_justify="left")
+    for head in ("world", "rows a step", "step", "rows/s", "fullest rank", "binds"):
+        table.add_column(head, justify="left" if head in ("world", "binds") else "right")
+    for shape in shapes:
+        if shape.step_s is None or shape.memory_bytes is None or shape.memory_there is None:
+            first = (shape.problem or "").splitlines()[0]
+            table.add_row(shape.world, f"{shape.batch_size:,}", "–", "–", "–", plain(f"does not fit: {first}"))
+            continue
+        memory = f"{bytes_text(shape.memory_bytes)} of {bytes_text(shape.memory_there)}"
+        speed = f"{shape.batch_size / shape.step_s:,.0f}"
+        table.add_row(
+            shape.world, f"{shape.batch_size:,}", f"{shape.step_s * 1e3:.2f} ms", speed, memory, str(shape.binds)
+        )
+    return table
+
+
+def show_shapes(config: TrainConfig, worlds: Sequence[str], gpu: str, display: Display | None = None) -> list[Shape]:
+    """Compare clusters, print a line for each, and all that is known where nothing fits. Raises as `compare` does."""
+    display = display or Display()
+    shapes = compare(config, worlds, gpu)
+    display.console.print(shapes_table(shapes, gpu))
+    for shape in shapes:
+        if shape.problem is not None:
+            display.say(f"{shape.world}: {shape.problem}")
+    return shapes

@@ -1,0 +1,118 @@
+"""Which checkpoint of a run a command reads: the newest, the best, or the one of a step; and what it passes over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rayrec.checkpoint import Best, Checkpoint, CheckpointStore, DamagedCheckpointError, newer_damaged, no_whole
+from rayrec.checkpoint.attempt import order_of
+from rayrec.checkpoint.scores import best_of
+from rayrec.train.config import LOWER_IS_BETTER
+from rayrec.train.driver.terminal import notice
+from rayrec.train.errors import StorageError, TrainError
+from rayrec.train.run.folder import RunFolder
+
+NEWEST, BEST = "newest", "best"
+Tell = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A checkpoint to read.
+
+    Args:
+        damaged: newer ones whose manifest is damaged.
+    """
+
+    checkpoint: Checkpoint
+    damaged: tuple[DamagedCheckpointError, ...] = ()
+
+    def report(self, tell: Tell = notice) -> None:
+        """Name the damaged ones."""
+        for error in self.damaged:
+            tell(f"{error}; read instead: step {self.checkpoint.step}")
+
+
+def best_by(metric: str | None) -> Best | None:
+    """`storage.keep_best` as the store takes it."""
+    return None if metric is None else Best(metric, larger=metric not in LOWER_IS_BETTER)
+
+
+def choose(folder: RunFolder, which: str = NEWEST) -> Choice:
+    """The checkpoint of a run that `which` means.
+
+    Args:
+        which: "newest", "best" by the run's `storage.keep_best`, or a step.
+
+    Raises:
+        TrainError: there is none such, or no score; names those that there are.
+        DamagedCheckpointError: the manifest of the best one, or of the step's one, is damaged.
+        NoWholeCheckpointError: the manifests of all are damaged.
+        StorageError: the checkpoints cannot be read.
+    """
+    if which not in (NEWEST, BEST) and not which.isdecimal():
+        raise TrainError(f"--checkpoint {which}: give newest, best, or the number of a step")
+    store = CheckpointStore(folder.checkpoints)
+    try:
+        whole, damaged = store.listing()
+        if not whole and not damaged:
+            raise TrainError(f"{folder.path} has no complete checkpoint yet; train it first")
+        if which == BEST:
+            return Choice(checkpoint=_best(folder, store, whole, damaged))
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or folder.checkpoints} cannot be read: {error.strerror or error}"
+        ) from error
+    if which == NEWEST:
+        if not whole:
+            raise no_whole(store.root.path, damaged)
+        return Choice(checkpoint=whole[-1], damaged=tuple(newer_damaged(whole[-1], damaged)))
+    return Choice(checkpoint=_of_step(folder, int(which), whole, damaged))
+
+
+def _best(
+    folder: RunFolder, store: CheckpointStore, whole: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError]
+) -> Checkpoint:
+    metric = ((folder.read_config() or {}).get("storage") or {}).get("keep_best")
+    best = best_by(metric)
+    if best is None:
+        raise TrainError(
+            f"--checkpoint best: {folder.path} was trained without storage.keep_best, so no checkpoint has a score; "
+            f"give newest or a step ({_steps(whole)})"
+        )
+    errors = {error.name: error for error in damaged}
+    found = {checkpoint.name: checkpoint for checkpoint in whole}
+    name = best_of(store.root, [*found, *errors], best)
+    if name is None:
+        raise TrainError(
+            f"--checkpoint best: no checkpoint of {folder.path} has a score of storage.keep_best={metric} yet; give "
+            f"newest or a step ({_steps(whole)})"
+        )
+    if name in errors:
+        raise errors[name]
+    return found[name]
+
+
+def _of_step(
+    folder: RunFolder, step: int, whole: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError]
+) -> Checkpoint:
+    """The newest one of this step: an attempt that began anew may have come to it again."""
+    every: dict[str, Checkpoint | DamagedCheckpointError] = {one.name: one for one in whole}
+    every |= {error.name: error for error in damaged}
+    names = sorted((name for name in every if _order(name)[1] == step), key=_order)
+    if not names:
+        raise TrainError(f"--checkpoint {step}: {folder.path} has no checkpoint of that step; it has {_steps(whole)}")
+    found = every[names[-1]]
+    if isinstance(found, DamagedCheckpointError):
+        raise found
+    return found
+
+
+def _steps(whole: Sequence[Checkpoint]) -> str:
+    steps = sorted({checkpoint.step for checkpoint in whole})
+    return "none that is whole" if not steps else ", ".join(map(str, steps))
+
+
+def _order(name: str) -> tuple[int, int]:
+    return order_of(name) or (0, 0)

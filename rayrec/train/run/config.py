@@ -1,0 +1,61 @@
+"""Which code a config may name: none where a run folder holds it, and in a Ray job only what was submitted with it.
+
+A run folder lies in shared storage, where others may write. What `rayrec train` is given is the user's own word; what a
+folder says is not. A job's config is its sender's word, as is the working folder that came with it; what else a
+cluster's machines have installed is not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from rayrec.train.config import TrainConfig
+from rayrec.train.errors import TrainError
+from rayrec.train.run.folder import RunFolder
+from rayrec.train.run.paths import in_job_package
+
+
+def config_of_run(folder: RunFolder, *, allow_code: bool) -> dict[str, Any]:
+    """The plain values of a run's `config.yaml`.
+
+    Args:
+        allow_code: whether `model.factory` there may be imported; also right where the caller gives a factory instead.
+
+    Raises:
+        TrainError: it is no run folder, or names code and may not.
+    """
+    raw = folder.read_config()
+    if raw is None:
+        raise TrainError(f"{folder.path} is not a run folder: it has no config.yaml")
+    model = raw.get("model")
+    named = model.get("factory") if isinstance(model, dict) else None
+    if named is not None and not allow_code:
+        raise TrainError(
+            f"{folder.config} names code of its own, model.factory={named}, which would be imported and run here; "
+            f"if you trust who wrote that folder, give --allow-code (from Python: allow_code=True, or factory=…)"
+        )
+    return raw
+
+
+def refuse_code_from_elsewhere(config: TrainConfig, here: Path, *, allow_code: bool) -> None:
+    """In a Ray job, `model.factory` must be in the job's copy of the working folder; nothing is imported to find out.
+
+    Args:
+        here: the working folder; another one than a job's copy is the user's own, and nothing is refused there.
+
+    Raises:
+        TrainError: the module lies elsewhere, with the flag that allows it.
+    """
+    if allow_code or config.model.factory is None or not in_job_package(here):
+        return
+    package = config.model.factory.partition(":")[0].partition(".")[0]
+    if any((here / name).exists() for name in (package, f"{package}.py")):
+        return
+    found = importlib.util.find_spec(package)
+    where = "nowhere" if found is None else found.origin or "in Python itself"
+    raise TrainError(
+        f"model.factory={config.model.factory}: {package!r} is not in the job's working folder but {where}; submit it "
+        f"with --working-dir, or give --allow-code if it is to be imported from there"
+    )

@@ -1,0 +1,304 @@
+"""The folder of a run: its files, its lock, and whether an earlier run of the same name can be continued."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from rayrec.checkpoint.errors import InUseError
+from rayrec.checkpoint.folder import LocalFolder, open_folder
+from rayrec.checkpoint.launch import Lease
+from rayrec.train.config.difference import differing, same
+from rayrec.train.errors import StorageError
+
+if TYPE_CHECKING:
+    from rayrec.checkpoint import Checkpoint
+
+# Changing one of these makes another model or another order of rows: a checkpoint cannot be continued with it.
+FIXED_FIELDS = (
+    "schema",
+    "tables",
+    "model",
+    "optimizers.dense.kind",
+    "optimizers.sparse.kind",
+    "trainer.seed",
+    "data.negative_rate",
+)
+
+MOST_CHANGES = 5  # of one field, that an error shows
+REMOTE = ".storage"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """`<storage path>/<run name>/` and what lies in it.
+
+    Where the storage path is a URI, this is a folder in the user's cache that stands for it: it names the URI, where
+    checkpoints lie and small files are copied to (`mirror.py`).
+    """
+
+    path: Path
+
+    @classmethod
+    def at(cls, storage: str, name: str) -> RunFolder:
+        """The folder of a run below a path or URI."""
+        if "://" not in storage:
+            return cls(Path(storage) / name)
+        place, mark, options = storage.partition("?")
+        uri = f"{place.rstrip('/')}/{name}{mark}{options}"
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = cls(cache / "rayrec" / "runs" / hashlib.sha256(uri.encode()).hexdigest()[:12] / name)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        (folder.path / REMOTE).write_text(uri, encoding="utf-8")
+        return folder
+
+    @property
+    def remote(self) -> str | None:
+        """URI of the run's storage; None where that is this folder."""
+        try:
+            return (self.path / REMOTE).read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def footers(self) -> Path:
+        """What the data's footers said, so that the same command again need not read them all."""
+        return self.path / "footers.arrow"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def exports(self) -> Path:
+        """A line for each export that was made of the run."""
+        return self.path / "exports.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def checkpoints(self) -> str:
+        """Path or URI of the folder of checkpoints."""
+        remote = self.remote
+        if remote is None:
+            return str(self.path / "checkpoints")
+        place, mark, options = remote.partition("?")
+        return f"{place}/checkpoints{mark}{options}"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def ray_state(self) -> Path:
+        """Where Ray Train keeps its own notes; not a part of the run."""
+        return self.path / ".ray_train"
+
+    def create(self) -> None:
+        """Make the folder and prove that it can be written.
+
+        Raises:
+            StorageError: it cannot.
+        """
+        probe = self.path / f".probe-{os.getpid()}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe.write_text("rayrec", encoding="utf-8")
+            probe.unlink()
+        except OSError as error:
+            raise StorageError(
+                f"storage.path: the run folder {self.path} cannot be written ({error.strerror or error}); "
+                f"set storage.path to a folder that this user may write"
+            ) from None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder, so that no two runs of one name write into it at the same time.
+
+        Raises:
+            StorageError: another process holds it.
+        """
+        with open(self.path / ".lock", "a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StorageError(
+                    f"run folder {self.path} is in use by a run that is still going; "
+                    f"wait for it, or choose another name"
+                ) from None
+            except OSError:
+                pass  # a file system without locks; `leased` refuses a second run there too
+            yield
+
+    def read_config(self) -> dict[str, Any] | None:
+        """The resolved config of an earlier run of this name."""
+        if not self.config.exists():
+            return None
+        raw = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        return raw if isinstance(raw, dict) else None
+
+    def read_result(self) -> dict[str, Any] | None:
+        """The result of an earlier run of this name, if it got to its end."""
+        try:
+            raw = json.loads(self.result.read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+        return raw if isinstance(raw, dict) else None
+
+    def last_attempt(self) -> int:
+        """The highest attempt in the metrics so far; 0 when there is none."""
+        return max((int(record.get("attempt") or 0) for record in self.read_metrics()), default=0)
+
+    def read_metrics(self) -> Iterator[dict[str, Any]]:
+        """The lines of `metrics.jsonl`; a half-written last line is left out."""
+        if not self.metrics.exists():
+            return
+        with open(self.metrics, encoding="utf-8") as file:
+            for line in file:
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+
+    def set_aside(self) -> Path | None:
+        """Move the folder away so that a fresh run can take its name; returns where it went.
+
+        Raises:
+            StorageError: it cannot be moved.
+        """
+        if not self.path.exists():
+            return None
+        if self.remote is not None:
+            raise StorageError(f"--fresh: {self.remote} is no folder that could be set aside; take another --name")
+        aside = self.path.with_name(f"{self.path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
+        number = 1
+        while aside.exists():
+            number += 1
+            aside = aside.with_name(f"{self.path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}-{number}")
+        try:
+            self.path.rename(aside)
+        except OSError as error:
+            raise StorageError(f"--fresh: {self.path} cannot be moved to {aside}: {error.strerror}") from None
+        return aside
+
+
+def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
+    """The newest checkpoint of a run; None where it never made one.
+
+    Raises:
+        StorageError: checkpoints cannot be read. That is not the same as there being none.
+        CheckpointError: there are some, but none is whole.
+    """
+    try:
+        from rayrec.checkpoint import CheckpointStore  # with torch, which a report does not need
+
+        return CheckpointStore(folder.checkpoints).latest()
+    except OSError as error:
+        raise _unusable(folder, error, "read") from error
+
+
+def _unusable(folder: RunFolder, error: OSError, how: str) -> StorageError:
+    return StorageError(
+        f"{error.filename or folder.checkpoints} cannot be {how} ({error.strerror or error}); nothing was started, "
+        f"so that no checkpoint is lost: check storage and permissions, and run the same command again"
+    )
+
+
+@contextmanager
+def leased(folder: RunFolder, tell: Callable[[str], object]) -> Iterator[Lease]:
+    """Hold a run's checkpoints for this launch: the lock of a folder does not reach other machines.
+
+    Args:
+        tell: called with a line where another launch is waited for.
+
+    Raises:
+        StorageError: another launch is still going, or the folder cannot be written.
+    """
+    try:
+        lease = Lease(open_folder(folder.checkpoints), tell).take()
+    except InUseError as error:
+        raise StorageError(str(error)) from None
+    except OSError as error:
+        raise _unusable(folder, error, "written") from error
+    with lease:
+        yield lease
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file so that a reader sees the old or the new content, never a part, also after a loss of power."""
+    LocalFolder(path.parent).write(path.name, content.encode() if isinstance(content, str) else content)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_yaml(path: Path, value: Mapping[str, Any]) -> None:
+    write_atomically(path, yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True))
+
+
+def refuse_other_config(folder: RunFolder, earlier: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Refuse to continue a checkpoint with a config that makes another model or another order of rows.
+
+    Raises:
+        StorageError: names the fields that differ, and the ways out.
+    """
+    others = {
+        field: (_at(earlier, field), _at(config, field))
+        for field in FIXED_FIELDS
+        if not same(_at(earlier, field), _at(config, field))
+    }
+    if others:
+        what = "; ".join(change for field, values in others.items() for change in _changes(field, *values))
+        raise StorageError(
+            f"run folder {folder.path} holds checkpoints of a run with another config ({what}); take another --name, "
+            f"go back to that config, or start over with --fresh (the earlier run is set aside, not deleted)"
+        )
+
+
+def _at(config: Mapping[str, Any], path: str) -> Any:
+    node: Any = config
+    for key in path.split("."):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
+def _changes(field: str, before: Any, now: Any) -> list[str]:
+    """What differs inside a field, a text for each of the first fields below it."""
+    found = differing([before, now])
+    shown = [
+        f"{'.'.join(filter(None, (field, below)))}: {_short(was)} → {_short(given)}"
+        for below, (was, given) in found.items()
+        if was is not None or given is not None
+    ]
+    more = [f"{field}: {len(shown) - MOST_CHANGES} more fields"] if len(shown) > MOST_CHANGES else []
+    return [*shown[:MOST_CHANGES], *more] or [f"{field}: the same items in another order"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,231 @@
+"""The event log of a run: workers send records (plain dicts), the driver keeps and shows them.
+
+    send   a worker calls `Sink.put`; the sink is the `Mailbox` itself, or `ActorSink` where that is a Ray actor
+    hold   the `Mailbox` numbers attempts, knows who has failed and what the driver has asked for
+    hear   `drained` takes what has come, from a thread of the driver, and hands each record to its `Recorder`
+    keep   `driver/recorder.py` appends lines to metrics.jsonl and TensorBoard, and remembers how the run went
+    show   `driver/console.py` writes for people; `driver/exported.py` for Prometheus
+
+Workers never wait for the driver. Kinds of records: begin, plan, progress, train, eval, event, failure and restart
+(from Ray's controller), stopped, fatal, excused (fatal records so far come from a lost worker), done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rayrec.train.tolerance import Tolerance
+
+Record = dict[str, Any]
+Waiting = tuple[int, str]  # exchanges that a rank has begun, and the line of code in which it waits for the others
+
+
+class Sink(Protocol):
+    """Where a worker sends records."""
+
+    def begin(self, leader: bool) -> bool:
+        """Called by every rank at the start of an attempt; the leader counts it. True: the run has failed already."""
+
+    def put(self, record: Record) -> None:
+        """Send without waiting; records of one rank arrive in order."""
+
+    def flush(self, record: Record) -> None:
+        """Send, and return when it has arrived with all before it."""
+
+    def failed_ranks(self) -> int:
+        """How many ranks have sent a fatal record."""
+
+    def stop_requested(self) -> bool:
+        """Whether the driver wants the workers to stop, with a last checkpoint."""
+
+    def restart_reason(self) -> str | None:
+        """Why the workers are to be started again after that; None: they are not."""
+
+    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
+        """Reports where this rank waits for the others (None: it does not), and returns the places of all that wait."""
+
+
+class Mailbox:
+    """Keeps records until they are taken; runs as an actor, or in the driver's own process."""
+
+    def __init__(self, attempts_before: int = 0) -> None:
+        self._records: deque[Record] = deque()  # also used by two threads of one process
+        self._attempt = attempts_before
+        self._failed: set[int] = set()
+        self._waiting: dict[int, Waiting] = {}
+        self._last_words: str | None = None
+        self._stop = self._excused = False
+        self._restart: str | None = None
+        self._saved_step = self._failures = 0
+        self._idle_since: float | None = time.monotonic()
+
+    def begin(self, leader: bool) -> bool:
+        self._excused, self._idle_since = False, None
+        self._attempt += leader and not self._failed
+        self._restart = None if leader else self._restart
+        self._waiting.clear()
+        self._last_words = None
+        return bool(self._failed)
+
+    def put(self, record: Record) -> None:
+        if record["kind"] in ("failure", "restart"):
+            self._idle_since = time.monotonic()
+        elif record["kind"] in ("progress", "train"):  # also where this mailbox is a second one, and has heard no begin
+            self._idle_since = None
+        if record["kind"] == "fatal":
+            if self._excused and not record.get("final"):
+                return  # of the attempt that lost a worker
+            self._failed.add(record["rank"])
+        if record.get("event") == "checkpoint" and record["step"] > self._saved_step:
+            self._saved_step, self._failures = record["step"], 0
+        if record.get("event") in ("hang", "unlike"):
+            self._last_words = record["message"]
+        self._records.append({"time": time.time(), "attempt": self._attempt, **record})
+
+    def flush(self, record: Record) -> None:
+        self.put(record)
+
+    def last_words(self) -> str | None:
+        """Why a worker of this attempt has ended itself, if one has."""
+        return self._last_words
+
+    def failed_ranks(self) -> int:
+        return len(self._failed)
+
+    def idle_s(self) -> float:
+        """Seconds without a worker group; 0 where one runs."""
+        return 0.0 if self._idle_since is None else time.monotonic() - self._idle_since
+
+    def excuse(self, dead: Collection[int]) -> bool:
+        """Whether one of these lost ranks had reported no error: those of the others may come from its loss, and no
+        longer count."""
+        if self._failed.issuperset(dead):
+            return False
+        self._failed.clear()
+        self._excused = True
+        self._records.append({"time": time.time(), "attempt": self._attempt, "kind": "excused"})
+        return True
+
+    def failed_again(self) -> int:
+        """Counts a failure of the worker group: how many there were since the run last got further."""
+        self._failures += 1
+        return self._failures
+
+    def ask_stop(self) -> None:
+        self._stop = True
+
+    def ask_restart(self, reason: str) -> None:
+        """Stop with a checkpoint and start again."""
+        self._restart = reason
+
+    def stop_requested(self) -> bool:
+        return self._stop or self._restart is not None
+
+    def restart_reason(self) -> str | None:
+        return None if self._stop else self._restart
+
+    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
+        self._waiting.pop(rank, None)
+        if place is not None:
+            self._waiting[rank] = place
+        return dict(self._waiting)
+
+    def take(self) -> list[Record]:
+        """All records since the last call."""
+        return [self._records.popleft() for _ in range(len(self._records))]
+
+
+def ask(method: Any, *given: Any) -> Any:
+    """The answer of a mailbox that is an actor."""
+    import ray
+
+    return ray.get(method.remote(*given), timeout=30)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSink:
+    """Sends to a mailbox that is a Ray actor."""
+
+    actor: Any
+    timeout_s: float = 30.0
+
+    def begin(self, leader: bool) -> bool:
+        return bool(self._get(self.actor.begin.remote(leader)))
+
+    def put(self, record: Record) -> None:
+        self.actor.put.remote(record)
+
+    def flush(self, record: Record) -> None:
+        self._get(self.actor.put.remote(record))
+
+    def failed_ranks(self) -> int:
+        return int(self._get(self.actor.failed_ranks.remote()))
+
+    def stop_requested(self) -> bool:
+        return bool(self._get(self.actor.stop_requested.remote()))
+
+    def restart_reason(self) -> str | None:
+        reason: str | None = self._get(self.actor.restart_reason.remote())
+        return reason
+
+    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
+        everyone: dict[int, Waiting] = self._get(self.actor.waiting.remote(rank, place))
+        return everyone
+
+    def _get(self, answer: Any) -> Any:
+        import ray
+
+        return ray.get(answer, timeout=self.timeout_s)
+
+
+@contextlib.contextmanager
+def drained(
+    take: Callable[[], list[Record]],
+    handle: Callable[[Record], None],
+    tolerance: Tolerance | None = None,
+    every_s: float = 0.2,
+) -> Iterator[None]:
+    """Hand records over from a thread while the body runs; what is left is handed over at its end.
+
+    A `take` that fails is tried again at the next tick: a busy machine must not end a run. An error of `handle`, even
+    SystemExit, costs its record and no other.
+
+    Raises:
+        Exception: the one of the last `take`; after the body.
+    """
+    stop = threading.Event()
+    tolerance = tolerance or Tolerance()
+
+    def drain(last: bool) -> None:
+        try:
+            records = take()
+        except Exception:
+            if last:
+                raise
+            return
+        for record in records:
+            try:
+                handle(record)
+            except BaseException as error:
+                if last and isinstance(error, KeyboardInterrupt):
+                    raise
+                tolerance.report(error)
+
+    def loop() -> None:
+        while not stop.wait(every_s):
+            drain(last=False)
+
+    thread = threading.Thread(target=loop, name="rayrec-run-log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=30)
+        drain(last=True)

@@ -1,0 +1,132 @@
+"""The small files of a run whose storage is no mounted folder: kept here while it goes on, copied there.
+
+Checkpoints do not pass through here: workers write them where they belong. The copy there is what counts when a run is
+taken up again, or only read, be it on another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rayrec.checkpoint.folder import open_folder
+from rayrec.train.errors import StorageError, TrainError
+from rayrec.train.run.folder import RunFolder, write_atomically
+
+FILES = (
+    "config.yaml",
+    "plan.json",
+    "metrics.jsonl",
+    "footers.arrow",
+    "result.json",
+    "report.html",
+    "evaluation.json",
+    "importance.json",
+    "exports.jsonl",
+)
+
+
+class Mirror:
+    """Of one run; does nothing where its storage is a folder.
+
+    Raises:
+        StorageError: a URI that no file system is known for.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._here = folder
+        self._sent: dict[str, tuple[int, int]] = {}
+        try:
+            self._there = None if folder.remote is None else open_folder(folder.remote)
+        except ValueError as error:
+            raise StorageError(f"storage.path: {error}") from error
+
+    def pull(self, writes: bool = True) -> None:
+        """Make the files here those that are there.
+
+        Args:
+            writes: also prove that something can be written there.
+
+        Raises:
+            StorageError: it cannot be read or written.
+        """
+        if self._there is None:
+            return
+        try:
+            names = self._there.names()
+            for name in FILES:
+                path = self._here.path / name
+                if name in names:
+                    data = self._there.read(name)
+                    if not path.exists() or path.read_bytes() != data:
+                        write_atomically(path, data)
+                    self._sent[name] = _state(path)
+                else:
+                    path.unlink(missing_ok=True)
+            if writes:
+                self._there.write("probe", b"rayrec")
+                self._there.remove("probe")
+        except OSError as error:
+            raise StorageError(
+                f"storage.path: the run folder {self._there.path} cannot be read and written "
+                f"({error.strerror or error}); check address, credentials and permissions"
+            ) from error
+
+    def push(self, report: Callable[[str], object]) -> None:
+        """Copy the files that have changed; what cannot be copied is reported, and copied the next time."""
+        if self._there is None:
+            return
+        try:
+            for name in FILES:
+                path = self._here.path / name
+                if not path.exists():
+                    continue
+                state = _state(path)
+                if self._sent.get(name) != state:
+                    self._there.write(name, path.read_bytes())
+                    self._sent[name] = state
+        except OSError as error:
+            reason = error.strerror or error
+            report(f"{self._there.path}: files of the run cannot be written there ({reason}); the run goes on")
+
+
+def _state(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+@contextmanager
+def run_here(place: str, report: Callable[[str], object]) -> Iterator[Path]:
+    """A run, or one of its checkpoints, as a path here: a URI's small files are copied here, and back what changed.
+
+    Args:
+        report: called with what cannot be copied back.
+
+    Raises:
+        TrainError: the URI is no run.
+        StorageError: it cannot be read.
+    """
+    uri, mark, options = place.partition("?")
+    if "://" not in place:
+        yield Path(place)
+        return
+    above, _, name = uri.rstrip("/").rpartition("/")
+    checkpoint = ""
+    if above.endswith("/checkpoints"):
+        checkpoint = name
+        above, _, name = above.removesuffix("/checkpoints").rpartition("/")
+    folder = RunFolder.at(f"{above}{mark}{options}", name)
+    mirror, trains = Mirror(folder), False
+    with ExitStack() as held:
+        try:
+            held.enter_context(folder.locked())
+        except StorageError:
+            trains = True  # this machine trains it now, so its files are here
+        else:
+            mirror.pull(writes=False)
+    if not folder.config.exists():
+        raise TrainError(f"{place} is not a run folder: it has no config.yaml; exports are read from local folders")
+    yield folder.path / "checkpoints" / checkpoint if checkpoint else folder.path
+    if not trains:
+        mirror.push(report)

@@ -1,0 +1,87 @@
+"""The runs below a folder: listed, and compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from rayrec.train.driver.console import figure
+from rayrec.train.errors import StorageError
+from rayrec.train.report.compare import compare_page, differing, last_figures
+from rayrec.train.report.run import RunRecord, number, read_run
+from rayrec.train.run.folder import write_atomically
+
+MOST_FIELDS = 30
+
+
+def find_runs(folder: Path) -> list[RunRecord]:
+    """The runs in a folder, the one that began last first.
+
+    Raises:
+        ValueError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: not a folder; give a run's storage.path")
+    found = [read_run(path) for path in folder.iterdir() if (path / "config.yaml").is_file()]
+    return sorted(found, key=lambda run: run.first_time or 0.0, reverse=True)
+
+
+def list_table(runs: Sequence[RunRecord]) -> Table:
+    """A row a run: how it stands and how good it is."""
+    table = Table()
+    for head in ("run", "status", "began", "minutes", "steps", "workers", "samples/s", "AUC", "NE"):
+        table.add_column(head, justify="left" if head in ("run", "status", "began") else "right", no_wrap=head == "run")
+    for run in runs:
+        scores, result = last_figures(run), run.result or {}
+        began = "–" if run.first_time is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(run.first_time))
+        lasted = None if run.first_time is None or run.last_time is None else (run.last_time - run.first_time) / 60
+        world = number(result, "world_size") or (run.plan.min_world_size if run.plan else None)
+        speed = number(result, "samples_per_second")
+        table.add_row(
+            run.name,
+            run.status,
+            began,
+            figure(lasted, 1),
+            f"{run.steps:,}",
+            figure(world, 0),
+            "–" if speed is None else f"{speed:,.0f}",
+            figure(number(scores, "auc")),
+            figure(number(scores, "ne")),
+        )
+    return table
+
+
+def compare_table(runs: Sequence[RunRecord]) -> Table:
+    """A column a run: last figures, and the config fields that differ."""
+    table = Table()
+    table.add_column("", no_wrap=True)
+    for run in runs:
+        table.add_column(run.name, justify="right")
+    scores = [last_figures(run) for run in runs]
+    table.add_row("status", *(run.status for run in runs))
+    table.add_row("steps", *(f"{run.steps:,}" for run in runs))
+    for name in ("auc", "gauc", "ne", "logloss", "calibration", "auprc"):
+        if any(number(line, name) is not None for line in scores):
+            table.add_row(name, *(figure(number(line, name)) for line in scores))
+    table.add_section()
+    fields = differing(runs)
+    for name, values in list(fields.items())[:MOST_FIELDS]:
+        table.add_row(name, *("–" if value is None else str(value) for value in values))
+    if len(fields) > MOST_FIELDS:
+        table.caption = f"and {len(fields) - MOST_FIELDS} more fields; see the page"
+    return table
+
+
+def write_comparison(runs: Sequence[RunRecord], path: Path) -> None:
+    """The page of `compare_page`.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    try:
+        write_atomically(path, compare_page(runs))
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error})") from None

@@ -1,0 +1,178 @@
+"""From item vectors to the best items: exact search, approximate indexes, the folder and its proof, files, commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from rayrec.cli.app import app
+from rayrec.inference import ExportError, topk
+from rayrec.inference.index import Index, Search, write_index
+from rayrec.inference.topk import top_k
+from rayrec.inference.tower import TOWER, Tower
+from rayrec.metrics.ranking import Jagged
+
+ITEMS, DIM = 3000, 8
+
+
+def drawn(items: int = ITEMS, queries: int = 20, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(items, DIM, generator=generator), torch.randn(queries, DIM, generator=generator)
+
+
+def corpus(items: int = ITEMS) -> pa.Table:
+    return pa.table({"item": [f"i{row}" for row in range(items)], "shop": [row % 5 for row in range(items)]})
+
+
+def plain(query: torch.Tensor, items: torch.Tensor, k: int, banned: set[int], allowed: Any) -> list[int]:
+    scores = (items.double() @ query.double()).tolist()
+    rows = [row for row in range(len(items)) if row not in banned and (allowed is None or bool(allowed[row]))]
+    return sorted(rows, key=lambda row: -scores[row])[:k]
+
+
+@pytest.mark.parametrize("items", [7, 500, ITEMS])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_exact_search_is_sorting(items: int, filtered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topk, "QUERIES", 6)
+    monkeypatch.setattr(topk, "ITEMS", 1100)  # blocks of groups, and of a rest
+    vectors, queries = drawn(items)
+    banned = [[(7 * query) % items, query % items] for query in range(len(queries))]
+    excluded = Jagged(torch.tensor(banned).flatten(), torch.arange(0, 2 * len(queries) + 1, 2)) if filtered else None
+    allowed = torch.arange(items) % 3 > 0 if filtered else None
+    scores, rows = top_k(queries, vectors, 9, excluded, allowed)
+    for query in range(len(queries)):
+        want = plain(queries[query], vectors, 9, set(banned[query]) if filtered else set(), allowed)
+        assert rows[query, : len(want)].tolist() == want
+        assert (rows[query, len(want) :] == -1).all() and (scores[query, len(want) :] == -torch.inf).all()
+        torch.testing.assert_close(scores[query, : len(want)], vectors[want] @ queries[query], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_an_approximate_index_is_tuned_to_the_recall_that_was_asked_for(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    vectors, queries = drawn(queries=100)
+    reports = {}
+    for recall in (0.5, 0.97):
+        search = Search(kind=kind, recall=recall, k=10)
+        reports[recall] = write_index(tmp_path / str(recall), vectors, corpus(), search=search, queries=queries)
+        index = Index(tmp_path / str(recall))
+        _, rows = index.search(queries, 10)
+        _, exact = top_k(queries, vectors, 10)
+        hits = sum(len(set(a) & set(b)) for a, b in zip(rows.tolist(), exact.tolist(), strict=True)) / exact.numel()
+        assert reports[recall].recall == pytest.approx(hits, abs=1e-4) and hits >= recall
+        banned = index.ids_of(rows[:, :4])
+        _, others = index.search(queries, 10, banned)
+        assert not any(set(a) & set(b) for a, b in zip(banned, index.ids_of(others), strict=True))
+        _, shop = index.search(queries, 10, where={"shop": [2]})
+        assert shop.shape == (100, 10) and (shop % 5 == 2).all()
+    assert (reports[0.5].effort or 0) <= (reports[0.97].effort or 0)
+    assert reports[0.97].tuned_on == "given queries"
+
+
+def tower(seed: int = 0) -> Tower:
+    torch.manual_seed(seed)
+    made = Tower.build("sasrec", {"max_length": 6, "normalize": True, "loss": {"kind": "softmax"}}, 50, DIM)
+    return made
+
+
+@pytest.mark.parametrize("family", ["sasrec", "hstu"])
+def test_an_index_answers_as_the_model_that_it_was_made_from(family: str, tmp_path: Path) -> None:
+    made = Tower.build(family, {"max_length": 6}, 50, DIM)
+    write_index(tmp_path / "index", made.item_vectors(), corpus(50), tower=made)
+    index = Index(tmp_path / "index")
+    histories = [["i3", "i7"], [], ["i1", "unknown", "i2"], [f"i{row}" for row in range(20)]]
+    found = index.queries(histories)
+    assert torch.equal(found, made.queries([[3, 7], [], [1, 2], list(range(20))]))
+    scores, rows = index.search(found, 5, histories)
+    assert not set(rows[0].tolist()) & {3, 7}
+    torch.testing.assert_close(scores[0], made.item_vectors()[rows[0]] @ found[0])
+
+
+def test_a_tower_that_computes_something_else_is_refused(tmp_path: Path) -> None:
+    made = tower()
+    write_index(tmp_path / "index", made.item_vectors(), corpus(50), tower=made)
+    saved = torch.load(tmp_path / "index" / TOWER, weights_only=True)
+    saved["queries"] += 0.01
+    torch.save(saved, tmp_path / TOWER)
+    with pytest.raises(ExportError, match=r"queries are 0\.01 from those"):
+        Tower.read(tmp_path)
+    (tmp_path / TOWER).write_bytes(b"no weights")
+    with pytest.raises(ExportError, match="cannot be read"):
+        Tower.read(tmp_path)
+
+
+def test_wrong_or_damaged_indexes_are_named(tmp_path: Path) -> None:
+    vectors, queries = drawn(50)
+    with pytest.raises(ExportError, match="an id is missing or comes twice"):
+        write_index(tmp_path / "a", vectors, pa.table({"item": [1] * 50}))
+    with pytest.raises(ExportError, match=r"vectors are \[50, 8\] for 49 items"):
+        write_index(tmp_path / "a", vectors, corpus(49))
+    with pytest.raises(ExportError, match="item 'i7': its vector is not finite"):
+        write_index(tmp_path / "a", vectors.index_fill(0, torch.tensor([7]), torch.nan), corpus(50))
+    with pytest.raises(ExportError, match="holds no whole index"):
+        Index(tmp_path)
+    write_index(tmp_path / "a", vectors, corpus(50))
+    with pytest.raises(ExportError, match="is there already"):
+        write_index(tmp_path / "a", vectors, corpus(50))
+    index = Index(tmp_path / "a")
+    with pytest.raises(ValueError, match="has no query tower"):
+        index.queries([["i1"]])
+    with pytest.raises(ValueError, match="no attribute 'colour'"):
+        index.search(queries, 3, where={"colour": [1]})
+    with pytest.raises(ValueError, match="this index takes"):
+        index.search(queries[:, :3], 3)
+    with (tmp_path / "a" / "vectors.bin").open("r+b") as file:
+        file.write(b"xxxx")
+    with pytest.raises(ExportError, match=r"vectors\.bin is damaged"):
+        Index(tmp_path / "a")
+    with pytest.raises(ValueError, match="search 'flat'"):
+        Search(kind="flat")
+
+
+def run(*words: Any) -> str:
+    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_commands_index_vectors_and_retrieve_for_files(tmp_path: Path) -> None:
+    vectors, queries = drawn(60, 10)
+    pq.write_table(corpus(60).append_column("vector", pa.array(vectors.tolist())), tmp_path / "items.parquet")
+    said = run("index", tmp_path / "items.parquet", tmp_path / "index")
+    assert "60 items of 8 numbers, exact search" in said
+    (tmp_path / "asked").mkdir()
+    asked = pa.table({"user": range(10), "vector": queries.tolist(), "not": [[f"i{row}"] for row in range(10)]})
+    for part in range(2):
+        pq.write_table(asked.slice(5 * part, 5), tmp_path / "asked" / f"{part}.parquet")
+    words = ["retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "out", "--k", 4, "--vector", "vector"]
+    assert "10 rows in 2 files" in run(*words, "--exclude", "not")
+    assert "0 rows in 0 files" in run(*words)
+    found = pq.read_table(tmp_path / "out").sort_by("user").to_pylist()
+    for row in found:
+        want = plain(queries[row["user"]], vectors, 4, {row["user"]}, None)
+        assert row["items"] == [f"i{one}" for one in want]
+        assert row["scores"] == pytest.approx((vectors[want] @ queries[row["user"]]).tolist(), rel=1e-5)
+    with pytest.raises(ExportError, match="no column 'history'"):
+        run("retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "more", "--history", "history")
+    with pytest.raises(ValueError, match="give the history column"):
+        run("retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "more")
+
+
+def test_retrieval_by_history_leaves_out_what_was_seen(tmp_path: Path) -> None:
+    made = tower()
+    write_index(tmp_path / "index", made.item_vectors(), corpus(50), tower=made)
+    pq.write_table(pa.table({"history": [["i1", "i2"], [], None]}), tmp_path / "asked.parquet")
+    words = ["retrieve", tmp_path / "index", tmp_path / "asked.parquet"]
+    run(*words, tmp_path / "out", "--history", "history", "--k", 50)
+    found = pq.read_table(tmp_path / "out").to_pylist()
+    assert [len(row["items"]) for row in found] == [48, 50, 50] and not {"i1", "i2"} & set(found[0]["items"])
+    run(*words, tmp_path / "seen", "--history", "history", "--k", 50, "--keep-seen")
+    assert {"i1", "i2"} <= set(pq.read_table(tmp_path / "seen").to_pylist()[0]["items"])
+    assert json.loads((tmp_path / "index" / "index.json").read_text())["search"] == "exact"

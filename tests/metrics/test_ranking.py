@@ -1,0 +1,113 @@
+"""Full-corpus ranking: plain Python beside it, ties, seen items, random and constant scores, ranks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rayrec.metrics import ranking
+from rayrec.metrics.ranking import Jagged, RankingMetrics, popularity_ranks, recall_at, target_ranks
+from tests.mutated import mutated
+from tests.ranks import on_ranks
+
+ITEMS, ROWS, DIM = 40, 30, 5
+
+
+def jagged(rows: list[list[int]]) -> Jagged:
+    offsets = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
+    return Jagged(torch.tensor([i for row in rows for i in row], dtype=torch.int64), offsets)
+
+
+def drawn(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[list[int]]]:
+    generator = torch.Generator().manual_seed(seed)
+    queries = torch.randint(-2, 3, (ROWS, DIM), generator=generator).float()  # many ties
+    items = torch.randint(-2, 3, (ITEMS, DIM), generator=generator).float()
+    targets = torch.randint(0, ITEMS, (ROWS,), generator=generator)
+    seen = [torch.randint(0, ITEMS, (row % 7,), generator=generator).tolist() for row in range(ROWS)]
+    seen[3] = [*seen[3], int(targets[3])]  # a target that was seen before stays in
+    return queries, items, targets, seen
+
+
+def check_ranks(filtered: bool) -> None:
+    queries, items, targets, seen = drawn()
+    found = ranking.target_ranks(queries, items, targets, jagged(seen) if filtered else None)
+    for row in range(ROWS):
+        target = int(targets[row])
+        left = [i for i in range(ITEMS) if i != target and not (filtered and i in seen[row])]
+        own = float(queries[row] @ items[target])
+        assert int(found[row]) == sum(float(queries[row] @ items[i]) >= own for i in left)
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_targets_rank_is_exact_and_ties_count_against_it(filtered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_ranks(filtered)
+    monkeypatch.setattr(ranking, "BLOCK_BYTES", 4 * ITEMS * 7)  # several blocks, the last not full
+    check_ranks(filtered)
+
+
+def test_seen_items_that_stay_in_are_found() -> None:
+    with mutated(ranking, "target_ranks", "if seen is not None:", "if False:"), pytest.raises(AssertionError):
+        check_ranks(True)
+
+
+def test_figures_are_their_definitions_and_say_whether_seen_items_were_left_out() -> None:
+    figures = RankingMetrics.of(torch.tensor([0, 3, 12]), (5, 10)).figures()
+    assert figures["hr@5/unseen"] == pytest.approx(2 / 3)
+    assert figures["ndcg@5/unseen"] == pytest.approx((1 + 1 / math.log2(5)) / 3)
+    assert figures["mrr/unseen"] == pytest.approx((1 + 1 / 4 + 1 / 13) / 3)
+    assert set(RankingMetrics.of(torch.tensor([0]), (5,), filtered=False).figures()) == {"hr@5", "ndcg@5", "mrr"}
+    assert RankingMetrics.of(torch.tensor([], dtype=torch.int64)).figures() == {}
+    with pytest.raises(ValueError, match="do not add up"):
+        RankingMetrics.of(torch.tensor([0])) + RankingMetrics.of(torch.tensor([0]), filtered=False)
+
+
+def test_random_scores_find_what_chance_finds_and_constant_ones_no_more() -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows, items = 20_000, 500
+    queries = torch.randn(rows, 32, generator=generator)
+    vectors = torch.randn(items, 32, generator=generator)
+    targets = torch.randint(0, items, (rows,), generator=generator)
+    random = RankingMetrics.of(target_ranks(queries, vectors, targets), (10,)).figures()["hr@10/unseen"]
+    assert random == pytest.approx(10 / items, abs=5 * math.sqrt(10 / items / rows))
+    constant = target_ranks(queries, torch.ones(items, 32), targets)
+    assert RankingMetrics.of(constant, (10,)).figures()["hr@10/unseen"] <= 10 / items
+    with pytest.raises(ValueError, match="not a finite number"):
+        target_ranks(queries[:1] * math.nan, vectors, targets[:1])
+
+
+def test_recall_counts_each_relevant_item() -> None:
+    queries, items, _, seen = drawn(2)
+    relevant = [[1, 7, 9], [], *[[row % ITEMS] for row in range(2, ROWS)]]
+    found = recall_at(queries, items, jagged(relevant), 6, jagged(seen))
+    assert found[1].isnan()
+    for row, wanted in enumerate(relevant):
+        hits = 0
+        for one in wanted:
+            own = float(queries[row] @ items[one])
+            left = [i for i in range(ITEMS) if i != one and i not in seen[row]]
+            hits += sum(float(queries[row] @ items[i]) >= own for i in left) < 6
+        if wanted:
+            assert float(found[row]) == pytest.approx(hits / len(wanted))
+
+
+def test_popularity_is_the_order_of_counts() -> None:
+    counts = torch.tensor([5, 9, 1, 7])
+    assert popularity_ranks(counts, torch.tensor([1, 3, 0, 2])).tolist() == [0, 1, 2, 3]
+    assert popularity_ranks(counts, torch.tensor([0]), jagged([[1, 3]])).tolist() == [0]
+
+
+def part_of_rank(group: dist.ProcessGroup) -> dict[str, float]:
+    queries, items, targets, seen = drawn()
+    cuts = [0, 0, 11, ROWS]  # the first rank has none
+    start, stop = cuts[group.rank()], cuts[group.rank() + 1]
+    ranks = target_ranks(queries[start:stop], items, targets[start:stop], jagged(seen[start:stop]))
+    return RankingMetrics.of(ranks).over(group).figures()
+
+
+def test_ranks_add_up() -> None:
+    queries, items, targets, seen = drawn()
+    want = RankingMetrics.of(target_ranks(queries, items, targets, jagged(seen))).figures()
+    assert all(found == pytest.approx(want, rel=1e-12) for found in on_ranks(3, part_of_rank))

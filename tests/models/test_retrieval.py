@@ -1,0 +1,304 @@
+"""Retrieval models: every loss against its formula, the same function on any number of ranks, faults that are found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rayrec.distributed import DistributedModelParallel, EmbeddingCollectionSharder, ShardingEnv, comm
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.models import next_item, retrieval_loss
+from rayrec.models.hstu import make_hstu
+from rayrec.models.next_item import NextItem
+from rayrec.models.retrieval_loss import LOSSES, RetrievalLoss
+from rayrec.models.retriever import History, ItemVectors
+from rayrec.models.samplers import PopularitySampler, StreamingFrequency, UniformSampler
+from rayrec.models.sasrec import make_sasrec
+from rayrec.modules import EmbeddingConfig
+from rayrec.modules.attention import Layout
+from tests.mutated import mutated
+from tests.ranks import on_ranks
+
+ITEMS, DIM, MOST = 12, 6, 5
+SEQUENCES = [[3, 1, 4, 1, 5, 9, 2, 6], [], [5, 3], [8], [9, 7, 9, 3], [2, 2, 2], [1, 0]]
+NEGATIVES = 7
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Histories in place of a batch."""
+
+    sequences: list[list[int]]
+    weight: torch.Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def total_weight(self) -> float:
+        return float(self.rows if self.weight is None else self.weight.sum())
+
+
+def history(rows: Rows) -> History:
+    offsets = torch.tensor([0, *(len(one) for one in rows.sequences)]).cumsum(0)
+    ids = torch.tensor([i for one in rows.sequences for i in one], dtype=torch.int64)
+    return History(ids, offsets, torch.arange(len(ids)) * 100)
+
+
+def vectors() -> ItemVectors:
+    table = EmbeddingConfig(num_embeddings=ITEMS, embedding_dim=DIM, name="item", feature_names=["item"])
+    table.init_fn = _normal
+    return ItemVectors(table, "cpu", 1)
+
+
+def _normal(rows: torch.Tensor) -> None:
+    rows.normal_()
+
+
+class AsItIs(nn.Module):
+    """An encoder without an opinion, so that formulas are short."""
+
+    def forward(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
+        return x
+
+
+def counts() -> list[float]:
+    return [1.0 + item % 4 for item in range(ITEMS)]
+
+
+def plain(kind: str, **loss: Any) -> NextItem:
+    settings = {"kind": kind, "negatives": NEGATIVES, "temperature": 0.8, "counts": counts(), **loss}
+    return NextItem(vectors(), AsItIs(), history, MOST, loss=settings)
+
+
+def formula(model: NextItem, rows: Rows) -> float:
+    """The loss of a step, position by position, in doubles."""
+    kind, loss = model.loss_kind, model.loss  # type: ignore[attr-defined]
+    table = model.item_vectors.embeddings.embeddings["item"].weight.detach().double()
+    share = [count / sum(counts()) for count in counts()]
+    drawn = loss.draw().ids.tolist()
+    pairs, positives = [], []
+    for row, whole in enumerate(rows.sequences):
+        kept = whole[-(MOST + 1) :]
+        weight = 1.0 if rows.weight is None else float(rows.weight[row])
+        pairs += [(before, after, weight) for before, after in zip(kept, kept[1:], strict=False)]
+    positives = [after for _, after, _ in pairs]
+    total = 0.0
+    for before, after, weight in pairs:
+        query = table[before] * math.sqrt(DIM) / 0.8
+        uniform, met = math.log(NEGATIVES / ITEMS), {i: math.log(share[i] * len(pairs)) for i in range(ITEMS)}
+        others: list[tuple[int, float]] = []
+        if kind == "softmax":
+            others = [(i, 0.0) for i in range(ITEMS) if i != after]
+        if LOSSES[kind].drawn:
+            others += [(i, uniform) for i in drawn if i != after]
+        if LOSSES[kind].in_batch:
+            others += [(i, met[i]) for i in positives if i != after]
+        own = met[after] if LOSSES[kind].in_batch else uniform if kind == "sampled_softmax" else 0.0
+        good = float(query @ table[after])
+        bad = [(float(query @ table[i]), q) for i, q in others]
+        total += weight * of_position(kind, good, own, bad)
+    return total / sum(weight for _, _, weight in pairs)
+
+
+def of_position(kind: str, good: float, own_q: float, bad: list[tuple[float, float]]) -> float:
+    def log1pexp(x: float) -> float:
+        return math.log1p(math.exp(x))
+
+    if kind == "bce":
+        return log1pexp(-good) + sum(log1pexp(s) for s, _ in bad) / len(bad)
+    if kind == "bpr":
+        return sum(log1pexp(s - good) for s, _ in bad) / len(bad)
+    if kind == "gbce":
+        alpha, t = NEGATIVES / (ITEMS - 1), 0.75
+        beta = alpha * (t * (1 - 1 / alpha) + 1 / alpha)
+        return (beta * log1pexp(-good) + sum(log1pexp(s) for s, _ in bad)) / (1 + NEGATIVES)
+    exps = [math.exp(good - own_q), *(math.exp(s - q) for s, q in bad)]
+    return -math.log(exps[0] / sum(exps))
+
+
+def check_formula(kind: str) -> None:
+    model = plain(kind)
+    model.loss_kind = kind  # type: ignore[assignment]
+    for weight in (None, torch.tensor([1.0, 2.0, 0.5, 1.0, 0.0, 3.0, 1.0])):
+        rows = Rows(SEQUENCES, weight)
+        want = formula(model, rows)
+        found, logits = model(rows)
+        assert logits.shape == (len(SEQUENCES),)
+        torch.testing.assert_close(found, torch.tensor(want, dtype=torch.float32), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_loss_is_its_formula(kind: str) -> None:
+    check_formula(kind)
+
+
+def make(kind: str, family: str = "sasrec") -> NextItem:
+    torch.manual_seed(2)
+    loss = {"kind": kind, "negatives": NEGATIVES, "temperature": 0.8, "counts": counts()}
+    if family == "hstu":
+        return make_hstu(vectors(), history, max_length=MOST, use_times=True, dropout=0.0, loss=loss)
+    return make_sasrec(vectors(), history, max_length=MOST, dropout=0.0, loss=loss)
+
+
+SPLITS = {1: [7], 2: [5, 2], 3: [1, 0, 6]}  # rows of each rank
+
+
+def of_rank(group: dist.ProcessGroup | None, weight: torch.Tensor | None) -> tuple[Rows, float]:
+    """(its rows, their share of all weights)."""
+    sizes = SPLITS[1 if group is None else group.size()]
+    rank = 0 if group is None else group.rank()
+    part = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+    own = Rows(SEQUENCES[part], None if weight is None else weight[part])
+    return own, own.total_weight / Rows(SEQUENCES, weight).total_weight
+
+
+FAULTS = {
+    "gathered without gradient": (comm, "gather_rows", "_Gather.apply(rows,", "_Gather.apply(rows.detach(),"),
+}
+
+
+@contextmanager
+def fault_put_in(name: str | None) -> Iterator[None]:
+    with ExitStack() as stack:
+        if name is not None:
+            stack.enter_context(mutated(*FAULTS[name]))
+        yield
+
+
+def gradients(
+    group: dist.ProcessGroup | None, kind: str, family: str, weighted: bool = False, fault: str | None = None
+) -> tuple[float, list[torch.Tensor]]:
+    """The loss of all ranks' rows and its gradients, as the trainer adds them up."""
+    with fault_put_in(fault):
+        model = make(kind, family)
+        model.on_sharded(group)
+        weight = torch.tensor([1.0, 2.0, 0.5, 1.0, 0.0, 3.0, 1.0]) if weighted else None
+        rows, share = of_rank(group, weight)
+        loss, logits = model(rows)
+        weighed = loss * share if rows.rows else logits.sum() * 0.0
+        weighed.backward()
+        total = comm.all_reduce(weighed.detach().clone(), group)
+        grads = [comm.all_reduce(p.grad.clone(), group) for p in model.parameters()]  # type: ignore[union-attr]
+        return float(total), grads
+
+
+def check_ranks(size: int, kind: str, family: str = "sasrec", weighted: bool = False, fault: str | None = None) -> None:
+    want, grads = gradients(None, kind, family, weighted)
+    for found, of_ranks in on_ranks(size, gradients, kind, family, weighted, fault):
+        assert found == pytest.approx(want, rel=1e-5)
+        torch.testing.assert_close(of_ranks, grads, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_loss_is_one_function_on_any_number_of_ranks(size: int, kind: str) -> None:
+    check_ranks(size, kind)
+
+
+def test_so_is_hstu_and_a_weighted_batch() -> None:
+    check_ranks(3, "mixed", "hstu", weighted=True)
+
+
+def test_faults_are_found() -> None:
+    shifted = (next_item, "before_next", "return places, places + 1", "return places, places")
+    kept_first = (
+        History,
+        "last",
+        "ends - torch",
+        "torch.arange(len(ends)) - (ends - lengths.repeat_interleave(lengths)) < most  # ",
+    )
+    unmasked = (RetrievalLoss, "forward", "ids_C == pairs.ids[:, None]", "ids_C != ids_C")
+    added = (retrieval_loss, "corrected", "scores - log_q", "scores + log_q")
+    for fault, kind in [
+        (shifted, "softmax"),
+        (kept_first, "softmax"),
+        (unmasked, "sampled_softmax"),
+        (unmasked, "in_batch"),
+        (added, "in_batch"),
+        (added, "mixed"),
+    ]:
+        with mutated(*fault), pytest.raises(AssertionError):
+            check_formula(kind)
+    with pytest.raises(AssertionError, match="not close"):
+        check_ranks(2, "in_batch", fault="gathered without gradient")
+
+
+def trained(group: dist.ProcessGroup | None, kind: str) -> dict[str, torch.Tensor]:
+    """State after three steps, the item table sharded."""
+    model: nn.Module = make(kind)
+    env = ShardingEnv.from_local(1, 0) if group is None else ShardingEnv.from_process_group(group)
+    sharder = EmbeddingCollectionSharder(fused_params={"optimizer": EmbOptimType.SGD, "learning_rate": 0.1})
+    model = DistributedModelParallel(model, env=env, device=torch.device("cpu"), sharders=[sharder])
+    optimizer = torch.optim.SGD(model.dense_parameters().values(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        rows, share = of_rank(group, None)
+        loss, logits = model(rows)
+        (loss * (share * env.world_size) if rows.rows else logits.sum() * 0.0).backward()
+        optimizer.step()
+    with torch.no_grad():
+        items = model.module.items(torch.arange(ITEMS))
+        dense = {name: p.detach().clone() for name, p in model.other_parameters().items()}
+        return {"items": items, "query": model.module.query(Rows(SEQUENCES)), **dense}
+
+
+@pytest.mark.parametrize("kind", ["softmax", "mixed"])
+def test_a_sharded_table_trains_as_one_process_does(kind: str) -> None:
+    want = trained(None, kind)
+    for found in on_ranks(3, trained, kind):
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_without_history_asks_with_zeros() -> None:
+    model = make("softmax").eval()
+    found = model.query(Rows(SEQUENCES))
+    assert found.shape == (len(SEQUENCES), DIM)
+    assert not found[1].any() and found[[0, 2, 3, 4, 5, 6]].abs().sum(1).gt(0).all()
+    torch.testing.assert_close(model.query(Rows([SEQUENCES[0][-MOST:]])), found[:1])  # the newest items are read
+
+
+def test_samplers_are_seeded_by_step_and_know_their_q() -> None:
+    for sampler in (UniformSampler(ITEMS, 5000, 3), PopularitySampler(counts(), 5000, 3, power=0.5)):
+        first = sampler.draw(4, torch.device("cpu"))
+        assert torch.equal(first.ids, sampler.draw(4, torch.device("cpu")).ids)
+        assert not torch.equal(first.ids, sampler.draw(5, torch.device("cpu")).ids)
+        met = torch.bincount(first.ids, minlength=ITEMS)
+        torch.testing.assert_close(met.float(), sampler.log_q(torch.arange(ITEMS)).exp(), rtol=0.2, atol=0)
+
+
+def test_a_frequency_is_learned_from_gaps() -> None:
+    frequency = StreamingFrequency(3, rate=0.2)
+    for step in range(200):
+        batch = torch.tensor([0] + [1] * (step % 4 == 0))
+        log_q = frequency.log_q(torch.tensor([0, 1]), batch, step)
+    torch.testing.assert_close(log_q.exp(), torch.tensor([1.0, 0.25]), rtol=0.02, atol=0)
+
+
+def test_a_run_that_goes_on_draws_what_it_would_have_drawn() -> None:
+    model = make("sampled_softmax")
+    model(Rows(SEQUENCES))
+    again = make("sampled_softmax")
+    assert not torch.equal(again.loss.draw().ids, model.loss.draw().ids)
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again.loss.draw().ids, model.loss.draw().ids)
+
+
+def test_wrong_settings_are_named() -> None:
+    for settings, text in [
+        ({"kind": "softmx"}, "no kind 'softmx'; there are softmax, sampled_softmax"),
+        ({"sampler": "all"}, "no sampler 'all'; there are uniform, popularity"),
+        ({"sampler": "popularity"}, "needs counts"),
+        ({"temperature": 0}, "temperature=0 must be above 0"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            RetrievalLoss(ITEMS, **settings)

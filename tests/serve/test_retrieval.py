@@ -1,0 +1,144 @@
+"""`POST /retrieve`: answers, filters, wrong requests, drawn nonsense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayrec.inference import ExportError
+from rayrec.inference.index import write_index
+from rayrec.inference.tower import Tower
+from rayrec.serve.errors import BadRequest
+from rayrec.serve.http import App
+from rayrec.serve.limits import Limits
+from rayrec.serve.retrieval import Retrieval, newest_index
+from rayrec.serve.service import Service
+from tests.serve.server import Server, clients_of
+
+ITEMS, DIM = 40, 4
+
+
+@pytest.fixture(scope="module")
+def retrieval(tmp_path_factory: pytest.TempPathFactory) -> Retrieval:
+    torch.manual_seed(0)
+    tower = Tower.build("sasrec", {"max_length": 5, "normalize": True}, ITEMS, DIM)
+    items = pa.table(
+        {"item": [100 + row for row in range(ITEMS)], "shop": ["a" if row % 4 else "b" for row in range(ITEMS)]}
+    )
+    folder = tmp_path_factory.mktemp("retrieval") / "index"
+    write_index(folder, tower.item_vectors(), items, tower=tower)
+    return Retrieval(folder, Limits(rows=8, ids=60))
+
+
+def ask(retrieval: Retrieval, **asked: Any) -> list[dict[str, Any]]:
+    answer = json.loads(retrieval.answer(json.dumps(asked).encode()))
+    assert answer["version"] == retrieval.index.report.version
+    results: list[dict[str, Any]] = answer["results"]
+    return results
+
+
+def test_the_best_items_come_back_with_their_scores(retrieval: Retrieval) -> None:
+    index = retrieval.index
+    query = index.queries([[101, 105]])[0]
+    scores = (index.vectors @ query).tolist()
+    order = sorted(range(ITEMS), key=lambda row: -scores[row])
+    unseen = [row for row in order if row not in (1, 5)]
+    (found,) = ask(retrieval, queries=[{"history": [101, 105]}], k=6)
+    assert found["ids"] == [100 + row for row in unseen[:6]]
+    assert found["scores"] == pytest.approx([scores[row] for row in unseen[:6]], rel=1e-5)
+    (kept,) = ask(retrieval, queries=[{"history": [101, 105]}], k=6, keep_seen=True)
+    assert kept["ids"] == [100 + row for row in order[:6]]
+    (left,) = ask(retrieval, queries=[{"vector": query.tolist(), "exclude": [100 + order[0]]}], k=6)
+    assert left["ids"] == [100 + row for row in order[1:7]]
+    shop = [row for row in unseen if row % 4 == 0]
+    (filtered,) = ask(retrieval, queries=[{"history": [101, 105]}], k=1000, filter={"shop": ["b"]})
+    assert filtered["ids"] == [100 + row for row in shop]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ("[", 400, "no JSON"),
+        ("[]", 422, "must be an object"),
+        ('{"queries": 3}', 422, 'give "queries"'),
+        ('{"queries": []}', 422, "no rows"),
+        ('{"queries": [{}]}', 422, "query 0: give either history or vector"),
+        ('{"queries": [{"history": [1.5]}]}', 422, "history must be a list of ids"),
+        ('{"queries": [{"history": [], "user": 3}]}', 422, "query 0: an object with some of"),
+        ('{"queries": [{"vector": [1, 2, 3]}]}', 422, "vector must be 4 finite numbers"),
+        ('{"queries": [{"vector": [1, 2, 3, NaN]}]}', 422, "vector must be 4 finite numbers"),
+        ('{"queries": [{"vector": [1, 2, 3, 4]}, {"history": []}]}', 422, "all histories or all vectors"),
+        ('{"queries": [{"history": []}], "k": 0}', 422, "k: give a whole number from 1"),
+        ('{"queries": [{"history": []}], "k": true}', 422, "k: give a whole number from 1"),
+        ('{"queries": [{"history": []}], "keep_seen": 1}', 422, "keep_seen"),
+        ('{"queries": [{"history": []}], "filter": {"colour": ["red"]}}', 422, "no attribute 'colour'"),
+        ('{"queries": [{"history": []}], "filter": {"shop": [3]}}', 422, "filter 'shop'"),
+        ('{"queries": [{"history": []}], "filter": {"shop": "b"}}', 422, "filter: give"),
+        (json.dumps({"queries": [{"history": []}] * 9}), 413, "9 rows are more than the 8"),
+        (json.dumps({"queries": [{"history": [1] * 31}]}), 413, "62 ids are more than the 60"),
+    ],
+)
+def test_wrong_requests_are_told_what_is_wrong(retrieval: Retrieval, body: str, status: int, text: str) -> None:
+    with pytest.raises(BadRequest, match=text) as error:
+        retrieval.answer(body.encode())
+    assert error.value.status == status
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["queries", "history", "vector", "exclude", "k", "filter", "shop"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+requests = st.fixed_dictionaries(
+    {"queries": values | st.lists(st.fixed_dictionaries({"history": values}), max_size=3)},
+    optional={"k": values, "filter": values, "keep_seen": values},
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(asked=requests)
+def test_whatever_is_sent_is_answered_or_refused(retrieval: Retrieval, asked: dict[str, Any]) -> None:
+    try:
+        answer = json.loads(retrieval.answer(json.dumps(asked).encode()))
+    except BadRequest as error:
+        assert 400 <= error.status < 500 and error.text
+    else:
+        assert len(answer["results"]) == len(asked["queries"])
+
+
+def test_a_service_with_an_index_answers_over_http(retrieval: Retrieval, service: Service, tmp_path: Path) -> None:
+    server = Server(App(service, clients_of(tmp_path, one="s3cret"), retrieval=retrieval))
+    good: dict[str, Any] = {"queries": [{"history": [101]}], "k": 3}
+    key = "Bearer s3cret"
+    try:
+        status, answer = server.ask("POST", "/retrieve", good, authorization=key)
+        assert status == 200 and answer["results"] == ask(retrieval, **good)
+        assert server.ask("POST", "/retrieve", good)[0] == 401
+        assert server.ask("GET", "/retrieve", authorization=key)[0] == 405
+        assert server.ask("POST", "/retrieve", {"queries": [{}]}, authorization=key)[0] == 422
+    finally:
+        server.close()
+    server = Server(App(service))
+    try:
+        assert server.ask("POST", "/retrieve", good)[0] == 404
+    finally:
+        server.close()
+
+
+def test_of_a_folder_of_indexes_the_last_by_name_is_served(retrieval: Retrieval, tmp_path: Path) -> None:
+    folder = retrieval.index.folder
+    assert newest_index(folder) == folder == newest_index(folder.parent)
+    with pytest.raises(ExportError, match="holds no index"):
+        newest_index(tmp_path)

@@ -1,0 +1,290 @@
+"""A month of faults against the run's own decision code, with a clock of its own: it ends for nothing that passes."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
+from ray.train.v2._internal.execution.failure_handling import FailureDecision, create_failure_policy
+from ray.train.v2.api.config import FailureConfig
+from ray.train.v2.api.exceptions import ControllerError
+from rich.console import Console
+
+from rayrec.data.storage.retries import Patience
+from rayrec.train.config import StorageConfig, TrainerConfig
+from rayrec.train.driver.console import Display
+from rayrec.train.driver.failures import FAILED_STARTS, failure_reporter, patient
+from rayrec.train.driver.preemption import Notices
+from rayrec.train.driver.recorder import Recorder
+from rayrec.train.driver.resources import Demand, Supply
+from rayrec.train.driver.room import Wait, missing_of
+from rayrec.train.errors import TrainError
+from rayrec.train.run.folder import RunFolder
+from rayrec.train.run.log import Mailbox
+from rayrec.train.worker.lockstep import Control
+from rayrec.train.worker.outage import Outages
+from tests.train.pretended_ray import Actor, PretendedRay, pretended
+
+__all__ = ["pretended"]
+
+EVENTS, MONTH_S = 10_000, 30 * 86_400.0
+NODES = 8
+TRAINER, STORAGE = TrainerConfig(num_workers=NODES), StorageConfig()
+CHECKPOINT_EVERY_S = 900.0
+NEED = Demand(num_workers=NODES, cpus_per_worker=1.0, use_gpu=False, reader_cpus=0.0)
+LOST = RayActorError(None, "The actor died because its node was lost.")
+
+
+class Clock:
+    """Stands for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Ended(Exception):
+    """The run has been given up."""
+
+
+class Month:
+    """A run of 8 workers on 8 nodes, without the training: what its driver and Ray's controller decide.
+
+    Args:
+        folder: of the run.
+        limit_s: `trainer.wait_for_room_s`.
+    """
+
+    def __init__(self, folder: Path, clock: Clock, limit_s: float | None = None) -> None:
+        self.clock, self.step, self.nodes, self.came = clock, 0, [f"node{i}" for i in range(NODES)], NODES
+        self.limit_s, self.attempts, self.failures = limit_s, 0, 0
+        self.recorder = Recorder(RunFolder(folder), Display(Console(quiet=True)))
+        self.launch()
+
+    def launch(self) -> None:
+        """The driver is started, or started again."""
+        self.mailbox = Mailbox(self.attempts)
+        self.reporter = failure_reporter(Actor(self.mailbox), TRAINER.max_failures)
+        ray = create_failure_policy(FailureConfig(max_failures=-1, controller_failure_limit=-1))
+        self.policy = patient(ray, Actor(self.mailbox))
+        self.notices, self.wait = Notices(), Wait(NEED, self.limit_s)
+        self.begin()
+
+    def begin(self) -> None:
+        """A worker group starts."""
+        if self.mailbox.begin(leader=True):
+            raise Ended("no other attempt")
+        self.attempts += 1
+        step, nodes = self.step or None, self.nodes
+        self.mailbox.put({"kind": "begin", "resumed_step": step, "world_size": NODES, "nodes": nodes})
+        self.hear()
+
+    def hear(self) -> None:
+        for record in self.mailbox.take():
+            self.recorder(record)
+        if self.recorder.fatal is not None:
+            raise Ended(self.recorder.fatal)
+
+    def train(self, seconds: float) -> None:
+        """Train, with a checkpoint every 15 minutes."""
+        self.clock.now += seconds
+        if seconds >= CHECKPOINT_EVERY_S:
+            self.save()
+
+    def save(self) -> None:
+        self.step, self.failures = self.step + 1, 0
+        self.mailbox.put({"kind": "event", "event": "checkpoint", "message": "saved", "step": self.step})
+        self.hear()
+
+    def failed(self, errors: dict[int, Exception]) -> None:
+        """The worker group ends; Ray starts another."""
+        self.failures += 1
+        try:
+            self.reporter.after_exception(None, errors)
+        except TrainError as error:
+            self.hear()
+            raise Ended(str(error)) from error
+        self.hear()
+        self.begin()
+
+    def not_started(self, error: Exception) -> None:
+        if self.policy.make_decision(ControllerError(error)) == FailureDecision.RAISE:
+            self.hear()
+            raise Ended(str(error))
+
+    def without(self, node: str, seconds: float) -> None:
+        """Wait for another node in the place of one that is gone."""
+        self.nodes = [name for name in self.nodes if name != node]
+        there = [{"CPU": 1.0}] * len(self.nodes)
+        for passed in range(0, int(seconds), 30):
+            self.clock.now += 30
+            self.wait.look(
+                self.mailbox.idle_s(), lambda: missing_of(NEED, there, Supply(cpus=7, gpus=0)), self.clock.now
+            )
+            if self.wait.given_up is not None:
+                self.mailbox.put({"kind": "fatal", "rank": 0, "error": self.wait.given_up, "final": True})
+            if passed % 120 == 90:
+                self.not_started(WorkerGroupStartupTimeoutError(num_workers=NODES))
+        self.nodes.append(f"node{self.came}")
+        self.came += 1
+        self.wait.look(0.0, lambda: None, self.clock.now)
+
+
+def worker_lost(run: Month, draw: random.Random) -> None:
+    """Its peers have errors because of it; some tell theirs as one of the model."""
+    rank = draw.randrange(NODES)
+    errors: dict[int, Exception] = {peer: RuntimeError("connection closed by peer") for peer in range(NODES)}
+    if draw.random() < 0.3:
+        run.mailbox.put({"kind": "fatal", "rank": (rank + 1) % NODES, "error": "a peer was lost"})
+    run.failed({**errors, rank: LOST})
+
+
+def node_lost(run: Month, draw: random.Random) -> None:
+    """Another comes after some minutes."""
+    run.failures += 1
+    run.reporter.after_exception(None, {0: LOST})
+    run.without(draw.choice(run.nodes), draw.expovariate(1 / 600) + 60)
+    run.hear()
+    run.begin()
+
+
+def node_announced(run: Month, draw: random.Random) -> None:
+    """A spot node is taken back in two minutes: a checkpoint, and the others go on with the next node."""
+    node = draw.choice(run.nodes)
+    reason = run.notices.leave(run.attempts, run.recorder.nodes, {node, "elsewhere"})
+    assert reason is not None and run.notices.leave(run.attempts, run.recorder.nodes, {node}) is None
+    run.mailbox.ask_restart(reason)
+    run.save()
+    run.reporter.after_exception(None, {0: RuntimeError("stopped to start again")})
+    run.without(node, 120)
+    run.hear()
+    run.begin()
+
+
+def storage_away(run: Month, draw: random.Random) -> None:
+    """When workers load a checkpoint: within patience they wait, and beyond it they are started again, twice here."""
+    back = run.clock.now + min(draw.expovariate(1 / 200), 2 * STORAGE.patience_s)
+
+    def load() -> None:
+        if run.clock.now < back:
+            raise OSError("the storage is away")
+
+    outages = Outages(Control(0, 1, None), Patience(outage_s=STORAGE.patience_s), lambda _: None)
+    while True:
+        try:
+            return outages.outlast("loading", load)
+        except OSError as error:
+            run.failed({0: error})
+
+
+def device_failed(run: Month, draw: random.Random) -> None:
+    run.failed({draw.randrange(NODES): RuntimeError("CUDA error: uncorrectable ECC error encountered")})
+
+
+def worker_frozen(run: Month, draw: random.Random) -> None:
+    message = f"rank 3 has not moved for {TRAINER.hang_s:.0f} s"
+    run.clock.now += TRAINER.hang_s
+    run.mailbox.put({"kind": "event", "event": "hang", "message": message, "rank": 3})
+    run.failed({3: LOST})
+
+
+def start_failed(run: Month, draw: random.Random) -> None:
+    for _ in range(draw.randint(1, FAILED_STARTS)):
+        run.not_started(WorkerGroupStartupFailedError("an actor died"))
+    run.policy.make_decision(ControllerError(WorkerGroupStartupTimeoutError(num_workers=NODES)))
+
+
+def driver_restarted(run: Month, draw: random.Random) -> None:
+    run.launch()
+
+
+FAULTS: tuple[Callable[[Month, random.Random], object], ...] = (
+    worker_lost,
+    node_lost,
+    node_announced,
+    storage_away,
+    device_failed,
+    worker_frozen,
+    start_failed,
+    driver_restarted,
+)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, pretended: PretendedRay) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # Ray logs each decision at length
+    for module in ("run.log", "worker.outage"):
+        monkeypatch.setattr(f"rayrec.train.{module}.time", made)
+    monkeypatch.setattr("rayrec.train.worker.outage.Outages._reporting", _silent)
+    return made
+
+
+def _silent(self: Any, what: str) -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext([].append)  # its thread would look at the month's clock
+
+
+def test_a_month_of_faults_ends_no_run(tmp_path: Path, clock: Clock) -> None:
+    draw, run, met = random.Random(7), Month(tmp_path, clock), Counter[str]()
+    for _ in range(EVENTS):
+        quiet_s = draw.expovariate(EVENTS / MONTH_S)
+        if run.failures > TRAINER.max_failures - 2:
+            quiet_s = max(quiet_s, CHECKPOINT_EVERY_S)  # more of them without a checkpoint between end a run
+        run.train(quiet_s)
+        fault = draw.choice(FAULTS)
+        met[fault.__name__] += 1
+        fault(run, draw)
+    assert set(met) == {fault.__name__ for fault in FAULTS} and met.total() == EVENTS
+    assert run.recorder.fatal is None and run.recorder.attempt == run.attempts
+    assert run.recorder.recoveries > EVENTS / 3 and run.clock.now - 1e9 > MONTH_S
+
+
+def model_is_wrong(run: Month) -> None:
+    run.mailbox.put({"kind": "fatal", "rank": 1, "error": "a label is 2"})
+    run.failed({0: RuntimeError("a peer has failed"), 1: ValueError("a label is 2")})
+
+
+def fails_at_one_place(run: Month) -> None:
+    for _ in range(TRAINER.max_failures + 1):
+        run.train(60.0)
+        run.failed({0: OSError("away")})
+
+
+def never_starts(run: Month) -> None:
+    for _ in range(FAILED_STARTS + 1):
+        run.not_started(WorkerGroupStartupFailedError("an actor died"))
+
+
+def has_waited_too_long(run: Month) -> None:
+    run.reporter.after_exception(None, {0: LOST})
+    run.without("node3", 7200.0)
+
+
+@pytest.mark.parametrize(
+    ("ends", "reason"),
+    [
+        (model_is_wrong, "a label is 2"),
+        (fails_at_one_place, r"more often than trainer\.max_failures=\d+ allows"),
+        (never_starts, "an actor died"),
+        (has_waited_too_long, r"no room for the workers within trainer\.wait_for_room_s=3600 s"),
+    ],
+)
+def test_what_does_end_a_run(ends: Callable[[Month], None], reason: str, tmp_path: Path, clock: Clock) -> None:
+    with pytest.raises(Ended, match=reason):
+        ends(Month(tmp_path, clock, limit_s=3600.0))
