@@ -146,7 +146,7 @@ SHARED = """
 import os, subprocess, sys, urllib.error, urllib.request
 import ray
 from rayrec.serve import ModelSpec, ServeConfig
-from rayrec.serve.on_ray import prepare_environment, serving, stop
+from rayrec.serve.on_ray import prepare_environment, serving
 
 def replace(config, **changes):
     return config.model_copy(update=changes)
@@ -179,7 +179,7 @@ words = [sys.executable, "-m", "rayrec.cli", "serve", f"ctr={sys.argv[1]}", "--p
 print(subprocess.run([*words, "--name", "kept", "--route", "/kept"], capture_output=True, text=True).stdout)
 kept = first.replace("/one", "/kept")
 print("outlives", status(kept))
-stop("kept")
+print(subprocess.run([*words[:3], "service", "stop", "kept"], capture_output=True, text=True).stdout.strip())
 print("stopped", status(kept))
 """
 
@@ -200,7 +200,7 @@ def test_services_on_one_ray_leave_each_other_alone(model: Path) -> None:
     assert "Prefix /one is being used by application" in done.stdout
     assert "still 200 200\nended 200 404" in done.stdout and done.returncode == 0, done.stdout + done.stderr
     assert "ends with `rayrec service stop kept`" in done.stdout
-    assert "outlives 200\nstopped 404" in done.stdout, done.stdout + done.stderr
+    assert "outlives 200\nended kept\nstopped 404" in done.stdout, done.stdout + done.stderr
 
 
 SECURE = """
