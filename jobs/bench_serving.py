@@ -33,8 +33,8 @@ from rayrec.inference.artifact import checksum
 from rayrec.inference.graph import Inputs
 from rayrec.models import DLRM
 from rayrec.modules import EmbeddingBagConfig
-from rayrec.serve.on_ray import Settings, serving
-from rayrec.serve.service import ModelSpec, Service
+from rayrec.serve import ModelSpec, ServeConfig, Service
+from rayrec.serve.on_ray import serving
 
 ROWS, CONTEXT, CANDIDATES = 10_000, 13, 100
 SWAPS = 60
@@ -259,7 +259,7 @@ def main() -> None:
         try:
             figures |= of_uvicorn(servers, args)
             spec = ModelSpec(name="ctr", path=root)
-            with serving(Settings(models=(spec,), port=args.port, direct=True, watch_s=0.1)):
+            with serving(ServeConfig(models=(spec,), port=args.port, direct=True, watch_s=0.1)):
                 figures |= beside_uvicorn(args.port, servers.plain, sound, args)
                 steady = Load(args.port, 2, sound).run(args.seconds)
                 load = Load(args.port, 2, sound)

@@ -90,7 +90,9 @@ JOB = _object(
     shutdownAfterJobFinishes=FLAG,
     suspend=FLAG,
 )
-SPECS = {"RayCluster": CLUSTER, "RayJob": JOB}
+SERVICE = _object(("serveConfigV2", "rayClusterConfig"), serveConfigV2=TEXT, rayClusterConfig=CLUSTER)
+SPECS = {"RayCluster": CLUSTER, "RayJob": JOB, "RayService": SERVICE}
+CLUSTER_IN = {"RayJob": "rayClusterSpec", "RayService": "rayClusterConfig"}
 
 
 def check(document: dict[str, Any]) -> None:
@@ -107,7 +109,7 @@ def check(document: dict[str, Any]) -> None:
     jsonschema.validate(document, whole)
     spec = document["spec"]
     jsonschema.validate(spec, SPECS[document["kind"]])
-    cluster = spec if document["kind"] == "RayCluster" else spec["rayClusterSpec"]
+    cluster = spec[CLUSTER_IN[document["kind"]]] if document["kind"] in CLUSTER_IN else spec
     for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
         named = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": document["metadata"]}
         kubernetes_validate.validate(named | {"template": group["template"]}, KUBERNETES, strict=True)

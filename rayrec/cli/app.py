@@ -17,6 +17,7 @@ from rayrec.cli.predict import predict
 from rayrec.cli.retrieve import index, retrieve
 from rayrec.cli.runs import app as runs
 from rayrec.cli.serve import serve
+from rayrec.cli.service import app as service
 from rayrec.cli.tune import tune
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(runs, name="runs")
 app.add_typer(checkpoint, name="checkpoint")
+app.add_typer(service, name="service")
 app.command()(init)
 app.command()(export)
 app.command()(predict)

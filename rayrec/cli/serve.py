@@ -1,24 +1,32 @@
-"""`rayrec serve`: models behind HTTP, on Ray Serve."""
+"""`rayrec serve`: models behind HTTP and gRPC, on Ray Serve."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rayrec.cli.options import path
 from rayrec.stop_signals import STOP_SIGNALS
 
+if TYPE_CHECKING:
+    from rayrec.serve.config import ServeConfig
+
 MODELS = "PATH, NAME=PATH or NAME=PATH@SHARE; PATH is an export, or a folder of exports whose newest is served."
 
 
 def serve(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL…", help=MODELS)],
+    models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL…]", help=MODELS)] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(parser=path, help="YAML file with all of a service; flags and models then stay away, but --port."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; default 8000.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="Port for gRPC; default: no gRPC.")] = None,
     replicas: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     cpus: Annotated[int, typer.Option(min=1, help="Cores of a replica.")] = 1,
     queue: Annotated[
@@ -40,39 +48,68 @@ def serve(
     ] = "rayrec",
     route: Annotated[str, typer.Option(help="Prefix of all paths, e.g. /ctr.")] = "/",
     watch: Annotated[float, typer.Option(min=0, help="Seconds between two looks for newer versions; 0: never.")] = 5.0,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="On the cluster of RAY_ADDRESS: the service outlives this command.")
+    ] = False,
 ) -> None:
-    """Serve exported models: POST /score, GET /schema, /healthz, /metrics. Needs rayrec[serve]."""
-    from rayrec.data.storage.locations import local_path
-    from rayrec.serve.example import request
-    from rayrec.serve.limits import Limits
-    from rayrec.serve.on_ray import LOOPBACK, Settings, read_token, serving
-    from rayrec.serve.service import ModelSpec
-    from rayrec.serve.versions import newest
+    """Serve exported models: POST /score, GET /schema, /healthz, /metrics, and the v2 protocol. Needs rayrec[serve]."""
+    if config is not None:
+        if models:
+            raise ValueError(f"--config {config} names the models; give either it or MODEL")
+        settings = _loaded(config, port)
+    else:
+        clients = [] if token_file is None else [{"name": "default", "token_file": str(token_file.absolute())}]
+        settings = _from_flags(
+            models or [],
+            host=host,
+            port=8000 if port is None else port,
+            grpc_port=grpc_port,
+            replicas=replicas,
+            cpus=cpus,
+            direct=direct,
+            clients=clients,
+            watch_s=watch,
+            name=name,
+            route=route,
+            limits={"queue": queue},
+            index=None if index is None else index.absolute(),
+        )
+    _serve(settings, detach)
 
-    if host not in LOOPBACK and token_file is None:
-        raise ValueError(f"--host {host} lets others in: give --token-file, or keep to 127.0.0.1")
+
+def _loaded(config: Path, port: int | None) -> ServeConfig:
+    from rayrec.serve.config import load_serve_config
+
+    loaded = load_serve_config(config)
+    return loaded if port is None else loaded.model_copy(update={"port": port})
+
+
+def _from_flags(models: list[str], **flags: Any) -> ServeConfig:
+    from rayrec.data.storage.locations import local_path
+    from rayrec.serve.config import ModelSpec, made_of
+
+    if not models:
+        raise ValueError("name a model (an export, or a folder of exports), or give --config")
     for model in models:
         for place in (model, model.partition("=")[2]):
             local_path(place)
-    settings = Settings(
-        models=tuple(ModelSpec.parse(model) for model in models),
-        host=host,
-        port=port,
-        replicas=replicas,
-        cpus=cpus,
-        direct=direct,
-        token=read_token(token_file),
-        watch_s=watch,
-        name=name,
-        route=route,
-        limits=Limits(queue=queue),
-        index=index,
-    )
+    return made_of({"models": [ModelSpec.parse(model) for model in models], **flags})
+
+
+def _serve(settings: ServeConfig, detach: bool) -> None:
+    from rayrec.serve.example import request
+    from rayrec.serve.on_ray import serving
+    from rayrec.serve.versions import newest
+
     stopped = threading.Event()
-    with serving(settings) as address:
+    with serving(settings, detach) as address:
         names = ", ".join(sorted({spec.name for spec in settings.models}))
-        typer.echo(f"serving {names} at {address} (Ctrl-C ends it)")
-        typer.echo(f"next: {request(newest(settings.models[0].path), address, token_file)}")
+        token = Path(settings.clients[0].token_file) if settings.clients else None
+        how = f"ends with `rayrec service stop {settings.name}`" if detach else "Ctrl-C ends it"
+        typer.echo(f"serving {names} at {address} ({how})")
+        typer.echo(f"next: {request(newest(settings.models[0].folder), address, token)}")
+        if detach:
+            return
         for number in STOP_SIGNALS:
             signal.signal(number, lambda *_: stopped.set())
         while not stopped.wait(1.0):

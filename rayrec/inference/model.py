@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rayrec.inference import artifact, compiled, processor
@@ -112,6 +114,11 @@ class Model:
             return torch.empty((0,) if inputs.labels is None else (0, len(inputs.labels)))
         checked = Batch(dense=dense.float(), sparse=sparse, label=batch.label)
         return self._run(arguments(checked, inputs, self.tables.data, context))
+
+    def outputs(self, batch: Batch, context: KeyedJaggedTensor | None = None) -> dict[str, npt.NDArray[np.float32]]:
+        """What a service answers: label → probabilities `[B]`. Arguments and errors as `score`."""
+        probabilities = torch.sigmoid(self.score(batch, context)).view(batch.rows, -1).T.contiguous().numpy()
+        return dict(zip(self.labels, probabilities, strict=True))
 
     def _checked(self, sparse: KeyedJaggedTensor, keys: list[str]) -> KeyedJaggedTensor:
         """The features in the model's order, all ids inside their tables."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.pace import DEADLINE_S
-from rayrec.serve.service import Answer, ScoreRequest, Service
+from rayrec.serve.requests import Query
+from rayrec.serve.service import Answer, ScoreRequest, Service, Target
+from rayrec.serve.versions import Loaded
 
 _QUIET_PASSES = 8  # of the event loop without a new request: as many as one takes from its socket to here, on Serve
 _LARGE_BYTES = 256 << 10  # a body that takes milliseconds to read
@@ -35,16 +37,16 @@ class Batcher:
         cores = torch.get_num_threads()  # a thread of its own begins with another number
         self._thread = ThreadPoolExecutor(1, "rayrec-score", initializer=torch.set_num_threads, initargs=(cores,))
 
-    async def read(self, body: bytes, content_type: str, model: str | None) -> ScoreRequest:
-        """As `Service.read`; a body that takes long is read by the thread.
+    async def begin(self, read: Callable[[Loaded], Query], size: int, target: Target) -> ScoreRequest:
+        """As `Service.begin`; a body of many bytes, which takes long, is read by the thread.
 
         Raises:
             BadRequest: as there.
         """
-        if len(body) < _LARGE_BYTES:
-            return self._service.read(body, content_type, model)
+        if size < _LARGE_BYTES:
+            return self._service.begin(read, target)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._service.read, body, content_type, model)
+        return await loop.run_in_executor(self._thread, self._service.begin, read, target)
 
     async def score(self, request: ScoreRequest) -> Answer:
         """

@@ -7,6 +7,7 @@
 | `GET /schema`, `GET /schema/MODEL` | what a request must hold |
 | `GET /healthz` | versions that answer, versions that were refused; needs no token |
 | `GET /metrics` | Prometheus |
+| `GET /v2…`, `POST /v2/models/MODEL/infer` | the open inference protocol (`v2.py`); its health needs no token |
 
 What takes long is a thread's work (`batching.py`): the event loop answers all but `/score` at any load.
 """
@@ -14,140 +15,178 @@ What takes long is a thread's work (`batching.py`): the event loop answers all b
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from rayrec.serve.batching import Batcher
+from rayrec.serve import v2
+from rayrec.serve.clients import Clients, check_model
 from rayrec.serve.errors import BadRequest
+from rayrec.serve.front import Front, request_id
 from rayrec.serve.requests import ARROW, JSON
 from rayrec.serve.retrieval import Retrieval
-from rayrec.serve.service import Answer, Service
+from rayrec.serve.service import Service
+from rayrec.serve.traffic import Answer, Target
+from rayrec.serve.v2_http import JSON_BYTES, ModelPath, numbers, read_request, written
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-DEADLINE = "X-Deadline-Ms"
+DEADLINE, REQUEST_ID, ROUTING_KEY = "X-Deadline-Ms", "X-Request-Id", "X-Routing-Key"
+_logger = logging.getLogger("rayrec.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What is sent back: status, content type, body, and more headers."""
+
+    status: int
+    kind: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class App:
     """ASGI.
 
     Args:
-        token: what `Authorization: Bearer …` must hold; None: everyone may ask.
+        clients: who may ask; default: everyone.
         together: requests that wait are scored together; False: each alone.
+        beside: what runs in the same event loop from the start of the application to its end, as a gRPC server.
         retrieval: answers `/retrieve`.
     """
 
     def __init__(
         self,
         service: Service,
-        token: str | None = None,
+        clients: Clients | None = None,
         together: bool = True,
+        beside: Callable[[Front], AbstractAsyncContextManager[object]] | None = None,
         retrieval: Retrieval | None = None,
     ) -> None:
-        self._service, self._token, self._retrieval = service, token, retrieval
-        self._batcher = Batcher(service, together)
-        self._queued = 0
+        self.front, self._service = Front(service, clients, together), service
+        self._beside, self._retrieval = beside, retrieval
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
+            await self._lifespan(receive, send)
             return
         if scope["type"] != "http":
             return
         path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/")
-        more: list[tuple[bytes, bytes]] = []
+        headers = {key.lower(): value for key, value in scope["headers"]}
+        number = request_id(_text(headers, REQUEST_ID))
         try:
-            status, kind, body = await self._answer(scope, path, receive)
+            reply = await self._answer(scope["method"], path, headers, receive, number)
         except BadRequest as error:
-            status, kind, body = error.status, JSON, json.dumps(error.to_dict()).encode()
-            more = [(b"retry-after", b"1")] if status == 503 else []
+            more = (("retry-after", "1"),) if error.status in (429, 503) else ()
+            reply = Reply(error.status, JSON, json.dumps(error.to_dict()).encode(), more)
         except Exception as error:
             text = f"{type(error).__name__}: the request could not be answered; the server's log says why"
-            status, kind, body = 500, JSON, json.dumps({"error": text}).encode()
-            _log(error)
-        if path.startswith("/score"):
-            name = _model_in(path, "/score") or self._service.default
-            self._service.measures.request(name if name in self._service.names else "other", status)
-        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode()), *more]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+            reply = Reply(500, JSON, json.dumps({"error": text}).encode())
+            _logger.error("request %s failed", number, exc_info=error)
+        if (name := _scored_model(path)) is not None:
+            name = name or self._service.default
+            self._service.measures.request(name if name in self._service.names else "other", reply.status)
+        _logger.debug("request %s: %s", number, reply.status)
+        sent = (("content-type", reply.kind), ("content-length", str(len(reply.body))), *reply.headers)
+        known = any(name == REQUEST_ID for name, _ in reply.headers)
+        all_headers = [*sent, *(() if known else ((REQUEST_ID, number),))]
+        encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in all_headers]
+        await send({"type": "http.response.start", "status": reply.status, "headers": encoded})
+        await send({"type": "http.response.body", "body": reply.body})
 
-    async def _answer(self, scope: Scope, path: str, receive: Receive) -> tuple[int, str, bytes]:
-        method, headers = scope["method"], {key.lower(): value for key, value in scope["headers"]}
+    async def _answer(
+        self, method: str, path: str, headers: dict[bytes, bytes], receive: Receive, number: str
+    ) -> Reply:
         if path == "/healthz":
-            return 200, JSON, json.dumps(self._service.health()).encode()
-        self._check_token(headers)
+            return _json(self._service.health())
+        if path in ("/v2/health/live", "/v2/health/ready"):
+            return Reply(200, JSON, b"")
+        scored = _scored_model(path)
+        client = self.front.clients.admit(headers.get(b"authorization", b""), scored is not None or path == "/retrieve")
         if path == "/metrics":
-            return 200, "text/plain; version=0.0.4", self._service.metrics()
+            return Reply(200, "text/plain; version=0.0.4", self._service.metrics())
         if (name := _model_in(path, "/schema")) is not None and method == "GET":
-            return 200, JSON, json.dumps(self._service.schema(name or None)).encode()
+            return _json(self._service.schema(name or None))
+        if path == "/v2":
+            return _json(v2.server_metadata())
+        if scored is None and (place := ModelPath.of(path)) is not None:
+            name, loaded = self._service.find(Target(model=place.model, version=place.version))
+            return _json({"name": name, "ready": True} if place.verb else v2.metadata(name, loaded))
         if path == "/retrieve" and self._retrieval is not None:
-            return 200, JSON, await self._retrieve(self._retrieval, method, headers, receive)
-        if (name := _model_in(path, "/score")) is None:
-            raise BadRequest(404, "there are POST /score, GET /schema, GET /healthz and GET /metrics")
+            return Reply(200, JSON, await self._retrieve(self._retrieval, method, headers, receive))
+        if scored is None:
+            raise BadRequest(404, "there are POST /score, GET /schema, /healthz, /metrics and /v2")
+        check_model(client, scored or self._service.default)
         if method != "POST":
             raise BadRequest(405, f"{method} {path}: send the rows with POST")
-        kind = headers.get(b"content-type", JSON.encode()).decode("latin-1")
-        if not kind.startswith((JSON, ARROW)):
-            raise BadRequest(415, f"content type {kind!r}: send {JSON} or {ARROW}")
         if (coding := headers.get(b"content-encoding", b"identity")) != b"identity":
             raise BadRequest(415, f"content encoding {coding.decode('latin-1')!r}: send the body as it is")
-        wanted = headers.get(b"accept", b"*/*").decode("latin-1")
-        arrow = wanted.startswith(ARROW) or (wanted == "*/*" and kind.startswith(ARROW))
+        answer = self._infer if path.startswith("/v2/") else self._score
         try:
             async with asyncio.timeout(_deadline_s(headers)) as limit:
-                answer = await self._score(headers, receive, kind, name or None)
+                reply = await answer(headers, receive, path, number)
                 if asyncio.get_running_loop().time() > (limit.when() or float("inf")):
                     raise TimeoutError  # the loop was kept from noticing
         except TimeoutError:
             raise BadRequest(504, f"not scored within the {DEADLINE} of the request; it was given up") from None
-        return (200, ARROW, _as_arrow(answer)) if arrow else (200, JSON, _as_json(answer))
+        return reply
 
-    async def _score(self, headers: dict[bytes, bytes], receive: Receive, kind: str, model: str | None) -> Answer:
-        self._check_queue()  # before the body is read
+    async def _score(self, headers: dict[bytes, bytes], receive: Receive, path: str, number: str) -> Reply:
+        kind = headers.get(b"content-type", JSON.encode()).decode("latin-1")
+        if not kind.startswith((JSON, ARROW)):
+            raise BadRequest(415, f"content type {kind!r}: send {JSON} or {ARROW}")
+        wanted = headers.get(b"accept", b"*/*").decode("latin-1")
+        arrow = wanted.startswith(ARROW) or (wanted == "*/*" and kind.startswith(ARROW))
+        body = await self._whole_body(headers, receive)
+        target = Target(model=_scored_model(path) or None, key=_text(headers, ROUTING_KEY) or None, id=number)
+        answer = await self.front.score(lambda loaded: loaded.reader.read(body, kind), len(body), target)
+        return Reply(200, ARROW, _as_arrow(answer)) if arrow else Reply(200, JSON, _as_json(answer))
+
+    async def _infer(self, headers: dict[bytes, bytes], receive: Receive, path: str, number: str) -> Reply:
+        """In the open inference protocol."""
+        place = ModelPath.of(path)
+        assert place is not None
+        body = await self._whole_body(headers, receive)
+        request = read_request(body, headers.get(JSON_BYTES.lower().encode()))
+        if request.id is not None and not _text(headers, REQUEST_ID):
+            number = request_id(request.id)
+        key = _text(headers, ROUTING_KEY) or None
+        target = Target(model=place.model, version=place.version, key=key, id=number)
+        limits = self._service.limits
+        answer = await self.front.score(
+            lambda loaded: v2.query_of(request.tensors, loaded.reader.schema, limits), len(body), target
+        )
+        content, json_bytes = written(answer, request, number)
+        more: tuple[tuple[str, str], ...] = ((REQUEST_ID, number),)
+        if json_bytes is None:
+            return Reply(200, JSON, content, more)
+        return Reply(200, "application/octet-stream", content, (*more, (JSON_BYTES, str(json_bytes))))
+
+    async def _whole_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        self.front.check_queue()  # before the body is read
         limits = self._service.limits
         try:
             async with asyncio.timeout(limits.body_s):
-                body = await self._body(headers, receive)
+                return await self._body(headers, receive)
         except TimeoutError:
             raise BadRequest(408, f"the body was not there after {limits.body_s:g} s") from None
-        self._check_queue()
-        self._queued += 1
-        try:
-            return await self._batcher.score(await self._batcher.read(body, kind, model))
-        finally:
-            self._queued -= 1
 
     async def _retrieve(
         self, retrieval: Retrieval, method: str, headers: dict[bytes, bytes], receive: Receive
     ) -> bytes:
         if method != "POST":
             raise BadRequest(405, f"{method} /retrieve: send the queries with POST")
-        self._check_queue()
-        self._queued += 1
-        try:
-            async with asyncio.timeout(self._service.limits.body_s):
-                body = await self._body(headers, receive)
+        body = await self._whole_body(headers, receive)
+        with self.front.place():
             return await asyncio.to_thread(retrieval.answer, body)
-        except TimeoutError:
-            raise BadRequest(408, f"the body was not there after {self._service.limits.body_s:g} s") from None
-        finally:
-            self._queued -= 1
-
-    def _check_queue(self) -> None:
-        if self._queued >= self._service.limits.queue:
-            raise BadRequest(503, f"{self._queued} requests wait already: ask again after a second, or another replica")
-
-    def _check_token(self, headers: dict[bytes, bytes]) -> None:
-        given = headers.get(b"authorization", b"")
-        if self._token is not None and not hmac.compare_digest(given, b"Bearer " + self._token.encode()):
-            raise BadRequest(401, "send the service's token as `Authorization: Bearer TOKEN`")
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         """Refused as soon as it is known to be too long; no more of it is kept."""
@@ -167,6 +206,36 @@ class App:
             if not message.get("more_body", False):
                 return b"".join(parts)
 
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        async with AsyncExitStack() as stack:
+            while True:
+                message = await receive()
+                if message["type"] == "lifespan.startup" and self._beside is not None:
+                    await stack.enter_async_context(self._beside(self.front))
+                if message["type"] == "lifespan.shutdown":
+                    await stack.aclose()
+                    self._service.close()
+                await send({"type": f"{message['type']}.complete"})
+                if message["type"] == "lifespan.shutdown":
+                    return
+
+
+def _json(value: Any) -> Reply:
+    return Reply(200, JSON, json.dumps(value).encode())
+
+
+def _text(headers: dict[bytes, bytes], name: str) -> str:
+    """Of a header; "" where there is none."""
+    return headers.get(name.lower().encode(), b"").decode("latin-1")
+
+
+def _scored_model(path: str) -> str | None:
+    """The model that a path scores with, "" for the default one; None: it scores nothing."""
+    place = ModelPath.of(path)
+    if place is not None:
+        return place.model if place.verb == "infer" else None
+    return _model_in(path, "/score")
+
 
 def _deadline_s(headers: dict[bytes, bytes]) -> float | None:
     """Seconds that a request gives the service; None: no limit.
@@ -174,7 +243,7 @@ def _deadline_s(headers: dict[bytes, bytes]) -> float | None:
     Raises:
         BadRequest: they are no number above 0.
     """
-    text = headers.get(DEADLINE.lower().encode(), b"").decode("latin-1")
+    text = _text(headers, DEADLINE)
     if not text:
         return None
     try:
@@ -194,8 +263,7 @@ def _model_in(path: str, root: str) -> str | None:
 
 
 def _as_json(answer: Answer) -> bytes:
-    # nine digits name a float32, however small: a probability of 4e-8 keeps its rank
-    scores = {label: [float(f"{one:.9g}") for one in values.tolist()] for label, values in answer.scores.items()}
+    scores = {label: numbers(values.tolist()) for label, values in answer.scores.items()}
     return json.dumps({"model": answer.model, "version": answer.version, "scores": scores}).encode()
 
 
@@ -206,17 +274,3 @@ def _as_arrow(answer: Answer) -> bytes:
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue())
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
-
-
-def _log(error: Exception) -> None:
-    import logging
-
-    logging.getLogger("rayrec.serve").error("a request failed", exc_info=error)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
+
+from rayrec.data.strict import Strict
 from rayrec.serve.errors import BadRequest
 
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+
+class Limits(Strict):
     """Against those who send too much or never end.
 
     Args:
@@ -17,13 +22,15 @@ class Limits:
         ids: of all its lists together, as they are looked up: a context's once, or for every candidate.
         body_s: seconds until its body must be there.
         queue: requests that wait or are scored at once, in a replica.
+        batch_ms: that several requests scored together are planned to take at most.
     """
 
-    body_bytes: int = 8 << 20
-    rows: int = 10_000
-    ids: int = 2_000_000
-    body_s: float = 10.0
-    queue: int = 128
+    body_bytes: Count = 8 << 20
+    rows: Count = 10_000
+    ids: Count = 2_000_000
+    body_s: Positive = 10.0
+    queue: Count = 128
+    batch_ms: Positive = 20.0
 
     def check_rows(self, count: int) -> None:
         """

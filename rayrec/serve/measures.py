@@ -17,6 +17,7 @@ from rayrec.data.mapping.schema import Vocabulary
 from rayrec.sparse import KeyedJaggedTensor
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)
+DIFFERENCES = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 LEAST, MOST = 1_000, 100_000  # scores that drift needs; beyond the most, earlier ones are halved, repeatedly
 
@@ -49,8 +50,22 @@ class Measures:
         self._versions = Counter(
             "rayrec_versions", "versions by what became of them", ["model", "outcome"], registry=registry
         )
+        self._shadows = Counter(
+            "rayrec_shadow_requests",
+            "requests of shadow versions by outcome",
+            ["model", "version", "outcome"],
+            registry=registry,
+        )
+        self._differences = Histogram(
+            "rayrec_shadow_difference",
+            "greatest difference of a score of a request from the answer",
+            ["model", "version"],
+            buckets=DIFFERENCES,
+            registry=registry,
+        )
         self._seen: dict[tuple[str, str, str], npt.NDArray[np.int64]] = {}
         self._scored: set[tuple[str, str]] = set()  # models and versions that have series of their own
+        self._shadowed: set[tuple[str, str, str]] = set()  # and outcomes
         self._active: set[tuple[str, str]] = set()
         self._turn = threading.Lock()  # requests are counted in another thread than figures are read
 
@@ -68,6 +83,14 @@ class Measures:
 
     def version(self, model: str, outcome: str) -> None:
         self._versions.labels(model, outcome).inc()
+
+    def shadow(self, model: str, version: str, outcome: str, difference: float = 0.0) -> None:
+        """A request of a shadow version: "scored", "failed" or "dropped"."""
+        with self._turn:
+            self._shadowed.add((model, version, outcome))
+            self._shadows.labels(model, version, outcome).inc()
+            if outcome == "scored":
+                self._differences.labels(model, version).observe(difference)
 
     def ids(self, model: str, schema: Schema, sparse: KeyedJaggedTensor) -> None:
         """How many ids the vocabularies did not know: they were given one of the first rows."""
@@ -109,6 +132,11 @@ class Measures:
             self._seconds.remove(model, version)
             self._rows.remove(model, version)
         self._scored &= kept
+        for series in [one for one in self._shadowed if one[:2] not in kept]:
+            self._shadows.remove(*series)
+            if series[2] == "scored":
+                self._differences.remove(*series[:2])
+            self._shadowed.remove(series)
         self._seen = {key: counts for key, counts in self._seen.items() if key[:2] in kept}
 
     def collect(self) -> Iterator[Metric]:

@@ -2,168 +2,186 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import re
 import socket
+import ssl
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 
 from rayrec._debug import debugging
 from rayrec.local_ray import init_local, quiet_unless_debug
+from rayrec.serve import v2_grpc
+from rayrec.serve.clients import Clients, check_tls
+from rayrec.serve.config import ServeConfig
 from rayrec.serve.http import App
-from rayrec.serve.limits import Limits
 from rayrec.serve.retrieval import Retrieval, check_index, newest_index
-from rayrec.serve.service import ModelSpec, Service
+from rayrec.serve.service import Service
 from rayrec.serve.versions import check_version, newest
 
-LOOPBACK = ("127.0.0.1", "localhost")
-_LAST_PORT = 64_000
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Of a service.
-
-    Args:
-        models: what is served.
-        host: who may reach it; the machine itself by default.
-        port: of HAProxy, behind which all replicas are; with `direct` of the first replica, the next one has the next.
-        replicas: processes, each with `cpus` cores.
-        direct: replicas answer HTTP themselves, at the lowest latency; one that is started anew may have another port.
-        token: what requests must carry; None: none.
-        watch_s: seconds between two looks for newer versions.
-        name: of the Serve application; a cluster may run several services.
-        route: prefix of the service's paths, "/" or such as "/ctr".
-        index: of `POST /retrieve`: an index, or a folder of indexes of which the newest by name is served.
-    """
-
-    models: tuple[ModelSpec, ...]
-    host: str = "127.0.0.1"
-    port: int = 8000
-    replicas: int = 1
-    cpus: int = 1
-    direct: bool = False
-    token: str | None = field(default=None, repr=False)
-    watch_s: float = 5.0
-    name: str = "rayrec"
-    route: str = "/"
-    limits: Limits = field(default_factory=Limits)
-    index: Path | None = None
-
-
-def check(settings: Settings) -> None:
-    """What can be known before anything is started: that the models are there and whole, and the port is free.
+def check(config: ServeConfig) -> None:
+    """What can be known before anything is started: that models and files are there and whole, and the port is free.
 
     Raises:
         ExportError: a path holds no export, or one that is damaged or outside its limits; names it.
-        ValueError: a port that cannot be listened on, more cores than this machine has, or a route that is no path.
+        ValueError: a port that cannot be listened on, more cores than this machine has, or a file that cannot be read.
     """
-    if not settings.name or not re.fullmatch(r"/|(/[\w.-]+)+", settings.route, re.ASCII):
-        raise ValueError(f"--name {settings.name} --route {settings.route}: give a name, and a route such as /ctr")
-    for spec in settings.models:
-        check_version(newest(spec.path))
-    if settings.index is not None:
-        check_index(newest_index(settings.index))
-    if not 0 < settings.port <= _LAST_PORT:
-        raise ValueError(
-            f"--port {settings.port}: choose one of 1 to {_LAST_PORT}; what comes after is for the service"
-        )
+    for spec in config.models:
+        check_version(newest(spec.folder))
+    if config.index is not None:
+        check_index(newest_index(config.index))
+    Clients(config.clients)
+    if config.tls is not None:
+        check_tls(config.tls)
     if os.environ.get("RAY_ADDRESS"):
         return  # of another machine nothing is known
     cores = len(os.sched_getaffinity(0))
-    if settings.cpus > cores:
-        raise ValueError(f"--cpus {settings.cpus}: this machine has {cores} cores")
+    if config.cpus > cores:
+        raise ValueError(f"--cpus {config.cpus}: this machine has {cores} cores")
     try:
-        _bind(settings)
+        _bind(config)
     except OSError as error:
-        text = f"cannot listen on --host {settings.host} --port {settings.port}: {error.strerror}; choose another"
+        text = f"cannot listen on --host {config.host} --port {config.port}: {error.strerror}; choose another"
         raise ValueError(text) from error
 
 
-def _bind(settings: Settings) -> None:
+def _bind(config: ServeConfig) -> None:
     """
     Raises:
         OSError: the address cannot be listened on.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((settings.host, settings.port))
+        probe.bind((config.host, config.port))
 
 
-def prepare_environment(settings: Settings) -> None:
-    """What Serve reads from the environment, before Ray starts; what is set already stays."""
-    wanted = {"RAY_worker_niceness": "0"}  # Ray's own 15 lets every other process of the machine go first
-    wanted |= {
+def environment(config: ServeConfig) -> dict[str, str]:
+    """What Serve reads from the environment of every process of the cluster, before Ray starts."""
+    wanted = {
+        "RAY_worker_niceness": "0",  # Ray's own 15 lets every other process of the machine go first
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_PORT_QUARANTINE_S": "0",
     }
-    if not settings.direct:
-        wanted |= {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5"}
-    else:
-        last = settings.port + max(settings.replicas, 1) * 2
-        wanted |= {
-            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(settings.port),
-            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(last),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # no balancer in front has to hear of it first
-        }
-    for name, value in wanted.items():
+    if not config.direct:
+        return wanted | {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5"}
+    return wanted | {
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(config.port),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(config.port + 2 * config.replicas),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # no balancer in front has to hear of it first
+    }
+
+
+def prepare_environment(config: ServeConfig) -> None:
+    """Sets what Serve reads, before Ray starts; what is set already stays."""
+    for name, value in environment(config).items():
         os.environ.setdefault(name, value)
 
 
+def http_options(config: ServeConfig) -> dict[str, Any]:
+    """Of Serve on a cluster; with `direct` its own proxy stays unused."""
+    tls = config.tls
+    files = {} if tls is None else {"ssl_certfile": tls.cert_file, "ssl_keyfile": tls.key_file}
+    return {"host": config.host, "port": config.port + 1000 if config.direct else config.port, **files}
+
+
+def built(args: dict[str, Any]) -> Any:
+    """The application of a config, given as plain values: what `serve deploy` and a RayService import."""
+    from ray import serve
+
+    config = ServeConfig.model_validate(args)
+    replica = serve.deployment(
+        name="scorer",
+        num_replicas=config.replicas,
+        max_ongoing_requests=4 * config.limits.queue,  # most of them are refused; bodies on their way have room
+        max_queued_requests=config.limits.queue,
+        ray_actor_options={"num_cpus": config.cpus},
+        health_check_period_s=2,
+        health_check_timeout_s=10,
+    )(serve.ingress(_application(config))(Replica))
+    return replica.bind()
+
+
 @contextmanager
-def serving(settings: Settings) -> Iterator[str]:
+def serving(config: ServeConfig, detach: bool = False) -> Iterator[str]:
     """A service on the Ray that runs here, or a local one; gives its address once it answers, and ends it on leaving.
 
     Serve's other applications go on; Serve and Ray end with the service where they were started for it.
+
+    Args:
+        detach: the service goes on after this process, on a cluster that does.
 
     Raises:
         ExportError, ValueError: as `check`; or an application of this name runs already.
         RuntimeError: it does not come up, or its route is another's; the text holds the reason.
     """
-    check(settings)
-    prepare_environment(settings)
-    with _ray(settings) as shared:
+    check(config)
+    if detach and not os.environ.get("RAY_ADDRESS"):
+        raise ValueError("--detach needs a Ray that goes on: start one (`ray start --head`) and set RAY_ADDRESS")
+    prepare_environment(config)
+    with _ray(config) as shared:
         from ray import serve
         from ray.serve.config import HTTPOptions
 
-        _check_free(settings)
-        proxy_port = settings.port + 1000 if settings.direct else settings.port  # Serve's own proxy stays unused
-        serve.start(http_options=HTTPOptions(host=settings.host, port=proxy_port))
-        replica = serve.deployment(
-            name="scorer",
-            num_replicas=settings.replicas,
-            max_ongoing_requests=4 * settings.limits.queue,  # most of them are refused; bodies on their way have room
-            max_queued_requests=settings.limits.queue,
-            ray_actor_options={"num_cpus": settings.cpus},
-            health_check_period_s=2,
-            health_check_timeout_s=10,
-        )(serve.ingress(_application(settings))(Replica))
+        _check_free(config)
+        serve.start(http_options=HTTPOptions(**http_options(config)))
+        begun = False
         try:
-            serve.run(replica.bind(), name=settings.name, route_prefix=settings.route)
-            host = settings.host if settings.host != "0.0.0.0" else "127.0.0.1"
-            address = f"http://{host}:{settings.port}{settings.route.rstrip('/')}"
+            serve.run(built(config.model_dump(mode="json")), name=config.name, route_prefix=config.route)
+            host = config.host if config.host != "0.0.0.0" else "127.0.0.1"
+            scheme = "http" if config.tls is None else "https"
+            address = f"{scheme}://{host}:{config.port}{config.route.rstrip('/')}"
             _await(f"{address}/healthz")
+            begun = True
             yield address
         finally:
-            if shared:
-                serve.delete(settings.name)
-            else:
-                with _unsaid():
-                    serve.shutdown()
+            if not (detach and begun):
+                _end(config.name, shared)
     if not shared:
-        _await_port(settings)
+        _await_port(config)
+
+
+def _end(name: str, shared: bool) -> None:
+    from ray import serve
+
+    if shared:
+        serve.delete(name)
+    else:
+        with _unsaid():
+            serve.shutdown()
+
+
+def stop(name: str) -> None:
+    """Ends an application of the cluster at `RAY_ADDRESS`, and no other.
+
+    Raises:
+        ValueError: there is no such cluster, or no application of this name.
+    """
+    import ray
+
+    if not os.environ.get("RAY_ADDRESS"):
+        raise ValueError("set RAY_ADDRESS to the cluster that serves; `rayrec serve` itself is ended by Ctrl-C")
+    ray.init(address=os.environ["RAY_ADDRESS"], **quiet_unless_debug())
+    try:
+        from ray import serve
+
+        running = serve.status().applications
+        if name not in running:
+            raise ValueError(f"there is no application {name!r}; there are {', '.join(running) or 'none'}")
+        serve.delete(name)
+    finally:
+        ray.shutdown()
 
 
 @contextmanager
-def _ray(settings: Settings) -> Iterator[bool]:
+def _ray(config: ServeConfig) -> Iterator[bool]:
     """A connection to Ray; gives whether others use it as well."""
     import ray
 
@@ -174,7 +192,7 @@ def _ray(settings: Settings) -> Iterator[bool]:
     if address:
         ray.init(address=address, **quiet_unless_debug())
     else:
-        init_local(settings.replicas * settings.cpus + 1)
+        init_local(config.replicas * config.cpus + 1)
     try:
         yield address is not None
     finally:
@@ -191,26 +209,26 @@ def _unsaid() -> Iterator[None]:
         yield
 
 
-def _check_free(settings: Settings) -> None:
+def _check_free(config: ServeConfig) -> None:
     """
     Raises:
         ValueError: Serve runs an application of this name, which it would replace.
     """
     from ray import serve
 
-    if settings.name in serve.status().applications:
+    if config.name in serve.status().applications:
         raise ValueError(
-            f"--name {settings.name}: this Ray serves an application of that name already; choose another --name and "
-            f"--route, or end that one: python -c 'from ray import serve; serve.delete(\"{settings.name}\")'"
+            f"--name {config.name}: this Ray serves an application of that name already; choose another --name and "
+            f"--route, or end that one: rayrec service stop {config.name}"
         )
 
 
-def _await_port(settings: Settings) -> None:
+def _await_port(config: ServeConfig) -> None:
     """Waits a while for the port to be free."""
     deadline = time.monotonic() + 15
     while time.monotonic() < deadline:
         try:
-            _bind(settings)
+            _bind(config)
             return
         except OSError:  # a replica's process is on its way out
             time.sleep(0.1)
@@ -220,43 +238,40 @@ class Replica:
     """A process of the service; the ASGI application beside it does the work."""
 
 
-def _application(settings: Settings) -> Any:
+def _application(config: ServeConfig) -> Any:
     def build() -> App:
-        return application(settings)
+        return application(config)
 
     return build
 
 
-def application(settings: Settings) -> App:
+def application(config: ServeConfig) -> App:
     """The ASGI application of one replica, which scores on all of the replica's cores."""
-    torch.set_num_threads(settings.cpus)
-    service = Service(list(settings.models), limits=settings.limits, watch_s=settings.watch_s)
-    retrieval = None if settings.index is None else Retrieval(newest_index(settings.index), settings.limits)
-    return App(service, token=settings.token, retrieval=retrieval)
-
-
-def read_token(path: Path | None) -> str | None:
-    """The first line of a file.
-
-    Raises:
-        ValueError: the file cannot be read, or is empty.
-    """
-    if path is None:
-        return None
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--token-file {path} cannot be read: {error}") from error
-    if not token or not token.isascii() or len(token.split()) > 1:
-        raise ValueError(f"--token-file {path} must hold one word of ASCII; write a long random one into it")
-    return token
+    torch.set_num_threads(config.cpus)
+    logger = logging.getLogger("rayrec.serve")  # to the worker's log in Ray's folder, audit lines among them
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler())
+        logger.setLevel(logging.INFO)
+    service = Service(config.models, config.limits, config.watch_s)
+    beside = None
+    if config.grpc_port is not None:
+        listen = v2_grpc.Listen(config.host, config.grpc_port, config.tls)
+        beside = partial(v2_grpc.serving, listen=listen)
+    retrieval = None if config.index is None else Retrieval(newest_index(config.index), config.limits)
+    return App(service, Clients(config.clients), config.batching, beside, retrieval)
 
 
 def _await(url: str, seconds: float = 60) -> None:
+    """
+    Raises:
+        RuntimeError: it does not answer after so many seconds.
+    """
+    anyone = ssl.create_default_context()  # whether it answers is asked, not who it is
+    anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
     deadline = time.monotonic() + seconds
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=5):
+            with urllib.request.urlopen(url, timeout=5, context=anyone):
                 return
         except OSError as error:
             if time.monotonic() > deadline:

@@ -12,9 +12,11 @@ class Pace:
     Args:
         fixed_s: the first guess.
         row_s: of the model.
+        longest_s: that a batch of several requests may take.
     """
 
-    def __init__(self, fixed_s: float, row_s: float) -> None:
+    def __init__(self, fixed_s: float, row_s: float, longest_s: float = DEADLINE_S) -> None:
+        self._longest_s = longest_s
         self._fixed_s, self._row_s = max(fixed_s, 0.0), max(row_s, 1e-9)
 
     def observe(self, rows: int, seconds: float) -> None:
@@ -28,4 +30,4 @@ class Pace:
     def most_rows(self) -> int:
         """Of a batch of several requests: beyond, it gains nothing, or takes too long."""
         worth = self._fixed_s * (1 - ENOUGH) / (ENOUGH * self._row_s)
-        return max(1, round(min(worth, DEADLINE_S / self._row_s)))
+        return max(1, round(min(worth, self._longest_s / self._row_s)))

@@ -2,80 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import random
-import re
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
+from rayrec.serve.config import ModelSpec
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.limits import Limits
 from rayrec.serve.measures import Measures
 from rayrec.serve.requests import Query
+from rayrec.serve.shadows import Shadows
+from rayrec.serve.traffic import Answer, ScoreRequest, Target, by_share, place_of
 from rayrec.serve.versions import Loaded, Versions
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
-    """A model to serve.
-
-    Args:
-        name: by which requests ask for it.
-        path: an export, or a folder of exports of which the newest is served.
-        share: of the requests for this name, where several paths have it.
-    """
-
-    name: str
-    path: Path
-    share: float = 1.0
-
-    @classmethod
-    def parse(cls, text: str) -> ModelSpec:
-        """`PATH`, `NAME=PATH` or `NAME=PATH@SHARE`.
-
-        Raises:
-            ValueError: the share is no positive number, or the name cannot stand in a URL.
-        """
-        name, equals, rest = text.partition("=")
-        path, at, share = (rest if equals else text).rpartition("@")
-        if not at:
-            path, share = share, "1"
-        try:
-            number = float(share)
-        except ValueError:
-            number = 0.0
-        if not 0 < number < float("inf"):
-            raise ValueError(f"{text!r}: write a model as PATH, NAME=PATH or NAME=PATH@SHARE, e.g. ctr=exports/new@0.1")
-        if equals and not re.fullmatch(r"[\w.-]+", name, re.ASCII):
-            raise ValueError(f"{text!r}: a model's name is made of letters, digits, dots, dashes and underscores")
-        return cls(name=name if equals else "default", path=Path(path).absolute(), share=number)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The scores of a request: label → float32 [n]."""
-
-    model: str
-    version: str
-    scores: dict[str, npt.NDArray[np.float32]]
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreRequest:
-    """A request on its way: its model, the version that answers it, what was read, and when it came."""
-
-    name: str
-    loaded: Loaded
-    query: Query
-    begin: float
+audit = logging.getLogger("rayrec.serve.audit")  # a line for each version that takes over, or is refused
 
 
 class Service:
@@ -92,9 +39,12 @@ class Service:
     def __init__(self, models: Sequence[ModelSpec], limits: Limits | None = None, watch_s: float = 0.0) -> None:
         self.limits, self.measures = limits or Limits(), Measures()
         self._models: dict[str, list[tuple[float, Versions]]] = {}
+        self._shadows: dict[str, list[tuple[float, Versions]]] = {}
         for spec in models:
-            versions = Versions(spec.path, self.limits, self._on_change(spec.name))
-            self._models.setdefault(spec.name, []).append((spec.share, versions))
+            versions = Versions(spec.folder, self.limits, self._on_change(spec.name))
+            of = self._shadows if spec.shadow else self._models
+            of.setdefault(spec.name, []).append((spec.share, versions))
+        self._shadowing = Shadows(self._shadows, self.measures) if self._shadows else None
         self.default = models[0].name
         self.log: list[tuple[str, str, str, str]] = []
         self._closing = threading.Event()
@@ -117,9 +67,17 @@ class Service:
         Raises:
             BadRequest: the body cannot be parsed, or there is no such model.
         """
+        return self.begin(lambda loaded: loaded.reader.read(body, content_type), Target(model=model))
+
+    def begin(self, read: Callable[[Loaded], Query], target: Target) -> ScoreRequest:
+        """As `read`, of a body in any protocol.
+
+        Raises:
+            BadRequest: as there; or the version is none that answers.
+        """
         begin = time.perf_counter()
-        name, loaded = self._choose(model)
-        return ScoreRequest(name, loaded, loaded.reader.read(body, content_type), begin)
+        name, loaded = self._choose(target)
+        return ScoreRequest(name, loaded, read(loaded), begin, target.id)
 
     def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | BadRequest]:
         """Of requests for one version, of one form: scored as one batch, without those that are wrong."""
@@ -140,11 +98,9 @@ class Service:
         begin, name, loaded = time.perf_counter(), requests[0].name, requests[0].loaded
         batch, context = loaded.reader.batch([one.query for one in requests])
         try:
-            logits = loaded.model.score(batch, context)
+            scores = loaded.model.outputs(batch, context)
         except ValueError as error:
             raise BadRequest(422, str(error)) from error
-        probabilities = torch.sigmoid(logits).view(batch.rows, -1).T.contiguous().numpy()
-        scores = dict(zip(loaded.model.labels, probabilities, strict=True))
         now = time.perf_counter()
         loaded.pace.observe(batch.rows, now - begin)
         for sparse in (batch.sparse, context):
@@ -158,6 +114,8 @@ class Service:
             self.measures.scored(name, loaded.version, one.query.size, now - one.begin)
             part = {label: values[start:stop] for label, values in scores.items()}
             answers.append(Answer(name, loaded.version, part))
+        if self._shadowing is not None:
+            self._shadowing.offer(requests, answers)
         return answers
 
     @property
@@ -182,17 +140,19 @@ class Service:
                     "version": versions.active.version,
                     "folder": str(versions.active.folder),
                     "share": share,
+                    "shadow": shadow,
                     "warnings": versions.active.model.warnings,
                     "refused": dict(versions.refused),
                 }
-                for name, of in self._models.items()
+                for shadow, models in ((False, self._models), (True, self._shadows))
+                for name, of in models.items()
                 for share, versions in of
             ],
         }
 
     def schema(self, model: str | None = None) -> dict[str, Any]:
         """What a request for a model must hold."""
-        name, loaded = self._choose(model)
+        name, loaded = self._choose(Target(model=model))
         schema = loaded.reader.schema
         return {
             "model": name,
@@ -215,25 +175,43 @@ class Service:
         return self.measures.text([(name, versions.active.version) for name, versions in self._all()])
 
     def close(self) -> None:
-        """Ends the watch."""
+        """Ends the watch and the shadows."""
         self._closing.set()
+        if self._shadowing is not None:
+            self._shadowing.close()
 
     def _all(self) -> list[tuple[str, Versions]]:
-        return [(name, versions) for name, of in self._models.items() for _, versions in of]
+        both = (*self._models.items(), *self._shadows.items())
+        return [(name, versions) for name, of in both for _, versions in of]
 
-    def _choose(self, model: str | None) -> tuple[str, Loaded]:
-        name = model or self.default
+    def find(self, target: Target) -> tuple[str, Loaded]:
+        """A model's name and the version that would answer.
+
+        Raises:
+            BadRequest: there is none.
+        """
+        return self._choose(target)
+
+    def _choose(self, target: Target) -> tuple[str, Loaded]:
+        name = target.model or self.default
         found = self._models.get(name)
         if found is None:
             raise BadRequest(404, f"there is no model {name!r}; there are {', '.join(self._models)}")
-        versions = found[0][1]
-        if len(found) > 1:
-            (versions,) = random.choices([of for _, of in found], [share for share, _ in found])
-        return name, versions.active  # taken once: a request has one version from beginning to end
+        if target.version is not None:
+            for _, versions in found:
+                if versions.active.version == target.version:
+                    return name, versions.active
+            there = ", ".join(versions.active.version for _, versions in found)
+            raise BadRequest(404, f"model {name!r} has no version {target.version!r} that answers, but {there}")
+        if len(found) == 1:
+            return name, found[0][1].active  # taken once: a request has one version from beginning to end
+        drawn = random.random() if target.key is None else place_of(f"{name} {target.key}")
+        return name, by_share(found, drawn).active
 
     def _on_change(self, name: str) -> Any:
         def record(outcome: str, version: str, what: str) -> None:
             self.measures.version(name, outcome)
+            audit.info("%s", json.dumps({"model": name, "outcome": outcome, "version": version, "what": what}))
             self.log.append((name, outcome, version, what))
             del self.log[:-100]
 

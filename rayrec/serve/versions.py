@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import re
 import threading
 import time
@@ -24,7 +26,7 @@ from rayrec.serve.requests import Reader
 from rayrec.sparse import KeyedJaggedTensor
 
 Files = tuple[tuple[str, int, int], ...]
-CURRENT = "current"
+CURRENT, AUDIT = "current", "audit.jsonl"
 _MANY = 100  # rows that show what a row costs
 
 
@@ -54,11 +56,47 @@ def newest(path: Path) -> Path:
         if not named.is_relative_to(path.resolve()):
             raise ExportError(f"{path / CURRENT} names {named}, which is outside {path}")
         return named
+    return _in_order(path)[-1].resolve()
+
+
+def _in_order(path: Path) -> list[Path]:
+    """The exports in a folder, the newest last.
+
+    Raises:
+        ExportError: there is none.
+    """
     found = [inner.parent for inner in path.glob(f"*/{INDEX}")]
     if not found:
         fix = "make one with `rayrec export RUN OUT`"
         raise ExportError(f"{path} holds no export, neither {INDEX} nor a folder with one: {fix}")
-    return max(found, key=_order).resolve()
+    return sorted(found, key=_order)
+
+
+def switch(path: Path, version: str | None = None) -> tuple[str, str]:
+    """Names in the file `current` of a folder of exports which of them is served; services look at it soon. A line in
+    `audit.jsonl` says when and who. Returns the folder's name before and now.
+
+    Args:
+        version: a folder below `path`; None: the last by name before the one that is served now.
+
+    Raises:
+        ExportError: there is no such version, or it is damaged or outside its limits.
+    """
+    names, before = [folder.name for folder in _in_order(path)], newest(path).name
+    earlier = names[: names.index(before)] if before in names else names
+    if version is None and not earlier:
+        raise ExportError(f"{path} holds nothing older than {before}; there are {', '.join(names)}")
+    now = earlier[-1] if version is None else version
+    if now not in names:
+        raise ExportError(f"{path} has no version {now!r}; there are {', '.join(names)}")
+    check_version(path / now)
+    temporary = path / f".{CURRENT}-{os.getpid()}"
+    temporary.write_text(now + "\n", encoding="utf-8")
+    os.replace(temporary, path / CURRENT)
+    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "user": getpass.getuser(), "from": before, "to": now}
+    with open(path / AUDIT, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    return before, now
 
 
 def _order(folder: Path) -> tuple[list[str | int], str]:
@@ -100,7 +138,7 @@ def load(folder: Path, limits: Limits) -> Loaded:
     inputs = model.index.inputs
     reader = Reader(scorer.mapping, inputs.keys, limits, inputs.context or ())
     quantiles = dict(model.parity().get("quantiles", {}))
-    return Loaded(model.version, folder, model, reader, quantiles, Pace(seconds[1], row_s))
+    return Loaded(model.version, folder, model, reader, quantiles, Pace(seconds[1], row_s, limits.batch_ms / 1e3))
 
 
 def _warm(model: Model, rows: int) -> float:

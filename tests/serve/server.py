@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from rayrec.serve.clients import Clients
+from rayrec.serve.config import ClientConfig, TlsConfig
+from rayrec.serve.front import Front
 from rayrec.serve.requests import JSON
+from rayrec.serve.v2_grpc import Listen, serving
 
 GOOD = {"user": 1, "item": 2, "tags": [1, 2], "age": 0.5, "city": "city 1"}
+
+
+def clients_of(folder: Path, **tokens: str) -> Clients:
+    """Clients with tokens in files."""
+    for name, token in tokens.items():
+        (folder / name).write_text(token)
+    return Clients([ClientConfig(name=name, token_file=str(folder / name)) for name in tokens])
 
 
 class Server:
@@ -48,3 +61,25 @@ class Server:
     def close(self) -> None:
         self._server.should_exit = True
         self._thread.join(10)
+
+
+class GrpcServer:
+    """The gRPC side of a service, in a thread of this process."""
+
+    def __init__(self, front: Front, tls: TlsConfig | None = None) -> None:
+        self.port, self._loop = 0, asyncio.new_event_loop()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run(front, tls)))
+        self._thread.start()
+        assert self._started.wait(30)
+
+    async def _run(self, front: Front, tls: TlsConfig | None) -> None:
+        self._stop = asyncio.Event()
+        async with serving(front, Listen("127.0.0.1", 0, tls)) as self.port:
+            self._started.set()
+            await self._stop.wait()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+        self._loop.close()

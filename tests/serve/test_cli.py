@@ -7,10 +7,15 @@ import socket
 from pathlib import Path
 
 import pytest
+import yaml
 
+from rayrec.cli.main import run
 from rayrec.inference import ExportError
-from rayrec.serve import ModelSpec
-from rayrec.serve.on_ray import Settings, check, read_token
+from rayrec.serve import ModelSpec, ServeConfig, load_serve_config
+from rayrec.serve.clients import read_token
+from rayrec.serve.config import ClientConfig, TlsConfig
+from rayrec.serve.on_ray import check
+from tests import kuberay
 
 
 def test_a_token_file_must_hold_a_word(tmp_path: Path) -> None:
@@ -30,27 +35,113 @@ def test_a_model_is_written_as_name_path_and_share(text: str) -> None:
         ModelSpec.parse(text)
 
 
-def test_what_cannot_be_served_is_told_before_ray_is_started(
+def test_what_cannot_be_served_is_reported_before_ray_is_started(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     good = ModelSpec(name="ctr", path=model)
     with pytest.raises(ExportError, match="holds no export"):
-        check(Settings(models=(good, ModelSpec(name="b", path=tmp_path / "none"))))
+        check(ServeConfig(models=(good, ModelSpec(name="b", path=tmp_path / "none"))))
     damaged = shutil.copytree(model, tmp_path / "damaged")
     (damaged / "tables.bin").write_bytes(b"\x01" + (damaged / "tables.bin").read_bytes()[1:])
     with pytest.raises(ExportError, match=r"tables\.bin is damaged"):
-        check(Settings(models=(good, ModelSpec(name="b", path=damaged))))
-    with pytest.raises(ValueError, match="--port 70000"):
-        check(Settings(models=(good,), port=70_000))
-    with pytest.raises(ValueError, match=r"--route ctr: give a name, and a route such as /ctr"):
-        check(Settings(models=(good,), route="ctr"))
+        check(ServeConfig(models=(good, ModelSpec(name="b", path=damaged))))
+    with pytest.raises(ValueError, match=r"--token-file .*none cannot be read"):
+        check(ServeConfig(models=(good,), clients=(ClientConfig(name="a", token_file=str(tmp_path / "none")),)))
+    with pytest.raises(ValueError, match=r"tls: .*none and .*none cannot be used"):
+        none = str(tmp_path / "none")
+        check(ServeConfig(models=(good,), direct=True, tls=TlsConfig(cert_file=none, key_file=none)))
     with pytest.raises(ValueError, match="--cpus 4096"):
-        check(Settings(models=(good,), cpus=4096))
+        check(ServeConfig(models=(good,), cpus=4096))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ValueError, match=r"cannot listen on --host 127\.0\.0\.1 --port"):
-            check(Settings(models=(good,), port=taken.getsockname()[1]))
+            check(ServeConfig(models=(good,), port=taken.getsockname()[1]))
         port = taken.getsockname()[1]
-    check(Settings(models=(good,), port=port))
+    check(ServeConfig(models=(good,), port=port))
+
+
+def served_by(monkeypatch: pytest.MonkeyPatch, *words: str) -> ServeConfig:
+    """The config that `rayrec serve` would start."""
+    found: list[ServeConfig] = []
+    monkeypatch.setattr("rayrec.cli.serve._serve", lambda config, detach: found.append(config))
+    assert run(["serve", *words]) == 0
+    return found[0]
+
+
+CONFIG = """
+name: ctr
+route: /ctr
+replicas: 2
+models:
+  - {name: ctr, path: exports, share: 0.9}
+  - {name: ctr, path: exports, version: v2, share: 0.1}
+  - {name: ctr, path: next, share: 0.5, shadow: true}
+limits: {queue: 16, batch_ms: 10}
+clients: [{name: shop, token_file: token, requests_per_s: 50.0, models: [ctr]}]
+grpc_port: 9000
+"""
+
+
+def test_a_file_says_all_of_a_service_and_flags_are_its_short_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(CONFIG)
+    config = served_by(monkeypatch, "--config", str(file), "--port", "8123")
+    assert [str(spec.folder) for spec in config.models] == [
+        str(tmp_path / name) for name in ("exports", "exports/v2", "next")
+    ]
+    assert (config.port, config.limits.queue, config.limits.rows) == (8123, 16, 10_000)
+    assert config.clients[0].token_file == str(tmp_path / "token")
+    assert ServeConfig.model_validate(config.model_dump(mode="json")) == config
+    flags = served_by(monkeypatch, "ctr=/exports", "--queue", "16", "--token-file", str(tmp_path / "token"))
+    file.write_text(
+        "models: [{name: ctr, path: /exports}]\nlimits: {queue: 16}\nclients: [{name: default, token_file: token}]"
+    )
+    assert flags == served_by(monkeypatch, "--config", str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("models: []", "models: Tuple should have at least 1 item"),
+        ("models: [{path: a}]\nrout: /x", "rout: unknown field; did you mean 'route'"),
+        ("models: [{path: a}]\nroute: ctr", "route: .*not 'ctr'"),
+        ("models: [{path: a}]\nport: 70000", "port: .*64000, not 70000"),
+        ("models: [{path: a}]\nhost: 0.0.0.0", "host 0.0.0.0 lets others in: give clients"),
+        ("models: [{path: a, shadow: true}]", "has only shadows: one entry must answer"),
+        ("models: [{path: a, version: ../b}]", "name a folder below a"),
+        ("models: [{path: a}]\nclients: [{name: x, token_file: t, models: [b]}]", "there is no model 'b'"),
+        ("models: [{path: a}]\ntls: {cert_file: c, key_file: k}", "tls needs direct: true"),
+        ("[1]", "a mapping with the fields models, name"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, error: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=error):
+        load_serve_config(file)
+
+
+def test_the_manifests_are_what_serve_and_kuberay_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema = pytest.importorskip("ray.serve.schema")
+    file = tmp_path / "serve.yaml"
+    file.write_text(CONFIG)
+    assert run(["service", "manifest", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("# Start Ray on every machine with: ") and "RAY_SERVE_ENABLE_HA_PROXY=1" in text
+    given = schema.ServeDeploySchema.model_validate(yaml.safe_load(text))
+    (application,) = given.applications
+    assert (application.name, application.route_prefix) == ("ctr", "/ctr")
+    assert ServeConfig.model_validate(application.args) == load_serve_config(file)
+    words = ["--image", "rayrec:serve", "--mount", "models:/models", "--mount", "secret:tokens:/tokens"]
+    assert run(["service", "manifest", str(file), *words]) == 0
+    service = yaml.safe_load(capsys.readouterr().out)
+    kuberay.check(service)
+    assert yaml.safe_load(service["spec"]["serveConfigV2"]) == yaml.safe_load(text)
+    workers = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    container = workers["template"]["spec"]["containers"][0]
+    assert {"name": "RAY_SERVE_ENABLE_HA_PROXY", "value": "1"} in container["env"] and workers["replicas"] == 2
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/models", "/tokens"]

@@ -223,9 +223,7 @@ def test_encodings_and_large_bodies_are_refused(server: Server) -> None:
 
 @pytest.fixture
 def hasty(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    from dataclasses import replace
-
-    monkeypatch.setattr(service, "limits", replace(service.limits, body_s=0.5))
+    monkeypatch.setattr(service, "limits", service.limits.model_copy(update={"body_s": 0.5}))
     made = Server(App(service))
     yield made
     made.close()

@@ -22,6 +22,7 @@ import pytest
 from rayrec.train.after.export import export_run
 from tests.inference.runs import train
 from tests.serve.test_service import another_version
+from tests.serve.test_v2 import certificate
 
 pytest.importorskip("ray.serve")
 GOOD = {"user": 1, "item": 2, "tags": [1, 2], "age": 0.5}
@@ -142,14 +143,15 @@ def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(t
 
 
 SHARED = """
-import os, sys, urllib.error, urllib.request
-from dataclasses import replace
-from pathlib import Path
+import os, subprocess, sys, urllib.error, urllib.request
 import ray
-from rayrec.serve.on_ray import Settings, prepare_environment, serving
-from rayrec.serve.service import ModelSpec
+from rayrec.serve import ModelSpec, ServeConfig
+from rayrec.serve.on_ray import prepare_environment, serving
 
-one = Settings(models=(ModelSpec(name="ctr", path=Path(sys.argv[1])),), port=int(sys.argv[2]), name="one", route="/one")
+def replace(config, **changes):
+    return config.model_copy(update=changes)
+
+one = ServeConfig(models=(ModelSpec(name="ctr", path=sys.argv[1]),), port=int(sys.argv[2]), name="one", route="/one")
 other = replace(one, name="other", route="/other")
 prepare_environment(one)
 ray.init(address="local", num_cpus=5, include_dashboard=False, log_to_driver=False)
@@ -172,6 +174,13 @@ with serving(one) as first:
                 print(error)
         print("still", status(first), status(second))
     print("ended", status(first), status(second))
+
+words = [sys.executable, "-m", "rayrec.cli", "serve", f"ctr={sys.argv[1]}", "--port", sys.argv[2], "--detach"]
+print(subprocess.run([*words, "--name", "kept", "--route", "/kept"], capture_output=True, text=True).stdout)
+kept = first.replace("/one", "/kept")
+print("outlives", status(kept))
+print(subprocess.run([*words[:3], "service", "stop", "kept"], capture_output=True, text=True).stdout.strip())
+print("stopped", status(kept))
 """
 
 
@@ -190,3 +199,78 @@ def test_services_on_one_ray_leave_each_other_alone(model: Path) -> None:
     assert "--name one: this Ray serves an application of that name already" in done.stdout
     assert "Prefix /one is being used by application" in done.stdout
     assert "still 200 200\nended 200 404" in done.stdout and done.returncode == 0, done.stdout + done.stderr
+    assert "ends with `rayrec service stop kept`" in done.stdout
+    assert "outlives 200\nended kept\nstopped 404" in done.stdout, done.stdout + done.stderr
+
+
+SECURE = """
+import json, ssl, subprocess, sys, time, urllib.error, urllib.request
+from pathlib import Path
+import ray
+from rayrec.serve import load_serve_config
+from rayrec.serve.on_ray import serving
+from tests.serve.test_service import another_version
+from tests.serve.test_v2 import columns, inputs, triton_grpc
+
+root = Path(sys.argv[1])
+secret = (root / "token").read_text()
+context = ssl.create_default_context(cafile=str(root / "cert.pem"))
+known = {"authorization": f"Bearer {secret}"}
+
+def status(url, **headers):
+    try:
+        return urllib.request.urlopen(urllib.request.Request(url, headers=headers), context=context, timeout=30).status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError as error:
+        return type(error).__name__
+
+config = load_serve_config(root / "serve.yaml")
+with serving(config) as address:
+    url = address.replace("127.0.0.1", "localhost")
+    print("https", status(url + "/v2/models/ctr", **known), status(url + "/v2/models/ctr"))
+    print("http", status(url.replace("https", "http") + "/healthz"))
+    client = triton_grpc.InferenceServerClient(
+        f"localhost:{config.grpc_port}", ssl=True, root_certificates=config.tls.cert_file
+    )
+    print("grpc", client.infer("ctr", inputs(triton_grpc, columns()), headers=known).as_numpy("label").shape)
+    shown = []
+    for file in [*Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]:
+        try:
+            shown += [str(file)] if secret.encode() in file.read_bytes() else []
+        except OSError:
+            pass
+    logs = ray._private.worker._global_node.get_session_dir_path()
+    shown += subprocess.run(["grep", "-rlF", secret, logs], capture_output=True, text=True).stdout.split()
+    print("shown", shown)
+    another_version(root / "models" / "v1", root / "models" / "v2")
+    for _ in range(300):
+        found = subprocess.run(["grep", "-rhF", '"outcome": "loaded", "version": "v2"', logs], capture_output=True)
+        if found.stdout:
+            break
+        time.sleep(0.2)
+    print("audit", len(found.stdout.splitlines()))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_tls_and_tokens_of_a_file_hold_on_ray_and_no_token_is_shown(model: Path, tmp_path: Path) -> None:
+    certificate(tmp_path)
+    (tmp_path / "models").mkdir()
+    another_version(model, tmp_path / "models" / "v1")
+    (tmp_path / "token").write_text("pl4nted-token")
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        ports = one.getsockname()[1], two.getsockname()[1]
+    (tmp_path / "serve.yaml").write_text(
+        f"models: [{{name: ctr, path: models}}]\nport: {ports[0]}\ngrpc_port: {ports[1]}\ndirect: true\n"
+        "clients: [{name: shop, token_file: token}]\ntls: {cert_file: cert.pem, key_file: key.pem}\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    words = [sys.executable, "-c", SECURE, str(tmp_path)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=500)
+    said = done.stdout + done.stderr
+    assert "https 200 401\n" in said and "http 200" not in said, said
+    assert "grpc (3,)\nshown []\naudit 1" in said and done.returncode == 0, said

@@ -91,7 +91,7 @@ def test_requests_beyond_the_queue_are_refused_at_once(busy: tuple[Server, Asked
     server, asked = busy
     waiting = Asked(lambda: server.ask("POST", "/score", b" " * _LARGE_BYTES + b'{"rows": []}'))  # read by the thread
     until = time.monotonic() + 20
-    while app._queued < 2:  # else one of the next requests would have its place
+    while app.front.queued < 2:  # else one of the next requests would have its place
         assert time.monotonic() < until
         time.sleep(0.01)
     status, refused, headers = server.ask_all("POST", "/score", BODY)

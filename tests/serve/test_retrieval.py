@@ -20,7 +20,7 @@ from rayrec.serve.http import App
 from rayrec.serve.limits import Limits
 from rayrec.serve.retrieval import Retrieval, newest_index
 from rayrec.serve.service import Service
-from tests.serve.server import Server
+from tests.serve.server import Server, clients_of
 
 ITEMS, DIM = 40, 4
 
@@ -118,8 +118,8 @@ def test_whatever_is_sent_is_answered_or_refused(retrieval: Retrieval, asked: di
         assert len(answer["results"]) == len(asked["queries"])
 
 
-def test_a_service_with_an_index_answers_over_http(retrieval: Retrieval, service: Service) -> None:
-    server = Server(App(service, token="s3cret", retrieval=retrieval))
+def test_a_service_with_an_index_answers_over_http(retrieval: Retrieval, service: Service, tmp_path: Path) -> None:
+    server = Server(App(service, clients_of(tmp_path, one="s3cret"), retrieval=retrieval))
     good: dict[str, Any] = {"queries": [{"history": [101]}], "k": 3}
     key = "Bearer s3cret"
     try:

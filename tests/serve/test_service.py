@@ -25,7 +25,7 @@ from rayrec.serve.http import App
 from rayrec.serve.requests import ARROW, JSON
 from rayrec.serve.versions import newest
 from tests.inference.runs import trainer_scores
-from tests.serve.server import GOOD, Server
+from tests.serve.server import GOOD, Server, clients_of
 
 uvicorn = pytest.importorskip("uvicorn")
 
@@ -152,8 +152,8 @@ def test_other_paths_methods_and_types_are_4xx(server: Server) -> None:
     assert server.ask("POST", "/score", b"x", content_type=ARROW)[0] == 400
 
 
-def test_a_token_is_asked_for_everywhere_but_health(service: Service) -> None:
-    server = Server(App(service, token="s3cret"))
+def test_a_token_is_asked_for_everywhere_but_health(service: Service, tmp_path: Path) -> None:
+    server = Server(App(service, clients_of(tmp_path, one="s3cret")))
     try:
         assert server.ask("POST", "/score", {"rows": [GOOD]})[0] == 401
         assert server.ask("GET", "/metrics", authorization="Bearer wrong")[0] == 401
@@ -164,13 +164,13 @@ def test_a_token_is_asked_for_everywhere_but_health(service: Service) -> None:
 
 
 def test_nothing_of_a_request_is_kept_or_logged(
-    model: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Planted: the token, a wrong one, and values of good rows, of bad ones, and of a request that is no JSON."""
     secrets = ["pl4nted-token", "pl4nted-guess", "pl4nted-city", "pl4nted-user", "pl4nted-text", "pl4nted-query"]
     token, guess, city, user, text, query = secrets
     service = Service([ModelSpec(name="ctr", path=model)])
-    server = Server(App(service, token=token))
+    server = Server(App(service, clients_of(tmp_path, one=token)))
     caplog.set_level(logging.DEBUG)  # now that nothing is compiled any more
     try:
         known = {"authorization": f"Bearer {token}"}

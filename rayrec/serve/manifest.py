@@ -1,0 +1,93 @@
+"""From a service's config to what `serve deploy` takes, and to a RayService of KubeRay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from rayrec.serve.config import ServeConfig
+from rayrec.serve.on_ray import environment, http_options
+
+
+def deploy_config(config: ServeConfig) -> dict[str, Any]:
+    """What `serve deploy` takes, on a cluster that was started with `environment(config)` on every machine."""
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": http_options(config),
+        "applications": [
+            {
+                "name": config.name,
+                "route_prefix": config.route,
+                "import_path": "rayrec.serve.on_ray:built",
+                "args": config.model_dump(mode="json", exclude_defaults=True),
+            }
+        ],
+    }
+
+
+def deploy_text(config: ServeConfig) -> str:
+    """The same as a file, which says how Ray is to be started."""
+    variables = " ".join(f"{name}={value}" for name, value in environment(config).items())
+    head = f"# Start Ray on every machine with: {variables} ray start …\n"
+    return head + yaml.safe_dump(deploy_config(config), sort_keys=False)
+
+
+def ray_service(config: ServeConfig, image: str, volumes: list[tuple[str, str]]) -> str:
+    """A RayService: KubeRay keeps the cluster and the application, and swaps them without a gap.
+
+    Args:
+        image: has rayrec[serve] of this version.
+        volumes: (claim or secret:NAME, folder) that all pods mount: models, tokens, certificates.
+    """
+    mounts = [
+        (f"volume-{number}", {"secret": {"secretName": source.removeprefix("secret:")}}, folder)
+        if source.startswith("secret:")
+        else (f"volume-{number}", {"persistentVolumeClaim": {"claimName": source}}, folder)
+        for number, (source, folder) in enumerate(volumes)
+    ]
+    workers = {
+        "groupName": "replicas",
+        "replicas": config.replicas,
+        "minReplicas": config.replicas,
+        "maxReplicas": config.replicas,
+        "rayStartParams": {"metrics-export-port": "8080"},
+        "template": _pod(config, "ray-worker", image, mounts, config.cpus),
+    }
+    head = {
+        "rayStartParams": {"num-cpus": "0", "metrics-export-port": "8080"},
+        "template": _pod(config, "ray-head", image, mounts, 1),
+    }
+    service = {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayService",
+        "metadata": {"name": config.name.lower().replace("_", "-").replace(".", "-")},
+        "spec": {
+            "serveConfigV2": yaml.safe_dump(deploy_config(config), sort_keys=False),
+            "rayClusterConfig": {"rayVersion": "2.60.0", "headGroupSpec": head, "workerGroupSpecs": [workers]},
+        },
+    }
+    return yaml.safe_dump(service, sort_keys=False)
+
+
+def _pod(config: ServeConfig, name: str, image: str, mounts: list[Any], cpus: int) -> dict[str, Any]:
+    ports = [{"containerPort": config.port, "name": "http"}, {"containerPort": 8080, "name": "metrics"}]
+    if config.grpc_port is not None:
+        ports.append({"containerPort": config.grpc_port, "name": "grpc"})
+    container = {
+        "name": name,
+        "image": image,
+        "env": [{"name": key, "value": value} for key, value in environment(config).items()],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "resources": {"requests": {"cpu": str(cpus), "memory": "4Gi"}, "limits": {"cpu": str(cpus), "memory": "4Gi"}},
+        "ports": ports,
+        "volumeMounts": [{"name": of, "mountPath": folder, "readOnly": True} for of, _, folder in mounts],
+    }
+    return {
+        "spec": {
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "fsGroup": 1000},
+            "terminationGracePeriodSeconds": 60,  # requests on their way are answered
+            "containers": [container],
+            "volumes": [{"name": of, **source} for of, source, _ in mounts],
+        }
+    }

@@ -1,0 +1,210 @@
+"""Version 2 of the open inference protocol over gRPC: a server in the event loop of the HTTP application.
+
+Every replica of a machine listens at the same port; the kernel deals new connections out to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from rayrec.serve import v2
+from rayrec.serve.clients import check_model
+from rayrec.serve.config import TlsConfig
+from rayrec.serve.errors import BadRequest
+from rayrec.serve.front import Front, request_id
+from rayrec.serve.traffic import Answer, Target
+from rayrec.serve.v2_messages import SERVICE, message
+
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    v2.BYTES: "bytes_contents",
+}
+_CODES = {
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_logger = logging.getLogger("rayrec.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where a server listens; port 0: any free one."""
+
+    host: str
+    port: int
+    tls: TlsConfig | None = None
+
+
+@asynccontextmanager
+async def serving(front: Front, listen: Listen) -> AsyncIterator[int]:
+    """A server that answers until the end; gives its port.
+
+    Raises:
+        RuntimeError: the address cannot be listened on.
+    """
+    most = front.service.limits.body_bytes + (64 << 10)
+    options = [("grpc.so_reuseport", 1), ("grpc.max_receive_message_length", most)]
+    server = grpc.aio.server(options=options)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _Methods(front).handlers()),))
+    address = f"{listen.host}:{listen.port}"
+    port = server.add_insecure_port(address) if listen.tls is None else _secure(server, address, listen.tls)
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(5.0)
+
+
+def _secure(server: Any, address: str, tls: TlsConfig) -> int:
+    pair = (Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes())
+    return int(server.add_secure_port(address, grpc.ssl_server_credentials([pair])))
+
+
+class _Methods:
+    """What the service's methods do."""
+
+    def __init__(self, front: Front) -> None:
+        self._front, self._service = front, front.service
+
+    def handlers(self) -> dict[str, Any]:
+        methods: dict[str, Callable[[Any, Any], Awaitable[Any]]] = {
+            "ServerLive": self._live,
+            "ServerReady": self._ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelInfer": self._infer,
+        }
+        return {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._guarded(method),
+                request_deserializer=message(f"{name}Request").FromString,
+                response_serializer=message(f"{name}Response").SerializeToString,
+            )
+            for name, method in methods.items()
+        }
+
+    def _guarded(self, method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Errors become status codes."""
+
+        async def answer(request: Any, context: Any) -> Any:
+            try:
+                return await method(request, context)
+            except BadRequest as error:
+                code, text = _CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT), error.text
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:
+                _logger.error("a request failed", exc_info=error)
+                code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: the server's log says why"
+            await context.abort(code, text[:1000])
+
+        return answer
+
+    async def _live(self, request: Any, context: Any) -> Any:
+        return message("ServerLiveResponse")(live=True)
+
+    async def _ready(self, request: Any, context: Any) -> Any:
+        return message("ServerReadyResponse")(ready=True)
+
+    async def _server_metadata(self, request: Any, context: Any) -> Any:
+        self._admit(context)
+        return message("ServerMetadataResponse")(**v2.server_metadata())
+
+    async def _model_ready(self, request: Any, context: Any) -> Any:
+        self._admit(context)
+        try:
+            self._service.find(Target(model=request.name, version=request.version or None))
+        except BadRequest:
+            return message("ModelReadyResponse")(ready=False)
+        return message("ModelReadyResponse")(ready=True)
+
+    async def _model_metadata(self, request: Any, context: Any) -> Any:
+        self._admit(context)
+        name, loaded = self._service.find(Target(model=request.name, version=request.version or None))
+        return message("ModelMetadataResponse")(**v2.metadata(name, loaded))
+
+    def _admit(self, context: Any, scores: bool = False) -> tuple[dict[str, Any], Any]:
+        """The call's metadata, and the client.
+
+        Raises:
+            BadRequest: it may not ask.
+        """
+        given = {str(key): value for key, value in context.invocation_metadata() or ()}
+        return given, self._front.clients.admit(str(given.get("authorization", "")).encode(), scores)
+
+    async def _infer(self, request: Any, context: Any) -> Any:
+        name, status = request.model_name, 500
+        try:
+            response = await self._scored(request, context)
+            status = 200
+            return response
+        except BadRequest as error:
+            status = error.status
+            raise
+        finally:
+            self._service.measures.request(name if name in self._service.names else "other", status)
+
+    async def _scored(self, request: Any, context: Any) -> Any:
+        given, client = self._admit(context, scores=True)
+        check_model(client, request.model_name or self._service.default)
+        number = request_id(str(given.get("x-request-id", "")) or request.id)
+        key = str(given.get("x-routing-key", "")) or None
+        target = Target(model=request.model_name, version=request.model_version or None, key=key, id=number)
+        tensors, limits = _tensors(request), self._service.limits
+        answer = await self._front.score(
+            lambda loaded: v2.query_of(tensors, loaded.reader.schema, limits), request.ByteSize(), target
+        )
+        remaining = context.time_remaining()
+        if remaining is not None and remaining <= 0:
+            raise BadRequest(504, "not scored within the call's deadline; it was given up")
+        return _response(answer, [one.name for one in request.outputs], number)
+
+
+def _tensors(request: Any) -> list[v2.Tensor]:
+    """
+    Raises:
+        BadRequest: the contents are not what the protocol says.
+    """
+    raw, found = list(request.raw_input_contents), []
+    if raw and len(raw) != len(request.inputs):
+        raise BadRequest(422, f"there are {len(request.inputs)} inputs, but {len(raw)} raw_input_contents")
+    for number, one in enumerate(request.inputs):
+        data: Any = raw[number] if raw else None
+        if data is None:
+            if one.datatype not in _CONTENTS:
+                raise BadRequest(422, f"input {one.name!r}: send datatype {one.datatype!r} in raw_input_contents")
+            data = list(getattr(one.contents, _CONTENTS[one.datatype]))
+        found.append(v2.tensor_of(one.name, one.datatype, list(one.shape), data))
+    return found
+
+
+def _response(answer: Answer, wanted: list[str], number: str) -> Any:
+    """
+    Raises:
+        BadRequest: an output that the model does not have.
+    """
+    made = message("ModelInferResponse")(model_name=answer.model, model_version=answer.version, id=number)
+    for name, values in v2.chosen_outputs(answer.scores, wanted).items():
+        made.outputs.add(name=name, datatype="FP32", shape=values.shape)
+        made.raw_output_contents.append(np.ascontiguousarray(values, "<f4").tobytes())
+    return made

@@ -1,0 +1,140 @@
+"""Which version answers: sticky shares, shadows that answer nobody, and the way back."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayrec.cli.main import run
+from rayrec.inference.artifact import checksum
+from rayrec.serve import ModelSpec, Service
+from rayrec.serve.http import App
+from rayrec.serve.requests import JSON
+from rayrec.serve.traffic import by_share, place_of
+from tests.serve.server import GOOD, Server
+from tests.serve.test_service import another_version
+
+BODY = json.dumps({"rows": [GOOD]}).encode()
+
+
+@pytest.fixture(scope="module")
+def versions(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """v1, v2 and v3, of which v2 and v3 score differently."""
+    root = tmp_path_factory.mktemp("models")
+    for number in (1, 2, 3):
+        folder = another_version(model, root / f"v{number}")
+        data = bytearray((folder / "tables.bin").read_bytes())
+        data[: 40 * 8 * 4] = np.full(40 * 8, number / 2, np.float32).tobytes()
+        (folder / "tables.bin").write_bytes(data)
+        raw = json.loads((folder / "export.json").read_text())
+        raw["files"]["tables.bin"][1] = checksum(folder / "tables.bin")
+        (folder / "export.json").write_text(json.dumps(raw))
+    return root
+
+
+def shares(versions: Path) -> tuple[ModelSpec, ModelSpec]:
+    return (
+        ModelSpec(name="ctr", path=versions / "v1", share=3.0),
+        ModelSpec(name="ctr", path=versions, version="v2", share=1.0),
+    )
+
+
+def test_one_key_has_one_version_in_every_process_and_keys_are_shared_out(versions: Path) -> None:
+    service = Service(shares(versions))
+    servers = [Server(App(service)), Server(App(Service(shares(versions))))]
+    found: Counter[str] = Counter()
+    try:
+        for number in range(60):
+            key = f"user {number}"
+            answers = {s.ask("POST", "/score", BODY, x_routing_key=key)[1]["version"] for s in servers for _ in "ab"}
+            assert len(answers) == 1, key
+            found.update(answers)
+        without = {servers[0].ask("POST", "/score", BODY)[1]["version"] for _ in range(60)}
+    finally:
+        for server in servers:
+            server.close()
+    assert 5 <= found["v2"] <= 25 and found["v1"] + found["v2"] == 60
+    assert without == {"v1", "v2"}
+
+
+def test_shares_are_kept_and_another_share_moves_only_what_it_must() -> None:
+    places = [place_of(f"ctr {number}") for number in range(20_000)]
+    now = [by_share([(3.0, "a"), (1.0, "b")], place) for place in places]
+    assert 0.23 < now.count("b") / len(now) < 0.27
+    more = [by_share([(2.0, "a"), (2.0, "b")], place) for place in places]
+    assert all(after == "b" for before, after in zip(now, more, strict=True) if before == "b")
+    assert by_share([(1.0, "a")], 1 - 2**-56) == "a"
+
+
+def series(service: Service, name: str) -> dict[str, float]:
+    lines = (line.rpartition(" ") for line in service.metrics().decode().splitlines() if line.startswith(name + "{"))
+    return {labels: float(value) for labels, _, value in lines}
+
+
+def test_a_shadow_scores_and_is_compared_but_never_answers(versions: Path) -> None:
+    service = Service(
+        [ModelSpec(name="ctr", path=versions / "v1"), ModelSpec(name="ctr", path=versions / "v2", shadow=True)]
+    )
+    alone = {name: Service([ModelSpec(name="ctr", path=versions / name)]) for name in ("v1", "v2")}
+    scores = {name: float(one.score(BODY, JSON).scores["label"][0]) for name, one in alone.items()}
+    answers = [service.score(BODY, JSON) for _ in range(20)]
+    service.close()  # what waits is scored
+    assert {answer.version for answer in answers} == {"v1"}
+    assert {float(answer.scores["label"][0]) for answer in answers} == {scores["v1"]}
+    assert sum(series(service, "rayrec_shadow_requests_total").values()) == 20
+    (total,) = series(service, "rayrec_shadow_difference_sum").values()
+    assert total == pytest.approx(20 * abs(scores["v1"] - scores["v2"]), rel=1e-5) and total > 0.01
+    assert [one["shadow"] for one in service.health()["models"]] == [False, True]
+    assert {*series(service, "rayrec_rows_total").values()} == {20.0}, "its rows are not the service's"
+
+
+def test_a_shadow_that_is_slow_or_fails_costs_no_request(versions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = [ModelSpec(name="ctr", path=versions / "v1"), ModelSpec(name="ctr", path=versions / "v2", shadow=True)]
+    service = Service(specs)
+    assert service._shadowing is not None
+    (_, shadow), *_ = service._shadows["ctr"]
+    monkeypatch.setattr(type(shadow.active.reader), "batch", failing(shadow.active.reader.batch, shadow.active.reader))
+    for _ in range(100):
+        assert service.score(BODY, JSON).version == "v1"
+    service.close()
+    outcomes = series(service, "rayrec_shadow_requests_total")
+    assert sum(outcomes.values()) == 100 and all("scored" not in labels for labels in outcomes)
+
+
+def failing(real: object, broken: object) -> object:
+    """`Reader.batch`, which raises for one reader."""
+    original = type(broken).batch  # type: ignore[attr-defined]
+
+    def batch(self: object, queries: object) -> object:
+        if self is broken:
+            raise RuntimeError("planted")
+        return original(self, queries)
+
+    return batch
+
+
+def test_one_command_goes_back_and_leaves_a_line(
+    versions: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = Service([ModelSpec(name="ctr", path=versions)])
+    caplog.set_level(logging.INFO, "rayrec.serve.audit")
+    assert service.score(BODY, JSON).version == "v3"
+    assert run(["service", "rollback", str(versions)]) == 0
+    assert "v2 instead of v3" in capsys.readouterr().out
+    assert service.refresh() == 1 and service.score(BODY, JSON).version == "v2"
+    assert run(["service", "rollback", str(versions), "--to", "v3"]) == 0
+    assert service.refresh() == 1 and service.score(BODY, JSON).version == "v3"
+    lines = [json.loads(line) for line in (versions / "audit.jsonl").read_text().splitlines()]
+    assert [(line["from"], line["to"]) for line in lines] == [("v3", "v2"), ("v2", "v3")]
+    assert all(line["user"] and line["time"] for line in lines)
+    told = [json.loads(record.message) for record in caplog.records if record.name == "rayrec.serve.audit"]
+    assert [(line["outcome"], line["version"]) for line in told] == [("loaded", "v2"), ("loaded", "v3")]
+    assert run(["service", "rollback", str(versions), "--to", "v9"]) == 1
+    assert run(["service", "rollback", str(versions), "--to", "v1"]) == 0
+    assert run(["service", "rollback", str(versions)]) == 1
+    assert "nothing older than v1" in capsys.readouterr().err

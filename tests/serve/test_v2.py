@@ -1,0 +1,292 @@
+"""The open inference protocol by a client that is not ours (tritonclient): scores are those of `/score`; and malformed
+messages are refused, over HTTP and gRPC.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import random
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from rayrec.data import Schema
+from rayrec.serve import Service
+from rayrec.serve.config import TlsConfig
+from rayrec.serve.front import Front
+from rayrec.serve.limits import Limits
+from rayrec.serve.v2 import DTYPES, inputs_of, query_of, tensor_of
+from rayrec.serve.v2_http import JSON_BYTES
+from rayrec.serve.v2_messages import SERVICE, message
+from tests.serve.server import GOOD, GrpcServer, Server, clients_of
+
+triton_http = pytest.importorskip("tritonclient.http")
+triton_grpc = pytest.importorskip("tritonclient.grpc")
+InferenceServerException = pytest.importorskip("tritonclient.utils").InferenceServerException
+
+ROWS = [GOOD, {**GOOD, "user": 3, "tags": [], "city": "nowhere"}, {**GOOD, "item": 7, "tags": [3]}]
+
+
+def columns(rows: list[dict[str, Any]] = ROWS) -> dict[str, Any]:
+    """Rows as the protocol's tensors."""
+    return {
+        "user": np.array([row["user"] for row in rows]),
+        "item": np.array([row["item"] for row in rows]),
+        "tags": np.array([tag for row in rows for tag in row["tags"]], np.int64),
+        "tags.lengths": np.array([len(row["tags"]) for row in rows]),
+        "age": np.array([row["age"] for row in rows]),
+        "city": np.array([row["city"].encode() for row in rows], np.object_),
+    }
+
+
+def inputs(module: Any, values: dict[str, Any], **options: Any) -> list[Any]:
+    made = []
+    for name, value in values.items():
+        kind = {"i": "INT64", "f": "FP64", "O": "BYTES"}[value.dtype.kind]
+        one = module.InferInput(name, list(value.shape), kind)
+        one.set_data_from_numpy(value, **options)
+        made.append(one)
+    return made
+
+
+@pytest.fixture(scope="module")
+def rpc(service: Service) -> Iterator[GrpcServer]:
+    made = GrpcServer(Front(service))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def clients(server: Server, rpc: GrpcServer) -> dict[str, tuple[Any, Any]]:
+    """By protocol: the client's module, and a client."""
+    return {
+        "http": (triton_http, triton_http.InferenceServerClient(f"127.0.0.1:{server.port}")),
+        "grpc": (triton_grpc, triton_grpc.InferenceServerClient(f"127.0.0.1:{rpc.port}")),
+    }
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_foreign_client_gets_the_scores_of_the_service(
+    server: Server, clients: dict[str, tuple[Any, Any]], protocol: str
+) -> None:
+    module, client = clients[protocol]
+    told = server.ask("POST", "/score", {"rows": ROWS})[1]
+    assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("ctr")
+    assert not client.is_model_ready("none")
+    found = client.infer("ctr", inputs(module, columns()), request_id="mine-1")
+    assert found.as_numpy("label").tolist() == np.float32(told["scores"]["label"]).tolist()
+    answer = found.get_response()
+    name, version, number = (
+        (answer["model_name"], answer["model_version"], answer["id"])
+        if protocol == "http"
+        else (answer.model_name, answer.model_version, answer.id)
+    )
+    assert (name, version, number) == ("ctr", told["version"], "mine-1")
+    wanted = [module.InferRequestedOutput("label")]
+    again = client.infer("ctr", inputs(module, columns()), told["version"], outputs=wanted)
+    assert again.as_numpy("label").tolist() == found.as_numpy("label").tolist()
+    with pytest.raises(InferenceServerException, match="no output 'none'"):
+        client.infer("ctr", inputs(module, columns()), outputs=[module.InferRequestedOutput("none")])
+    with pytest.raises(InferenceServerException, match="no version 'v0' that answers"):
+        client.infer("ctr", inputs(module, columns()), "v0")
+    with pytest.raises(InferenceServerException, match=r"row 1: .*'user'|'user'.*row 1"):
+        client.infer("ctr", inputs(module, columns([GOOD, {**GOOD, "user": -1}])))
+    metadata = client.get_model_metadata("ctr")
+    entries = metadata["inputs"] if protocol == "http" else metadata.inputs
+    names = [one["name"] if protocol == "http" else one.name for one in entries]
+    assert sorted(names) == sorted(columns())
+
+
+def test_values_as_json_and_lists_of_equal_length(server: Server, clients: dict[str, tuple[Any, Any]]) -> None:
+    rows = [{**row, "tags": [1, 2]} for row in ROWS]
+    expected = server.ask("POST", "/score", {"rows": rows})[1]["scores"]["label"]
+    values = {name: value for name, value in columns(rows).items() if name != "tags.lengths"}
+    values["tags"] = values["tags"].reshape(3, 2)
+    module, client = clients["http"]
+    plain = [module.InferRequestedOutput("label", binary_data=False)]
+    found = client.infer("ctr", inputs(module, values, binary_data=False), outputs=plain)
+    assert found.get_response()["outputs"][0]["data"] == expected
+    module, client = clients["grpc"]
+    assert client.infer("ctr", inputs(module, values)).as_numpy("label").tolist() == np.float32(expected).tolist()
+
+
+def test_one_row_among_many_is_the_context(server: Server, clients: dict[str, tuple[Any, Any]]) -> None:
+    whole = [{**row, "user": 1, "age": 0.5, "tags": [1, 2]} for row in ROWS]
+    expected = server.ask("POST", "/score", {"rows": whole})[1]["scores"]["label"]
+    one, many = columns(whole[:1]), columns(whole)
+    values = {name: (one if name in ("user", "age", "tags", "tags.lengths") else many)[name] for name in many}
+    for module, client in clients.values():
+        found = client.infer("ctr", inputs(module, values)).as_numpy("label")
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_a_request_has_an_id_of_its_own_or_the_clients(server: Server) -> None:
+    for given, expected in (("abc-1", "abc-1"), ("a b", None), ("x" * 200, None)):
+        status, _, headers = server.ask_all("POST", "/score", {"rows": [GOOD]}, x_request_id=given)
+        assert status == 200 and (headers["x-request-id"] == expected or (expected is None and headers["x-request-id"]))
+        assert expected or headers["x-request-id"] not in (given, "")
+    assert server.ask_all("GET", "/none", x_request_id="abc-2")[2]["x-request-id"] == "abc-2"
+
+
+def test_tokens_and_tls_hold_for_grpc(service: Service, tmp_path: Path) -> None:
+    tls = certificate(tmp_path)
+    server = GrpcServer(Front(service, clients_of(tmp_path, one="s3cret")), tls)
+    options = {"ssl": True, "root_certificates": tls.cert_file}
+    client = triton_grpc.InferenceServerClient(f"localhost:{server.port}", **options)
+    plain = triton_grpc.InferenceServerClient(f"localhost:{server.port}")
+    try:
+        assert client.is_server_live()
+        with pytest.raises(InferenceServerException, match="UNAUTHENTICATED"):
+            client.infer("ctr", inputs(triton_grpc, columns()))
+        known = {"authorization": "Bearer s3cret"}
+        assert client.infer("ctr", inputs(triton_grpc, columns()), headers=known).as_numpy("label").shape == (3,)
+        with pytest.raises(InferenceServerException):
+            plain.is_server_live(client_timeout=5)
+    finally:
+        client.close()
+        plain.close()
+        server.close()
+
+
+def certificate(folder: Path) -> TlsConfig:
+    """Files of a certificate for localhost, signed by itself."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name.from_rfc4514_string("CN=localhost")
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "key.pem").write_bytes(private)
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    return TlsConfig(cert_file=str(folder / "cert.pem"), key_file=str(folder / "key.pem"))
+
+
+def drawn_request(drawn: random.Random) -> Any:
+    """A request with a few faults: other types, shapes, lengths, values and names."""
+    request = message("ModelInferRequest")(model_name="ctr")
+    for one in inputs(triton_grpc, columns(ROWS[: drawn.randint(1, 3)])):
+        request.inputs.add(name=one.name(), datatype=one.datatype(), shape=one.shape())
+        request.raw_input_contents.append(one._get_content())
+    for _ in range(drawn.randint(0, 3)):
+        at = drawn.randrange(len(request.inputs))
+        one, kind = request.inputs[at], drawn.randrange(8)
+        raw = bytearray(request.raw_input_contents[at])
+        if kind == 0:
+            one.datatype = drawn.choice([*DTYPES, "BYTES", "", "FP8"])
+        elif kind == 1:
+            one.shape.append(drawn.choice([0, 1, -1, 2**62]))
+        elif kind == 2 and one.shape:
+            one.shape[0] = drawn.choice([0, 1, -1, 5, 2**63 - 1])
+        elif kind == 3 and len(raw) >= 8:
+            raw[-8:] = struct.pack("<q", drawn.choice([-1, 2**62, 10**6]))
+        elif kind == 4 and len(raw) >= 8:
+            raw[-8:] = struct.pack("<d", drawn.choice([math.nan, math.inf, 1e300]))
+        elif kind == 5:
+            raw = raw[: drawn.randrange(len(raw) + 1)]
+        elif kind == 6:
+            one.name = drawn.choice(["", "user", "tags.lengths", "x" * 1000, "\0"])
+        elif kind == 7:
+            one.contents.int64_contents.append(1)
+        request.raw_input_contents[at] = bytes(raw)
+    return request
+
+
+def as_http(request: Any) -> tuple[bytes, dict[str, str]]:
+    """The same request as the HTTP protocol has it."""
+    entries = [
+        {
+            "name": one.name,
+            "datatype": one.datatype,
+            "shape": list(one.shape),
+            "parameters": {"binary_data_size": len(raw)},
+        }
+        for one, raw in zip(request.inputs, request.raw_input_contents, strict=True)
+    ]
+    head = json.dumps({"inputs": entries, "outputs": [{"name": "label"}]}).encode()
+    return head + b"".join(request.raw_input_contents), {JSON_BYTES: str(len(head))}
+
+
+def test_malformed_requests_are_refused_alike_over_http_and_grpc(server: Server, rpc: GrpcServer) -> None:
+    """Never a 5xx, never a crash; what one protocol scores, the other scores with the same numbers."""
+    drawn, scored, refused = random.Random(11), 0, 0
+    with grpc.insecure_channel(f"127.0.0.1:{rpc.port}") as channel:
+        response = message("ModelInferResponse")
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer", lambda one: one.SerializeToString(), response.FromString)
+        for _ in range(400):
+            request = drawn_request(drawn)
+            body, headers = as_http(request)
+            status, answer = server.ask("POST", "/v2/models/ctr/infer", body, **headers)
+            try:
+                raw = call(request, timeout=30).raw_output_contents[0]
+                assert status == 200, (request, answer)
+                scores = np.frombuffer(raw, "<f4")
+                assert scores.tolist() == np.float32(answer["outputs"][0]["data"]).tolist()
+                assert ((scores >= 0) & (scores <= 1)).all()
+                scored += 1
+            except grpc.RpcError as error:
+                assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, (error, request)
+                assert 400 <= status < 500 and error.details() == answer["error"][:1000], (error, answer)
+                refused += 1
+    assert scored > 80 and refused > 150, (scored, refused)
+
+
+def test_malformed_bodies_and_frames_are_refused(server: Server, rpc: GrpcServer) -> None:
+    drawn = random.Random(3)
+    for _ in range(300):
+        body, headers = as_http(drawn_request(random.Random(1)))
+        spoiled = bytearray(body)
+        for _ in range(drawn.randint(1, 4)):
+            spoiled[drawn.randrange(int(headers[JSON_BYTES]))] = drawn.choice(b'0"[]{}-,:x\xff')
+        if drawn.random() < 0.2:
+            headers[JSON_BYTES] = drawn.choice(["-1", "x", "999999", "0", "10"])
+        status, answer = server.ask("POST", "/v2/models/ctr/infer", bytes(spoiled), **headers)
+        assert status == 200 or (400 <= status < 500 and answer["error"]), (status, answer, spoiled)
+    for path, status in (("/v2", 200), ("/v2/models/ctr/versions/v0", 404), ("/v2/models/none/infer", 404)):
+        assert server.ask("POST" if "infer" in path else "GET", path, b'{"inputs": []}')[0] == status
+    with grpc.insecure_channel(f"127.0.0.1:{rpc.port}") as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        for _ in range(200):
+            with pytest.raises(grpc.RpcError) as refused:
+                call(drawn.randbytes(drawn.randint(1, 60)), timeout=30)
+            assert refused.value.code() is not grpc.StatusCode.UNAVAILABLE
+        assert call(drawn_ok().SerializeToString(), timeout=30)
+
+
+def drawn_ok() -> Any:
+    request = message("ModelInferRequest")(model_name="ctr")
+    for one in inputs(triton_grpc, columns()):
+        request.inputs.add(name=one.name(), datatype=one.datatype(), shape=one.shape())
+        request.raw_input_contents.append(one._get_content())
+    return request
+
+
+def test_inputs_are_the_columns_that_derived_ones_are_made_of() -> None:
+    schema = Schema.model_validate(
+        {
+            "sparse": [{"name": "price_id", "column": "price_bucket"}, {"name": "user"}],
+            "derived": [{"kind": "buckets", "name": "price_bucket", "column": "price", "boundaries": [1.0, 5.0]}],
+            "column_types": {"price": "double"},
+        }
+    )
+    found = {one["name"]: one["datatype"] for one in inputs_of(schema)}
+    assert found == {"price": "FP64", "user": "INT64"}
+    tensors = [tensor_of("price", "FP64", [2], [0.5, 7.0]), tensor_of("user", "INT64", [2], [1, 2])]
+    query = query_of(tensors, schema, Limits())
+    assert query.size == 2 and query.rows.to_pydict() == {"price": [0.5, 7.0], "user": [1, 2]}
