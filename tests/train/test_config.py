@@ -69,7 +69,7 @@ def problem(*overrides: str) -> str:
         ("storage.path=s3://user:secret@bucket/runs", ["storage.path: s3://", "was given with credentials"]),
         ("name=../up", ["name: got '../up'"]),
         ("name=null", ["name: got None"]),
-        ("data=3", ["data: got 3 (int); it is a section with the fields train, eval, eval_sets, test, negative_rate", "read"]),
+        ("data=3", ["data: got 3 (int); it is a section with the fields train, eval, eval_sets, test, ", "read"]),
         ("data.train=[{path: a, weight: 3}, {path: b, weight: 0}]", ["data.train.1.weight: got 0", "greater than 0"]),
         ("data.train=[{path: a}, {path: b, wait: 3}]", ["data.train.1.wait: unknown field; did you mean 'weight'?"]),
         ("data.train=[{path: a}, {weight: 3}]", ["data.train.1.path: is missing"]),
