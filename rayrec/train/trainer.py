@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rayrec.checkpoint.launch import Launch, Lease
 from rayrec.container import cpus
@@ -245,7 +246,7 @@ class Trainer:
         raw = self.folder.read_result()
         if raw is None or (raw["epochs"] < self.config.trainer.epochs and not raw.get("ended")):
             return None
-        earlier = self.folder.read_config()
+        earlier = self._earlier_config()
         if earlier is not None:
             refuse_other_config(self.folder, earlier, self.config.to_dict())
         more = "raise trainer.epochs to train on"
@@ -258,9 +259,17 @@ class Trainer:
         )
         return Result.from_dict(self.folder.path, raw)
 
+    def _earlier_config(self) -> dict[str, Any] | None:
+        """The config of an earlier launch; fields that it did not have yet are at their defaults."""
+        earlier = self.folder.read_config()
+        try:
+            return None if earlier is None else TrainConfig(**earlier).to_dict()
+        except ValueError:  # of a version that had other fields: compared as it is
+            return earlier
+
     def _check_earlier(self) -> None:
         """A committed checkpoint binds the run to the config it was made with."""
-        earlier = self.folder.read_config()
+        earlier = self._earlier_config()
         if earlier is not None and newest_checkpoint(self.folder) is not None:
             refuse_other_config(self.folder, earlier, self.config.to_dict())
             before, now = earlier["trainer"]["batch_size"], self.config.trainer.batch_size

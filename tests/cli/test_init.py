@@ -103,8 +103,12 @@ def test_the_config_says_what_was_found(tmp_path: Path, monkeypatch: pytest.Monk
         "column": "c6", "positive": "50000+.", "negative": "- 50000.",
     }  # fmt: skip
     assert [feature["name"] for feature in raw["schema"]["dense"]] == ["c0", "c2", "c3"]
-    assert {feature["mapping"]["kind"] for feature in raw["schema"]["sparse"]} == {"vocabulary"}
-    assert {table["name"]: table["rows"] for table in raw["tables"]} == {"c1": 5, "c4": 3, "c5": 3}
+    sparse = {feature["name"]: feature.get("mapping", {}).get("kind") for feature in raw["schema"]["sparse"]}
+    buckets = [f"{name}_bucket" for name in ("c0", "c2", "c3")]
+    assert sparse == dict.fromkeys(("c1", "c4", "c5"), "vocabulary") | dict.fromkeys(buckets)
+    assert [(one["name"], one["kind"]) for one in raw["schema"]["derived"]] == [(name, "buckets") for name in buckets]
+    rows = {table["name"]: table["rows"] for table in raw["tables"]}
+    assert rows == {"c1": 5, "c4": 3, "c5": 3} | dict.fromkeys(buckets, 64)
     assert not (tmp_path / "rich-data" / "rows").exists()
 
 

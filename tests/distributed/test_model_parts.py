@@ -427,6 +427,7 @@ DEFAULTS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
             "fused_params": None,
             "codec": None,
             "dedup": False,
+            "by_table": None,
         },
     ),
 ]

@@ -43,15 +43,22 @@ NONE: dict[str, Any] = dict.fromkeys(("factory", "display", "data"))
 @pytest.mark.parametrize(
     ("called", "wanted"),
     [
-        (Trainer, {"factory": None, "fresh": False, "root": None, "display": None, "allow_code": False}),
-        (Result, {"recoveries": 0, "ended": None, "warnings": ()}),
+        (
+            Trainer,
+            {**dict.fromkeys(("factory", "root", "display")), "fresh": False, "allow_code": False, "callbacks": ()},
+        ),
+        (Result, {"recoveries": 0, "ended": None, "warnings": (), "best": None, "test": None}),
         (Interrupted, {"signal": 2}),
         (evaluate_run, {**NONE, "num_workers": 0, "allow_code": False, "checkpoint": "newest"}),
         (export_run, {"wanted": None, "data": None, "factory": None, "allow_code": False, "checkpoint": "newest"}),
         (exported_run, {"allow_code": False, "checkpoint": "newest", "tell": None}),
         (compare, {"scaling": "strong"}),
         (plan_table, {"most": 60}),
-        (Search, {"trials": 10, "metric": "auc", "concurrent": None, "grace": 1, "seed": 0, "track": None}),
+        (
+            Search,
+            {**dict.fromkeys(("concurrent", "grace", "track")), "trials": 10, "metric": "auc", "seed": 0}
+            | {"algorithm": "random"},
+        ),
         (Trial, {"error": None}),
     ],
 )

@@ -277,7 +277,7 @@ def test_the_config_becomes_what_planner_and_sharders_take() -> None:
     assert tag.cache_params is not None and tag.cache_params.load_factor == 0.3
     assert (tag.pooling_factors, tag.sharding_types, tag.min_partition) == ([3.0], ["row_wise"], 4)
     assert (user.pooling_factors, user.cache_params, user.sharding_types) == (None, None, None)
-    params = build.fused_params(config)
+    params = build.fused_params(config.optimizers.sparse)
     assert params["optimizer"] is EmbOptimType.EXACT_ROWWISE_ADAGRAD and params["learning_rate"] == 0.1
     for gradients, scale in [("fp32", 1.0), ("fp16", 64.0), ("bf16", 64.0)]:
         wire = {"vectors": "fp16", "gradients": gradients, "gradient_scale": 64.0}

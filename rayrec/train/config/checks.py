@@ -17,7 +17,7 @@ from rayrec.data.storage.locations import secret_in
 from rayrec.models import BUILT_IN
 from rayrec.train.config.model_args import args_of, wrong_args
 from rayrec.train.config.optimizers import OptimizersConfig
-from rayrec.train.config.sections import DataConfig, ModelConfig, ShardingConfig, StorageConfig, TableConfig
+from rayrec.train.config.sections import DataConfig, LossConfig, ModelConfig, ShardingConfig, StorageConfig, TableConfig
 from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric, TrainerConfig
 
 
@@ -156,7 +156,7 @@ def check_optimizers(optimizers: OptimizersConfig, tables: Sequence[TableConfig]
 
 def check_loss(model: ModelConfig, schema: Schema) -> None:
     """There is a label that the loss is of."""
-    if model.loss.model_fields_set and set(schema.label_kinds) == {"number"}:
+    if model.loss != LossConfig() and set(schema.label_kinds) == {"number"}:
         raise _refuse(
             "model.loss", "labels that are numbers have squared error; take it out, or predict a binary label"
         )
