@@ -213,8 +213,8 @@ def test_a_search_that_is_killed_goes_on(tmp_path: Path) -> None:
         time.sleep(0.2)
     before = finished(tmp_path)
     os.killpg(first.pid, signal.SIGKILL)
-    first.communicate()
-    assert before
+    shown, _ = first.communicate()
+    assert before, shown
     second = run(tmp_path)
     shown, _ = second.communicate(timeout=600)
     assert second.returncode == 0, shown
