@@ -11,7 +11,6 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from rayrec.compiled import loops
 from rayrec.distributed import comm
 from rayrec.distributed.comm.host_link import HostLink
 from rayrec.distributed.comm.wire import FP32, Codec
-from rayrec.distributed.vectors.columns import ColumnMap
+from rayrec.distributed.vectors.columns import ColumnMap, Run
 
 _ELEMENT_BYTES = 4
 _LOOPS = "rayrec.distributed.vectors.place_loops"
@@ -59,7 +58,7 @@ class InPlaceColumns:
         return comm.link_of(self._group, torch.empty(0))
 
 
-def _marked(runs: Sequence[Any], covered: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
+def _marked(runs: Sequence[Run], covered: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
     """A rank's runs, cut where `covered` changes, which then covers them too."""
     for run in runs:
         seen = covered[run.dst_col : run.dst_col + run.width].copy()
@@ -135,8 +134,9 @@ class InPlaceTrip:
 
     def receive_gradients(self, shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
         self._wait()
-        del self._wait
-        return [self._grads.view(shapes[0])]
+        grads = self._grads
+        del self._grads, self._wait  # a result that is kept must not keep its gradients
+        return [grads.view(shapes[0])]
 
 
 class _Parts:
