@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, validate
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+from rayrec.torchrec.sparse.jagged_tensor_validator import validate
 from tests.sparse.drawn import Drawn, batches, flat, holds, tensors
 
 quick = settings(max_examples=60, deadline=None)
