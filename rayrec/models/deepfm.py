@@ -13,7 +13,6 @@ from rayrec.models.batch import Batch
 from rayrec.models.loss import check_logits, common_dim
 from rayrec.models.ranker import ModelInputs, Ranker
 from rayrec.modules import MLP, EmbeddingBagConfig
-from rayrec.modules.fm import pairwise_sum
 
 
 class DeepFM(Ranker):
@@ -70,3 +69,10 @@ class DeepFM(Ranker):
         linear_BT = self.bias + flat_BV @ self.projection_FD.flatten(0, 1).view(flat_BV.shape[1], -1)
         outputs_BT: torch.Tensor = linear_BT + pairwise_sum(fields_BFD)[:, None] + self.deep(flat_BV)
         return outputs_BT
+
+
+def pairwise_sum(vectors_BFD: torch.Tensor) -> torch.Tensor:
+    """Σ_{i<j} <v_i, v_j> for every example, `[B]`, in time linear in F (Rendle 2010, equation 5)."""
+    square_of_sum_BD = vectors_BFD.sum(1).square()
+    sum_of_squares_BD = vectors_BFD.square().sum(1)
+    return (square_of_sum_BD - sum_of_squares_BD).sum(1) / 2
