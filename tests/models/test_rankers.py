@@ -20,7 +20,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import MODELS, Batch
 from rayrec.models.esmm import logit_of_both
-from rayrec.models.ranker import Attended, RankerInput, RankerInputs
+from rayrec.models.ranker import HistoryInputs, RankerInput
 from rayrec.modules import EmbeddingBagConfig, PoolingType
 from rayrec.modules.experts import ExpertSizes, MultiTask
 from rayrec.modules.target_attention import TargetAttention
@@ -154,7 +154,7 @@ def test_histories_and_targets_that_do_not_fit_are_refused() -> None:
         (["sen"], ["item"], "no table reads 'sen'"),
     ):
         with pytest.raises(ValueError, match=words):
-            RankerInput(tables(), 2, RankerInputs(attention=[Attended(history, target)]))
+            RankerInput(tables(), 2, HistoryInputs(attention=[{"history": history, "target": target}]))
 
 
 # -- models
