@@ -77,7 +77,7 @@ def predict(
         columns=_kept(manifest, columns, scorer.model.labels),
         bad_rows=bad_rows,
     )
-    parts = [slices_of(manifest, window) for window in manifest.windows]
+    parts = [slices_of(manifest, number) for number in range(len(manifest.windows))]
     skipped: Counter[str] = Counter()
     rows = done = 0
     with place.locked():

@@ -29,9 +29,9 @@ from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.mapping import Mapping
 from rayrec.data.mapping.problems import Problems, Unplaced
+from rayrec.data.tools.column_facts import bucket_edges
 from rayrec.data.tools.fit import fit, for_reading, statistics, unfitted_names, without_statistics
 from rayrec.data.tools.inspect import inspect
-from rayrec.data.tools.quantiles import bucket_edges
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

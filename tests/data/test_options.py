@@ -29,7 +29,7 @@ from rayrec.data.source.dataset import DataSet, WeightedDataSet
 from rayrec.data.source.negatives import draw
 from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS
 from rayrec.data.storage.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Patience
-from rayrec.data.stream.reading import read_rows
+from rayrec.data.stream.reading import read_window
 from rayrec.data.tools.convert import convert
 from rayrec.data.tools.inspect import Inspection
 from rayrec.data.tools.inspect import inspect as look_at
@@ -104,7 +104,7 @@ BY_NAME = [
     Mapping.from_config,
     EpochOrder.of,
     map_rows,
-    read_rows,
+    read_window,
     draw,
 ]
 BY_NAME += [convert, count_column, DataError]

@@ -40,8 +40,6 @@ AT_ONCE = {  # figures for speed, memory and waiting: how much is done, held or 
     "rayrec/data/stream/ray_reader.py": ("_PIECES_PER_DATASET", "_PIECES_PER_TASK", "_BLOCK_BYTES", "_STORE_BYTES"),
     "rayrec/data/stream/shared_manifest.py": ("SENT_WHOLE_BYTES",),
     "rayrec/data/tools/avro.py": ("_ROWS",),
-    "rayrec/data/tools/criteo.py": ("_READ_BYTES",),
-    "rayrec/data/tools/hold_out.py": ("_CHUNK_ROWS",),
     "rayrec/data/tools/vocabulary.py": ("_PARTS", "_SPILL_IDS", "_RANGE_IDS", "_READ_ROWS"),
     "rayrec/distributed/comm/shared_memory.py": ("LEAST_BYTES", "KEPT_BYTES"),
     "rayrec/distributed/comm/collectives.py": ("SMALL_BYTES",),

@@ -160,9 +160,9 @@ def rows_that_pass(manifest: Manifest, patience: Patience) -> int:
         return manifest.rows
     wanted = {condition.column for condition in manifest.filters}
     columns = tuple((name, kind) for name, kind in manifest.columns if name in wanted)
-    windows = manifest.windows
-    firsts = range(0, len(windows), _WINDOWS_PER_TASK)
-    parts = ([slices_of(manifest, window) for window in windows[at : at + _WINDOWS_PER_TASK]] for at in firsts)
+    windows = range(len(manifest.windows))
+    some = (windows[first : first + _WINDOWS_PER_TASK] for first in windows[::_WINDOWS_PER_TASK])
+    parts = ([slices_of(manifest, number) for number in numbers] for numbers in some)
     return sum(each(partial(_passing, columns=columns, filters=manifest.filters, patience=patience), parts))
 
 

@@ -29,7 +29,7 @@ from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS, Windows
 from rayrec.data.storage.files import find_files
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Manifest:
     """A data set as its footers describe it. Picklable; made once, by the driver.
 

@@ -24,7 +24,7 @@ from rayrec.data.source.decoded_size import check_size
 from rayrec.data.source.file_table import DataFile
 from rayrec.data.source.filters import Condition, Mask, rows_that_pass
 from rayrec.data.source.manifest import Manifest
-from rayrec.data.source.windows import Slices, Window
+from rayrec.data.source.windows import Slices
 from rayrec.data.storage.opening import open_parquet, unreadable
 from rayrec.data.storage.retries import Patience, with_patience
 
@@ -124,22 +124,12 @@ def read_slices(
     return table if plain == table.schema else table.cast(plain), missing
 
 
-def slices_of(manifest: Manifest, window: Window) -> tuple[FileSlice, ...]:
+def slices_of(manifest: Manifest, number: int) -> tuple[FileSlice, ...]:
     """The parts of files that a window consists of."""
-    numbers = sorted({part.file for part in window.slices})
-    files = dict(zip(numbers, manifest.files.take(np.array(numbers)), strict=True))
-    offsets, group_rows = manifest.files.offsets, manifest.files.group_rows
-    return tuple(
-        FileSlice(
-            files[part.file],
-            part.row_group,
-            int(group_rows[offsets[part.file] + part.row_group]),
-            part.start,
-            part.stop,
-            part.first_row,
-        )
-        for part in window.slices
-    )
+    first, last = manifest.windows.edges[number : number + 2]
+    found = manifest.windows.slices(np.arange(first, last))
+    files, places = np.unique(found.file, return_inverse=True)
+    return tuple(slices_from(replace(found, file=places.reshape(-1)), manifest.files.take(files)))
 
 
 def slices_from(columns: Slices, files: Sequence[DataFile]) -> list[FileSlice]:

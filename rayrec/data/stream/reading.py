@@ -26,6 +26,7 @@ from rayrec.data.order.interleave import positions
 from rayrec.data.order.intervals import Interval, count, spans
 from rayrec.data.order.rank_part import PieceColumns, RankPart
 from rayrec.data.source.filters import Condition, Mask
+from rayrec.data.source.manifest import Manifest
 from rayrec.data.source.negatives import draw
 from rayrec.data.source.slices import (
     Columns,
@@ -36,6 +37,7 @@ from rayrec.data.source.slices import (
     passing,
     read_slices,
     slices_from,
+    slices_of,
     within,
 )
 from rayrec.data.storage.retries import Patience
@@ -275,17 +277,12 @@ def _drawn(table: pa.Table, window: int, first: int, recipe: Recipe) -> Mask:
     )
 
 
-def read_rows(
-    slices: Sequence[FileSlice],
-    columns: Columns,
-    filters: Sequence[Condition],
-    *,
-    redact: bool = False,
-) -> tuple[pa.Table, Problems]:
+def read_window(manifest: Manifest, number: int, *, redact: bool = False) -> tuple[pa.Table, Problems]:
     """The rows of a window that pass the filters, as they lie in the files, and what could not be read of them."""
-    table, missing = read_slices(slices, columns, Patience())
-    kept = np.flatnonzero(passing(table, missing, filters)) if filters else None
-    problems = _problems(Origin(tuple(slices), kept), missing, kept, redact)
+    slices = slices_of(manifest, number)
+    table, missing = read_slices(slices, manifest.columns, Patience())
+    kept = np.flatnonzero(passing(table, missing, manifest.filters)) if manifest.filters else None
+    problems = _problems(Origin(slices, kept), missing, kept, redact)
     return (table if kept is None else table.take(pa.array(kept))), problems
 
 

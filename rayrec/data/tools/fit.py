@@ -26,9 +26,8 @@ from rayrec.data.mapping.schema import DenseFeature, Schema
 from rayrec.data.mapping.transforms import Fitted, MinMax, Quantile, Standardize, Transform
 from rayrec.data.order.mix import Mix
 from rayrec.data.source.manifest import Manifest
-from rayrec.data.source.slices import slices_of
-from rayrec.data.stream.reading import read_rows
-from rayrec.data.tools.quantiles import bucket_edges, quantiles
+from rayrec.data.stream.reading import read_window
+from rayrec.data.tools.column_facts import bucket_edges, quantiles
 
 Floats = npt.NDArray[np.floating]
 
@@ -118,8 +117,7 @@ def _sample(data: Manifest | Mix, columns: list[str], rows: int) -> pa.Table:
     for part in data.parts:
         wanted = -(-rows // len(data.parts))
         for number in _spread(len(part.windows)):
-            window = part.windows[number]
-            table, problems = read_rows(slices_of(part, window), part.columns, part.filters)
+            table, problems = read_window(part, number)
             if problems:
                 raise problems.error(int(problems.rows()[0]))
             tables.append(table.select(columns).slice(0, wanted))
