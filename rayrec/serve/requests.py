@@ -17,9 +17,10 @@ import pyarrow as pa
 import torch
 
 from rayrec.data import DataError, Mapping, Schema
+from rayrec.inference.context import I64
 from rayrec.models import Batch
 from rayrec.serve.arrow import read_stream
-from rayrec.serve.context import I64, Layout, split, with_contexts
+from rayrec.serve.context import Layout, split, with_contexts
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.limits import Limits
 from rayrec.sparse import KeyedJaggedTensor
