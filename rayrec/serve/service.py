@@ -76,7 +76,7 @@ class Service:
             BadRequest: as there; or the version is none that answers.
         """
         begin = time.perf_counter()
-        name, loaded = self._choose(target)
+        name, loaded = self.find(target)
         return ScoreRequest(name, loaded, read(loaded), begin, target.id)
 
     def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | BadRequest]:
@@ -152,7 +152,7 @@ class Service:
 
     def schema(self, model: str | None = None) -> dict[str, Any]:
         """What a request for a model must hold."""
-        name, loaded = self._choose(Target(model=model))
+        name, loaded = self.find(Target(model=model))
         schema = loaded.reader.schema
         return {
             "model": name,
@@ -185,14 +185,11 @@ class Service:
         return [(name, versions) for name, of in both for _, versions in of]
 
     def find(self, target: Target) -> tuple[str, Loaded]:
-        """A model's name and the version that would answer.
+        """A model's name and the version that answers.
 
         Raises:
             BadRequest: there is none.
         """
-        return self._choose(target)
-
-    def _choose(self, target: Target) -> tuple[str, Loaded]:
         name = target.model or self.default
         found = self._models.get(name)
         if found is None:
