@@ -500,7 +500,6 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         'number(line, "time") or -1',
         "no recorded time is below 0",
     ),
-    ("rayrec/train/report/svg.py", "(step, value) = trend[0]", "(step, value) = trend[ -1]", "the trend has one point"),
     (
         "rayrec/train/report/svg.py",
         'chart.unit(1).endswith("%")',
