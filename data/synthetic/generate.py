@@ -11,7 +11,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rayrec.data.source.parallel import one_by_one
-from rayrec.data.tools.synthetic import SyntheticSpec, best_auc, write_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from clicks import SyntheticSpec, best_auc, write_file
 
 
 def main(argv: list[str] | None = None) -> int:

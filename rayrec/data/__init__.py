@@ -11,9 +11,9 @@ from rayrec._imports import lazy_names
 
 if TYPE_CHECKING:
     from rayrec.data.errors import DataError, DataUnavailable, FileChanged
-    from rayrec.data.mapping.collate import empty_batch, to_batch
+    from rayrec.data.mapping.collate import empty_batch
     from rayrec.data.mapping.id_mappings import Hash, Identity, Vocabulary
-    from rayrec.data.mapping.mapping import Mapping
+    from rayrec.data.mapping.mapping import Mapping, to_batch
     from rayrec.data.mapping.schema import DenseFeature, Label, SampleWeight, Schema, SparseFeature, Task
     from rayrec.data.mapping.transforms import Standardize
     from rayrec.data.options import BadRows, ReadOptions, Shuffle
@@ -30,9 +30,9 @@ __getattr__ = lazy_names(
     __name__,
     {
         "errors": "DataError DataUnavailable FileChanged",
-        "mapping.collate": "empty_batch to_batch",
+        "mapping.collate": "empty_batch",
         "mapping.id_mappings": "Hash Identity Vocabulary",
-        "mapping.mapping": "Mapping",
+        "mapping.mapping": "Mapping to_batch",
         "mapping.schema": "DenseFeature Label SampleWeight Schema SparseFeature Task",
         "mapping.transforms": "Standardize",
         "options": "BadRows ReadOptions Shuffle",

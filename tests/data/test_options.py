@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from data.synthetic.clicks import SyntheticSpec
 from rayrec.data import (
     BadRows,
     BatchStream,
@@ -34,7 +35,6 @@ from rayrec.data.tools.convert import convert
 from rayrec.data.tools.inspect import Inspection
 from rayrec.data.tools.inspect import inspect as look_at
 from rayrec.data.tools.parquet_parts import Layout
-from rayrec.data.tools.synthetic import SyntheticSpec
 from rayrec.data.tools.vocabulary import count_column
 
 NAMED = {"name": "x"}

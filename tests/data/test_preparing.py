@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.synthetic.clicks import SyntheticSpec, write_files
 from rayrec.data.errors import DataError
-from rayrec.data.mapping.arrow_types import is_list
+from rayrec.data.mapping.arrow_types import UNITS, is_list
 from rayrec.data.mapping.hashing import hash_strings, seed_of
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.schema import Schema
-from rayrec.data.mapping.targets import LATEST_S, UNITS, map_targets, unknown_targets
+from rayrec.data.mapping.targets import LATEST_S, map_targets, unknown_targets
 from rayrec.data.source.negatives import draw
 from rayrec.data.tools import vocabulary
 from rayrec.data.tools.avro import _arrow
@@ -27,7 +28,6 @@ from rayrec.data.tools.column_facts import column_facts, time_unit
 from rayrec.data.tools.convert import _named_type
 from rayrec.data.tools.inspect import _auc, inspect
 from rayrec.data.tools.parquet_parts import Layout, write_parts
-from rayrec.data.tools.synthetic import SyntheticSpec, write_files
 
 CRITEO = runpy.run_path(str(Path(__file__).parents[2] / "data/criteo/prepare.py"))
 
@@ -158,9 +158,7 @@ def test_ranges_of_counts_hold_about_so_many_ids(sizes: dict[int, int], at_once:
             assert ids + sizes[held[number + 1][0]] > at_once
 
 
-@pytest.mark.parametrize(
-    "limits", [{}, {"_SPILL_IDS": 3}, {"_SPILL_IDS": 3, "_READ_ROWS": 5, "_RANGE_IDS": 2, "_PARTS": 3}]
-)
+@pytest.mark.parametrize("limits", [{}, {"_SPILL_IDS": 3}, {"_SPILL_IDS": 3, "_RANGE_IDS": 2, "_PARTS": 3}])
 @pytest.mark.parametrize(("min_count", "max_size"), [(1, None), (2, None), (1, 5), (3, 4), (1, 100)])
 def test_ids_are_counted_whatever_is_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], min_count: int, max_size: int | None

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from data.synthetic.clicks import SyntheticSpec, best_auc, make_table, write_file, write_files
 from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema
-from rayrec.data.tools.synthetic import SyntheticSpec, best_auc, make_table, write_file, write_files
 
 SPEC = SyntheticSpec(rows=5000, files=3, row_group_rows=700, single=4, multi=2, dense=3, largest=500)
 

@@ -45,6 +45,7 @@ def files_of(groups: list[list[int]], row_bytes: list[float], left_out: list[set
             [f"{n}.parquet" for n in range(count)],
             *(np.zeros(count, np.int64) for _ in range(4)),
             pa.array(row_bytes, pa.float32()),
+            *([None] * count for _ in range(2)),
         ],
         schema=COLUMNS,
     )

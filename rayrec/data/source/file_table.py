@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.source.partitions import Values
 from rayrec.data.storage.opening import Version
 
 I64 = npt.NDArray[np.int64]
@@ -27,6 +26,8 @@ COLUMNS = pa.schema(
         ("footer", pa.int64()),
         ("etag", pa.int64()),
         ("row_bytes", pa.float32()),
+        ("deleted", pa.binary()),
+        ("names", pa.string()),
     ]
 )
 
@@ -38,11 +39,15 @@ class DataFile:
     Args:
         version: what it was when its footer was read.
         partition: columns that its folders give, with their value.
+        deleted: which rows are not read, ascending, as int64.
+        names: as JSON, what the file calls columns that have another name there; null of those that it lacks.
     """
 
     uri: str
     version: Version
     partition: Partition = ()
+    deleted: bytes | None = None
+    names: str | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -138,7 +143,7 @@ class FileTable:
 
 def _file(row: dict[str, Any], folder: str, partition: Partition) -> DataFile:
     version = Version(row["size_bytes"], row["changed_ns"], row["footer"], row["etag"])
-    return DataFile(join(folder, row["name"]), version, partition)
+    return DataFile(join(folder, row["name"]), version, partition, row["deleted"], row["names"])
 
 
 def ranges(starts: I64, stops: I64) -> I64:
@@ -161,7 +166,7 @@ def join(folder: str, name: str) -> str:
 
 
 def folders_of(
-    uris: Iterable[str], values: Iterable[Values]
+    uris: Iterable[str], values: Iterable[Mapping[str, int | str | None]]
 ) -> tuple[list[int], list[str], list[tuple[str, Partition]]]:
     """The folder of each file as a number, its name, and the folders."""
     numbers: dict[str, int] = {}

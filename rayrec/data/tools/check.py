@@ -17,7 +17,7 @@ from rayrec.data.mapping.arrow_types import is_list
 from rayrec.data.mapping.derive import derive
 from rayrec.data.mapping.lists import ids_of, unnest
 from rayrec.data.mapping.map_rows import check_rows_of, map_rows, one_array
-from rayrec.data.mapping.problems import Problems, Unplaced
+from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids, Rows
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.options import BadRows
@@ -168,7 +168,7 @@ def _add(report: CheckReport, table: pa.Table, rows: Rows, bad: npt.NDArray[np.i
     report.rows, report.bad_rows = report.rows + table.num_rows, report.bad_rows + len(bad)
     report.positives += int((rows.targets.label.reshape(len(rows), -1)[good, 0] == 1).sum())
     columns = {name: one_array(table.column(name)) for name in schema.feature_columns}
-    columns = derive(schema.derived_needed, columns, Problems(Unplaced()))
+    columns = derive(schema.derived_needed, columns, Problems())
     first = 0
     for number, dense in zip(report.numbers, schema.dense, strict=True):
         number.add(rows.dense[good, first : first + dense.width], columns[dense.column])

@@ -25,16 +25,15 @@ from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.mapping.columns import column_missing
 from rayrec.data.mapping.hashing import hash_texts, mix64_array
 from rayrec.data.mapping.lists import ids_of
-from rayrec.data.source.filters import Condition, only_passing, parse_all
+from rayrec.data.source.filters import Condition, parse_all
 from rayrec.data.source.parallel import one_by_one
-from rayrec.data.source.partitioned import PartitionedFile, Types, find_partitioned, with_partition, with_partitions
+from rayrec.data.source.partitioned import PartitionedFile, Types, find_partitioned, tables_of, with_partitions
 from rayrec.data.storage.locations import local_path
 from rayrec.data.storage.opening import open_parquet
 
 _PARTS = 64
 _SPILL_IDS = 4 << 20
 _RANGE_IDS = 4 << 20
-_READ_ROWS = 262_144
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +105,15 @@ def _count_file(
     waiting: list[pa.Table] = []
     with open_parquet(uri) as parquet:
         arrow = with_partitions(parquet.schema_arrow, {name: types[name] for name in one.values})
-        if column not in arrow.names:
-            raise column_missing(column, arrow, uri, "correct the column's name")
-        wanted = [name for name in (column, *(c.column for c in conditions)) if name not in one.values]
-        names = wanted or parquet.schema_arrow.names[:1]  # which say how many rows there are
-        for batch in parquet.iter_batches(_READ_ROWS, columns=names, use_threads=False):
-            chunks = only_passing(with_partition(batch, one, types), conditions, uri).column(column).chunks
-            waiting += [_counts(_plain(ids_of(chunk), uri, column)) for chunk in chunks]
-            if sum(map(len, waiting)) > _SPILL_IDS:
-                waiting = [_add_up(pa.concat_tables(waiting))]
-                if len(waiting[0]) > _SPILL_IDS // 2:
-                    spills.append(_spill(waiting.pop(), folder / f"{number}-{len(spills)}"))
+    if column not in arrow.names:
+        raise column_missing(column, arrow, uri, "correct the column's name")
+    names = dict.fromkeys((column, *(condition.column for condition in conditions)))
+    for table in tables_of(one, types, [*names], conditions):
+        waiting += [_counts(_plain(ids_of(chunk), uri, column)) for chunk in table.column(column).chunks]
+        if sum(map(len, waiting)) > _SPILL_IDS:
+            waiting = [_add_up(pa.concat_tables(waiting))]
+            if len(waiting[0]) > _SPILL_IDS // 2:
+                spills.append(_spill(waiting.pop(), folder / f"{number}-{len(spills)}"))
     if waiting:
         spills.append(_spill(_add_up(pa.concat_tables(waiting)), folder / f"{number}-{len(spills)}"))
     return spills
