@@ -16,6 +16,7 @@ from rayrec.distributed import comm
 from rayrec.distributed.plan.cuts import by_rows, whole
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import Shard
+from rayrec.inference.graph import replaced
 from rayrec.inference.sharded_route import Ids, Route
 from rayrec.inference.sharded_tables import check_shards, own_part
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
@@ -60,10 +61,7 @@ def shard_quant_model(model: nn.Module, group: comm.Group, plan: ShardingPlan | 
             made = ShardedQuantEmbeddingBagCollection(module, group, shards)
         else:
             made = ShardedQuantEmbeddingCollection(module, group, shards)
-        if not path:
-            return made
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, made)
+        model = replaced(model, path, made)
     return model
 
 

@@ -105,7 +105,7 @@ def built(args: dict[str, Any]) -> Any:
         ray_actor_options={"num_cpus": config.cpus},
         health_check_period_s=2,
         health_check_timeout_s=10,
-    )(serve.ingress(_application(config))(Replica))
+    )(serve.ingress(lambda: application(config))(Replica))
     return replica.bind()
 
 
@@ -236,13 +236,6 @@ def _await_port(config: ServeConfig) -> None:
 
 class Replica:
     """A process of the service; the ASGI application beside it does the work."""
-
-
-def _application(config: ServeConfig) -> Any:
-    def build() -> App:
-        return application(config)
-
-    return build
 
 
 def application(config: ServeConfig) -> App:
