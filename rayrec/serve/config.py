@@ -108,6 +108,23 @@ class TlsConfig(Strict):
     key_file: LocalFile
 
 
+class LogConfig(Strict):
+    """Requests and scores that are kept as Parquet; `feature_log.py` says how.
+
+    Args:
+        folder: holds a folder for each model; replicas may share it.
+        share: of the requests, drawn by their ids.
+        file_rows, file_s: a file is written when it has so many rows, or after so many seconds.
+        files: of a model that are kept; the oldest go.
+    """
+
+    folder: LocalPath
+    share: Annotated[float, Field(gt=0, le=1)] = 0.01
+    file_rows: Count = 50_000
+    file_s: Positive = 60.0
+    files: Count = 1000
+
+
 class ServeConfig(Strict):
     """A service.
 
@@ -125,6 +142,7 @@ class ServeConfig(Strict):
         watch_s: seconds between two looks for newer versions; 0: never.
         batching: requests that wait are scored together; False: each alone.
         clients: who may ask; empty: everyone.
+        log: requests and scores to keep, to train on; None: none are kept.
         index: of `POST /retrieve`: an index, or a folder of indexes of which the newest by name is served.
     """
 
@@ -143,6 +161,7 @@ class ServeConfig(Strict):
     batching: bool = True
     clients: tuple[ClientConfig, ...] = Field((), strict=False)
     tls: TlsConfig | None = None
+    log: LogConfig | None = None
     index: LocalPath | None = None
 
     @model_validator(mode="after")

@@ -45,6 +45,7 @@ class Measures:
         self._shadows = counter("rayrec_shadow_requests", text, [*of_version, "outcome"])
         text = "greatest difference of a score of a request from the answer"
         self._differences = histogram("rayrec_shadow_difference", text, of_version, buckets=DIFFERENCES)
+        self._logged = counter("rayrec_logged_requests", "requests of the feature log by outcome", ["model", "outcome"])
         self._seen: dict[tuple[str, str, str], npt.NDArray[np.int64]] = {}
         self._scored: set[tuple[str, str]] = set()  # models and versions that have series of their own
         self._shadowed: set[tuple[str, str, str]] = set()  # and outcomes
@@ -65,6 +66,10 @@ class Measures:
 
     def version(self, model: str, outcome: str) -> None:
         self._versions.labels(model, outcome).inc()
+
+    def logged(self, model: str, outcome: str) -> None:
+        """A request of the feature log: "logged" or "dropped"; or a "lost file"."""
+        self._logged.labels(model, outcome).inc()
 
     def shadow(self, model: str, version: str, outcome: str, difference: float = 0.0) -> None:
         """A request of a shadow version: "scored", "failed" or "dropped"."""

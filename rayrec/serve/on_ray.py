@@ -245,7 +245,7 @@ def application(config: ServeConfig) -> App:
     if not logger.handlers:
         logger.addHandler(logging.StreamHandler())
         logger.setLevel(logging.INFO)
-    service = Service(config.models, config.limits, config.watch_s)
+    service = Service(config.models, config.limits, config.watch_s, config.log)
     beside = None
     if config.grpc_port is not None:
         listen = v2_grpc.Listen(config.host, config.grpc_port, config.tls)
