@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
-from rayrec.inference.parity import Score
+from rayrec.inference.parity import Score, by_label
 from rayrec.inference.tables import Candidates
 from rayrec.metrics import LabelMetrics
 from rayrec.models import Batch
@@ -86,5 +86,4 @@ def _loss(score: Score, sample: Sequence[Batch], labels: Sequence[str] | None) -
     metrics = LabelMetrics(names=labels)
     for batch in sample:
         metrics.update(score(batch), batch.label, batch.weight)
-    figures = metrics.compute()
-    return sum(float(of["logloss"] or 0.0) for of in figures.get("tasks", {"label": figures}).values())
+    return sum(float(of["logloss"] or 0.0) for of in by_label(metrics.compute()).values())

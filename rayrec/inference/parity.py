@@ -210,8 +210,12 @@ def _shown(auc: float | None) -> str:
 
 def _aucs(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterable[tuple[str, float | None, float | None]]:
     """(label, area of the first, of the second)."""
-    if "tasks" in first:
-        for name, figures in first["tasks"].items():
-            yield name, figures.get("auc"), second.get("tasks", {}).get(name, {}).get("auc")
-    elif "auc" in first:
-        yield "label", first["auc"], second.get("auc")
+    other = by_label(second)
+    for name, figures in by_label(first).items():
+        if "auc" in figures:
+            yield name, figures["auc"], other.get(name, {}).get("auc")
+
+
+def by_label(figures: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of each label; of the only one as "label"."""
+    return figures.get("tasks") or {"label": figures}
