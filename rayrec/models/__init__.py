@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from rayrec.models.batch import Batch, Sequence
+from rayrec.models.bst import bst
 from rayrec.models.dcn import DCN
 from rayrec.models.deepfm import DeepFM
 from rayrec.models.din import DIN
@@ -25,6 +26,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "dcn": DCN,
     "deepfm": DeepFM,
     "din": DIN,
+    "bst": bst,
     "mmoe": mmoe,
     "ple": PLE,
     "esmm": ESMM,
@@ -47,6 +49,7 @@ __all__ = [
     "Ranker",
     "Retriever",
     "Sequence",
+    "bst",
     "hstu",
     "mean_loss",
     "mmoe",

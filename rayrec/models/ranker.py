@@ -62,6 +62,10 @@ class HistoryInputs(ModelInputs):
     softmax: bool = False
     dropout: float = 0.0
 
+    def target_attention(self, dim: int) -> TargetAttention:
+        """DIN's, over vectors of a width."""
+        return TargetAttention(dim, self.attention_hidden, self.softmax, device=self.device)
+
 
 class Ranker(nn.Module, ABC):
     """A model that gives each row one output a label; the head makes them logits and the loss.
@@ -113,8 +117,7 @@ class RankerInput(nn.Module):
         for history, target in self.attended:
             _check(history, target, self.lookup)
             dim = sum(widths[feature] for feature in history)
-            default = TargetAttention(dim, inputs.attention_hidden, inputs.softmax, device=inputs.device)
-            self.attention.append(default if attend is None else attend(dim))
+            self.attention.append((attend or inputs.target_attention)(dim))
         self.width = num_dense + sum(widths[name] for name in (*self.lookup.pooled_names, *by_id))
 
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -15,7 +15,7 @@ from rayrec.train.config.section import Section
 
 # What the trainer gives itself.
 GIVEN = frozenset(
-    {"self", "tables", "num_dense", "is_weighted", "task_weights", "label_kinds", "device", "tables_device"}
+    {"self", "tables", "num_dense", "is_weighted", "task_weights", "label_kinds", "device", "tables_device", "attend"}
 )
 Described = tuple[str, Any, Any, str]  # name, type, default (... where there is none), meaning
 
