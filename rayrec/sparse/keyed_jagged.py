@@ -112,7 +112,8 @@ class KeyedJagged(Jagged):
         return self._stride_per_key if self._stride_per_key is not None else [self._stride] * len(self._keys)
 
     def stride_per_key_per_rank(self) -> list[list[int]]:
-        return self._strides if self._strides is not None else [[self._stride] for _ in self._keys]
+        """Each key's batch sizes by rank; empty unless they vary by key."""
+        return self._strides or []
 
     def variable_stride_per_key(self) -> bool:
         """Whether the batch size varies by key."""

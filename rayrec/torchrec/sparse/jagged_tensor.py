@@ -66,7 +66,7 @@ def kjt_is_equal(first: object, second: object) -> bool:
         return False
     return (
         first.keys() == second.keys()
-        and first.stride_per_key_per_rank() == second.stride_per_key_per_rank()
+        and first.stride_per_key() == second.stride_per_key()
         and _equal(first.weights_or_none(), second.weights_or_none())
         and _equal(first.values(), second.values())
         and _equal(first.lengths(), second.lengths())
