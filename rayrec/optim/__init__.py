@@ -1,10 +1,14 @@
 """Optimizers by parameter name, clipping. The fused kernels' own updates live in `distributed.kernel`."""
 
-from rayrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from rayrec.optim.clipping import GradientClipping, GradientClippingOptimizer
-from rayrec.optim.fused import FusedOptimizer
-from rayrec.optim.in_backward import in_backward_optimizer_filter
-from rayrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
+from rayrec.optim.in_backward import apply_optimizer_in_backward, in_backward_optimizer_filter
+from rayrec.optim.keyed import (
+    CombinedOptimizer,
+    FusedOptimizer,
+    KeyedOptimizer,
+    KeyedOptimizerWrapper,
+    OptimizerWrapper,
+)
 
 __all__ = [
     "CombinedOptimizer",

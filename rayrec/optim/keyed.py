@@ -6,6 +6,7 @@ State dicts have the form `{"state": {name: {key: value}}}` for parameters with 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -157,6 +158,18 @@ class KeyedOptimizer(Optimizer):
             lines.append(f"Parameter Group {place}")
             lines += [f"    {key}: {group[key]}" for key in sorted(group) if key != "params"]
         return "\n".join([*lines, ")"])
+
+
+class FusedOptimizer(KeyedOptimizer, ABC):
+    """An optimizer that updates its parameters in backward, before `step` is called."""
+
+    @abstractmethod
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Applies changed settings."""
+
+    @abstractmethod
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Applies changed settings."""
 
 
 def call_if_defined(optimizer: Any, method: str, *args: Any) -> None:
