@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rayrec.cli.next_steps import next_is
-from rayrec.cli.options import WhichCheckpoint, path
+from rayrec.cli.options import AllowCode, WhichCheckpoint, path
 
 FORMATS = "fp32, fp16, int8, int4, or AUTO: each table's is chosen by the loss of quality that was measured for it."
 
@@ -33,9 +33,7 @@ def export(
     ] = None,
     data: Annotated[str | None, typer.Option(help="Rows to compare scores on; default: the run's data.eval.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Keep an export that is outside its limits, or slow.")] = False,
-    allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
-    ] = False,
+    allow_code: AllowCode = False,
     checkpoint: WhichCheckpoint = "newest",
 ) -> None:
     """Export a trained model, and compare its scores with those of the trainer: parity.html in the folder."""

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from rayrec.sparse import ops
 from rayrec.sparse.text import jagged_text
+from rayrec.sparse.traced import Traceable
 from rayrec.streamable import Pipelineable
 
 
@@ -21,7 +22,7 @@ def check_counts(kind: str, **counts: torch.Tensor | None) -> None:
             raise ValueError(f"{kind}: {name} are {tensor.dtype}; an integer type is needed, such as torch.int64")
 
 
-class Jagged(Pipelineable):
+class Jagged(Pipelineable, metaclass=Traceable):
     """Lists, one after the other in one flat tensor, of one feature or of several.
 
     Lengths are computed from offsets, and offsets from lengths, on first use.
