@@ -308,7 +308,7 @@ MUTABLE = {
         "ThroughputDef",
     },
     "rayrec/train/worker/guards.py": {"Guards"},
-    "rayrec/train/after/evaluate.py": {"_Ending"},
+    "rayrec/train/run/log.py": {"Course"},
     "rayrec/data/source/footer_index.py": {"FooterIndex"},
     "rayrec/data/source/slices.py": {"_Stream"},
     "rayrec/data/mapping/problems.py": {"Problems"},

@@ -16,7 +16,7 @@ from rayrec.train.report.compare import differing, last_figures
 from rayrec.train.report.evaluations import evaluations_table
 from rayrec.train.report.exports import exports_table
 from rayrec.train.report.page import _duration
-from rayrec.train.report.plan import plan_section, rank_text
+from rayrec.train.report.plan import plan_section
 from rayrec.train.report.run import number, of_task, read_run, task_names
 from rayrec.train.report.svg import (
     Chart,
@@ -262,7 +262,6 @@ def test_long_names_are_cut_in_the_picture_of_the_plan() -> None:
     tables = {name: sharding("row_wise", by_rows(name, 1000, 8, [0])) for name in names}
     section = plan_section(ShardingPlan({"ebc": tables}), {names[0]: 16})
     assert re.findall(r"<text class='name'[^>]*>([^<]*)<", section) == ["m" * 23 + "…", "n" * 24], "the larger first"
-    assert rank_text([0, 1]) == "0, 1" and rank_text([3]) == "3" and rank_text([2, 3, 4]) == "2–4"
 
 
 def of_config(folder: Path, config: dict[str, Any], **more: Any) -> Any:

@@ -91,9 +91,9 @@ class OptimizersConfig(Section):
     dense: DenseOptimizerConfig = Field(default=DenseOptimizerConfig(), description="optimizer of the dense parameters")
     sparse: SparseOptimizerConfig = SparseOptimizerConfig()
     """optimizer of the embedding tables"""
-    tables: dict[str, TableOptimizerConfig] = {}
+    tables: dict[str, TableOptimizerConfig] = Field(default={})
     """table name → what its optimizer has other than `sparse`"""
-    freeze: list[FreezeConfig] = []
+    freeze: list[FreezeConfig] = Field(default=[])
     """parameters that stand still; what a frozen table's optimizer keeps still follows its gradients"""
 
     def of_table(self, name: str) -> SparseOptimizerConfig:

@@ -23,7 +23,7 @@ class DataConfig(Section):
     sets that are mixed by weight"""
     eval: DataSet | None = None
     """the evaluation rows: a path, a list of paths, or a section; `null`: train without evaluation"""
-    eval_sets: dict[str, DataSet] = {}
+    eval_sets: dict[str, DataSet] = Field(default={})
     """name → further rows that evaluations of all rows are also made on, e.g. one country's: a section with `path` and
     `filters`"""
     test: DataSet | None = None
@@ -95,7 +95,7 @@ class ModelConfig(Section):
     factory: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """`package.module:function` that is called as `function(tables=…, num_dense=…, device=…, **args)` and returns an
     `nn.Module` with `loss, logits = model(batch)`"""
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default={})
     """further arguments of the model, e.g. `dense_arch`, `over_arch`"""
     loss: LossConfig = LossConfig()
     """what is made small; a kind alone is short for `{kind: …}`. For built-in models, and others that end with a
@@ -158,7 +158,7 @@ class ShardingConfig(Section):
 
     wire: WireConfig = Field(default=WireConfig(), description="number formats between workers")
 
-    constraints: dict[str, ConstraintConfig] = {}
+    constraints: dict[str, ConstraintConfig] = Field(default={})
     """table name → what the planner may do with it"""
     replicas: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
     """2D parallelism: groups of workers that have all tables each, sharded inside the group; it divides
@@ -177,7 +177,7 @@ class InitFromConfig(Section):
     """Weights that a new run begins with, tables and layers by name; what optimizers keep begins anew."""
 
     path: str = Field(min_length=1, description="a run folder (its newest checkpoint) or a checkpoint; a path or URI")
-    renames: dict[str, str] = {}
+    renames: dict[str, str] = Field(default={})
     """name there → name here, of a table, a layer, or a module with all that is in it"""
     fresh: list[str] = Field(default=[], description="tables, layers and modules here that are not taken")
 

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ParameterSharding
 from rayrec.distributed.planner.report.text import human_bytes, human_seconds
+from rayrec.train.driver.plan_table import ranks_text
 from rayrec.train.report.templates import Column, render, table
 
 MOST_TABLES = 60  # in picture and table; the smaller ones are only counted
@@ -61,7 +62,7 @@ class _Table:
         rows, dim = self.sharding.shape
         kind = Markup("<span class='key {}'>{}</span>").format(self.kind, self.kind.replace("_", "-"))
         of = self.sharding
-        ranks = rank_text(sorted(set(of.ranks)))
+        ranks = ranks_text(sorted(set(of.ranks)))
         size = human_bytes(self.bytes)
         return [self.name, self.module, f"{rows:,}", dim, size, kind, of.compute_kernel, len(of.shards), ranks]
 
@@ -146,10 +147,3 @@ def _stacked(
 def _number(entry: Mapping[str, Any], key: str) -> float:
     value = entry.get(key, 0)
     return value if isinstance(value, int | float) else 0
-
-
-def rank_text(ranks: Sequence[int]) -> str:
-    """`0, 1, 4`, or `0–7` where they are many and follow each other."""
-    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"{ranks[0]}–{ranks[-1]}"
-    return ", ".join(map(str, ranks))
