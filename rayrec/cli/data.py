@@ -118,8 +118,8 @@ def index(
     ray: Annotated[bool, typer.Option("--ray", help="Read side by side on Ray.")] = False,
 ) -> None:
     """Store the footers of all files, so that runs read only those of new and changed files."""
+    from rayrec.data.source.parallel import start_ray
     from rayrec.data.tools.index import write_index
-    from rayrec.data.tools.on_ray import start_ray
 
     if ray:
         start_ray()
@@ -189,25 +189,17 @@ def fit(
 @app.command()
 def check(
     config: Config,
-    page: Annotated[Path | None, typer.Option("--html", parser=path, help="Also write the result as a page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Map a config's training data; report bad rows, nulls, collisions, list lengths. Exit status 1 on bad rows."""
     from rayrec.data import manifest_of
     from rayrec.data.tools.check import check as run_check
-    from rayrec.data.tools.check_page import check_page
     from rayrec.train import load_config
     from rayrec.train.setup import build
 
     loaded = load_config(config)
     schema = loaded.data_schema.for_training
-    if page is not None:
-        with writing("--html", page):  # fails before all data is read
-            page.parent.mkdir(parents=True, exist_ok=True)
     report = run_check(manifest_of(loaded.data.train, schema), schema, build.rows_of(loaded), loaded.data.read.bad_rows)
-    if page is not None:
-        with writing("--html", page):
-            page.write_text(check_page(report, f"Data of {loaded.name}"), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
     else:

@@ -17,7 +17,7 @@ def apply_optimizer_in_backward(
     parameters are updated once their gradient is computed, and `grad` is None afterwards.
 
     Args:
-        optimizer_class: torch's SGD, Adagrad or Adam, or one of `rayrec.optim`'s row optimizers.
+        optimizer_class: torch's SGD, Adagrad or Adam, or a row optimizer of `rayrec.torchrec.optim`.
         params: for example a collection's `parameters()`, before it is sharded.
         optimizer_kwargs: the optimizer's settings, such as `{"lr": 0.02}`.
     """

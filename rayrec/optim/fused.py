@@ -1,4 +1,4 @@
-"""Base classes of optimizers that run inside backward, and of modules with such an optimizer."""
+"""The base class of optimizers that run inside backward."""
 
 from __future__ import annotations
 
@@ -18,25 +18,3 @@ class FusedOptimizer(KeyedOptimizer, ABC):
     @abstractmethod
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Applies changed settings."""
-
-
-class EmptyFusedOptimizer(FusedOptimizer):
-    """The optimizer of a module without fused parameters."""
-
-    def __init__(self) -> None:
-        super().__init__({}, {}, [])
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Nothing to do."""
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing to do."""
-
-
-class FusedOptimizerModule(ABC):
-    """A module whose parameters are trained in backward."""
-
-    @property
-    @abstractmethod
-    def fused_optimizer(self) -> KeyedOptimizer:
-        """The optimizer."""

@@ -120,8 +120,17 @@ class KeyedJagged(Jagged):
         return self._strides is not None
 
     def inverse_indices(self) -> InverseIndices:
+        """Keys, and `[F, B]`: the list of each key that stands for each example.
+
+        Raises:
+            ValueError: there are none.
+        """
         if self._inverse_indices is None:
-            raise ValueError("this KeyedJaggedTensor has no inverse indices")
+            sizes = dict(zip(self._keys, self.stride_per_key(), strict=True))
+            raise ValueError(
+                f"this KeyedJaggedTensor has no inverse indices; where batch sizes differ by key ({sizes}), give "
+                "inverse_indices, which say which list stands for each example"
+            )
         return self._inverse_indices
 
     def inverse_indices_or_none(self) -> InverseIndices | None:

@@ -208,13 +208,13 @@ class Trainer:
 
     def _report_data(self, train: Manifest | Mix, evaluation: Manifest | None) -> None:
         parts = [f"training on {train.rows:,} rows in {train.num_files:,} files"]
-        if any(part.filters for part in train.parts):
+        if any(part.leaves_out for part in train.parts):
             parts[0] += " (before filters)"
         if self.config.data.negative_rate < 1:
             parts[0] += f" (negatives at a rate of {self.config.data.negative_rate:g})"
         if evaluation is not None:
             parts.append(f"evaluation on {evaluation.rows:,} rows in {evaluation.num_files:,} files")
-            parts[-1] += " (before filters)" if evaluation.filters else ""
+            parts[-1] += " (before filters)" if evaluation.leaves_out else ""
         self.display.say(f"run {self.config.name}: {', '.join(parts)}")
         local = not os.environ.get("RAY_ADDRESS")
         self._warnings = warnings.at_start(self.config, train.rows, cpus() if local else None)
