@@ -37,10 +37,13 @@ def export(
     checkpoint: WhichCheckpoint = "newest",
 ) -> None:
     """Export a trained model, and compare its scores with those of the trainer: parity.html in the folder."""
-    from rayrec.inference import Wanted
-    from rayrec.train.after.export import export_run
-    from rayrec.train.driver.terminal import notice
-    from rayrec.train.run.mirror import run_here
+    from rayrec._imports import quick_imports
+
+    with quick_imports():
+        from rayrec.inference import Wanted
+        from rayrec.train.after.export import export_run
+        from rayrec.train.driver.terminal import notice
+        from rayrec.train.run.mirror import run_here
 
     wanted = Wanted(tables=tables, dense=dense, target=target, march=march, budget=budget, force=force)
     with run_here(source, notice) as run:

@@ -82,9 +82,12 @@ def _from_flags(models: list[str], **flags: Any) -> ServeConfig:
 
 
 def _serve(settings: ServeConfig, detach: bool) -> None:
-    from rayrec.serve.example import request
-    from rayrec.serve.on_ray import serving
-    from rayrec.serve.versions import newest
+    from rayrec._imports import quick_imports
+
+    with quick_imports():
+        from rayrec.serve.example import request
+        from rayrec.serve.on_ray import serving
+        from rayrec.serve.versions import newest
 
     stopped = threading.Event()
     with serving(settings, detach) as address:

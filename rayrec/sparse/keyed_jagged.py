@@ -9,7 +9,7 @@ from typing import Self
 
 import torch
 
-from rayrec.sparse.jagged import Jagged, JaggedTensor, check_counts
+from rayrec.sparse.jagged import Jagged, JaggedTensor, counts_of
 
 InverseIndices = tuple[list[str], torch.Tensor]
 Strides = Sequence[Sequence[int]] | torch.Tensor | None
@@ -58,8 +58,10 @@ class KeyedJagged(Jagged):
         self._keys = list(keys)
         self._values = values
         self._weights = weights
-        self._lengths = lengths
-        self._offsets = offsets
+        if lengths is None and offsets is None and not self._keys:
+            lengths = torch.zeros(0, dtype=torch.int32, device=values.device)
+        self._lengths = counts_of("KeyedJaggedTensor", "lengths", lengths)
+        self._offsets = counts_of("KeyedJaggedTensor", "offsets", offsets)
         self._inverse_indices = inverse_indices
         self._strides = _as_lists(stride_per_key_per_rank)
         self._stride_per_key = [sum(s) for s in self._strides] if self._strides is not None else None
@@ -73,7 +75,6 @@ class KeyedJagged(Jagged):
     def _checked_stride(self, stride: int | None) -> int:
         if self._lengths is None and self._offsets is None:
             raise ValueError("KeyedJaggedTensor needs lengths or offsets")
-        check_counts("KeyedJaggedTensor", lengths=self._lengths, offsets=self._offsets)
         if self._weights is not None and self._weights.shape[0] != self._values.shape[0]:
             raise ValueError(f"{self._weights.shape[0]} weights for {self._values.shape[0]} values")
         keys = self._keys

@@ -143,6 +143,19 @@ def errors_of_asserts(rec: Package) -> Any:
     return [error_of(call) for call in calls]
 
 
+@case("1/kjt.KeyedJaggedTensor")
+def nothing_of_any_type(rec: Package) -> Any:
+    """`torch.tensor([])` has numbers of float32."""
+    none, make = torch.tensor([]), rec.KeyedJaggedTensor
+    by_lengths, by_offsets = make(["a"], none, lengths=none), make(["b"], none, offsets=none)
+    varying = make(["a"], none, lengths=none, stride_per_key_per_rank=[[]])
+    both = rec.KeyedJaggedTensor.concat([by_lengths, by_offsets])
+    lists = [kjt[key].lengths().numel() for kjt in (by_lengths, by_offsets, both) for key in kjt.keys()]
+    two = make(["a", "b"], none, lengths=torch.tensor([[], []]), length_per_key=[0, 0]).to_dict()
+    shapes = [list(two["b"].values().shape), rec.JaggedTensor(none, lengths=none).lengths().numel()]
+    return [lists, both.keys(), varying.stride(), shapes, str(make([], none)), make([], none).keys()]
+
+
 def drawn_tables(rec: Package, kind: str, numbers: random.Random, dims: list[int]) -> tuple[list[Any], list[str]]:
     """One to four tables, some of which share features."""
     configs, features = [], [f"f{n}" for n in range(numbers.randint(1, 4))]
