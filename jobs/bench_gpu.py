@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from bench_models import Given, Tables, bags, batches, dlrm, dlrm_step
+from both_packages import Given, Tables, bags, batches, dlrm, dlrm_step
 
 from rayrec.distributed import comm
 

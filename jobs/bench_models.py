@@ -1,106 +1,266 @@
-"""Sharded bags and a whole DLRM by a package's name, "rayrec.torchrec" or "torchrec": both run the same lines."""
+"""Speed of the models of histories, tasks and retrieval: full evaluation, search, an epoch of SASRec, ranker steps.
+
+    python jobs/bench_models.py [--sequences beauty.txt] [--threads 2] [--only evaluation,search,epoch] [--peers DIR]
+
+Without a file, sequences are drawn with Beauty's lengths (8.9 items a user on average). SASRec's peer is the padded
+form in plain torch: every user padded to 50 positions, one negative a position drawn in Python, binary cross-entropy.
+With `--peers` (see `peers.py`) also steps of DIN and MMoE beside FuxiCTR's: forward, backward, Adam on all parameters,
+the same sizes and ids; a history of DIN has 50 ids at most, 10 on average.
+"""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
-Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # dense, ids, lengths, labels
-FUSED = {"learning_rate": 0.01}
+from jobs.experiment_retrieval import Sequences, evaluate
+from jobs.peers import use
+from rayrec.distributed import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+)
+from rayrec.distributed.kernel import EmbOptimType
+from rayrec.inference.approximate import Approximate
+from rayrec.inference.topk import top_k
+from rayrec.metrics.ranking import Jagged, target_ranks
+from rayrec.models import DIN, Batch, mmoe, sasrec
+from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig
+from rayrec.sparse import KeyedJaggedTensor
+
+DIM, LENGTH, BATCH = 64, 50, 128
+CLOCK = time.perf_counter
 
 
-@dataclass(frozen=True)
-class Tables:
-    """Equal tables, each with a feature of its own, all sharded alike; table-wise they are dealt out in turn."""
-
-    count: int
-    rows: int
-    dim: int
-    kind: str = "table_wise"
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    @property
-    def keys(self) -> list[str]:
-        return [f"f{n}" for n in range(self.count)]
+def seconds(act: Callable[[], Any], times: int = 3) -> float:
+    """The least of a few visits, by the clock, or in seconds of CPU with `--cpu`."""
+    took = []
+    for _ in range(times):
+        begin = CLOCK()
+        act()
+        took.append(CLOCK() - begin)
+    return min(took)
 
 
-def bags(package: str, tables: Tables) -> Any:
-    """A sharded EmbeddingBagCollection."""
-    types = importlib.import_module(f"{package}.distributed.types")
-    collection, plan, sharder = _planned(package, tables)
-    return sharder.shard(collection, plan, types.ShardingEnv.from_process_group(dist.group.WORLD), tables.device)
+def drawn_sequences(users: int = 22_363, items: int = 12_101, seed: int = 0) -> Sequences:
+    generator = np.random.default_rng(seed)
+    lengths = 5 + generator.geometric(1 / 4.9, users) - 1
+    return Sequences([generator.integers(0, items, length) for length in lengths.clip(max=200)])
 
 
-def dlrm(package: str, tables: Tables, dense: int, bottom: Sequence[int], top: Sequence[int]) -> tuple[nn.Module, Any]:
-    """A sharded DLRMTrain, and Adagrad for its dense part; weights are the same for both packages."""
-    distributed = importlib.import_module(f"{package}.distributed")
-    models = importlib.import_module(f"{package}.models.dlrm")
-    types = importlib.import_module(f"{package}.distributed.types")
+def model_of(data: Sequences, **settings: Any) -> nn.Module:
     torch.manual_seed(0)
-    collection, plan, sharder = _planned(package, tables)
-    model = models.DLRMTrain(models.DLRM(collection, dense, list(bottom), list(top), dense_device=tables.device))
-    whole = types.ShardingPlan({"model.sparse_arch.embedding_bag_collection": plan})
-    sharded = distributed.DistributedModelParallel(model, device=tables.device, plan=whole, sharders=[sharder])
-    params = [param for name, param in sharded.named_parameters() if "embedding_bags" not in name]
-    return sharded, torch.optim.Adagrad(params, lr=0.01)
+    table = EmbeddingConfig(num_embeddings=data.num_items, embedding_dim=DIM, name="item", feature_names=["item"])
+    return sasrec([table], 0, history="item", tables_device="cpu", seed=0, max_length=LENGTH, **settings)
 
 
-def dlrm_step(package: str, model: nn.Module, optimizer: Any, tables: Tables) -> Callable[[Given], None]:
-    """A training step: forward, loss, backward with the tables' update, the dense optimizer."""
-    batch = batches(package, tables)
+def evaluation(data: Sequences) -> None:
+    """Full ranking of 22,000 users over 12,000 items, seen items left out."""
+    generator = torch.Generator().manual_seed(0)
+    queries, items = torch.randn(22_000, DIM, generator=generator), torch.randn(12_000, DIM, generator=generator)
+    targets = torch.randint(12_000, (22_000,), generator=generator)
+    seen = Jagged(torch.randint(12_000, (22_000 * 9,), generator=generator), torch.arange(0, 22_000 * 9 + 1, 9))
+    print(
+        f"ranks of 22,000 users over 12,000 items: {seconds(lambda: target_ranks(queries, items, targets, seen)):.2f} s"
+    )
+    model = model_of(data)
+    took = seconds(lambda: evaluate(model, data, 1), 2)
+    print(f"evaluation of SASRec, {len(data.rows):,} users over {data.num_items:,} items, queries made: {took:.2f} s")
 
-    def step(given: Given) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        loss, _ = model(batch(given).to(tables.device))
-        loss.backward()
-        optimizer.step()
+
+def search() -> None:
+    """Exact top-100 of 1,000 queries over a million vectors, and IVF tuned to a recall of 0.98."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(2000, DIM, generator=generator)
+    kinds = torch.randint(2000, (1_000_000,), generator=generator)
+    items = F.normalize(centres[kinds] + 0.6 * torch.randn(1_000_000, DIM, generator=generator))
+    queries = F.normalize(centres[:1000] + 0.6 * torch.randn(1000, DIM, generator=generator))
+    exact_s = seconds(lambda: top_k(queries, items, 100), 2)
+    print(f"exact top-100 of 1,000 queries over 1,000,000 × {DIM}: {exact_s:.2f} s")
+    begin = CLOCK()
+    index = Approximate.build("ivf", items)
+    built = CLOCK() - begin
+    recall, _ = index.tune(queries, top_k(queries, items, 100)[1], 0.98)
+    took = seconds(lambda: index.search(queries, 100, None))
+    print(
+        f"ivf (2,000 clusters): built in {built:.1f} s, {index.effort} lists probed, recall {recall:.4f}, "
+        f"{took:.3f} s, 1 / {exact_s / took:.1f} of exact"
+    )
+    singles = []
+    for query in queries[:200]:
+        begin = CLOCK()
+        index.search(query[None], 100, None)
+        singles.append(CLOCK() - begin)
+    print(f"one query: median {np.median(singles) * 1e3:.2f} ms, p99 {np.quantile(singles, 0.99) * 1e3:.2f} ms")
+
+
+class Padded(nn.Module):
+    """SASRec in plain torch, every row padded to `LENGTH`; item 0 is padding."""
+
+    def __init__(self, items: int, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.items = nn.Embedding(items + 1, DIM, padding_idx=0)
+        self.positions = nn.Embedding(LENGTH, DIM)
+        self.dropout = nn.Dropout(dropout)
+        self.attentions = nn.ModuleList(nn.MultiheadAttention(DIM, 1, dropout, batch_first=True) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(DIM, eps=1e-8) for _ in range(5))
+        self.inner = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(2))
+        self.outer = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(2))
+
+    def forward(self, rows: torch.Tensor, positives: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
+        x = self.dropout(self.items(rows) * DIM**0.5 + self.positions.weight)
+        later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+        for block in range(2):
+            normed = self.norms[2 * block](x)
+            x = x + self.attentions[block](normed, normed, normed, attn_mask=later, need_weights=False)[0]
+            inner = self.dropout(F.relu(self.inner[block](self.norms[2 * block + 1](x))))
+            x = x + self.dropout(self.outer[block](inner))
+        x = self.norms[4](x)
+        real = positives > 0
+        above, below = ((x * self.items(ids)).sum(2)[real] for ids in (positives, negatives))
+        return F.softplus(-above).mean() + F.softplus(below).mean()
+
+
+def padded_batch(data: Sequences, users: np.ndarray, generator: np.random.Generator) -> tuple[torch.Tensor, ...]:
+    rows, positives, negatives = (np.zeros((len(users), LENGTH), dtype=np.int64) for _ in range(3))
+    for place, user in enumerate(users):
+        items = data.rows[user][:-2][-(LENGTH + 1) :] + 1
+        count, own = len(items) - 1, set(items.tolist())
+        for column in range(LENGTH - count, LENGTH):
+            negative = int(generator.integers(1, data.num_items + 1))
+            while negative in own:
+                negative = int(generator.integers(1, data.num_items + 1))
+            negatives[place, column] = negative
+        if count > 0:
+            rows[place, -count:], positives[place, -count:] = items[:-1], items[1:]
+    return tuple(torch.from_numpy(part) for part in (rows, positives, negatives))
+
+
+def epoch(data: Sequences) -> None:
+    """Of SASRec with binary cross-entropy, and of its padded peer; in turns, twice."""
+    model = model_of(data, loss={"kind": "bce", "negatives": 128})
+    peer = Padded(data.num_items)
+    own_adam, peer_adam = (torch.optim.Adam(one.parameters(), lr=1e-3) for one in (model, peer))
+
+    def own_epoch() -> None:
+        for rows in data.epoch(np.random.default_rng(0), BATCH):
+            own_adam.zero_grad(set_to_none=True)
+            model(rows)[0].backward()
+            own_adam.step()
+
+    def peer_epoch() -> None:
+        generator = np.random.default_rng(0)
+        order = generator.permutation(len(data.rows))
+        for start in range(0, len(order), BATCH):
+            peer_adam.zero_grad(set_to_none=True)
+            peer(*padded_batch(data, order[start : start + BATCH], generator)).backward()
+            peer_adam.step()
+
+    peer_s, own_s = seconds(peer_epoch, 1), seconds(own_epoch, 1)
+    peer_s, own_s = min(peer_s, seconds(peer_epoch, 1)), min(own_s, seconds(own_epoch, 1))
+    print(f"epoch of SASRec: {own_s:.1f} s, of the padded peer {peer_s:.1f} s: {own_s / peer_s:.2f}")
+
+
+def in_turns(own: Callable[[], None], peer: Callable[[], None], steps: int = 40) -> str:
+    """Median milliseconds of both, a step of one after a step of the other."""
+    took: dict[str, list[float]] = {"own": [], "peer": []}
+    for step in range(steps + 5):
+        for name, act in (("own", own), ("peer", peer)):
+            begin = CLOCK()
+            act()
+            if step >= 5:
+                took[name].append(CLOCK() - begin)
+    own_s, peer_s = (float(np.median(one)) for one in took.values())
+    return f"{own_s * 1e3:.2f} ms, FuxiCTR's {peer_s * 1e3:.2f} ms: {own_s / peer_s:.2f}"
+
+
+def stepping(model: nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], None]:
+    dense = model.dense_parameters().values() if isinstance(model, DistributedModelParallel) else model.parameters()
+    adam = torch.optim.Adam(list(dense), lr=1e-3)
+
+    def step() -> None:
+        adam.zero_grad(set_to_none=True)
+        loss().backward()
+        adam.step()
 
     return step
 
 
-def batches(package: str, tables: Tables) -> Callable[[Given], Any]:
-    """Makes the package's own batch, on the host."""
-    top, keys = importlib.import_module(package), tables.keys
-    of = importlib.import_module(f"{package}.datasets.utils").Batch
-
-    def batch(given: Given) -> Any:
-        dense, ids, lengths, label = given
-        return of(dense, top.KeyedJaggedTensor(keys=keys, values=ids, lengths=lengths), label)
-
-    return batch
+def sharded(model: nn.Module) -> nn.Module:
+    """As one worker trains it: the tables' Adam is part of the backward."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    params = {"optimizer": EmbOptimType.ADAM, "learning_rate": 1e-3}
+    sharders = [EmbeddingBagCollectionSharder(params), EmbeddingCollectionSharder(params)]
+    return DistributedModelParallel(model, device=torch.device("cpu"), sharders=sharders)
 
 
-def _planned(package: str, tables: Tables) -> tuple[Any, Any, Any]:
-    """A collection on no device, its plan, and its sharder."""
-    top = importlib.import_module(package)
-    plans = importlib.import_module(f"{package}.distributed.sharding_plan")
-    sharders = importlib.import_module(f"{package}.distributed.embeddingbag")
-    optimizer = importlib.import_module("fbgemm_gpu.split_embedding_configs").EmbOptimType.EXACT_ROWWISE_ADAGRAD
-    configs = [
-        top.EmbeddingBagConfig(name=f"t{n}", num_embeddings=tables.rows, embedding_dim=tables.dim, feature_names=[key])
-        for n, key in enumerate(tables.keys)
-    ]
-    collection = top.EmbeddingBagCollection(device=torch.device("meta"), tables=configs)
-    sharder = sharders.EmbeddingBagCollectionSharder(fused_params={"optimizer": optimizer, **FUSED})
-    world = dist.get_world_size()
-    make: dict[str, Callable[[int], Any]] = {
-        "table_wise": lambda n: plans.table_wise(rank=n % world, compute_kernel="fused"),
-        "row_wise": lambda n: plans.row_wise(compute_kernel="fused"),
-        "column_wise": lambda n: plans.column_wise(ranks=list(range(world)), compute_kernel="fused"),
-        "data_parallel": lambda n: plans.data_parallel(),
-    }
-    plan = plans.construct_module_sharding_plan(
-        collection,
-        {f"t{n}": make[tables.kind](n) for n in range(tables.count)},
-        sharder=sharder,
-        local_size=world,
-        world_size=world,
-        device_type=tables.device.type,
+def rankers(rows: int = 2048, items: int = 12_000, dim: int = 32) -> None:
+    """A step of DIN, and of MMoE over 30 features and 2 tasks, beside FuxiCTR's."""
+    from jobs.peers import FuxiDIN, FuxiExperts, feature_map
+
+    random, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    label = torch.randint(2, (rows, 2), generator=generator).float()
+    lengths = torch.from_numpy((random.geometric(1 / 11, rows) - 1).clip(max=50))
+    item, seen = (torch.randint(items, (n,), generator=generator) for n in (rows, int(lengths.sum())))
+    sparse = KeyedJaggedTensor(
+        ["item", "seen"], torch.cat([item, seen]), lengths=torch.cat([torch.ones_like(lengths), lengths])
     )
-    return collection, plan, sharder
+    batch = Batch(torch.empty(rows, 0), sparse, label[:, 0])
+    table = EmbeddingBagConfig(name="item", num_embeddings=items, embedding_dim=dim, feature_names=["item", "seen"])
+    attention = [{"history": ["seen"], "target": ["item"]}]
+    din = sharded(DIN([table], 0, [64, 32, 1], attention=attention, softmax=True))
+    padded = torch.zeros(rows, int(lengths.max()), dtype=torch.int64)
+    padded[torch.arange(padded.shape[1]) < lengths[:, None]] = seen + 1
+    fuxi_din = FuxiDIN(items, dim, [64, 16], [64, 32])
+    peer = stepping(fuxi_din, lambda: F.binary_cross_entropy(fuxi_din(item + 1, padded), label[:, 0]))
+    print(f"step of DIN, {rows} rows: {in_turns(stepping(din, lambda: din(batch)[0]), peer)}")
+    names = [f"f{n}" for n in range(30)]
+    ids = torch.randint(1000, (30, rows), generator=generator)
+    sparse = KeyedJaggedTensor(names, ids.flatten(), lengths=torch.ones(30 * rows).long())
+    of_tasks = Batch(torch.empty(rows, 0), sparse, label)
+    tables = [EmbeddingBagConfig(name=n, num_embeddings=1000, embedding_dim=8, feature_names=[n]) for n in names]
+    own = sharded(mmoe(tables, 0, experts=4, expert=[64], tower=[32], task_weights=[1.0, 1.0]))
+    fuxi = FuxiExperts(feature_map([], dict.fromkeys(names, 1000), ["a", "b"]), 8, 0, 4, [64], [32])
+    inputs = {name: of + 1 for name, of in zip(names, ids, strict=True)}
+    peer = stepping(fuxi, lambda: 2 * F.binary_cross_entropy(fuxi(inputs), label))
+    print(f"step of MMoE, {rows} rows: {in_turns(stepping(own, lambda: own(of_tasks)[0]), peer)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sequences", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", default="evaluation,search,epoch")
+    parser.add_argument("--cpu", action="store_true", help="seconds of CPU, where other work shares the machine")
+    parser.add_argument("--peers", type=Path, help="folder with FuxiCTR; see peers.py")
+    parser.add_argument("--users", type=int, help="of the epoch; default: all")
+    args = parser.parse_args()
+    if args.cpu:
+        global CLOCK
+        CLOCK = time.process_time
+    torch.set_num_threads(args.threads)
+    data = drawn_sequences() if args.sequences is None else Sequences.read(args.sequences)
+    if args.peers is not None:
+        use(args.peers)
+        rankers()
+    for name in filter(None, args.only.split(",")):
+        if name == "search":
+            search()
+        elif name == "evaluation":
+            evaluation(data)
+        else:
+            epoch(data if args.users is None else Sequences(data.rows[: args.users]))
+
+
+if __name__ == "__main__":
+    main()

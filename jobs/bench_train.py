@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
 from bench_embedding import TW, WORLD, Case, make_batches, on_ranks
-from bench_models import Given, Tables, dlrm, dlrm_step
+from both_packages import Given, Tables, dlrm, dlrm_step
 
 from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema
 from rayrec.distributed import comm

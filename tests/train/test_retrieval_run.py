@@ -15,6 +15,7 @@ import pytest
 
 from rayrec.models import RETRIEVERS
 from rayrec.train import load_config
+from rayrec.train.config.file import ConfigError, parse_config
 from rayrec.train.driver.console import evaluation_lines
 from tests.ranks import on_ranks
 from tests.train.small import RAW, fit_on_rank
@@ -85,6 +86,13 @@ def test_a_named_retriever_trains_and_is_ranked_over_the_corpus(name: str, data:
     assert ("hr@10/unseen" in found) == filtered and found["samples"] > 150
     (line,) = evaluation_lines("evaluation", found)
     assert f"HR@10 {found['recall@10']:.4f}" in line and ("seen items left out" in line) == filtered
+
+
+def test_a_retrievers_batch_is_not_worked_through_in_parts(data: Path) -> None:
+    raw = raw_config(data, "two_tower")
+    raw["trainer"]["micro_batches"] = 2
+    with pytest.raises(ConfigError, match="candidates of all rows"):
+        parse_config(raw)
 
 
 def test_beautys_files_are_leave_one_out_and_its_config_holds(tmp_path: Path) -> None:

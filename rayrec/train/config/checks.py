@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from rayrec.data import DataSet, Schema
 from rayrec.data.errors import suggestion
 from rayrec.data.storage.locations import secret_in
-from rayrec.models import BUILT_IN
+from rayrec.models import BUILT_IN, RETRIEVERS
 from rayrec.train.config.model_args import args_of, wrong_args
 from rayrec.train.config.optimizers import OptimizersConfig
 from rayrec.train.config.sections import DataConfig, LossConfig, ModelConfig, ShardingConfig, StorageConfig, TableConfig
@@ -78,6 +78,15 @@ def check_model_args(model: ModelConfig) -> None:
         if kind == "missing":
             raise _refuse(f"model.args.{place}", f"model {name} needs it (it takes {', '.join(known)})")
         raise _refuse(f"model.args.{place}", f"model {name}: {text[0].lower()}{text[1:]}")
+
+
+def check_micro_batches(model: ModelConfig, trainer: TrainerConfig) -> None:
+    """A retriever's batch is one: its loss is over candidates of all rows."""
+    if model.name in RETRIEVERS and trainer.micro_batches > 1:
+        raise _refuse(
+            "trainer.micro_batches",
+            f"model {model.name} has candidates of all rows of a batch in its loss; set it to 1",
+        )
 
 
 def check_attention(model: ModelConfig, schema: Schema) -> None:

@@ -57,6 +57,7 @@ class TrainConfig(Section):
         checks.check_tables(self.tables, self.data_schema)
         checks.check_constraints(self.sharding, self.tables)
         checks.check_model_args(self.model)
+        checks.check_micro_batches(self.model, self.trainer)
         checks.check_attention(self.model, self.data_schema)
         checks.check_dlrm(self.model, self.tables, self.data_schema)
         checks.check_loss(self.model, self.data_schema)

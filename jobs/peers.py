@@ -1,0 +1,88 @@
+"""FuxiCTR's models, made of its own layers, for comparisons in one run; not needed by anything else.
+
+    pip install --target DIR --no-deps fuxictr
+    pip install --target DIR polars scikit-learn keras_preprocessing h5py pandas PyYAML tqdm
+
+and give DIR as `--peers`. FuxiCTR's package holds its layers and DIN; its MMoE and PLE, which are in its repository
+alone, are put together here of its layers as the papers have them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def use(folder: Path | None) -> None:
+    """Packages of `folder` are found after those that are installed."""
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def feature_map(numbers: Sequence[str], vocabularies: Mapping[str, int], labels: Sequence[str]) -> Any:
+    """What FuxiCTR's models are made from; id 0 is its padding."""
+    from fuxictr.features import FeatureMap
+
+    made = FeatureMap("peer", ".")
+    made.features = OrderedDict({name: {"type": "numeric", "source": ""} for name in numbers})
+    for name, size in vocabularies.items():
+        made.features[name] = {"type": "categorical", "source": "", "vocab_size": size + 1, "padding_idx": 0}
+    made.labels, made.num_fields = list(labels), len(made.features)
+    made.total_features, made.input_length = sum(vocabularies.values()), len(made.features)
+    made.set_column_index()
+    return made
+
+
+class FuxiExperts(nn.Module):
+    """MMoE (`own` 0) or PLE of one level, of FuxiCTR's `FeatureEmbedding` and `MLP_Block`; probabilities `[B, T]`."""
+
+    def __init__(
+        self, features: Any, dim: int, own: int, shared: int, expert: Sequence[int], tower: Sequence[int]
+    ) -> None:
+        super().__init__()
+        from fuxictr.pytorch.layers import FeatureEmbedding, MLP_Block
+
+        tasks, width = len(features.labels), dim * features.num_fields
+        self.embedding = FeatureEmbedding(features, dim)
+
+        def blocks(count: int) -> nn.ModuleList:
+            return nn.ModuleList(MLP_Block(width, hidden_units=list(expert)) for _ in range(count))
+
+        self.own, self.shared = nn.ModuleList(blocks(own) for _ in range(tasks)), blocks(shared)
+        self.gates = nn.ModuleList(nn.Linear(width, own + shared) for _ in range(tasks))
+        self.towers = nn.ModuleList(
+            MLP_Block(expert[-1], hidden_units=list(tower), output_dim=1, output_activation="Sigmoid")
+            for _ in range(tasks)
+        )
+
+    def forward(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        x = self.embedding(inputs, flatten_emb=True)
+        common = [expert(x) for expert in self.shared]
+        outs = []
+        for own, gate, tower in zip(self.own, self.gates, self.towers, strict=True):
+            found = torch.stack([*(expert(x) for expert in own), *common], dim=1)
+            outs.append(tower((gate(x).softmax(1).unsqueeze(-1) * found).sum(1)))
+        return torch.cat(outs, dim=1)
+
+
+class FuxiDIN(nn.Module):
+    """DIN over one item table, of FuxiCTR's `DIN_Attention` and `MLP_Block`; histories are padded with item 0."""
+
+    def __init__(self, items: int, dim: int, attention: Sequence[int], over: Sequence[int]) -> None:
+        super().__init__()
+        from fuxictr.pytorch.layers import DIN_Attention, MLP_Block
+
+        self.items = nn.Embedding(items + 1, dim, padding_idx=0)
+        self.attention = DIN_Attention(dim, list(attention), "Sigmoid", use_softmax=True)
+        self.over = MLP_Block(2 * dim, hidden_units=list(over), output_dim=1, output_activation="Sigmoid")
+
+    def forward(self, item_B: torch.Tensor, history_BN: torch.Tensor) -> torch.Tensor:
+        target, history = self.items(item_B), self.items(history_BN)
+        pooled = self.attention(target, history, history_BN > 0)
+        return self.over(torch.cat([target, pooled], dim=1)).squeeze(1)
