@@ -20,6 +20,10 @@ class StorageError(TrainError):
     """The run folder cannot be made, written or used."""
 
 
+class RunInUseError(StorageError):
+    """Another process holds the run folder."""
+
+
 class Interrupted(TrainError):
     """The run was stopped from outside.
 

@@ -143,3 +143,35 @@ def test_sets_need_the_main_one_and_code_of_a_run_folder_is_refused(tmp_path: Pa
             with pytest.raises(TrainError, match=r"trainer\.metrics: tests\.train\.test_own_metrics:Spread, which"):
                 config_of_run(folder, allow_code=False)
         assert config_of_run(folder, allow_code=refused)["trainer"]["metrics"] == metrics
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_an_own_figure_stops_early_and_keeps_the_best(tmp_path: Path, lower: bool) -> None:
+    """A figure that rises from evaluation to evaluation: the last one is the best, or the first where less is."""
+    rising = {"name": "rising", "factory": "tests.train.test_own_metrics:Rising", "lower_is_better": lower}
+    changes = {
+        "trainer__metrics": [rising],
+        "trainer__early_stopping": {"metric": "rising", "patience": 2},
+        "trainer__epochs": 4,
+        "storage__keep_best": "rising",
+    }
+    config = parse_config(raw_config(write_all(tmp_path, rows=100), **changes))
+    Rising.so_far = 0.0
+    result = Trainer(config, display=Display(Console(file=io.StringIO()))).fit()
+    assert result.best is not None and result.best["metric"] == "rising"
+    assert (result.epochs, result.best["value"]) == ((3, 1.0) if lower else (4, 4.0))
+    assert (result.ended is not None and "rising is best" in result.ended) == lower
+
+
+class Rising(Spread):
+    so_far = 0.0
+
+    def compute(self) -> torch.Tensor:  # type: ignore[override]
+        Rising.so_far += 1
+        return torch.tensor(Rising.so_far)
+
+
+def test_a_figure_that_no_evaluation_has_is_refused(tmp_path: Path) -> None:
+    for changes in ({"storage__keep_best": "f2"}, {"trainer__early_stopping": {"metric": "f2"}}):
+        with pytest.raises(ConfigError, match=r"got 'f2'; allowed: auc, .*, f1"):
+            parse_config(raw_config(tmp_path, trainer__metrics=[F1], **changes))

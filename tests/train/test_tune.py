@@ -19,11 +19,13 @@ import yaml
 from ray import tune as ray_tune
 from rich.console import Console
 
+from rayrec.checkpoint.folder import open_folder
 from rayrec.train.config.file import ConfigError, load_config, parse_config, read_yaml
-from rayrec.train.errors import TrainError
-from rayrec.train.tune.search import Search, Trial, _trials, _write, check_metric, tune
+from rayrec.train.errors import RunInUseError, TrainError
+from rayrec.train.tune.search import Search, Trial, _trials, _when_free, _write, check_metric, folder_of, tune
 from rayrec.train.tune.space import check_space, space_of, with_values
 from rayrec.train.tune.table import trials_table
+from tests.s3 import s3_bucket
 from tests.train.small import raw_config, write_all
 
 RAW = raw_config(Path("/nowhere"))
@@ -185,6 +187,24 @@ def test_a_search_that_cannot_be_is_refused_before_anything_starts(tmp_path: Pat
         tune(config, Search(params=params, track="tracker"))
 
 
+def test_a_trial_waits_for_what_is_left_of_a_killed_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process may hold the run folder for some seconds."""
+    monkeypatch.setattr("rayrec.train.tune.search.time.sleep", lambda _: None)
+    tries: list[int] = []
+
+    def fit() -> Any:
+        tries.append(1)
+        if len(tries) < 3:
+            raise RunInUseError("in use")
+        return "trained"
+
+    assert _when_free(fit) == "trained" and len(tries) == 3
+    monkeypatch.setattr("rayrec.train.tune.search.OUTLIVES_S", 0.0)
+    tries.clear()
+    with pytest.raises(RunInUseError):
+        _when_free(fit)
+
+
 def run(folder: Path, *more: str) -> subprocess.Popen[str]:
     words = ["tune", "config.yaml", "--param", "optimizers.sparse.lr=[0.0001,0.02,0.3]", "--trials", "4", *more]
     return subprocess.Popen(
@@ -228,3 +248,36 @@ def test_a_search_that_is_killed_goes_on(tmp_path: Path) -> None:
     assert {name: after[name] for name in before} == before, "what was finished was trained again"
     best = load_config(tmp_path / "runs/small-tune/best.yaml")
     assert best.optimizers.sparse.lr == told["trials"][0]["values"]["optimizers.sparse.lr"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_search_by_optuna_in_object_storage_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with s3_bucket("tries") as options:
+        path = f"s3://tries/runs{options}"
+        raw = raw_config(write_all(tmp_path), trainer__epochs=3, storage__path=path)
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw))
+        there = open_folder(folder_of(parse_config(raw)))
+
+        def ended() -> list[str]:
+            trials = [name for name in there.names() if name.startswith("trial-")]
+            return [name for name in trials if "result.json" in there.sub(name).names()]
+
+        first = run(tmp_path, "--search", "optuna")
+        until = time.monotonic() + 400
+        while not ended() and time.monotonic() < until and first.poll() is None:
+            time.sleep(0.5)
+        before = ended()
+        os.killpg(first.pid, signal.SIGKILL)
+        shown, _ = first.communicate()
+        assert before, shown
+        second = run(tmp_path, "--search", "optuna")
+        shown, _ = second.communicate(timeout=400)
+        assert second.returncode == 0, shown
+        assert "going on with the search that was stopped" in shown
+        told = json.loads(there.read("trials.json"))
+        assert len(told["trials"]) == 4 and not [trial for trial in told["trials"] if trial["error"]]
+        assert {trial["name"] for trial in told["trials"]} >= set(before)
+        best = parse_config(yaml.safe_load(there.read("best.yaml")))
+        assert best.optimizers.sparse.lr == told["trials"][0]["values"]["optimizers.sparse.lr"]

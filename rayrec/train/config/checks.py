@@ -136,12 +136,17 @@ def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema
 
 def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig, data: DataConfig) -> None:
     """The first label has the metrics that early stopping and the best checkpoint use."""
-    kinds, early = schema.label_kinds, trainer.early_stopping
+    kinds, early, own = schema.label_kinds, trainer.early_stopping, [metric.name for metric in trainer.metrics]
     for field, metric in (
         ("trainer.early_stopping.metric", None if early is None else early.metric),
         ("storage.keep_best", storage.keep_best),
     ):
-        if metric is not None and kinds[0] == "number" and metric not in OF_NUMBERS:
+        if metric is None or metric in own:
+            continue
+        if metric not in get_args(Metric):
+            every = [*get_args(Metric), *own]
+            raise _refuse(field, f"got {metric!r}{suggestion(metric, every)}; allowed: {', '.join(every)}")
+        if kinds[0] == "number" and metric not in OF_NUMBERS:
             known = ", ".join(sorted(OF_NUMBERS))
             raise _refuse(field, f"{metric} is no figure of a label that is a number (those are {known})")
         if metric in ONLY_OF_NUMBERS and kinds[0] != "number":

@@ -9,7 +9,6 @@ from pydantic import Field, field_validator, model_validator
 from rayrec.data import DataSet, ReadOptions, Shuffle, TrainingData
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
 from rayrec.train.config.section import Section
-from rayrec.train.config.trainer import Metric
 
 SHARDING_TYPES = [kind.value for kind in ShardingType]
 KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
@@ -188,8 +187,8 @@ class StorageConfig(Section):
     path: str = Field(default="runs", min_length=1)
     """folder of runs, on a cluster one that every node sees; or a URI, e.g. `s3://bucket/runs`"""
     keep: int = Field(default=3, ge=1, description="newest checkpoints that are kept")
-    keep_best: Metric | None = None
-    """figure of the evaluation by which the best checkpoint stays too; one is made for each evaluation"""
+    keep_best: str | None = None
+    """figure of the evaluation, own ones too, by which the best checkpoint stays; one is made for each evaluation"""
     background: bool = True
     """checkpoints are copied to host memory, where there is room, and written while training goes on (where on CPUs,
     with a fortieth of one for each rank); `false`: training waits until they are written"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -21,7 +22,7 @@ class EarlyStoppingConfig(Section):
     """Ends the run when evaluations do not get better any more: those within epochs, where `trainer.eval_rows` limits
     them, else all."""
 
-    metric: Metric = Field(default="auc", description="figure of the evaluation that counts")
+    metric: str = Field(default="auc", description="figure of the evaluation that counts, own ones too")
     patience: int = Field(default=3, ge=1, description="evaluations in a row without improvement that end the run")
     min_delta: float = Field(default=0.0, ge=0, description="least change that is an improvement")
 
@@ -51,6 +52,12 @@ class MetricConfig(Section):
     labels (of a number: predictions and numbers), without weights"""
     args: dict[str, Any] = Field(default={}, description="arguments of the class")
     label: str | None = Field(default=None, description="which of several labels; `null`: the first")
+    lower_is_better: bool = Field(default=False, description="for early stopping, the best checkpoint, and searches")
+
+
+def lower_is_better(metric: str, own: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether less of a figure is better; `own` are the plain values of `trainer.metrics`."""
+    return metric in LOWER_IS_BETTER or any(one["name"] == metric and one.get("lower_is_better") for one in own)
 
 
 class ProfileConfig(Section):

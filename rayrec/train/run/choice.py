@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rayrec.checkpoint import Best, Checkpoint, CheckpointStore, DamagedCheckpointError, newer_damaged, no_whole
 from rayrec.checkpoint.attempt import order_of
 from rayrec.checkpoint.scores import best_of, read_scores
-from rayrec.train.config import LOWER_IS_BETTER
+from rayrec.train.config.trainer import lower_is_better
 from rayrec.train.driver.terminal import notice
 from rayrec.train.errors import StorageError, TrainError
 from rayrec.train.run.folder import RunFolder
@@ -35,9 +35,9 @@ class Choice:
             tell(f"{error}; read instead: step {self.checkpoint.step}")
 
 
-def best_by(metric: str | None) -> Best | None:
-    """`storage.keep_best` as the store takes it."""
-    return None if metric is None else Best(metric, larger=metric not in LOWER_IS_BETTER)
+def best_by(metric: str | None, own: Sequence[Mapping[str, Any]] = ()) -> Best | None:
+    """`storage.keep_best` as the store takes it; `own` are the plain values of `trainer.metrics`."""
+    return None if metric is None else Best(metric, larger=not lower_is_better(metric, own))
 
 
 def choose(folder: RunFolder, which: str = NEWEST) -> Choice:
@@ -75,8 +75,9 @@ def choose(folder: RunFolder, which: str = NEWEST) -> Choice:
 def _best(
     folder: RunFolder, store: CheckpointStore, whole: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError]
 ) -> Checkpoint:
-    metric = ((folder.read_config() or {}).get("storage") or {}).get("keep_best")
-    best = best_by(metric)
+    config = folder.read_config() or {}
+    metric = (config.get("storage") or {}).get("keep_best")
+    best = best_by(metric, (config.get("trainer") or {}).get("metrics") or ())
     if best is None:
         raise TrainError(
             f"--checkpoint best: {folder.path} was trained without storage.keep_best, so no checkpoint has a score; "

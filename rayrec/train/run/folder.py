@@ -19,7 +19,7 @@ from rayrec.checkpoint.errors import InUseError
 from rayrec.checkpoint.folder import LocalFolder, open_folder
 from rayrec.checkpoint.launch import Lease
 from rayrec.train.config.difference import differing, same
-from rayrec.train.errors import StorageError
+from rayrec.train.errors import RunInUseError, StorageError
 
 if TYPE_CHECKING:
     from rayrec.checkpoint import Checkpoint
@@ -127,7 +127,7 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise StorageError(
+                raise RunInUseError(
                     f"run folder {self.path} is in use by a run that is still going; "
                     f"wait for it, or choose another name"
                 ) from None
@@ -222,7 +222,7 @@ def leased(folder: RunFolder, tell: Callable[[str], object]) -> Iterator[Lease]:
     try:
         lease = Lease(open_folder(folder.checkpoints), tell).take()
     except InUseError as error:
-        raise StorageError(str(error)) from None
+        raise RunInUseError(str(error)) from None
     except OSError as error:
         raise _unusable(folder, error, "written") from error
     with lease:

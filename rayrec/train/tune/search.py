@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,15 +22,16 @@ from rayrec.data.errors import suggestion
 from rayrec.data.storage.locations import open_filesystem
 from rayrec.train.config import LOWER_IS_BETTER, TrainConfig
 from rayrec.train.config.file import parse_config
-from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric
+from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric, lower_is_better
 from rayrec.train.driver.callbacks import Callback
 from rayrec.train.driver.cluster import Cluster, connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.ray_start import defaults
 from rayrec.train.driver.resources import demand_of, refuse_if_short
 from rayrec.train.driver.trackers import tracker
-from rayrec.train.errors import TrainError
+from rayrec.train.errors import RunInUseError, TrainError
 from rayrec.train.run.paths import resolved
+from rayrec.train.run.result import Result
 from rayrec.train.setup.build import Factory
 from rayrec.train.tune.progress import progress_of
 from rayrec.train.tune.space import check_space, holds, space_of, value_of, with_values
@@ -37,6 +39,7 @@ from rayrec.train.tune.space import check_space, holds, space_of, value_of, with
 OF_GROUPS = frozenset({"gauc", "ndcg@10", "recall@10"})
 NEARLY_NONE = 0.001  # CPUs; Ray Tune takes no 0
 STATE = ".tune"  # of Ray Tune, in the folder of the search
+OUTLIVES_S = 120.0
 NEVER = 10**9  # evaluations of a trial: the config ends it
 
 
@@ -47,7 +50,8 @@ class Search:
     Args:
         params: `FIELD=SPACE` texts, see `space_of`.
         trials: how many draws.
-        metric: figure of the evaluations that decides.
+        metric: figure of the evaluations that decides, one of `trainer.metrics` too; `lower`: less of it is better, as
+            that says.
         concurrent: trials at a time; None: as many as the cluster's CPUs and GPUs carry.
         grace: evaluations that each trial gets before it may be stopped for being worse than others; None: a third of
             those at the ends of its epochs, at least two.
@@ -59,6 +63,7 @@ class Search:
     params: Sequence[str]
     trials: int = 10
     metric: str = "auc"
+    lower: bool = False
     concurrent: int | None = None
     grace: int | None = None
     algorithm: str = "random"
@@ -67,7 +72,7 @@ class Search:
 
     @property
     def mode(self) -> str:
-        return "min" if self.metric in LOWER_IS_BETTER else "max"
+        return "min" if self.lower or self.metric in LOWER_IS_BETTER else "max"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +110,7 @@ class _Reports(Display):
         from ray import tune
 
         figures = {name: value for name, value in record.items() if isinstance(value, (int, float))}
-        if record.get(self._metric) is None:
+        if self._metric not in figures:
             there = ", ".join(sorted(figures))
             self.problem = TrainError(f"evaluations have no figure {self._metric!r}; there are {there}")
             return
@@ -129,6 +134,8 @@ def tune(
     if config.data.eval is None:
         raise TrainError("data.eval: a search compares evaluations; name rows to evaluate on")
     check_metric(search.metric, config)
+    lower = lower_is_better(search.metric, [own.model_dump() for own in config.trainer.metrics])
+    search = replace(search, lower=lower)
     space, raw = space_of(search.params), config.to_dict()
     check_space(raw, space)
     folder = folder_of(config)
@@ -155,6 +162,7 @@ def check_metric(metric: str, config: TrainConfig) -> None:
         for name in get_args(Metric)
         if (name in OF_NUMBERS if numbers else name not in ONLY_OF_NUMBERS) and (groups or name not in OF_GROUPS)
     ]
+    known += [own.name for own in config.trainer.metrics]
     if metric not in known:
         why = "only of rows with groups (schema.group)" if metric in OF_GROUPS and not groups else "no such figure"
         there = f"{suggestion(metric, known)} (evaluations of this config have {', '.join(known)})"
@@ -239,11 +247,23 @@ def _train_one(
     own = {**with_values(raw, values), "name": name}
     own["storage"] = {**own["storage"], "path": folder}
     reports = _Reports(metric)
-    result = Trainer(parse_config(own), factory=factory, display=reports, callbacks=callbacks).fit()
+    result = _when_free(Trainer(parse_config(own), factory=factory, display=reports, callbacks=callbacks).fit)
     if not reports.count and result.eval is not None:  # it had ended when the search was stopped, unheard
         reports.evaluation(result.eval)
     if reports.problem is not None:
         raise reports.problem
+
+
+def _when_free(fit: Callable[[], Result]) -> Result:
+    """`fit`, when no other process has the run: a trial of a search that was killed outlives that for some seconds."""
+    until = time.monotonic() + OUTLIVES_S
+    while True:
+        try:
+            return fit()
+        except RunInUseError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(1.0)
 
 
 def _trial_name(trial: Any) -> str:

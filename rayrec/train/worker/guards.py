@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayrec.train.config import LOWER_IS_BETTER, EarlyStoppingConfig, GuardsConfig
+from rayrec.train.config import EarlyStoppingConfig, GuardsConfig
+from rayrec.train.config.trainer import lower_is_better
 from rayrec.train.worker.lockstep import RankError
 
 
@@ -23,14 +24,16 @@ class Best:
     step: int = 0
     stale: int = 0
 
-    def after(self, scores: Mapping[str, Any], step: int, config: EarlyStoppingConfig) -> Best:
-        """With one more evaluation; one at a step that has been counted changes nothing."""
+    def after(
+        self, scores: Mapping[str, Any], step: int, config: EarlyStoppingConfig, own: Sequence[Mapping[str, Any]] = ()
+    ) -> Best:
+        """With one more evaluation; one at a step that has been counted changes nothing. `own`: `trainer.metrics`."""
         value = scores.get(config.metric)
         if step <= self.step and self.value is not None:
             return self
         if value is None:
             return Best(value=self.value, step=self.step, stale=self.stale + 1)
-        sign = -1 if config.metric in LOWER_IS_BETTER else 1
+        sign = -1 if lower_is_better(config.metric, own) else 1
         if self.value is None or sign * (value - self.value) > config.min_delta:
             return Best(value=value, step=step)
         return Best(value=self.value, step=self.step, stale=self.stale + 1)
