@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.data import Schema
-from rayrec.data.mapping.id_mappings import Vocabulary
+from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.schema import DenseFeature, SparseFeature
-from rayrec.data.mapping.transforms import Bucketize, Clip, Log1p, MinMax, Quantile, Standardize
+from rayrec.data.mapping.transforms import Clip, Log1p, MinMax, Quantile, Standardize
 from rayrec.data.mapping.vocabulary import first_id
 from rayrec.inference.artifact import MAPPING
 
@@ -63,8 +63,6 @@ def _number(feature: DenseFeature) -> float | list[float]:
                 low, high = transform.lowest, transform.highest
                 value = max(value, low if low is not None else value)
                 value = min(value, high if high is not None else value)
-            case Bucketize():
-                value = transform.boundaries[0]
     value = float(f"{value:.6g}")
     return value if feature.width == 1 else [value] * feature.width
 

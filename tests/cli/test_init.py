@@ -169,7 +169,7 @@ def test_what_cannot_be_begun_is_one_message_and_leaves_nothing(
                         "width": 2,
                         "transforms": [
                             {"kind": "clip", "lowest": 3.0, "highest": 4.0},
-                            {"kind": "bucketize", "boundaries": [9.0]},
+                            {"kind": "standardize", "mean": 5.0, "std": 2.0},
                         ],
                     }
                 ]
