@@ -1,4 +1,5 @@
-"""What an export of a sharded checkpoint takes of memory: the peak of its process above where it began.
+"""What an export of a sharded checkpoint takes: the peak of its process's memory above where it began, the peak of its
+files on the disk, how often it reads a table, and its rate beside that of copying the tables.
 
 python jobs/bench_export_memory.py --tables 1 --rows 34000000 --cut row_wise --json
 """
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +88,12 @@ def save(rank: int, root: str, args: argparse.Namespace) -> None:
 
 
 class Memory:
-    """Watches what this process holds for itself, and what of files it has mapped, which the system may take back."""
+    """Watches what this process holds for itself, what of files it has mapped, which the system may take back, and what
+    files below a folder take of the disk."""
 
-    def __init__(self) -> None:
-        self.own = self.all = 0
+    def __init__(self, folder: Path) -> None:
+        self.own = self.all = self.disk = 0
+        self._folder = folder
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -106,6 +110,42 @@ class Memory:
         while not self._stop.wait(0.01):
             own, mapped = (now - before for now, before in zip(_resident(), self._before, strict=True))
             self.own, self.all = max(self.own, own), max(self.all, own + mapped)
+            self.disk = max(self.disk, on_disk(self._folder))
+
+
+def on_disk(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    size = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # removed meanwhile
+            size += 512 * path.stat().st_blocks if path.is_file() else 0
+    return size
+
+
+class Counted:
+    """A checkpoint's tables, and how many bytes of them are read."""
+
+    def __init__(self, weights: CheckpointWeights) -> None:
+        self._weights, self.read = weights, 0
+
+    def read_rows(self, table: str, start: int, stop: int) -> torch.Tensor:
+        rows = self._weights.read_rows(table, start, stop)
+        self.read += 4 * rows.numel()
+        return rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._weights, name)
+
+
+def copied_s(source: Path, target: Path) -> float:
+    """Seconds to write the same bytes to the disk."""
+    begin = time.perf_counter()
+    with open(source, "rb") as file, open(target, "wb") as out:
+        while chunk := file.read(16 << 20):
+            out.write(chunk)
+        os.fsync(out.fileno())
+    target.unlink()
+    return time.perf_counter() - begin
 
 
 def _resident() -> tuple[int, int]:
@@ -134,17 +174,20 @@ def measure(root: str, args: argparse.Namespace) -> dict[str, Any]:
 
     checkpoint = CheckpointStore(f"{root}/checkpoints").latest()
     assert checkpoint is not None
+    weights, folder = Counted(CheckpointWeights(checkpoint.path)), Path(root) / "exported"
     trained = Trained(
         make_model=lambda: model_of(args),
-        weights=CheckpointWeights(checkpoint.path),
+        weights=weights,  # type: ignore[arg-type]
         inputs=Inputs(keys, 2, None, False),
         mapping={"schema": {}, "tables": []},
         rows_of=dict.fromkeys(keys, args.rows),
         batches=batches,
     )
     begin = time.perf_counter()
-    with Memory() as memory:
-        made = export(trained, Path(root) / "export", Wanted(tables=args.format, force=True))
+    with Memory(folder) as memory:
+        made = export(trained, folder / "export", Wanted(tables=args.format, force=True))
+    took, size = time.perf_counter() - begin, on_disk(made.folder)
+    copy_s = copied_s(made.folder / "tables.bin", folder / "copy")
     largest = max(4 * s.rows.size * s.cols.size for shards in shards_of(args).values() for s in shards)
     return {
         "cut": args.cut,
@@ -153,7 +196,11 @@ def measure(root: str, args: argparse.Namespace) -> dict[str, Any]:
         "own_bytes": memory.own,
         "resident_bytes": memory.all,
         "allowed_bytes": largest + ALLOWED,
-        "export_s": time.perf_counter() - begin,
+        "disk_bytes": memory.disk,
+        "disk_over_export": memory.disk / size,
+        "reads_of_a_table": weights.read / (4 * args.tables * args.rows * args.dim),
+        "export_s": took,
+        "copy_s": copy_s,
         "logit_max": made.parity.logit_max,
         "auc_difference": abs(made.parity.exported["auc"] - made.parity.trained["auc"]),
     }

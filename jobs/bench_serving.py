@@ -1,9 +1,12 @@
 """What a service costs: latency and requests a second of one replica beside bare uvicorn, and 60 swaps under load; what
-scoring requests together gains, and a second core.
+scoring requests together gains, and a second core; gRPC and the C++ server beside the replica.
 
     python jobs/bench_serving.py --json
+    git worktree add OLD COMMIT; python jobs/bench_serving.py --beside OLD
 
-The load comes from this machine: a request is one context and 100 candidates of 26 features, as JSON.
+The load comes from this machine: a request is one context and 100 candidates of 26 features, as JSON; as tensors over
+gRPC; mapped to rows for C++. With `--beside` the benchmark of another checkout runs next, and each figure of both is
+divided by its.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -18,7 +22,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +36,7 @@ from bench_inference import DENSE, Weights, batch_of
 from rayrec.inference import Model, Trained, Wanted, export
 from rayrec.inference.artifact import checksum
 from rayrec.inference.graph import Inputs
+from rayrec.inference.wire import to_bytes
 from rayrec.models import DLRM
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.serve import ModelSpec, ServeConfig, Service
@@ -121,6 +127,114 @@ class Load:
                 self.failed += 1
                 connection.close()
                 time.sleep(0.02)
+
+
+class GrpcLoad(Load):
+    """As tensors of the open inference protocol."""
+
+    def _client(self) -> None:
+        import grpc
+
+        from rayrec.serve.v2_messages import SERVICE, message
+
+        raw = json.loads(body())
+        request = message("ModelInferRequest")(model_name="ctr")
+        for name, value in {**raw["context"], **raw["candidates"]}.items():
+            values = np.atleast_1d(np.array(value))
+            request.inputs.add(name=name, datatype="FP64" if values.dtype.kind == "f" else "INT64", shape=values.shape)
+            request.raw_input_contents.append(values.tobytes())
+        with grpc.insecure_channel(f"127.0.0.1:{self._port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            infer = channel.unary_unary(
+                f"/{SERVICE}/ModelInfer",
+                request_serializer=message("ModelInferRequest").SerializeToString,
+                response_deserializer=message("ModelInferResponse").FromString,
+            )
+            while not self._stop.is_set():
+                begin = time.perf_counter()
+                answer = infer(request, timeout=30)
+                self.times.append(time.perf_counter() - begin)
+                scores = np.frombuffer(answer.raw_output_contents[0], "<f4").tolist()
+                found = {"version": answer.model_version, "scores": {"label": scores}}
+                self.mixed += not self._check(found)
+
+
+class CppLoad(Load):
+    """Rows that are mapped already, as the C++ server takes them."""
+
+    def _client(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        while not self._stop.is_set():
+            begin = time.perf_counter()
+            connection.request("POST", "/score", self._sent)
+            response = connection.getresponse()
+            scores = np.frombuffer(response.read(), "<f4").tolist()
+            self.times.append(time.perf_counter() - begin)
+            version = response.getheader("X-Version") or ""
+            self.failed += response.status != 200
+            self.mixed += response.status == 200 and not self._check({"version": version, "scores": {"label": scores}})
+
+
+def mapped(model: Path) -> bytes:
+    """The request's rows for the C++ server."""
+    raw = json.loads(body())
+    rows = {**{name: [value] * CANDIDATES for name, value in raw["context"].items()}, **raw["candidates"]}
+    request = Service([ModelSpec(name="ctr", path=model)]).read(json.dumps({"rows": rows}).encode(), "application/json")
+    batch, _ = request.loaded.reader.batch([request.query])
+    return to_bytes(batch, request.loaded.model.index.inputs)
+
+
+@contextmanager
+def cpp_server(model: Path, build: Path, port: int) -> Iterator[None]:
+    sources = Path(__file__).parents[1] / "deploy" / "cpp"
+    quiet = {"check": True, "stdout": subprocess.DEVNULL}
+    subprocess.run(["cmake", "-S", sources, "-B", build, f"-DPYTHON={sys.executable}"], **quiet)  # type: ignore[call-overload]
+    subprocess.run(["cmake", "--build", build], **quiet)  # type: ignore[call-overload]
+    process = subprocess.Popen([build / "rayrec_server", model, "--port", str(port), "--threads", "1"])
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def other_servers(
+    ports: dict[str, int], model: Path, build: Path, sound: Callable[[dict[str, Any]], bool], args: argparse.Namespace
+) -> dict[str, float]:
+    """gRPC of the replica, and the C++ server where cmake is, beside the replica's JSON: 8 clients."""
+    loads: dict[str, Callable[[], Load]] = {
+        "json": lambda: Load(ports["json"], 8, sound),
+        "grpc": lambda: GrpcLoad(ports["grpc"], 8, sound),
+    }
+    with ExitStack() as stack:
+        if shutil.which("cmake") is not None:
+            sent = mapped(model)
+            stack.enter_context(cpp_server(model, build, ports["cpp"]))
+            until(lambda: http.client.HTTPConnection("127.0.0.1", ports["cpp"]).connect())
+            loads["cpp"] = lambda: CppLoad(ports["cpp"], 8, sound, sent)
+        checked: list[Load] = []
+
+        def kept(make: Callable[[], Load]) -> Load:
+            checked.append(make())
+            return checked[-1]
+
+        found = in_turns({name: lambda make=make: kept(make) for name, make in loads.items()}, args.turns, args.seconds)  # type: ignore[misc]
+    figures: dict[str, float] = {"other_wrong": sum(load.failed + load.mixed for load in checked)}
+    for name in list(loads)[1:]:
+        for key in ("p50", "p99", "rps"):
+            figures[f"{name}_{key}_8"] = statistics.median(turn[key] for turn in found[name])
+            figures[f"{name}_over_json_{key}_8"] = middle(found[name], found["json"], key)
+    return figures
+
+
+def beside(folder: Path, figures: dict[str, float], args: argparse.Namespace) -> dict[str, float]:
+    """Figures of another checkout's benchmark, run now, and ours as shares of them."""
+    words = [sys.executable, folder / "jobs" / "bench_serving.py", "--json"]
+    words += ["--seconds", str(args.seconds), "--turns", str(args.turns), "--port", str(args.port + 200)]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder)
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    shares = {f"{k}_over_theirs": figures[k] / v for k, v in theirs.items() if v and k in figures}
+    return {f"their_{k}": v for k, v in theirs.items()} | shares
 
 
 def two_versions(exported: Path, root: Path) -> dict[str, list[float]]:
@@ -243,6 +357,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--port", type=int, default=18200)
+    parser.add_argument("--beside", type=Path, help="another checkout, whose benchmark is run as well")
     args = parser.parse_args()
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -259,8 +374,13 @@ def main() -> None:
         try:
             figures |= of_uvicorn(servers, args)
             spec = ModelSpec(name="ctr", path=root)
-            with serving(ServeConfig(models=(spec,), port=args.port, direct=True, watch_s=0.1)):
+            ports = {"json": args.port, "grpc": args.port + 10, "cpp": args.port + 60}
+            config = ServeConfig(
+                models=(spec,), port=args.port, grpc_port=ports["grpc"], direct=True, watch_s=0.1, cpus=1
+            )
+            with serving(config):
                 figures |= beside_uvicorn(args.port, servers.plain, sound, args)
+                figures |= other_servers(ports, root / "v1", Path(folder) / "build", sound, args)
                 steady = Load(args.port, 2, sound).run(args.seconds)
                 load = Load(args.port, 2, sound)
                 swapped = load.run(0, lambda: swaps(root, SWAPS, args.port))
@@ -269,6 +389,8 @@ def main() -> None:
             figures["swap_p99_ratio"] = swapped["p99"] / steady["p99"]
         finally:
             servers.close()
+    if args.beside is not None:
+        figures |= beside(args.beside, figures, args)
     print(json.dumps(figures) if args.json else "\n".join(f"{k:34} {v:,.4g}" for k, v in figures.items()))
 
 

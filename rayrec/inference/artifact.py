@@ -17,15 +17,16 @@ import mmap
 import platform
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from rayrec.inference.graph import Inputs
-from rayrec.quant import TableFormat, TablePlace
+from rayrec.quant import TablePlace
 
 INDEX, TABLES, GRAPH, AOTI = "export.json", "tables.bin", "graph.pt2", "aoti"
 MAPPING, VOCABULARIES, PARITY, PARITY_PAGE = "mapping.json", "vocabularies", "parity.json", "parity.html"
@@ -74,10 +75,7 @@ class Index:
     instructions: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        raw = asdict(self)
-        for place in raw["places"]:
-            place["format"] = place["format"].value
-        return {"format": FORMAT, **raw}
+        return {"format": FORMAT, **_INDEX.dump_python(self, mode="json")}
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], folder: Path) -> Index:
@@ -90,25 +88,14 @@ class Index:
                 f"{folder / INDEX}: format {raw.get('format')!r}; this rayrec reads {FORMATS}: export the run anew"
             )
         try:
-            inputs, labels = raw["inputs"], raw["inputs"]["labels"]
-            return cls(
-                inputs=Inputs(
-                    keys=tuple(inputs["keys"]),
-                    num_dense=int(inputs["num_dense"]),
-                    labels=None if labels is None else tuple(labels),
-                    weighted=bool(inputs["weighted"]),
-                    context=None if inputs.get("context") is None else tuple(inputs["context"]),
-                ),
-                table_of={str(key): str(table) for key, table in raw["table_of"].items()},
-                rows_of={str(key): int(rows) for key, rows in raw["rows_of"].items()},
-                places=[TablePlace(**{**place, "format": TableFormat(place["format"])}) for place in raw["places"]],
-                files={str(name): (int(size), int(crc)) for name, (size, crc) in raw["files"].items()},
-                march=raw.get("march"),
-                instructions=[str(flag) for flag in raw.get("instructions", [])],
-                **{key: raw[key] for key in ("logit_shift", "dense", "targets", "version", "versions", "origin")},
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ExportError(f"{folder / INDEX} is not the index of an export ({error!r}): export anew") from None
+            return _INDEX.validate_python(raw)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            raise ExportError(f"{folder / INDEX} is not the index of an export ({wrong}): export anew") from None
+
+
+_INDEX = TypeAdapter(Index)
 
 
 def versions_here() -> dict[str, str]:

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+I64 = npt.NDArray[np.int64]
 
 
 def add_first_row(collection: nn.Module, inputs: Any, output: Any) -> KeyedTensor | dict[str, JaggedTensor]:
@@ -39,15 +42,29 @@ def with_first_row(
     if context is None:
         begins = rows.offsets()[:-1].view(len(keys), -1)
         return rows.values(), torch.cat([torch.cat([begins[:, :1], begins], dim=1).view(-1), rows.offsets()[-1:]])
-    values = torch.cat([context.values(), rows.values()])
-    size, shift = rows.stride(), context.values().numel()
-    begins_FB, lengths_FB = np.zeros((len(keys), size + 1), np.int64), np.zeros((len(keys), size + 1), np.int64)
-    for part, first, columns in ((context, 0, slice(0, 1)), (rows, shift, slice(1, None))):
+    parts = ((context, slice(0, 1), slice(None)), (rows, slice(1, None), slice(None)))
+    picked, offsets = joined_bags(keys, rows.stride() + 1, parts)
+    return torch.cat([context.values(), rows.values()])[picked], offsets
+
+
+def joined_bags(
+    keys: Sequence[str], size: int, parts: Sequence[tuple[KeyedJaggedTensor, slice, slice | I64]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bags `[F, size]` made of those of several parts: places of their ids among the parts' ids, one part after the
+    other, and offsets `[F * size + 1]`.
+
+    Args:
+        parts: bags of some keys, the columns of the result that they fill, and the bag that is taken for each column.
+    """
+    begins, lengths = np.zeros((len(keys), size), np.int64), np.zeros((len(keys), size), np.int64)
+    first = 0
+    for part, columns, bags in parts:
         if part.keys():
             at, bounds = [keys.index(key) for key in part.keys()], part.offsets().numpy()
-            begins_FB[at, columns] = (bounds[:-1] + first).reshape(len(at), -1)
-            lengths_FB[at, columns] = np.diff(bounds).reshape(len(at), -1)
-    lengths = lengths_FB.reshape(-1)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    picked = np.repeat(begins_FB.reshape(-1) - offsets[:-1], lengths) + np.arange(offsets[-1])
-    return values[torch.from_numpy(picked)], torch.from_numpy(offsets)
+            begins[at, columns] = (bounds[:-1] + first).reshape(len(at), -1)[:, bags]
+            lengths[at, columns] = np.diff(bounds).reshape(len(at), -1)[:, bags]
+        first += part.values().numel()
+    flat = lengths.reshape(-1)
+    offsets = np.concatenate([[0], np.cumsum(flat)])
+    picked = np.repeat(begins.reshape(-1) - offsets[:-1], flat) + np.arange(offsets[-1])
+    return torch.from_numpy(picked), torch.from_numpy(offsets)

@@ -97,10 +97,18 @@ def read_given_tables(model: nn.Module, places: Mapping[str, TablePlace]) -> lis
             made = quant.EmbeddingBagCollection(configs, own, None, collection.is_weighted())
         else:
             made = quant.EmbeddingCollection(collection.embedding_configs(), own, None, collection.need_indices())
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, made)
+        replaced(model, path, made)
         slots.append(made.table_bytes)
     return slots
+
+
+def replaced(model: nn.Module, path: str, made: nn.Module) -> nn.Module:
+    """The model with another module at a path; "" is the model itself."""
+    if not path:
+        return made
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, made)
+    return model
 
 
 class Bfloat16Linear(nn.Module):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.metrics import BinaryMetrics
+from rayrec.metrics import LabelMetrics
 from rayrec.models import Batch
 from rayrec.quant import TableFormat
 
@@ -87,7 +87,7 @@ class _Side:
 
     def __init__(self, score: Score, labels: tuple[str, ...] | None) -> None:
         self._score, self.seconds = score, list[float]()
-        self.metrics = BinaryMetrics(names=labels)
+        self.metrics = LabelMetrics(names=labels)
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         start = time.perf_counter()
@@ -210,8 +210,12 @@ def _shown(auc: float | None) -> str:
 
 def _aucs(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterable[tuple[str, float | None, float | None]]:
     """(label, area of the first, of the second)."""
-    if "tasks" in first:
-        for name, figures in first["tasks"].items():
-            yield name, figures.get("auc"), second.get("tasks", {}).get(name, {}).get("auc")
-    elif "auc" in first:
-        yield "label", first["auc"], second.get("auc")
+    other = by_label(second)
+    for name, figures in by_label(first).items():
+        if "auc" in figures:
+            yield name, figures["auc"], other.get(name, {}).get("auc")
+
+
+def by_label(figures: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of each label; of the only one as "label"."""
+    return figures.get("tasks") or {"label": figures}

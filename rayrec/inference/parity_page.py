@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from rayrec.inference.parity import FIGURES, Parity
+from rayrec.inference.parity import FIGURES, Parity, by_label
 
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1d2433}"
@@ -41,12 +41,10 @@ def _figures(parity: Parity) -> str:
     if parity.recorded is not None:
         sides["written down by the trainer"] = parity.recorded
     rows = []
-    names = list(parity.trained.get("tasks", {})) or [None]
-    for name in names:
+    for name in by_label(parity.trained):
         for side, figures in sides.items():
-            of = figures if name is None else figures.get("tasks", {}).get(name, {})
-            label = side if name is None else f"{name}, {side}"
-            rows.append([label, *("–" if of.get(f) is None else f"{of[f]:.6f}" for f in FIGURES)])
+            of = by_label(figures).get(name, {})
+            rows.append([f"{name}, {side}", *("–" if of.get(f) is None else f"{of[f]:.6f}" for f in FIGURES)])
     return _table(["", *FIGURES], rows)
 
 

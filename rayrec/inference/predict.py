@@ -10,16 +10,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from rayrec.data import DataError, Manifest
+from rayrec.data.source.parallel import in_tasks, start_ray
 from rayrec.data.source.slices import Columns, FileSlice, slices_of
 from rayrec.data.storage.opening import open_parquet
 from rayrec.inference.model import Model
-from rayrec.inference.predict_part import Policy, Task, predict_part, prediction_columns
+from rayrec.inference.predict_part import Policy, Task, predict_in_worker, predict_part, prediction_columns
 from rayrec.inference.predictions import Output
 from rayrec.inference.scorer import Scorer, features_only
 
@@ -60,7 +62,7 @@ def predict(
         data: files, folders or globs.
         out: a folder that all workers see, a path or the URI of object storage.
         columns: of the input to keep; default: all.
-        workers: actors of Ray Data, each a CPU; 0: this process.
+        workers: Ray tasks at once, each a CPU; 0: this process.
         bad_rows: what happens to a row that cannot be used.
         bad_rows_limit: with "skip": more of them than this end the job.
 
@@ -125,9 +127,8 @@ def _work(
     if workers == 0 or not left:
         yield from (predict_part(task, scorer, number, parts[number]) for number in left)
         return
-    from rayrec.inference.on_ray import predict_on_ray  # Ray Data takes a second to import
-
-    yield from predict_on_ray(task, parts, left, workers)
+    start_ray()
+    yield from in_tasks(partial(predict_in_worker, task), ((n, parts[n]) for n in left), cpus=1.0, at_once=workers)
 
 
 def _same_as_before(out: Output, version: str, manifest: Manifest, task: Task, parts: int) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import torch
 
 from rayrec.data import DataError
 from rayrec.data.source.slices import Columns, FileSlice, Origin, read_slices
 from rayrec.data.storage.opening import open_parquet
 from rayrec.data.storage.retries import Patience
+from rayrec.inference.model import Model
 from rayrec.inference.predictions import Output
 from rayrec.inference.scorer import Scorer, features_only
 
@@ -64,6 +67,17 @@ def predict_part(task: Task, scorer: Scorer, number: int, slices: tuple[FileSlic
         result = result.append_column(column, pa.array(scores.probabilities[label], from_pandas=True))
     Output(task.out).write_part(number, result)
     return {"rows": table.num_rows, "skipped": dict(Counter(error.problem for error in scores.errors.values()))}
+
+
+def predict_in_worker(task: Task, part: tuple[int, tuple[FileSlice, ...]]) -> dict[str, Any]:
+    """As `predict_part`, in a process that keeps the model for its next part."""
+    return predict_part(task, _kept_scorer(task.model), *part)
+
+
+@lru_cache(maxsize=1)
+def _kept_scorer(model: Path) -> Scorer:
+    torch.set_num_threads(1)
+    return Scorer(Model(model, checksums=False))
 
 
 def prediction_columns(labels: Sequence[str]) -> dict[str, str]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,20 +51,10 @@ class Output:
 
     def write_part(self, number: int, table: pa.Table) -> None:
         """Two may write the same part at the same time: they write the same."""
-        name = f"part-{number:06d}.parquet"
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
         with self._as_value_error("written"):
-            if self._local is None:
-                sink = pa.BufferOutputStream()
-                pq.write_table(table, sink)
-                self._folder.write(name, sink.getvalue().to_pybytes())
-                return
-            temporary = self._local / f".{name}.{os.getpid()}.{time.monotonic_ns()}"
-            try:
-                pq.write_table(table, temporary)
-                os.replace(temporary, self._local / name)
-            except BaseException:
-                temporary.unlink(missing_ok=True)  # it may be what fills the disk
-                raise
+            self._folder.write(f"part-{number:06d}.parquet", sink.getvalue().to_pybytes())
 
     def read(self, name: str) -> dict[str, Any] | None:
         """A small JSON file; None where it is not there."""

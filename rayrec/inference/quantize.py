@@ -10,7 +10,7 @@ from torch import nn
 
 from rayrec import quant
 from rayrec.inference import artifact
-from rayrec.inference.graph import collections_in, configs_of, read_given_tables
+from rayrec.inference.graph import collections_in, configs_of, read_given_tables, replaced
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.quant import TableFormat
 
@@ -46,10 +46,7 @@ def quantize_inference_model(
         else:
             own = {c.name: given.get(c.name, fp_weight_dtype) for c in module.embedding_configs()}
             made = quant.EmbeddingCollection.from_float(module, own)
-        if not path:
-            return made
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, made)
+        model = replaced(model, path, made)
     return model.eval()
 
 

@@ -7,6 +7,7 @@ Every rank scores its own batch: ids go to the ranks that have their rows, vecto
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,8 +16,9 @@ from rayrec.distributed import comm
 from rayrec.distributed.plan.cuts import by_rows, whole
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import Shard
+from rayrec.inference.graph import replaced
 from rayrec.inference.sharded_route import Ids, Route
-from rayrec.inference.sharded_tables import check_shards, own_bags, own_sequences
+from rayrec.inference.sharded_tables import check_shards, own_part
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.modules.embedding import check_features, feature_names, output_names
 from rayrec.quant import EmbeddingBagCollection, EmbeddingCollection, TablePlace
@@ -59,27 +61,83 @@ def shard_quant_model(model: nn.Module, group: comm.Group, plan: ShardingPlan | 
             made = ShardedQuantEmbeddingBagCollection(module, group, shards)
         else:
             made = ShardedQuantEmbeddingCollection(module, group, shards)
-        if not path:
-            return made
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, made)
+        model = replaced(model, path, made)
     return model
 
 
-class ShardedQuantEmbeddingBagCollection(nn.Module):
+class _Sharded(nn.Module):
     """As the quantized collection that it is made of. A call is a collective."""
 
-    def __init__(self, unsharded: EmbeddingBagCollection, group: comm.Group, shards: TablePlan) -> None:
+    _bags = False
+
+    def __init__(self, unsharded: Any, configs: Sequence[Any], group: comm.Group, shards: TablePlan) -> None:
         super().__init__()
-        self._configs, self._is_weighted = unsharded.embedding_bag_configs(), unsharded.is_weighted()
-        self._route = Route(self._configs, shards, group)
-        self.own = own_bags(unsharded, self._route)
+        self._configs, self._weighted = list(configs), False
+        self._route = Route(configs, shards, group)
+        self.own = own_part(unsharded, configs, self._route)
+        self._reads = [(config, name) for config in configs for name in config.feature_names]
+        self._keys = [name for names in output_names(configs) for name in names]
+
+    def _check(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """
+        Raises:
+            ValueError: they cannot be used; every rank then raises.
+        """
+        try:
+            check_features(features, feature_names(self._configs))
+            if self._weighted and features.weights_or_none() is None:
+                raise ValueError("the collection is weighted, but the input has no weights")
+            features = features.expanded() if self._bags else features
+            check_lookups(features, self._configs)
+        except ValueError as error:
+            self._route.refuse(error, features.device())
+        return features
+
+    def _vectors(self, features: KeyedJaggedTensor) -> list[torch.Tensor]:
+        """For each feature of each table `[n, D]`: a row a bag, or a row an id."""
+        route, device, stride = self._route, features.device(), features.stride() if self._bags else 1
+        ids = {of: Ids.of(features[of.feature], of.rows, self._weighted) for of in route.streams}
+        if not self._bags:
+            ids = {of: each.as_one_bag() for of, each in ids.items()}
+        found = [self._flat(request) for request in route.ask(ids, stride, device)]
+        rows_R = [[stride if self._bags else len(ids[read.stream].values) for read in reads] for reads in route.reads_R]
+        sizes_R = [
+            [rows * read.shard.cols.size for rows, read in zip(rows_of, reads, strict=True)]
+            for rows_of, reads in zip(rows_R, route.reads_R, strict=True)
+        ]
+        outputs = [
+            torch.zeros(stride if self._bags else len(features[name].values()), config.embedding_dim, device=device)
+            for config, name in self._reads
+        ]
+        answers = route.answer(found, [sum(sizes) for sizes in sizes_R])
+        for reads, sizes, vectors in zip(route.reads_R, sizes_R, answers, strict=True):
+            for read, part in zip(reads, vectors.split(sizes), strict=True):
+                at = None if self._bags else ids[read.stream].at
+                columns = outputs[read.output][:, read.shard.cols.start : read.shard.cols.stop]
+                columns[slice(None) if at is None else at] += part.view(-1, columns.shape[1])
+        return outputs
+
+    def _flat(self, request: KeyedJaggedTensor) -> torch.Tensor:
+        """Of this rank's shards, one after the other."""
+        found = {} if self.own is None else self.own(request)
+        of_shards = [found[key] if self._bags else found[key].values() for key in found.keys()]
+        return torch.cat([torch.empty(0, device=request.device()), *(of.reshape(-1) for of in of_shards)])
+
+
+class ShardedQuantEmbeddingBagCollection(_Sharded):
+    """As the quantized collection that it is made of. A call is a collective."""
+
+    _bags = True
+
+    def __init__(self, unsharded: EmbeddingBagCollection, group: comm.Group, shards: TablePlan) -> None:
+        super().__init__(unsharded, unsharded.embedding_bag_configs(), group, shards)
+        self._weighted = unsharded.is_weighted()
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         return list(self._configs)
 
     def is_weighted(self) -> bool:
-        return self._is_weighted
+        return self._weighted
 
     @torch.no_grad()
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
@@ -88,53 +146,20 @@ class ShardedQuantEmbeddingBagCollection(nn.Module):
         Raises:
             ValueError: as the unsharded one's, on the rank whose batch it is; the others name that rank.
         """
-        route, device = self._route, features.device()
-        try:
-            features = self._checked(features)
-        except ValueError as error:
-            route.refuse(error, device)
-        ids = {stream: Ids.of(features[stream.feature], stream.rows, self._is_weighted) for stream in route.streams}
-        requests, stride = route.ask(ids, features.stride(), device), features.stride()
-        nothing = torch.empty(0, device=device)
-        found = [nothing if self.own is None else self.own(request).values() for request in requests]
-        widths_R = [[read.shard.cols.size for read in reads] for reads in route.reads_R]
-        answers = route.answer(found, [stride * sum(widths) for widths in widths_R])
-        outputs = self._outputs(stride, device)
-        for reads, widths, vectors in zip(route.reads_R, widths_R, answers, strict=True):
-            for read, part in zip(reads, vectors.view(stride, sum(widths)).split(widths, dim=1), strict=True):
-                outputs[read.output][:, read.shard.cols.start : read.shard.cols.stop] += part
-        return self._finished(outputs, features)
-
-    def _checked(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        check_features(features, feature_names(self._configs))
-        if self._is_weighted and features.weights_or_none() is None:
-            raise ValueError("the collection is weighted, but the input has no weights")
-        features = features.expanded()
-        check_lookups(features, self._configs)
-        return features
-
-    def _outputs(self, stride: int, device: torch.device) -> list[torch.Tensor]:
-        """Zeros `[B, D]` for each feature of each table."""
-        return [torch.zeros(stride, c.embedding_dim, device=device) for c in self._configs for _ in c.feature_names]
-
-    def _finished(self, outputs: Sequence[torch.Tensor], features: KeyedJaggedTensor) -> KeyedTensor:
-        """Sums over tables that are cut by rows become means where the table asks for them."""
-        reads = [(config, name) for config in self._configs for name in config.feature_names]
-        for (config, name), sums in zip(reads, outputs, strict=True):
+        features = self._check(features)
+        outputs = self._vectors(features)
+        for (config, name), sums in zip(self._reads, outputs, strict=True):
             if config.pooling is PoolingType.MEAN and config.name in self._route.cut_by_rows:
-                sums /= features[name].lengths().clamp(min=1)[:, None]
-        keys = [name for names in output_names(self._configs) for name in names]
-        return KeyedTensor(keys, [config.embedding_dim for config, _ in reads], torch.cat(list(outputs), dim=1))
+                sums /= features[name].lengths().clamp(min=1)[:, None]  # a mean over ranks is one of sums
+        return KeyedTensor(self._keys, [config.embedding_dim for config, _ in self._reads], torch.cat(outputs, dim=1))
 
 
-class ShardedQuantEmbeddingCollection(nn.Module):
+class ShardedQuantEmbeddingCollection(_Sharded):
     """As the quantized collection that it is made of, to the last bit. A call is a collective."""
 
     def __init__(self, unsharded: EmbeddingCollection, group: comm.Group, shards: TablePlan) -> None:
-        super().__init__()
-        self._configs, self._need_indices = unsharded.embedding_configs(), unsharded.need_indices()
-        self._route = Route(self._configs, shards, group)
-        self.own = own_sequences(unsharded, self._route)
+        super().__init__(unsharded, unsharded.embedding_configs(), group, shards)
+        self._need_indices = unsharded.need_indices()
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         return list(self._configs)
@@ -152,44 +177,11 @@ class ShardedQuantEmbeddingCollection(nn.Module):
         Raises:
             ValueError: as the unsharded one's, on the rank whose batch it is; the others name that rank.
         """
-        route, device = self._route, features.device()
-        try:
-            check_features(features, feature_names(self._configs))
-            check_lookups(features, self._configs)
-        except ValueError as error:
-            route.refuse(error, device)
-        ids = {of: Ids.of(features[of.feature], of.rows, weighted=False).as_one_bag() for of in route.streams}
-        found = [self._vectors(of) for of in route.ask(ids, 1, device)]
-        sizes_R = [[(len(ids[read.stream].values), read.shard.cols.size) for read in reads] for reads in route.reads_R]
-        answers = route.answer(found, [sum(n * width for n, width in sizes) for sizes in sizes_R])
-        names = [name for config in self._configs for name in config.feature_names]
-        dims = [config.embedding_dim for config in self._configs for _ in config.feature_names]
-        outputs = [
-            torch.empty(len(features[name].values()), dim, device=device) for name, dim in zip(names, dims, strict=True)
-        ]
-        for reads, sizes, vectors in zip(route.reads_R, sizes_R, answers, strict=True):
-            parts = vectors.split([n * width for n, width in sizes])
-            for read, size, part in zip(reads, sizes, parts, strict=True):
-                columns = outputs[read.output][:, read.shard.cols.start : read.shard.cols.stop]
-                at = ids[read.stream].at
-                columns[slice(None) if at is None else at] = part.view(size)
-        return self._jagged(features, names, outputs)
-
-    def _vectors(self, request: KeyedJaggedTensor) -> torch.Tensor:
-        """Of this rank's shards, one after the other, flat."""
-        empty = torch.empty(0, device=request.device())
-        of_shards = {} if self.own is None else self.own(request)
-        return torch.cat([empty, *(jagged.values().reshape(-1) for jagged in of_shards.values())])
-
-    def _jagged(
-        self, features: KeyedJaggedTensor, names: Sequence[str], vectors: Sequence[torch.Tensor]
-    ) -> dict[str, JaggedTensor]:
-        keys = [name for of in output_names(self._configs) for name in of]
         out = {}
-        for key, name, vectors_ND in zip(keys, names, vectors, strict=True):
+        for key, (_, name), vectors in zip(self._keys, self._reads, self._vectors(self._check(features)), strict=True):
             ids = features[name]
             weights = ids.values() if self._need_indices else None
-            out[key] = JaggedTensor(values=vectors_ND, weights=weights, lengths=ids.lengths())
+            out[key] = JaggedTensor(values=vectors, weights=weights, lengths=ids.lengths())
         return out
 
 

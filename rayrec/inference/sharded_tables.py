@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import TypeVar
+from typing import Any
 
 import torch
 
 from rayrec.distributed.plan.shards import Shard, Span
 from rayrec.inference.sharded_route import Route, Stream
-from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from rayrec.modules import EmbeddingBagConfig, PoolingType
 from rayrec.quant import EmbeddingBagCollection, EmbeddingCollection, TableFormat, TablePlace
 from rayrec.quant.layout import TABLE_ALIGNMENT
-
-ConfigT = TypeVar("ConfigT", EmbeddingBagConfig, EmbeddingConfig)
 
 
 def check_shards(place: TablePlace, shards: Sequence[Shard], ranks: int) -> None:
@@ -44,44 +42,34 @@ def check_shards(place: TablePlace, shards: Sequence[Shard], ranks: int) -> None
         )
 
 
-def own_bags(unsharded: EmbeddingBagCollection, route: Route) -> EmbeddingBagCollection | None:
-    """This rank's shards as a collection, a table each; None where it has none. Means over some rows become sums."""
-    configs = [
-        replace(made, pooling=PoolingType.SUM) if table.name in route.cut_by_rows else made
-        for table, made in zip(
-            (t for t, _ in route.own_shards), _configs(unsharded.embedding_bag_configs(), route), strict=True
-        )
-    ]
-    if not configs:
+def own_part(unsharded: Any, configs: Sequence[Any], route: Route) -> Any:
+    """This rank's shards as a quantized collection, a table each; None where it has none. Means over some rows become
+    sums.
+
+    Args:
+        unsharded: a quantized collection of bags or of sequences.
+        configs: of its tables.
+    """
+    if not route.own_shards:
         return None
-    places, data = _cut(unsharded, route)
-    return EmbeddingBagCollection(configs, places, data, unsharded.is_weighted(), unsharded.row_alignment)
-
-
-def own_sequences(unsharded: EmbeddingCollection, route: Route) -> EmbeddingCollection | None:
-    """As `own_bags`."""
-    configs = _configs(unsharded.embedding_configs(), route)
-    if not configs:
-        return None
-    places, data = _cut(unsharded, route)
-    return EmbeddingCollection(configs, places, data, row_alignment=unsharded.row_alignment)
-
-
-def _configs(tables: Sequence[ConfigT], route: Route) -> list[ConfigT]:
-    by_name = {table.name: table for table in tables}
-    made: list[ConfigT] = []
+    by_name = {table.name: table for table in configs}
+    made: list[Any] = []
     for table, shard in route.own_shards:
         rows = shard.rows if shard.rows.size < table.num_embeddings else None
-        made.append(
-            replace(
-                by_name[table.name],
-                name=_name(len(made)),
-                num_embeddings=shard.rows.size,
-                embedding_dim=shard.cols.size,
-                feature_names=[Stream(feature, rows).key for feature in table.feature_names],
-            )
+        config = replace(
+            by_name[table.name],
+            name=_name(len(made)),
+            num_embeddings=shard.rows.size,
+            embedding_dim=shard.cols.size,
+            feature_names=[Stream(feature, rows).key for feature in table.feature_names],
         )
-    return made
+        if isinstance(config, EmbeddingBagConfig) and table.name in route.cut_by_rows:
+            config = replace(config, pooling=PoolingType.SUM)
+        made.append(config)
+    places, data = _cut(unsharded, route)
+    if isinstance(unsharded, EmbeddingBagCollection):
+        return EmbeddingBagCollection(made, places, data, unsharded.is_weighted(), unsharded.row_alignment)
+    return EmbeddingCollection(made, places, data, row_alignment=unsharded.row_alignment)
 
 
 def _name(number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,8 +73,12 @@ def write_candidates(
 def write_chosen(
     path: Path, candidates: Candidates, tables: Sequence[TableConfig], formats: Mapping[str, TableFormat]
 ) -> list[TablePlace]:
-    """The tables in the chosen formats, one after the other; returns their places in the file."""
+    """The tables in the chosen formats, one after the other; returns their places in the file. Candidates that are just
+    these become the file."""
     places, size = place_tables(tables, formats)
+    if candidates.path.stat().st_size == max(size, TABLE_ALIGNMENT) and set(formats.values()) == {TableFormat.FP32}:
+        os.replace(candidates.path, path)
+        return places
     with open(path, "wb") as file, open(candidates.path, "rb") as source:
         file.truncate(max(size, TABLE_ALIGNMENT))
         for place in places:

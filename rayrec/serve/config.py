@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from rayrec.data.errors import suggestion
 from rayrec.data.storage.locations import without_secrets
@@ -21,6 +21,17 @@ LOOPBACK = ("127.0.0.1", "localhost")
 LAST_PORT = 64_000
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
 _WORD = r"[\w.-]+"
+
+
+def _absolute(value: object, info: ValidationInfo) -> object:
+    """A path that begins at the folder of the config."""
+    if info.context is None or not isinstance(value, str) or "://" in value:
+        return value
+    return str((info.context / Path(value).expanduser()).absolute())
+
+
+LocalFile = Annotated[str, BeforeValidator(_absolute)]
+LocalPath = Annotated[Path, BeforeValidator(_absolute), Field(strict=False)]
 
 
 class ModelSpec(Strict):
@@ -35,7 +46,7 @@ class ModelSpec(Strict):
     """
 
     name: str = "default"
-    path: Path = Field(strict=False)
+    path: LocalPath
     version: str | None = None
     share: Positive = 1.0
     shadow: bool = False
@@ -85,7 +96,7 @@ class ClientConfig(Strict):
     """
 
     name: str
-    token_file: str
+    token_file: LocalFile
     requests_per_s: Positive | None = None
     models: tuple[str, ...] | None = Field(None, strict=False)
 
@@ -93,8 +104,25 @@ class ClientConfig(Strict):
 class TlsConfig(Strict):
     """PEM files, read where replicas run."""
 
-    cert_file: str
-    key_file: str
+    cert_file: LocalFile
+    key_file: LocalFile
+
+
+class LogConfig(Strict):
+    """Requests and scores that are kept as Parquet; `feature_log.py` says how.
+
+    Args:
+        folder: holds a folder for each model; replicas may share it.
+        share: of the requests, drawn by their ids.
+        file_rows, file_s: a file is written when it has so many rows, or after so many seconds.
+        files: of a model that are kept; the oldest go.
+    """
+
+    folder: LocalPath
+    share: Annotated[float, Field(gt=0, le=1)] = 0.01
+    file_rows: Count = 50_000
+    file_s: Positive = 60.0
+    files: Count = 1000
 
 
 class ServeConfig(Strict):
@@ -114,6 +142,7 @@ class ServeConfig(Strict):
         watch_s: seconds between two looks for newer versions; 0: never.
         batching: requests that wait are scored together; False: each alone.
         clients: who may ask; empty: everyone.
+        log: requests and scores to keep, to train on; None: none are kept.
         index: of `POST /retrieve`: an index, or a folder of indexes of which the newest by name is served.
     """
 
@@ -132,7 +161,8 @@ class ServeConfig(Strict):
     batching: bool = True
     clients: tuple[ClientConfig, ...] = Field((), strict=False)
     tls: TlsConfig | None = None
-    index: Path | None = Field(None, strict=False)
+    log: LogConfig | None = None
+    index: LocalPath | None = None
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:
@@ -166,19 +196,19 @@ def load_serve_config(path: Path) -> ServeConfig:
     if not isinstance(raw, dict):
         raise ValueError(f"--config {path}: a mapping with the fields {', '.join(ServeConfig.model_fields)} is needed")
     try:
-        return _from(made_of(raw), path.absolute().parent)
+        return made_of(raw, path.absolute().parent)
     except ValueError as error:
         raise ValueError(f"--config {path}:\n{error}") from None
 
 
-def made_of(raw: dict[str, Any]) -> ServeConfig:
-    """A config of plain values.
+def made_of(raw: dict[str, Any], root: Path | None = None) -> ServeConfig:
+    """A config of plain values; paths in it begin at `root`.
 
     Raises:
         ValueError: a line for each field that is wrong.
     """
     try:
-        return ServeConfig.model_validate(raw)
+        return ServeConfig.model_validate(raw, context=root)
     except ValidationError as error:
         raise ValueError("\n".join(_problems(error))) from None
 
@@ -194,20 +224,3 @@ def _problems(error: ValidationError) -> list[str]:
             text = "unknown field" + suggestion(str(problem["loc"][-1]), ServeConfig.model_fields)
         lines.append(without_secrets(f"{place}: {text}" if place else text))
     return lines
-
-
-def _from(config: ServeConfig, root: Path) -> ServeConfig:
-    """With absolute paths."""
-
-    def absolute(value: Any) -> Any:
-        if isinstance(value, list):
-            return [absolute(one) for one in value]
-        if not isinstance(value, dict):
-            return value
-        made = {key: absolute(one) for key, one in value.items()}
-        for key in ("path", "token_file", "cert_file", "key_file", "index"):
-            if isinstance(made.get(key), str) and "://" not in made[key]:
-                made[key] = str((root / Path(made[key]).expanduser()).absolute())
-        return made
-
-    return ServeConfig.model_validate(absolute(config.model_dump(mode="json")))

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from rayrec.data import Schema
+from rayrec.inference.context import I64, joined_bags
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
-
-I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +72,11 @@ def _dense(contexts: torch.Tensor, rest: torch.Tensor, of_row: I64, layout: Layo
 
 def _sparse(contexts: KeyedJaggedTensor, rest: KeyedJaggedTensor, of_row: I64, layout: Layout) -> KeyedJaggedTensor:
     """Bags are picked from the ids of both, put one after the other."""
-    keys = layout.keys
-    size, first_of_rest = len(of_row), contexts.values().numel()
-    begins, lengths = np.empty((len(keys), size), np.int64), np.empty((len(keys), size), np.int64)
-    for part, stride, shift, row in (
-        (contexts, contexts.stride(), 0, of_row),
-        (rest, size, first_of_rest, slice(None)),
-    ):
-        if not part.keys():
-            continue
-        at = [keys.index(key) for key in part.keys()]
-        bounds = part.offsets().numpy()
-        begins[at] = (bounds[:-1] + shift).reshape(-1, stride)[:, row]
-        lengths[at] = np.diff(bounds).reshape(-1, stride)[:, row]
-    flat_lengths = lengths.reshape(-1)
-    offsets = np.concatenate([[0], np.cumsum(flat_lengths)])
-    picked = torch.from_numpy(np.repeat(begins.reshape(-1) - offsets[:-1], flat_lengths) + np.arange(offsets[-1]))
+    size, every = len(of_row), slice(None)
+    picked, offsets = joined_bags(layout.keys, size, ((contexts, every, of_row), (rest, every, every)))
     values = torch.cat([contexts.values(), rest.values()])[picked]
     weights = torch.cat([_weights(contexts), _weights(rest)])[picked] if layout.schema.weighted else None
-    return KeyedJaggedTensor(list(keys), values, weights, offsets=torch.from_numpy(offsets), stride=size)
+    return KeyedJaggedTensor(list(layout.keys), values, weights, offsets=offsets, stride=size)
 
 
 def _weights(part: KeyedJaggedTensor) -> torch.Tensor:

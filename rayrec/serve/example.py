@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from pathlib import Path
 from typing import Any
 
 from rayrec.data import Schema
 from rayrec.data.mapping.rules import Vocabulary
-from rayrec.data.mapping.schema import DenseFeature, SparseFeature
-from rayrec.data.mapping.transforms import Clip, Log1p, MinMax, Quantile, Standardize
+from rayrec.data.mapping.schema import SparseFeature
 from rayrec.data.mapping.vocabulary import first_id
 from rayrec.inference.artifact import MAPPING
 
@@ -31,12 +29,13 @@ def request(export: Path, address: str, token_file: Path | None = None) -> str:
 
 
 def example_row(export: Path) -> dict[str, Any]:
-    """By column: of a vocabulary its first id, of numbers about the mean."""
+    """By column: of a vocabulary its first id, for numbers and other ids 0."""
     raw = json.loads((export / MAPPING).read_text(encoding="utf-8"))
     schema = Schema.model_validate(raw["schema"])
     made = {spec.name for spec in schema.derived}
     row: dict[str, Any] = {name: _VALUES.get(kind.split("<")[0], 0) for name, kind in schema.column_types.items()}
-    row |= {feature.column: _number(feature) for feature in schema.dense if feature.column not in made}
+    for dense in (dense for dense in schema.dense if dense.column not in made):
+        row[dense.column] = 0.0 if dense.width == 1 else [0.0] * dense.width
     for feature in (feature for feature in schema.sparse if feature.column not in made):
         one = _id(feature, export)
         pair = feature.kind == "weighted_id_list" and feature.weight_column is None
@@ -44,27 +43,6 @@ def example_row(export: Path) -> dict[str, Any]:
         if feature.weight_column is not None:
             row[feature.weight_column] = [1.0]
     return row
-
-
-def _number(feature: DenseFeature) -> float | list[float]:
-    """The raw number that the transforms take to about 0."""
-    value = 0.0
-    for transform in reversed(feature.transforms):
-        match transform:
-            case Standardize():
-                value = transform.mean or 0.0
-            case MinMax():
-                value = transform.lowest or 0.0
-            case Quantile(boundaries=list() as edges):
-                value = edges[len(edges) // 2]
-            case Log1p():
-                value = math.expm1(min(value, 700.0))
-            case Clip():
-                low, high = transform.lowest, transform.highest
-                value = max(value, low if low is not None else value)
-                value = min(value, high if high is not None else value)
-    value = float(f"{value:.6g}")
-    return value if feature.width == 1 else [value] * feature.width
 
 
 def _id(feature: SparseFeature, export: Path) -> str | int:

@@ -9,7 +9,7 @@
 | `GET /metrics` | Prometheus |
 | `GET /v2…`, `POST /v2/models/MODEL/infer` | the open inference protocol (`v2.py`); its health needs no token |
 
-What takes long is a thread's work (`batching.py`): the event loop answers all but `/score` at any load.
+What takes long is a thread's work (`front.py`): the event loop answers all but `/score` at any load.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from starlette.datastructures import Headers
+from starlette.responses import Response
 
 from rayrec.serve import v2
 from rayrec.serve.clients import Clients, check_model
 from rayrec.serve.errors import BadRequest
-from rayrec.serve.front import Front, request_id
+from rayrec.serve.front import Front
 from rayrec.serve.requests import ARROW, JSON
 from rayrec.serve.retrieval import Retrieval
 from rayrec.serve.service import Service
-from rayrec.serve.traffic import Answer, Target
+from rayrec.serve.traffic import Answer, Target, request_id
 from rayrec.serve.v2_http import JSON_BYTES, ModelPath, numbers, read_request, written
 
 Scope = MutableMapping[str, Any]
@@ -40,16 +41,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 DEADLINE, REQUEST_ID, ROUTING_KEY = "X-Deadline-Ms", "X-Request-Id", "X-Routing-Key"
 _logger = logging.getLogger("rayrec.serve")
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What is sent back: status, content type, body, and more headers."""
-
-    status: int
-    kind: str
-    body: bytes
-    headers: tuple[tuple[str, str], ...] = ()
 
 
 class App:
@@ -80,39 +71,34 @@ class App:
         if scope["type"] != "http":
             return
         path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/")
-        headers = {key.lower(): value for key, value in scope["headers"]}
-        number = request_id(_text(headers, REQUEST_ID))
+        headers = Headers(scope=scope)
+        number = request_id(headers.get(REQUEST_ID, ""))
         try:
             reply = await self._answer(scope["method"], path, headers, receive, number)
         except BadRequest as error:
-            more = (("retry-after", "1"),) if error.status in (429, 503) else ()
-            reply = Reply(error.status, JSON, json.dumps(error.to_dict()).encode(), more)
+            more = {"retry-after": "1"} if error.status in (429, 503) else None
+            reply = _json(error.to_dict(), error.status, more)
         except Exception as error:
             text = f"{type(error).__name__}: the request could not be answered; the server's log says why"
-            reply = Reply(500, JSON, json.dumps({"error": text}).encode())
+            reply = _json({"error": text}, 500)
             _logger.error("request %s failed", number, exc_info=error)
         if (name := _scored_model(path)) is not None:
             name = name or self._service.default
-            self._service.measures.request(name if name in self._service.names else "other", reply.status)
-        _logger.debug("request %s: %s", number, reply.status)
-        sent = (("content-type", reply.kind), ("content-length", str(len(reply.body))), *reply.headers)
-        known = any(name == REQUEST_ID for name, _ in reply.headers)
-        all_headers = [*sent, *(() if known else ((REQUEST_ID, number),))]
-        encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in all_headers]
-        await send({"type": "http.response.start", "status": reply.status, "headers": encoded})
-        await send({"type": "http.response.body", "body": reply.body})
+            self._service.measures.request(name if name in self._service.names else "other", reply.status_code)
+        _logger.debug("request %s: %s", number, reply.status_code)
+        reply.headers.setdefault(REQUEST_ID, number)
+        await reply(scope, receive, send)
 
-    async def _answer(
-        self, method: str, path: str, headers: dict[bytes, bytes], receive: Receive, number: str
-    ) -> Reply:
+    async def _answer(self, method: str, path: str, headers: Headers, receive: Receive, number: str) -> Response:
         if path == "/healthz":
             return _json(self._service.health())
         if path in ("/v2/health/live", "/v2/health/ready"):
-            return Reply(200, JSON, b"")
+            return Response(b"", media_type=JSON)
         scored = _scored_model(path)
-        client = self.front.clients.admit(headers.get(b"authorization", b""), scored is not None or path == "/retrieve")
+        token = headers.get("authorization", "").encode("latin-1")
+        client = self.front.clients.admit(token, scored is not None or path == "/retrieve")
         if path == "/metrics":
-            return Reply(200, "text/plain; version=0.0.4", self._service.metrics())
+            return Response(self._service.metrics(), headers={"content-type": "text/plain; version=0.0.4"})
         if (name := _model_in(path, "/schema")) is not None and method == "GET":
             return _json(self._service.schema(name or None))
         if path == "/v2":
@@ -121,14 +107,14 @@ class App:
             name, loaded = self._service.find(Target(model=place.model, version=place.version))
             return _json({"name": name, "ready": True} if place.verb else v2.metadata(name, loaded))
         if path == "/retrieve" and self._retrieval is not None:
-            return Reply(200, JSON, await self._retrieve(self._retrieval, method, headers, receive))
+            return Response(await self._retrieve(self._retrieval, method, headers, receive), media_type=JSON)
         if scored is None:
             raise BadRequest(404, "there are POST /score, GET /schema, /healthz, /metrics and /v2")
         check_model(client, scored or self._service.default)
         if method != "POST":
             raise BadRequest(405, f"{method} {path}: send the rows with POST")
-        if (coding := headers.get(b"content-encoding", b"identity")) != b"identity":
-            raise BadRequest(415, f"content encoding {coding.decode('latin-1')!r}: send the body as it is")
+        if (coding := headers.get("content-encoding", "identity")) != "identity":
+            raise BadRequest(415, f"content encoding {coding!r}: send the body as it is")
         answer = self._infer if path.startswith("/v2/") else self._score
         try:
             async with asyncio.timeout(_deadline_s(headers)) as limit:
@@ -139,38 +125,41 @@ class App:
             raise BadRequest(504, f"not scored within the {DEADLINE} of the request; it was given up") from None
         return reply
 
-    async def _score(self, headers: dict[bytes, bytes], receive: Receive, path: str, number: str) -> Reply:
-        kind = headers.get(b"content-type", JSON.encode()).decode("latin-1")
+    async def _score(self, headers: Headers, receive: Receive, path: str, number: str) -> Response:
+        kind = headers.get("content-type", JSON)
         if not kind.startswith((JSON, ARROW)):
             raise BadRequest(415, f"content type {kind!r}: send {JSON} or {ARROW}")
-        wanted = headers.get(b"accept", b"*/*").decode("latin-1")
+        wanted = headers.get("accept", "*/*")
         arrow = wanted.startswith(ARROW) or (wanted == "*/*" and kind.startswith(ARROW))
         body = await self._whole_body(headers, receive)
-        target = Target(model=_scored_model(path) or None, key=_text(headers, ROUTING_KEY) or None, id=number)
+        target = Target(model=_scored_model(path) or None, key=headers.get(ROUTING_KEY) or None, id=number)
         answer = await self.front.score(lambda loaded: loaded.reader.read(body, kind), len(body), target)
-        return Reply(200, ARROW, _as_arrow(answer)) if arrow else Reply(200, JSON, _as_json(answer))
+        if arrow:
+            return Response(_as_arrow(answer), media_type=ARROW)
+        return Response(_as_json(answer), media_type=JSON)
 
-    async def _infer(self, headers: dict[bytes, bytes], receive: Receive, path: str, number: str) -> Reply:
+    async def _infer(self, headers: Headers, receive: Receive, path: str, number: str) -> Response:
         """In the open inference protocol."""
         place = ModelPath.of(path)
         assert place is not None
         body = await self._whole_body(headers, receive)
-        request = read_request(body, headers.get(JSON_BYTES.lower().encode()))
-        if request.id is not None and not _text(headers, REQUEST_ID):
+        request = read_request(body, headers.get(JSON_BYTES))
+        if request.id is not None and not headers.get(REQUEST_ID):
             number = request_id(request.id)
-        key = _text(headers, ROUTING_KEY) or None
+        key = headers.get(ROUTING_KEY) or None
         target = Target(model=place.model, version=place.version, key=key, id=number)
         limits = self._service.limits
         answer = await self.front.score(
             lambda loaded: v2.query_of(request.tensors, loaded.reader.schema, limits), len(body), target
         )
         content, json_bytes = written(answer, request, number)
-        more: tuple[tuple[str, str], ...] = ((REQUEST_ID, number),)
+        more = {REQUEST_ID: number}
         if json_bytes is None:
-            return Reply(200, JSON, content, more)
-        return Reply(200, "application/octet-stream", content, (*more, (JSON_BYTES, str(json_bytes))))
+            return Response(content, headers=more, media_type=JSON)
+        more[JSON_BYTES] = str(json_bytes)
+        return Response(content, headers=more, media_type="application/octet-stream")
 
-    async def _whole_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    async def _whole_body(self, headers: Headers, receive: Receive) -> bytes:
         self.front.check_queue()  # before the body is read
         limits = self._service.limits
         try:
@@ -179,20 +168,18 @@ class App:
         except TimeoutError:
             raise BadRequest(408, f"the body was not there after {limits.body_s:g} s") from None
 
-    async def _retrieve(
-        self, retrieval: Retrieval, method: str, headers: dict[bytes, bytes], receive: Receive
-    ) -> bytes:
+    async def _retrieve(self, retrieval: Retrieval, method: str, headers: Headers, receive: Receive) -> bytes:
         if method != "POST":
             raise BadRequest(405, f"{method} /retrieve: send the queries with POST")
         body = await self._whole_body(headers, receive)
         with self.front.place():
             return await asyncio.to_thread(retrieval.answer, body)
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
         """Refused as soon as it is known to be too long; no more of it is kept."""
         most = self._service.limits.body_bytes
-        declared = headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > most:
+        declared = headers.get("content-length", "0")
+        if declared.isascii() and declared.isdigit() and int(declared) > most:
             raise BadRequest(413, f"the body has {int(declared):,} bytes, a request at most {most:,}; send fewer rows")
         parts, size = [], 0
         while True:
@@ -220,13 +207,8 @@ class App:
                     return
 
 
-def _json(value: Any) -> Reply:
-    return Reply(200, JSON, json.dumps(value).encode())
-
-
-def _text(headers: dict[bytes, bytes], name: str) -> str:
-    """Of a header; "" where there is none."""
-    return headers.get(name.lower().encode(), b"").decode("latin-1")
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(json.dumps(value), status, headers, JSON)
 
 
 def _scored_model(path: str) -> str | None:
@@ -237,13 +219,13 @@ def _scored_model(path: str) -> str | None:
     return _model_in(path, "/score")
 
 
-def _deadline_s(headers: dict[bytes, bytes]) -> float | None:
+def _deadline_s(headers: Headers) -> float | None:
     """Seconds that a request gives the service; None: no limit.
 
     Raises:
         BadRequest: they are no number above 0.
     """
-    text = _text(headers, DEADLINE)
+    text = headers.get(DEADLINE, "")
     if not text:
         return None
     try:

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -28,41 +29,23 @@ class Measures:
     def __init__(self) -> None:
         self.replica = f"{socket.gethostname()}:{os.getpid()}"
         self.registry = CollectorRegistry()
-        registry = self.registry
-        self._seconds = Histogram(
-            "rayrec_request_seconds", "time of a request", ["model", "version"], buckets=SECONDS, registry=registry
-        )
-        self._requests = Counter("rayrec_requests", "requests by HTTP status", ["model", "status"], registry=registry)
-        self._together = Histogram(
-            "rayrec_batch_requests", "requests scored together", ["model"], buckets=BATCHES, registry=registry
-        )
-        self._rows = Counter("rayrec_rows", "rows that were scored", ["model", "version"], registry=registry)
-        self._ids = Counter("rayrec_ids", "ids of features with a vocabulary", ["model", "feature"], registry=registry)
-        self._unknown = Counter(
-            "rayrec_unknown_ids", "those outside the vocabulary", ["model", "feature"], registry=registry
-        )
-        self._drift = Gauge(
-            "rayrec_score_drift",
-            f"population stability index of the last {MOST:,} scores or so against evaluation",
-            ["model", "label"],
-            registry=registry,
-        )
-        self._versions = Counter(
-            "rayrec_versions", "versions by what became of them", ["model", "outcome"], registry=registry
-        )
-        self._shadows = Counter(
-            "rayrec_shadow_requests",
-            "requests of shadow versions by outcome",
-            ["model", "version", "outcome"],
-            registry=registry,
-        )
-        self._differences = Histogram(
-            "rayrec_shadow_difference",
-            "greatest difference of a score of a request from the answer",
-            ["model", "version"],
-            buckets=DIFFERENCES,
-            registry=registry,
-        )
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        of_version = ["model", "version"]
+        self._seconds = histogram("rayrec_request_seconds", "time of a request", of_version, buckets=SECONDS)
+        self._requests = counter("rayrec_requests", "requests by HTTP status", ["model", "status"])
+        self._together = histogram("rayrec_batch_requests", "requests scored together", ["model"], buckets=BATCHES)
+        self._rows = counter("rayrec_rows", "rows that were scored", of_version)
+        self._ids = counter("rayrec_ids", "ids of features with a vocabulary", ["model", "feature"])
+        self._unknown = counter("rayrec_unknown_ids", "those outside the vocabulary", ["model", "feature"])
+        text = f"population stability index of the last {MOST:,} scores or so against evaluation"
+        self._drift = gauge("rayrec_score_drift", text, ["model", "label"])
+        self._versions = counter("rayrec_versions", "versions by what became of them", ["model", "outcome"])
+        text = "requests of shadow versions by outcome"
+        self._shadows = counter("rayrec_shadow_requests", text, [*of_version, "outcome"])
+        text = "greatest difference of a score of a request from the answer"
+        self._differences = histogram("rayrec_shadow_difference", text, of_version, buckets=DIFFERENCES)
+        self._logged = counter("rayrec_logged_requests", "requests of the feature log by outcome", ["model", "outcome"])
         self._seen: dict[tuple[str, str, str], npt.NDArray[np.int64]] = {}
         self._scored: set[tuple[str, str]] = set()  # models and versions that have series of their own
         self._shadowed: set[tuple[str, str, str]] = set()  # and outcomes
@@ -83,6 +66,10 @@ class Measures:
 
     def version(self, model: str, outcome: str) -> None:
         self._versions.labels(model, outcome).inc()
+
+    def logged(self, model: str, outcome: str) -> None:
+        """A request of the feature log: "logged" or "dropped"; or a "lost file"."""
+        self._logged.labels(model, outcome).inc()
 
     def shadow(self, model: str, version: str, outcome: str, difference: float = 0.0) -> None:
         """A request of a shadow version: "scored", "failed" or "dropped"."""

@@ -105,7 +105,7 @@ def built(args: dict[str, Any]) -> Any:
         ray_actor_options={"num_cpus": config.cpus},
         health_check_period_s=2,
         health_check_timeout_s=10,
-    )(serve.ingress(_application(config))(Replica))
+    )(serve.ingress(lambda: application(config))(Replica))
     return replica.bind()
 
 
@@ -238,13 +238,6 @@ class Replica:
     """A process of the service; the ASGI application beside it does the work."""
 
 
-def _application(config: ServeConfig) -> Any:
-    def build() -> App:
-        return application(config)
-
-    return build
-
-
 def application(config: ServeConfig) -> App:
     """The ASGI application of one replica, which scores on all of the replica's cores."""
     torch.set_num_threads(config.cpus)
@@ -252,7 +245,7 @@ def application(config: ServeConfig) -> App:
     if not logger.handlers:
         logger.addHandler(logging.StreamHandler())
         logger.setLevel(logging.INFO)
-    service = Service(config.models, config.limits, config.watch_s)
+    service = Service(config.models, config.limits, config.watch_s, config.log)
     beside = None
     if config.grpc_port is not None:
         listen = v2_grpc.Listen(config.host, config.grpc_port, config.tls)

@@ -6,7 +6,6 @@ Either N rows, or one context and N candidates: what the context says is mapped 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,9 +16,10 @@ import pyarrow as pa
 import torch
 
 from rayrec.data import DataError, Mapping, Schema
+from rayrec.inference.context import I64
 from rayrec.models import Batch
 from rayrec.serve.arrow import read_stream
-from rayrec.serve.context import I64, Layout, split, with_contexts
+from rayrec.serve.context import Layout, split, with_contexts
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.limits import Limits
 from rayrec.sparse import KeyedJaggedTensor
@@ -27,6 +27,7 @@ from rayrec.sparse import KeyedJaggedTensor
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
 _MOST_ERRORS = 20
+_UNREADABLE = (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError)
 _NESTED = frozenset((list, dict))
 _MOST_LISTS = 2  # inside one another, in a value; the mapping reports what the schema needs
 
@@ -93,7 +94,7 @@ class Reader:
                 self._limits.check_ids(batch.sparse.values().numel())
                 return batch, None
             return self._with_contexts([query.context for query in queries], rows, query_of)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError) as error:
+        except _UNREADABLE as error:
             raise BadRequest(422, f"the rows cannot be read: {str(error).splitlines()[0][:300]}") from error
 
     def _arrow(self, body: bytes) -> Query:
@@ -171,7 +172,7 @@ class Reader:
                 fix = "give it in every row, or in the context; GET /schema lists what a request needs"
                 missing = DataError(f"column {error.column!r} is missing", column=error.column, fix=fix)
                 raise BadRequest(422, f"{missing.problem}; {fix}", [self._detail(None, missing)]) from error
-            row = _odd_row(rows, error.column)
+            row = _odd_row(mapping, rows, error.column)
             text = str(error) + ("" if row is None else f" (row {row})")
             suspects = [] if row is None else [int(query_of[row])]
             raise BadRequest(422, text, [self._detail(row, error)], suspects) from error
@@ -242,33 +243,28 @@ def _columns_of(rows: Any) -> set[str]:
     return set(rows) if isinstance(rows, dict) else set().union(*rows)
 
 
-def _odd_row(rows: Any, column: str | None) -> int | None:
-    """The first row whose value in a column is of another kind than most; None where all are of one kind."""
-    if isinstance(rows, dict):
-        values = rows.get(column, [])
-    elif isinstance(rows, list):
-        values = [row.get(column) for row in rows]
-    else:
-        return None  # an Arrow column has one type
-    if len(values) == 1:
-        return 0
-    said = {row: kind for row, value in enumerate(values) if (kind := _kind(value)) is not None}
-    if len(said) == 1:
-        return next(iter(said))
-    usual = Counter(said.values()).most_common(1)
-    return next((row for row, kind in said.items() if kind != usual[0][0]), None)
+def _odd_row(mapping: Mapping, rows: Any, column: str | None) -> int | None:
+    """A row that cannot be mapped even alone, by halves; None where each can, or the rows are an Arrow table.
 
+    Args:
+        column: rows that say nothing of it are not at fault.
+    """
+    if isinstance(rows, pa.Table):
+        return None  # a column has one type
+    values = rows.get(column, []) if isinstance(rows, dict) else [row.get(column) for row in rows]
+    suspects = [row for row, value in enumerate(values) if value is not None]
 
-def _kind(value: Any) -> Any:
-    """JSON's kind of a value; for a list, the kind of its values, without recursion."""
-    if isinstance(value, list):
-        return ("list", *sorted({str(_kind_alone(item)) for item in value if item is not None}))
-    return _kind_alone(value)
+    def fails(some: Sequence[int]) -> bool:
+        try:
+            if isinstance(rows, dict):
+                mapping.to_batch_and_errors({name: [of[row] for row in some] for name, of in rows.items()})
+            else:
+                mapping.to_batch_and_errors([rows[row] for row in some])
+        except (DataError, IndexError, *_UNREADABLE):
+            return True
+        return False
 
-
-def _kind_alone(value: Any) -> str | None:
-    if isinstance(value, bool) or value is None:
-        return None if value is None else "bool"
-    if isinstance(value, int):
-        return "integer" if -(2**63) <= value < 2**64 else "too large"
-    return type(value).__name__
+    while len(suspects) > 1:
+        half = len(suspects) // 2
+        suspects = suspects[:half] if fails(suspects[:half]) else suspects[half:]
+    return suspects[0] if suspects and fails(suspects) else None

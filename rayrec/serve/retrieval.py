@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import torch
+from pydantic import Field, ValidationError, model_validator
 
+from rayrec.data.strict import Strict
 from rayrec.inference.artifact import ExportError, check_listed
 from rayrec.inference.index import INDEX, Index, read_report
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.limits import Limits
 
 MOST_K = 1000
-KEYS = {"queries", "k", "filter", "keep_seen"}
-QUERY_KEYS = {"history", "vector", "exclude"}
+Ids = list[int | str]
+Number = Annotated[float, Field(gt=-1e30, lt=1e30, allow_inf_nan=False)]
+
+
+class Query(Strict):
+    """What items are searched for."""
+
+    history: Ids | None = None
+    vector: list[Number] | None = None
+    exclude: Ids = Field([])
+
+    @model_validator(mode="after")
+    def _check(self) -> Query:
+        if (self.history is None) == (self.vector is None):
+            raise ValueError("give either history or vector")
+        return self
+
+
+class Asked(Strict):
+    """A request."""
+
+    queries: list[Query]
+    k: Annotated[int, Field(ge=1, le=MOST_K)] = 10
+    filter: dict[str, list[str | int | bool | Number]] | None = None
+    keep_seen: bool = False
 
 
 class Retrieval:
@@ -40,19 +64,15 @@ class Retrieval:
             BadRequest: the request is wrong, in any way.
         """
         asked = _parsed(body)
-        queries = asked.get("queries")
-        if not isinstance(queries, list):
-            raise BadRequest(422, 'give "queries": a list of {"history": [ids]} or {"vector": [numbers]}')
-        self.limits.check_rows(len(queries))
-        k, keep_seen = asked.get("k", 10), asked.get("keep_seen", False)
-        if type(k) is not int or not 1 <= k <= MOST_K:
-            raise BadRequest(422, f"k: give a whole number from 1 to {MOST_K}")
-        if type(keep_seen) is not bool:
-            raise BadRequest(422, "keep_seen: give true or false")
-        histories, vectors, exclude = self._read(queries, keep_seen)
+        self.limits.check_rows(len(asked.queries))
+        histories = [query.history or [] for query in asked.queries]
+        seen = [[] if asked.keep_seen else history for history in histories]
+        exclude = [[*history, *query.exclude] for history, query in zip(seen, asked.queries, strict=True)]
+        self.limits.check_ids(sum(map(len, exclude)) + sum(map(len, histories)))
         try:
-            found = self.index.queries(histories) if vectors is None else vectors
-            scores, rows = self.index.search(found, k, exclude, _filter(asked.get("filter")))
+            found = self._vectors(asked.queries)
+            queries = self.index.queries(histories) if found is None else found
+            scores, rows = self.index.search(queries, asked.k, exclude, asked.filter)
         except ValueError as error:
             raise BadRequest(422, str(error)) from None
         results = [
@@ -61,32 +81,21 @@ class Retrieval:
         ]
         return json.dumps({"version": self.index.report.version, "results": results}, default=str).encode()
 
-    def _read(
-        self, queries: Sequence[Any], keep_seen: bool
-    ) -> tuple[list[list[Any]], torch.Tensor | None, list[list[Any]]]:
-        """(histories, vectors if the queries are such, what each must not get)."""
-        histories, vectors, exclude = [], [], []
-        for place, query in enumerate(queries):
-            if not isinstance(query, dict) or not query.keys() <= QUERY_KEYS:
-                raise BadRequest(422, f"query {place}: an object with some of {sorted(QUERY_KEYS)} is needed")
-            if ("history" in query) == ("vector" in query):
-                raise BadRequest(422, f"query {place}: give either history or vector")
-            history, more = (_ids(query.get(key, []), f"query {place}: {key}") for key in ("history", "exclude"))
-            histories.append(history)
-            exclude.append(more if keep_seen else [*history, *more])
-            if "vector" in query:
-                vectors.append(self._vector(query["vector"], place))
-        self.limits.check_ids(sum(map(len, exclude)) + sum(map(len, histories)))
-        if vectors and len(vectors) < len(queries):
-            raise BadRequest(422, "queries are all histories or all vectors")
-        return histories, torch.tensor(vectors) if vectors else None, exclude
+    def _vectors(self, queries: Sequence[Query]) -> torch.Tensor | None:
+        """Those of the queries; None: they are histories.
 
-    def _vector(self, value: Any, place: int) -> list[float]:
-        dim = self.index.report.dim
-        good = isinstance(value, list) and len(value) == dim and all(type(one) in (int, float) for one in value)
-        if not good or not all(abs(one) < 1e30 for one in value):  # NaN is in no order
-            raise BadRequest(422, f"query {place}: vector must be {dim} finite numbers")
-        return [float(one) for one in value]
+        Raises:
+            ValueError: they are neither all histories nor all vectors of the index's length.
+        """
+        vectors, dim = [query.vector for query in queries if query.vector is not None], self.index.report.dim
+        if not vectors:
+            return None
+        if len(vectors) < len(queries):
+            raise ValueError("queries are all histories or all vectors")
+        for place, vector in enumerate(vectors):
+            if len(vector) != dim:
+                raise ValueError(f"query {place}: vector must be {dim} finite numbers")
+        return torch.tensor(vectors)
 
 
 def newest_index(path: Path) -> Path:
@@ -110,32 +119,17 @@ def check_index(folder: Path) -> None:
     check_listed(folder, read_report(folder).files)
 
 
-def _parsed(body: bytes) -> dict[str, Any]:
+def _parsed(body: bytes) -> Asked:
+    """
+    Raises:
+        BadRequest: no JSON, or not what is asked.
+    """
     try:
-        asked = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(400, f"the body is no JSON: {str(error)[:200]}") from None
-    if not isinstance(asked, dict) or not asked.keys() <= KEYS:
-        raise BadRequest(422, f"the body must be an object with some of {sorted(KEYS)}")
-    return asked
-
-
-def _ids(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list) or not all(type(one) in (int, str) for one in value):
-        raise BadRequest(422, f"{where} must be a list of ids")
-    return value
-
-
-def _filter(value: Any) -> dict[str, list[Any]] | None:
-    if value is None:
-        return None
-    plain = (str, int, bool, float)
-    good = isinstance(value, dict) and all(
-        isinstance(values, list)
-        and all(type(one) in plain and one == one and one not in (math.inf, -math.inf) for one in values)
-        for values in value.values()
-    )
-    if not good:
-        raise BadRequest(422, 'filter: give {"column": [values]}')
-    filters: dict[str, list[Any]] = value
-    return filters
+        return Asked.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "json_invalid":
+            raise BadRequest(400, f"the body is no JSON: {first['msg'][:200]}") from None
+        place = ".".join(map(str, first["loc"]))
+        text = f"{place}: {first['msg'].removeprefix('Value error, ')}" if place else first["msg"]
+        raise BadRequest(422, f'{text}; send {{"queries": [{{"history": [ids]}}]}}') from None

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from rayrec.serve.config import ModelSpec
+from rayrec.serve.config import LogConfig, ModelSpec
 from rayrec.serve.errors import BadRequest
+from rayrec.serve.feature_log import FeatureLog
 from rayrec.serve.limits import Limits
 from rayrec.serve.measures import Measures
 from rayrec.serve.requests import Query
@@ -31,12 +32,19 @@ class Service:
     Args:
         models: at least one.
         watch_s: seconds between two looks for newer versions; 0: never.
+        log: requests to keep; None: none.
 
     Raises:
         ExportError, ValueError: a model cannot be loaded.
     """
 
-    def __init__(self, models: Sequence[ModelSpec], limits: Limits | None = None, watch_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        models: Sequence[ModelSpec],
+        limits: Limits | None = None,
+        watch_s: float = 0.0,
+        log: LogConfig | None = None,
+    ) -> None:
         self.limits, self.measures = limits or Limits(), Measures()
         self._models: dict[str, list[tuple[float, Versions]]] = {}
         self._shadows: dict[str, list[tuple[float, Versions]]] = {}
@@ -44,7 +52,9 @@ class Service:
             versions = Versions(spec.folder, self.limits, self._on_change(spec.name))
             of = self._shadows if spec.shadow else self._models
             of.setdefault(spec.name, []).append((spec.share, versions))
-        self._shadowing = Shadows(self._shadows, self.measures) if self._shadows else None
+        self._behind: list[Shadows | FeatureLog] = [Shadows(self._shadows, self.measures)] if self._shadows else []
+        if log is not None:
+            self._behind.append(FeatureLog(log, self.measures))
         self.default = models[0].name
         self.log: list[tuple[str, str, str, str]] = []
         self._closing = threading.Event()
@@ -76,7 +86,7 @@ class Service:
             BadRequest: as there; or the version is none that answers.
         """
         begin = time.perf_counter()
-        name, loaded = self._choose(target)
+        name, loaded = self.find(target)
         return ScoreRequest(name, loaded, read(loaded), begin, target.id)
 
     def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | BadRequest]:
@@ -114,8 +124,8 @@ class Service:
             self.measures.scored(name, loaded.version, one.query.size, now - one.begin)
             part = {label: values[start:stop] for label, values in scores.items()}
             answers.append(Answer(name, loaded.version, part))
-        if self._shadowing is not None:
-            self._shadowing.offer(requests, answers)
+        for behind in self._behind:
+            behind.offer(requests, answers)
         return answers
 
     @property
@@ -152,7 +162,7 @@ class Service:
 
     def schema(self, model: str | None = None) -> dict[str, Any]:
         """What a request for a model must hold."""
-        name, loaded = self._choose(Target(model=model))
+        name, loaded = self.find(Target(model=model))
         schema = loaded.reader.schema
         return {
             "model": name,
@@ -175,24 +185,21 @@ class Service:
         return self.measures.text([(name, versions.active.version) for name, versions in self._all()])
 
     def close(self) -> None:
-        """Ends the watch and the shadows."""
+        """Ends the watch, the shadows and the log."""
         self._closing.set()
-        if self._shadowing is not None:
-            self._shadowing.close()
+        for behind in self._behind:
+            behind.close()
 
     def _all(self) -> list[tuple[str, Versions]]:
         both = (*self._models.items(), *self._shadows.items())
         return [(name, versions) for name, of in both for _, versions in of]
 
     def find(self, target: Target) -> tuple[str, Loaded]:
-        """A model's name and the version that would answer.
+        """A model's name and the version that answers.
 
         Raises:
             BadRequest: there is none.
         """
-        return self._choose(target)
-
-    def _choose(self, target: Target) -> tuple[str, Loaded]:
         name = target.model or self.default
         found = self._models.get(name)
         if found is None:

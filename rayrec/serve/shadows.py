@@ -3,57 +3,39 @@
 from __future__ import annotations
 
 import logging
-import os
-import queue
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 import numpy as np
 
+from rayrec.serve.behind import Behind
 from rayrec.serve.measures import Measures
 from rayrec.serve.traffic import Answer, ScoreRequest, place_of
 from rayrec.serve.versions import Versions
 
-_QUEUE = 64  # requests that may wait to be scored again
 _logger = logging.getLogger(__name__)
 _Item = tuple[ScoreRequest, Answer, Versions]
 
 
 class Shadows:
-    """A thread of the lowest priority, and a short queue: a request neither waits nor fails because of it.
-
+    """
     Args:
         shadows: by model: (share of the requests, version).
     """
 
     def __init__(self, shadows: Mapping[str, Sequence[tuple[float, Versions]]], measures: Measures) -> None:
         self._shadows, self._measures = shadows, measures
-        self._items: queue.Queue[_Item | None] = queue.Queue(_QUEUE)
-        self._thread = threading.Thread(target=self._run, name="rayrec-shadow", daemon=True)
-        self._thread.start()
+        self._behind = Behind[_Item]("shadow", lambda item: None if item is None else self._score(*item))
 
     def offer(self, requests: Sequence[ScoreRequest], answers: Sequence[Answer]) -> None:
         """What does not fit the queue is not scored, and counted."""
         for request, answer in zip(requests, answers, strict=True):
             for share, versions in self._shadows.get(request.name, ()):
-                if place_of(f"shadow {request.id}") >= share:
-                    continue
-                try:
-                    self._items.put_nowait((request, answer, versions))
-                except queue.Full:
+                if place_of(f"shadow {request.id}") < share and not self._behind.offer((request, answer, versions)):
                     self._measures.shadow(request.name, versions.active.version, "dropped")
 
     def close(self) -> None:
         """Scores what waits, and ends."""
-        self._items.put(None)
-        self._thread.join(30)
-
-    def _run(self) -> None:
-        with suppress(OSError, AttributeError):  # on Linux a thread has a priority of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        while (item := self._items.get()) is not None:
-            self._score(*item)
+        self._behind.close()
 
     def _score(self, request: ScoreRequest, answer: Answer, versions: Versions) -> None:
         loaded = versions.active

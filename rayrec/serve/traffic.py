@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -14,6 +16,7 @@ from rayrec.serve.requests import Query
 from rayrec.serve.versions import Loaded
 
 T = TypeVar("T")
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +69,8 @@ def by_share(of: Sequence[tuple[float, T]], place: float) -> T:
         if left < 0:
             return one
     return of[-1][1]
+
+
+def request_id(given: str) -> str:
+    """The id that a client gave, where it is short and printable; else a new one."""
+    return given if _ID.fullmatch(given) else uuid.uuid4().hex

@@ -166,11 +166,10 @@ def _arrow(tensor: Tensor) -> pa.Array:
 
 
 def _list_columns(schema: Schema) -> set[str]:
-    lists = [feature for feature in schema.sparse if feature.kind != "id"]
-    wide = {feature.column for feature in schema.dense if feature.width > 1}
-    made = {name for name, kind in schema.column_types.items() if "list" in kind}
-    wide |= made | {one.column_name for sequence in schema.sequences for one in sequence.values}
-    return wide | {name for one in lists for name in (one.column, one.weight_column) if name is not None}
+    """Those that have lengths, or several numbers."""
+    entries = inputs_of(schema)
+    wide = {entry["name"] for entry in entries if len(entry["shape"]) > 1}
+    return wide | {entry["name"].removesuffix(LENGTHS) for entry in entries if entry["name"].endswith(LENGTHS)}
 
 
 def inputs_of(schema: Schema) -> list[dict[str, Any]]:

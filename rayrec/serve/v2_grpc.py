@@ -20,8 +20,8 @@ from rayrec.serve import v2
 from rayrec.serve.clients import check_model
 from rayrec.serve.config import TlsConfig
 from rayrec.serve.errors import BadRequest
-from rayrec.serve.front import Front, request_id
-from rayrec.serve.traffic import Answer, Target
+from rayrec.serve.front import Front
+from rayrec.serve.traffic import Answer, Target, request_id
 from rayrec.serve.v2_messages import SERVICE, message
 
 _CONTENTS = {

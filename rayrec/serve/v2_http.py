@@ -47,7 +47,7 @@ class InferRequest:
     binary: bool
 
 
-def read_request(body: bytes, json_bytes: bytes | None) -> InferRequest:
+def read_request(body: bytes, json_bytes: str | None) -> InferRequest:
     """
     Args:
         json_bytes: the header `JSON_BYTES`: where the binary tensors begin.
@@ -55,7 +55,7 @@ def read_request(body: bytes, json_bytes: bytes | None) -> InferRequest:
     Raises:
         BadRequest: the body is not what the protocol says.
     """
-    if json_bytes is not None and (not json_bytes.isdigit() or int(json_bytes) > len(body)):
+    if json_bytes is not None and (not (json_bytes.isascii() and json_bytes.isdigit()) or int(json_bytes) > len(body)):
         raise BadRequest(400, f"{JSON_BYTES} must be a number of bytes of the body")
     end = len(body) if json_bytes is None else int(json_bytes)
     try:

@@ -11,82 +11,37 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 PACKAGE, SERVICE = "inference", "inference.GRPCInferenceService"
-_PARAMETERS = "map InferParameter"
 
-# message → fields in the order of their numbers; "*" is repeated, a capital letter a message of this table
-MESSAGES: dict[str, dict[str, str]] = {
-    "ServerLiveRequest": {},
-    "ServerLiveResponse": {"live": "bool"},
-    "ServerReadyRequest": {},
-    "ServerReadyResponse": {"ready": "bool"},
-    "ModelReadyRequest": {"name": "string", "version": "string"},
-    "ModelReadyResponse": {"ready": "bool"},
-    "ServerMetadataRequest": {},
-    "ServerMetadataResponse": {"name": "string", "version": "string", "extensions": "*string"},
-    "ModelMetadataRequest": {"name": "string", "version": "string"},
-    "ModelMetadataResponse.TensorMetadata": {"name": "string", "datatype": "string", "shape": "*int64"},
-    "ModelMetadataResponse": {
-        "name": "string",
-        "versions": "*string",
-        "platform": "string",
-        "inputs": "*ModelMetadataResponse.TensorMetadata",
-        "outputs": "*ModelMetadataResponse.TensorMetadata",
-    },
-    "InferParameter": {"bool_param": "bool", "int64_param": "int64", "string_param": "string"},
-    "InferTensorContents": {
-        "bool_contents": "*bool",
-        "int_contents": "*int32",
-        "int64_contents": "*int64",
-        "uint_contents": "*uint32",
-        "uint64_contents": "*uint64",
-        "fp32_contents": "*float",
-        "fp64_contents": "*double",
-        "bytes_contents": "*bytes",
-    },
-    "ModelInferRequest.InferInputTensor": {
-        "name": "string",
-        "datatype": "string",
-        "shape": "*int64",
-        "parameters": _PARAMETERS,
-        "contents": "InferTensorContents",
-    },
-    "ModelInferRequest.InferRequestedOutputTensor": {"name": "string", "parameters": _PARAMETERS},
-    "ModelInferRequest": {
-        "model_name": "string",
-        "model_version": "string",
-        "id": "string",
-        "parameters": _PARAMETERS,
-        "inputs": "*ModelInferRequest.InferInputTensor",
-        "outputs": "*ModelInferRequest.InferRequestedOutputTensor",
-        "raw_input_contents": "*bytes",
-    },
-    "ModelInferResponse.InferOutputTensor": {
-        "name": "string",
-        "datatype": "string",
-        "shape": "*int64",
-        "parameters": _PARAMETERS,
-        "contents": "InferTensorContents",
-    },
-    "ModelInferResponse": {
-        "model_name": "string",
-        "model_version": "string",
-        "id": "string",
-        "parameters": _PARAMETERS,
-        "outputs": "*ModelInferResponse.InferOutputTensor",
-        "raw_output_contents": "*bytes",
-    },
+# message → its fields in the order of their numbers: "*" is repeated, a capital letter a message of this table, "-" a
+# field that the server neither reads nor writes, which protobuf passes over
+MESSAGES = {
+    "ServerLiveRequest": "",
+    "ServerLiveResponse": "bool live",
+    "ServerReadyRequest": "",
+    "ServerReadyResponse": "bool ready",
+    "ModelReadyRequest": "string name, string version",
+    "ModelReadyResponse": "bool ready",
+    "ServerMetadataRequest": "",
+    "ServerMetadataResponse": "string name, string version, *string extensions",
+    "ModelMetadataRequest": "string name, string version",
+    "TensorMetadata": "string name, string datatype, *int64 shape",
+    "ModelMetadataResponse": "string name, *string versions, string platform, *TensorMetadata inputs, "
+    "*TensorMetadata outputs",
+    "InferTensorContents": "*bool bool_contents, *int32 int_contents, *int64 int64_contents, *uint32 uint_contents, "
+    "*uint64 uint64_contents, *float fp32_contents, *double fp64_contents, *bytes bytes_contents",
+    "InferInputTensor": "string name, string datatype, *int64 shape, - parameters, InferTensorContents contents",
+    "InferRequestedOutputTensor": "string name, - parameters",
+    "ModelInferRequest": "string model_name, string model_version, string id, - parameters, *InferInputTensor inputs, "
+    "*InferRequestedOutputTensor outputs, *bytes raw_input_contents",
+    "InferOutputTensor": "string name, string datatype, *int64 shape, - parameters, - contents",
+    "ModelInferResponse": "string model_name, string model_version, string id, - parameters, "
+    "*InferOutputTensor outputs, *bytes raw_output_contents",
 }
 _Field = descriptor_pb2.FieldDescriptorProto
 
 
-def _add_field(message: Any, name: str, kind: str, number: int, full_name: str) -> None:
+def _add_field(message: Any, number: int, kind: str, name: str) -> None:
     field = message.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL)
-    if kind.startswith("map "):
-        entry = message.nested_type.add(name="".join(part.title() for part in name.split("_")) + "Entry")
-        entry.options.map_entry = True
-        _add_field(entry, "key", "string", 1, f"{full_name}.{entry.name}")
-        _add_field(entry, "value", kind.removeprefix("map "), 2, f"{full_name}.{entry.name}")
-        kind = f"*{full_name}.{entry.name}"
     if kind.startswith("*"):
         field.label, kind = _Field.LABEL_REPEATED, kind[1:]
     if kind[0].isupper():
@@ -97,17 +52,11 @@ def _add_field(message: Any, name: str, kind: str, number: int, full_name: str) 
 
 def _pool() -> descriptor_pool.DescriptorPool:
     file = descriptor_pb2.FileDescriptorProto(name="rayrec_open_inference.proto", package=PACKAGE, syntax="proto3")
-    made: dict[str, Any] = {}
-    for full_name in sorted(MESSAGES, key=lambda name: name.count(".")):
-        outer, _, name = full_name.rpartition(".")
-        message = made[outer].nested_type.add(name=name) if outer else file.message_type.add(name=name)
-        made[full_name] = message
-        for number, (field, kind) in enumerate(MESSAGES[full_name].items(), 1):
-            _add_field(message, field, kind, number, full_name)
-    choice = made["InferParameter"]
-    choice.oneof_decl.add(name="parameter_choice")
-    for field in choice.field:
-        field.oneof_index = 0
+    for name, fields in MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for number, field in enumerate(filter(None, fields.split(", ")), 1):
+            if not field.startswith("-"):
+                _add_field(message, number, *field.split(" "))
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return pool

@@ -116,7 +116,7 @@ class Trainer:
         recorder = Recorder(self.folder, self.display, on_checkpoint=self._push, also=self.callbacks.hear)
         self.callbacks.start(RunInfo(name=self.config.name, folder=self.folder.path, config=self.config))
         try:
-            outcome = run_job(job, recorder, self.display, self.folder.last_attempt())
+            outcome = run_job(job, recorder.course, recorder, self.display, self.folder.last_attempt())
         except TrainError as error:
             recorder.close()
             self._report_failure(error, recorder)
@@ -286,7 +286,7 @@ class Trainer:
 
     def _report_failure(self, error: TrainError, recorder: Recorder) -> None:
         kind = "interrupted" if isinstance(error, Interrupted) else "failed"
-        at = {"time": time.time(), "step": recorder.step, "attempt": recorder.attempt}
+        at = {"time": time.time(), "step": recorder.course.step, "attempt": recorder.course.attempt}
         record = {"kind": "event", **at, "event": kind, "message": str(error)}
         lines = Lines(self.folder.metrics, self.display)
         lines.add(json.dumps(record))

@@ -22,4 +22,5 @@ def test_an_export_takes_less_than_its_tables(tmp_path: Path) -> None:
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["logit_max"] < 0.01
     assert 0 < told["own_bytes"] <= told["allowed_bytes"] / 2
+    assert told["reads_of_a_table"] == 1 and told["disk_over_export"] < 6.1, "fp32, int8, and the export"
     assert told["allowed_bytes"] < 4 * told["numbers"], "the tables must be larger than what is allowed"

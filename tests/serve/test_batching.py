@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayrec.serve import Service
-from rayrec.serve.batching import Batcher
 from rayrec.serve.errors import BadRequest
+from rayrec.serve.front import Front
 from rayrec.serve.http import App
 from rayrec.serve.pace import DEADLINE_S, Pace
 from rayrec.serve.requests import ARROW, JSON
@@ -59,7 +59,7 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, str]:
 
 
 def together(service: Service, requests: list[ScoreRequest]) -> list[Answer | BadRequest]:
-    """As the batcher scores them where all of them wait, and there is time for all."""
+    """As a front scores them where all of them wait, and there is time for all."""
     answers: dict[int, Answer | BadRequest] = {}
     while rest := [place for place in range(len(requests)) if place not in answers]:
         form = requests[rest[0]].query.form
@@ -100,8 +100,8 @@ def test_those_that_wait_are_scored_together_and_a_bad_request_spoils_only_itsel
     users = [replace(one, loaded=loaded) for one in users]
 
     async def ask(*requests: ScoreRequest) -> list[Any]:
-        batcher = Batcher(service)
-        return await asyncio.gather(*(batcher.score(one) for one in requests), return_exceptions=True)
+        front = Front(service)
+        return await asyncio.gather(*(front.scored(one) for one in requests), return_exceptions=True)
 
     before = len_of(service)
     answers = asyncio.run(ask(*users, other))
@@ -140,10 +140,10 @@ def test_a_request_that_is_alone_waits_for_nobody(service: Service) -> None:
     """Between its coming and its scoring the event loop goes round a few times, and never sleeps."""
 
     async def ask() -> int:
-        loop, times, batcher = asyncio.get_running_loop(), 0, Batcher(service)
-        answer = asyncio.ensure_future(batcher.score(request_of(service, 1)))
+        loop, times, front = asyncio.get_running_loop(), 0, Front(service)
+        answer = asyncio.ensure_future(front.scored(request_of(service, 1)))
         await asyncio.sleep(0)
-        while batcher._waiting:
+        while front._waiting:
             times += 1
             assert not [handle for handle in loop._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
             await asyncio.sleep(0)
@@ -155,9 +155,9 @@ def test_a_request_that_is_alone_waits_for_nobody(service: Service) -> None:
 
 def test_whose_client_has_gone_is_not_scored(service: Service) -> None:
     async def ask() -> Any:
-        batcher = Batcher(service)
-        gone = asyncio.ensure_future(batcher.score(request_of(service, 1)))
-        here = asyncio.ensure_future(batcher.score(request_of(service, 1)))
+        front = Front(service)
+        gone = asyncio.ensure_future(front.scored(request_of(service, 1)))
+        here = asyncio.ensure_future(front.scored(request_of(service, 1)))
         await asyncio.sleep(0)
         gone.cancel()
         return await asyncio.wait_for(here, 30)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rayrec.serve import ModelSpec, Service
-from rayrec.serve.batching import _LARGE_BYTES
 from rayrec.serve.errors import BadRequest
+from rayrec.serve.front import _LARGE_BYTES
 from rayrec.serve.http import App
 from rayrec.serve.limits import Limits
 from rayrec.serve.requests import JSON

@@ -96,7 +96,6 @@ def test_a_shadow_scores_and_is_compared_but_never_answers(versions: Path) -> No
 def test_a_shadow_that_is_slow_or_fails_costs_no_request(versions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = [ModelSpec(name="ctr", path=versions / "v1"), ModelSpec(name="ctr", path=versions / "v2", shadow=True)]
     service = Service(specs)
-    assert service._shadowing is not None
     (_, shadow), *_ = service._shadows["ctr"]
     monkeypatch.setattr(type(shadow.active.reader), "batch", failing(shadow.active.reader.batch, shadow.active.reader))
     for _ in range(100):

@@ -93,7 +93,8 @@ class _Hashed:
         offsets, row = offsets_of(both), np.repeat(np.arange(len(both)), both)
         first, second = np.divmod(np.arange(len(row)) - offsets[row], others[row])
         left, right = self._starts()[row] + first, other._starts()[row] + second
-        nulls = _either(_picked(self.nulls, left), _picked(other.nulls, right))
+        own = None if self.nulls is None else self.nulls[left]
+        nulls = _either(own, None if other.nulls is None else other.nulls[right])
         return _Hashed(self.values[left] ^ other.values[right], nulls, offsets, null_rows)
 
     def _lengths(self) -> I64:
@@ -101,10 +102,6 @@ class _Hashed:
 
     def _starts(self) -> I64:
         return np.arange(len(self.values)) if self.offsets is None else self.offsets
-
-
-def _picked(flags: Mask | None, which: I64) -> Mask | None:
-    return None if flags is None else flags[which]
 
 
 def _either(one: Mask | None, other: Mask | None) -> Mask | None:

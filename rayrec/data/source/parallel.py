@@ -48,11 +48,14 @@ def in_threads(function: Callable[[A], T], inputs: Iterable[A], threads: int = _
         yield from _ahead(lambda item: pool.submit(function, item).result, inputs, 2 * threads)
 
 
-def in_tasks(function: Callable[[A], T], inputs: Iterable[A], cpus: float = _CPUS) -> Iterator[T]:
+def in_tasks(
+    function: Callable[[A], T], inputs: Iterable[A], cpus: float = _CPUS, at_once: int | None = None
+) -> Iterator[T]:
     """As `each`, in tasks of the Ray that is connected.
 
     Args:
         cpus: of a task.
+        at_once: tasks; None: twice what the cluster has room for.
     """
     import ray
 
@@ -63,7 +66,7 @@ def in_tasks(function: Callable[[A], T], inputs: Iterable[A], cpus: float = _CPU
         ref = task.remote(work, item)
         return lambda: _result(ref)
 
-    return _ahead(begin, inputs, max(2, int(2 * ray.cluster_resources().get("CPU", 1.0) / cpus)))
+    return _ahead(begin, inputs, at_once or max(2, int(2 * ray.cluster_resources().get("CPU", 1.0) / cpus)))
 
 
 def _ahead(begin: Callable[[A], Callable[[], T]], inputs: Iterable[A], at_once: int) -> Iterator[T]:

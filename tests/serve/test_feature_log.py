@@ -1,0 +1,141 @@
+"""The feature log: what is served can be trained on, and logging is bounded and never in a request's way."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rayrec.serve import ModelSpec, Service
+from rayrec.serve.config import LogConfig
+from rayrec.serve.http import App
+from rayrec.serve.requests import ARROW, JSON
+from rayrec.train.after.export import export_run
+from tests.inference.runs import train, trainer_scores
+from tests.serve.server import GOOD, Server
+from tests.serve.test_fuzz import stream
+from tests.serve.test_traffic import series
+
+COLUMNS = ["user", "item", "tags", "age"]
+BODY = json.dumps({"rows": [GOOD]}).encode()
+
+
+def as_tensors(rows: pa.Table) -> dict[str, Any]:
+    """In the open inference protocol."""
+    found = [
+        {"name": name, "datatype": kind, "shape": [len(rows)], "data": rows[name].to_pylist()}
+        for name, kind in (("user", "INT64"), ("item", "INT64"), ("age", "FP64"))
+    ]
+    tags = rows["tags"].combine_chunks()
+    lengths = tags.value_lengths().to_pylist()
+    found.append(
+        {"name": "tags", "datatype": "INT64", "shape": [len(tags.flatten())], "data": tags.flatten().to_pylist()}
+    )
+    return {"inputs": [*found, {"name": "tags.lengths", "datatype": "INT64", "shape": [len(rows)], "data": lengths}]}
+
+
+def send(server: Server, rows: pa.Table) -> dict[str, list[float]]:
+    """In parts, each in another form, under the id `part-NUMBER`; returns the scores of each part."""
+    parts, lists = [rows.slice(start, 60) for start in range(0, 240, 60)], rows.select(COLUMNS).to_pylist()
+    one = {name: lists[-1].pop(name) for name in ("user", "tags")}
+    sent: list[tuple[str, Any, dict[str, str]]] = [
+        ("/score", {"rows": lists[:60]}, {}),
+        ("/score", {"rows": parts[1].select(COLUMNS).to_pydict()}, {}),
+        ("/score", stream(parts[2].select(COLUMNS)), {"content_type": ARROW, "accept": JSON}),
+        ("/v2/models/ctr/infer", as_tensors(parts[3]), {}),
+        ("/score", {"rows": lists[240:299]}, {}),
+        ("/score", {"context": one, "candidates": [lists[-1]]}, {}),
+    ]
+    scores = {}
+    for number, (path, body, headers) in enumerate(sent):
+        status, answer = server.ask("POST", path, body, x_request_id=f"part-{number}", **headers)
+        assert status == 200, answer
+        found = answer["outputs"][0]["data"] if "outputs" in answer else answer["scores"]["label"]
+        scores[f"part-{number}"] = found
+    return scores
+
+
+def test_what_was_logged_and_joined_with_labels_trains_the_same_model(tmp_path: Path) -> None:
+    run = train(tmp_path / "a")
+    rows = pa.concat_tables([pq.read_table(path) for path in sorted((tmp_path / "a/train").iterdir())])
+    log = LogConfig(folder=tmp_path / "log", share=1.0)
+    service = Service([ModelSpec(name="ctr", path=export_run(run, tmp_path / "model").folder)], log=log)
+    server = Server(App(service))
+    scores = send(server, rows)
+    server.close()
+    service.close()
+    assert series(service, "rayrec_logged_requests_total") and not list((tmp_path / "log/ctr").glob(".*"))
+    (file,) = (tmp_path / "log/ctr").iterdir()
+    logged = pq.read_table(file).sort_by([("_request", "ascending"), ("_row", "ascending")])
+    for name in COLUMNS:
+        assert logged[name].to_pylist() == rows[name].to_pylist(), name
+    assert logged["_score"].to_pylist() == pytest.approx([one for part in scores.values() for one in part], abs=1e-7)
+    assert set(logged["_version"].to_pylist()) == {service.health()["models"][0]["version"]}
+    assert max(logged["_time"].to_pylist()) <= time.time()
+
+    # the labels come later, by request and row
+    sizes = [len(scores[part]) for part in sorted(scores)]
+    keys = [(part, row) for part, size in zip(sorted(scores), sizes, strict=True) for row in range(size)]
+    labels = dict(zip(keys, rows["label"].to_pylist(), strict=True))
+    of_row = zip(logged["_request"].to_pylist(), logged["_row"].to_pylist(), strict=True)
+    joined = logged.append_column("label", pa.array([labels[key] for key in of_row]))
+    other = tmp_path / "b"
+    for part in ("train", "eval"):
+        (other / part).mkdir(parents=True)
+        for path in (tmp_path / "a" / part).iterdir():
+            pq.write_table(pq.read_table(path), other / part / path.name, row_group_size=64)
+    start = 0
+    for path in sorted((other / "train").iterdir()):
+        count = pq.read_metadata(path).num_rows
+        pq.write_table(joined.slice(start, count), path, row_group_size=64)
+        start += count
+    for (_, expected), (_, found) in zip(trainer_scores(run), trainer_scores(train(other)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_share_is_drawn_and_files_take_turns(model: Path, tmp_path: Path) -> None:
+    log = LogConfig(folder=tmp_path, share=0.25, file_rows=5, files=2)
+    service = Service([ModelSpec(name="ctr", path=model)], log=log)
+    server = Server(App(service))
+    for number in range(200):
+        assert server.ask("POST", "/score", BODY, x_request_id=f"r{number}")[0] == 200
+    server.close()
+    service.close()
+    (count,) = series(service, "rayrec_logged_requests_total").values()
+    files = sorted((tmp_path / "ctr").iterdir())
+    assert 25 <= count <= 75 and len(files) == 2
+    assert pq.read_metadata(files[0]).num_rows == 5 and {*pq.read_table(files[0])["_row"].to_pylist()} == {0}
+
+
+def test_a_log_that_is_slow_or_cannot_be_written_costs_no_request(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").write_text("a file, no folder")
+    service = Service([ModelSpec(name="ctr", path=model)], log=LogConfig(folder=tmp_path / "taken", share=1.0))
+    begin = time.perf_counter()
+    for _ in range(5):
+        service.score(BODY, JSON)
+    service.close()
+    assert (
+        series(service, "rayrec_logged_requests_total")[
+            '{model="ctr",outcome="lost file"'.join(
+                ["rayrec_logged_requests_total", f',replica="{service.measures.replica}"}}']
+            )
+        ]
+        == 1
+    )
+    slow = Service([ModelSpec(name="ctr", path=model)], log=LogConfig(folder=tmp_path / "log", share=1.0))
+    (behind,) = slow._behind
+    monkeypatch.setattr(behind._behind, "_work", lambda item: time.sleep(0.5))
+    begin = time.perf_counter()
+    for _ in range(100):
+        slow.score(BODY, JSON)
+    assert time.perf_counter() - begin < 10
+    (dropped,) = [value for key, value in series(slow, "rayrec_logged_requests_total").items() if "dropped" in key]
+    assert dropped >= 30, "64 fit the queue"
