@@ -37,9 +37,9 @@ import pyarrow.parquet as pq
 from rayrec.data import Cursor, FooterIndex, FooterReading, Manifest, Schema
 from rayrec.data.order.rank_part import Ordering
 from rayrec.data.source.footer_index import index_file
+from rayrec.data.source.footers import write_index
 from rayrec.data.stream.reading import pieces_of
 from rayrec.data.stream.shared_manifest import SharedManifest, shared
-from rayrec.data.tools.index import write_index
 
 SCHEMA = Schema.model_validate(
     {

@@ -309,6 +309,7 @@ MUTABLE = {
     },
     "rayrec/train/worker/guards.py": {"Guards"},
     "rayrec/train/run/log.py": {"Course"},
+    "rayrec/data/errors.py": {"DataError"},
     "rayrec/data/source/footer_index.py": {"FooterIndex"},
     "rayrec/data/source/slices.py": {"_Stream"},
     "rayrec/data/mapping/problems.py": {"Problems"},

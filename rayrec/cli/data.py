@@ -90,15 +90,19 @@ def vocabulary(
     filters: Filters = "[]",
     min_count: Annotated[int, typer.Option(help="Leave rarer ids out.", min=1)] = 1,
     max_size: Annotated[int | None, typer.Option(help="Keep so many ids, the most frequent ones.", min=1)] = None,
+    extend: Annotated[
+        str | None,
+        typer.Option(metavar="OLD", help="Keep the ids of this vocabulary in their rows, append those it lacks."),
+    ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Count the files side by side, one Ray task each.")] = False,
 ) -> None:
     """Count a column's ids in all files and write them as a vocabulary, the most frequent first; in bounded memory."""
     from rayrec.data.tools.vocabulary import count_column
     from rayrec.train.config.file import parse_yaml
 
-    wanted = parse_yaml(filters)
-    found = count_column(paths, column, out, filters=wanted, min_count=min_count, max_size=max_size, on_ray=ray)
-    typer.echo(f"{found.kept:,} of {found.seen:,} ids in {out}")
+    which = {"filters": parse_yaml(filters), "min_count": min_count, "max_size": max_size, "extend": extend}
+    found = count_column(paths, column, out, **which, on_ray=ray)
+    typer.echo(f"{found.kept:,} of {found.seen:,} {'new ' if extend else ''}ids in {out}")
 
 
 @app.command()
@@ -118,8 +122,8 @@ def index(
     ray: Annotated[bool, typer.Option("--ray", help="Read side by side on Ray.")] = False,
 ) -> None:
     """Store the footers of all files, so that runs read only those of new and changed files."""
+    from rayrec.data.source.footers import write_index
     from rayrec.data.source.parallel import start_ray
-    from rayrec.data.tools.index import write_index
 
     if ray:
         start_ray()

@@ -12,8 +12,8 @@ from rayrec._imports import lazy_names
 if TYPE_CHECKING:
     from rayrec.data.errors import DataError, DataUnavailable, FileChanged
     from rayrec.data.mapping.collate import empty_batch
-    from rayrec.data.mapping.id_mappings import Hash, Identity, Vocabulary
     from rayrec.data.mapping.mapping import Mapping, to_batch
+    from rayrec.data.mapping.rules import Hash, Identity, Vocabulary
     from rayrec.data.mapping.schema import DenseFeature, Label, SampleWeight, Schema, SparseFeature, Task
     from rayrec.data.mapping.transforms import Standardize
     from rayrec.data.options import BadRows, ReadOptions, Shuffle
@@ -31,7 +31,7 @@ __getattr__ = lazy_names(
     {
         "errors": "DataError DataUnavailable FileChanged",
         "mapping.collate": "empty_batch",
-        "mapping.id_mappings": "Hash Identity Vocabulary",
+        "mapping.rules": "Hash Identity Vocabulary",
         "mapping.mapping": "Mapping to_batch",
         "mapping.schema": "DenseFeature Label SampleWeight Schema SparseFeature Task",
         "mapping.transforms": "Standardize",

@@ -6,10 +6,12 @@ What is wrong with which input is decided where the input is read.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Self
 
 
+@dataclass(eq=False)
 class DataError(ValueError):
     """Input data that cannot be used, located as exactly as it is known.
 
@@ -23,24 +25,16 @@ class DataError(ValueError):
         fix: what to do about it.
     """
 
-    def __init__(
-        self,
-        problem: str,
-        *,
-        file: str | None = None,
-        row_group: int | None = None,
-        row: int | None = None,
-        column: str | None = None,
-        value: str | None = None,
-        fix: str | None = None,
-    ) -> None:
-        self.problem = problem
-        self.file = file
-        self.row_group = row_group
-        self.row = row
-        self.column = column
-        self.value = value
-        self.fix = fix
+    problem: str
+    _: KW_ONLY
+    file: str | None = None
+    row_group: int | None = None
+    row: int | None = None
+    column: str | None = None
+    value: str | None = None
+    fix: str | None = None
+
+    def __post_init__(self) -> None:
         super().__init__(self._text())
 
     def _text(self) -> str:
@@ -60,12 +54,11 @@ class DataError(ValueError):
 
     def at(self, file: str | None, row_group: int | None, row: int | None) -> Self:
         """The same at a place."""
-        return type(self)(**{**self.to_dict(), "file": file, "row_group": row_group, "row": row})
+        return replace(self, file=file, row_group=row_group, row=row)
 
     def to_dict(self) -> dict[str, Any]:
         """The error's parts as JSON values."""
-        names = ("problem", "file", "row_group", "row", "column", "value", "fix")
-        return {name: getattr(self, name) for name in names}
+        return asdict(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuilt, (type(self), self.to_dict()))
@@ -81,6 +74,11 @@ class FileChanged(DataError):
 
 def _rebuilt(kind: type[DataError], parts: dict[str, Any]) -> DataError:
     return kind(parts.pop("problem"), **parts)
+
+
+def first_line(error: Exception) -> str:
+    """What a foreign error says first."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

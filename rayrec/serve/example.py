@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.data import Schema
-from rayrec.data.mapping.id_mappings import Vocabulary
+from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.schema import SparseFeature
 from rayrec.data.mapping.vocabulary import first_id
 from rayrec.inference.artifact import MAPPING

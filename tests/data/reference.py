@@ -135,7 +135,7 @@ def _number(value: Any, feature: DenseFeature) -> float:
         elif step.kind == "standardize":
             x = (x - step.mean) / step.std
         else:
-            x = float(sum(b <= x for b in step.boundaries))
+            x = min(max((x - step.lowest) / (step.highest - step.lowest), 0.0), 1.0)
     with np.errstate(all="ignore"):
         x = float(np.float32(x))
     if not math.isfinite(x):

@@ -128,7 +128,7 @@ def draw_dense(name: str, rng: random.Random) -> tuple[dict[str, Any], dict[str,
         {"kind": "log1p"},
         {"kind": "clip", "lowest": 0.0, "highest": rng.choice([None, 10.0])},
         {"kind": "standardize", "mean": 3.0, "std": 2.0},
-        {"kind": "bucketize", "boundaries": [0.5, 2.0, 9.0]},
+        {"kind": "min_max", "lowest": -2.0, "highest": 9.0},
     ]
     if rng.random() < 0.6:
         feature["transforms"] = rng.sample(steps, rng.randrange(1, 4))

@@ -13,7 +13,7 @@ import pytest
 from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, Schema
 from rayrec.data.source import footers
 from rayrec.data.source.dataset import DataSet
-from rayrec.data.tools.index import write_index
+from rayrec.data.source.footers import write_index
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config
 from tests.train import small

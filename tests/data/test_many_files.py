@@ -32,10 +32,10 @@ from rayrec.data.order.rank_part import EpochPlanner, Ordering
 from rayrec.data.source import footers
 from rayrec.data.source.dataset import DataSet
 from rayrec.data.source.footer_index import INDEX_NAME
+from rayrec.data.source.footers import write_index
 from rayrec.data.storage.opening import Footer
 from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.shared_manifest import shared
-from rayrec.data.tools.index import write_index
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
 from tests.data.test_stream import LOCAL, row_ids, same
 

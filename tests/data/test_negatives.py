@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.data import BadRows, BatchStream, Cursor, Manifest, Schema
-from rayrec.data.source.negatives import draw
+from rayrec.data.order.epoch import draw
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
 from tests.data.test_stream import LOCAL, RAY, row_ids, stream
 

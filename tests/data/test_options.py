@@ -18,16 +18,15 @@ from rayrec.data import (
     MixedStream,
     ReadOptions,
 )
-from rayrec.data.mapping.id_mappings import Hash, Vocabulary
 from rayrec.data.mapping.map_rows import map_rows
+from rayrec.data.mapping.rules import Hash, Vocabulary
 from rayrec.data.mapping.schema import DenseFeature, SparseFeature, Task
-from rayrec.data.mapping.transforms import Bucketize, Clip, Standardize
+from rayrec.data.mapping.transforms import Clip, Standardize
 from rayrec.data.options import Shuffle
 from rayrec.data.order.cursor import Cursor
-from rayrec.data.order.epoch import EpochOrder
+from rayrec.data.order.epoch import EpochOrder, draw
 from rayrec.data.order.rank_part import Ordering
 from rayrec.data.source.dataset import DataSet, WeightedDataSet
-from rayrec.data.source.negatives import draw
 from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS
 from rayrec.data.storage.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Patience
 from rayrec.data.stream.reading import read_window
@@ -150,8 +149,6 @@ ENDS: list[tuple[type[BaseModel], dict[str, Any], dict[str, tuple[Any, Any]]]] =
     (SparseFeature, {**NAMED, "kind": "id_list"}, {"max_length": (1, 0)}),
     (SparseFeature, {**NAMED, "kind": "id"}, {"max_length": (None, 1), "weight_column": (None, "w")}),
     (Standardize, {"mean": 0.0}, {"std": (0.001, 0.0)}),
-    (Bucketize, {}, {"boundaries": ([1.0], [])}),
-    (Bucketize, {}, {"boundaries": ([1.0, 2.0, 3.0], [1.0, 2.0, 2.0])}),
     (Clip, {"lowest": 1.0}, {"highest": (1.0, 0.999)}),
     (Clip, {}, {"lowest": (0.0, None)}),
     (Clip, {}, {"highest": (0.0, None)}),

@@ -22,11 +22,10 @@ from rayrec.data.source.footer_index import index_file
 from rayrec.data.source.footers import _like
 from rayrec.data.source.partitioned import partitions_of
 from rayrec.data.storage import opening, retries
-from rayrec.data.storage.formats import format_of
-from rayrec.data.storage.locations import Location, locate, plain_path
+from rayrec.data.storage.files import format_of
+from rayrec.data.storage.locations import Location, Server, locate, plain_path
 from rayrec.data.storage.opening import Version, open_parquet, read_footer
 from rayrec.data.storage.retries import Patience, with_patience
-from rayrec.data.storage.servers import Server
 
 
 @pytest.mark.parametrize(

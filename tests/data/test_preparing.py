@@ -21,9 +21,9 @@ from rayrec.data.mapping.hashing import hash_strings, seed_of
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.mapping.targets import LATEST_S, map_targets, unknown_targets
-from rayrec.data.source.negatives import draw
+from rayrec.data.order.epoch import draw
 from rayrec.data.tools import vocabulary
-from rayrec.data.tools.avro import _arrow
+from rayrec.data.tools.binary_files import _arrow
 from rayrec.data.tools.column_facts import column_facts, time_unit
 from rayrec.data.tools.convert import _named_type
 from rayrec.data.tools.inspect import _auc, inspect

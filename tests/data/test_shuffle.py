@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.data import BadRows, BatchStream, Cursor, Manifest, ReadOptions
-from rayrec.data.order.epoch import EpochOrder, row_order
-from rayrec.data.order.interleave import positions
+from rayrec.data.order.epoch import EpochOrder, positions, row_order
 from rayrec.data.source import slices
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,28 @@ def test_parquet_with_times_stays_where_it_is_and_is_divided_by_filters(tmp_path
     train, held = rows_of(given)
     assert train + held == ROWS and 40 <= held <= 41
     assert "the last rows by 'ts'" in said[0]
+
+
+def test_nothing_that_is_held_out_shapes_the_config(tmp_path: Path) -> None:
+    """Two data sets that differ in the last rows by time alone: other ids, larger numbers, other nulls."""
+    rng, rows = np.random.default_rng(1), 3000
+    late = np.arange(rows) >= 2700
+    same = {"ts": 1_700_000_000 + np.arange(rows), "click": rng.integers(0, 2, rows)}
+    user, amount = rng.integers(0, 40, rows), rng.lognormal(size=rows)
+    found = []
+    for number in range(2):
+        other = late & (number == 1)
+        city = pa.array(np.where(other, "new", np.char.mod("city %d", user % 9)))
+        more = {"user_id": np.where(other, 10**6 + user, user), "city": city}
+        more["amount"] = pa.array(np.where(other, 1e9, amount), mask=other & (user < 9))
+        pq.write_table(pa.table(same | more), tmp_path / "x.parquet")
+        folder = tmp_path / f"data{number}"
+        given = start([str(tmp_path / "x.parquet")], "a", folder, ONE, tell=lambda _: None).config
+        ids = {path.name: pq.read_table(path).to_pydict() for path in sorted((folder / "vocabularies").iterdir())}
+        text = json.dumps([given["schema"], given["tables"], given["data"]]).replace(str(folder), "")
+        found.append((text, ids))
+        assert given["data"]["eval"]["filters"] == [["ts", ">=", 1_700_002_700]]
+    assert found[0] == found[1] and set(found[0][1]) == {"user_id.parquet", "city.parquet"}
 
 
 def test_without_times_a_tenth_is_drawn_by_the_number_of_the_row(tmp_path: Path) -> None:

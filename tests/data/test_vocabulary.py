@@ -14,13 +14,15 @@ import pytest
 import yaml
 
 from rayrec.data import DataError, Mapping, Schema, to_batch
+from rayrec.data.mapping.fingerprint import as_before, mapping_fingerprint
 from rayrec.data.mapping.hashing import hash_rows, hash_strings, seed_of
 from rayrec.data.mapping.id_index import IdIndex
 from rayrec.data.mapping.map_rows import check_rows_of
+from rayrec.data.mapping.vocabulary import load_vocabulary
 from rayrec.data.source import partitioned
 from rayrec.data.tools import vocabulary
-from rayrec.data.tools.vocabulary import count_column
-from rayrec.train import load_config
+from rayrec.data.tools.vocabulary import Counted, count_column
+from rayrec.train import Trainer, TrainError, load_config
 from rayrec.train.config.file import parse_config
 from rayrec.train.run.paths import resolved
 from tests.data.sets import write
@@ -204,3 +206,46 @@ def test_a_shared_index_is_opened_before_another_process_may_remove_it(
 
     monkeypatch.setattr(IdIndex, "open", opening)
     assert ids_of(pa.array([2, 3]), feature(tmp_path / "v.txt")) == [4, 2]
+
+
+def test_an_extended_vocabulary_keeps_the_rows_of_its_ids_and_appends_the_new_ones(tmp_path: Path) -> None:
+    old = tmp_path / "v.parquet"
+    pq.write_table(pa.table({"x": [7, 7, 7, 2, 2, 5]}), tmp_path / "x.parquet")
+    assert count_column(str(tmp_path / "x.parquet"), "x", old) == Counted(3, 3)
+    before = mapping_fingerprint(feature(old), {"x": 10})
+    pq.write_table(pa.table({"x": [9, 8, 8, 2, 1, 1, 1]}), tmp_path / "y.parquet")
+    how = {"extend": str(old), "min_count": 2}
+    assert count_column(str(tmp_path / "y.parquet"), "x", old, **how) == Counted(2, 3), "9 comes once, 2 is there"
+    assert pq.read_table(old)["id"].to_pylist() == [7, 2, 5, 1, 8]
+    assert ids_of(pa.array([7, 2, 5, 1, 8]), feature(old)) == [2, 3, 4, 5, 6]
+    now = mapping_fingerprint(feature(old), {"x": 10})
+    assert now != before == as_before(now, before, feature(old)) and as_before(now, None, feature(old)) == now
+    assert count_column(str(tmp_path / "x.parquet"), "x", old, extend=str(old)) == Counted(0, 0), "nothing is new"
+    pq.write_table(pa.table({"x": ["a"]}), tmp_path / "z.parquet")
+    with pytest.raises(DataError, match="the vocabulary to extend holds integers, and the column does not"):
+        count_column(str(tmp_path / "z.parquet"), "x", old, extend=str(old))
+    pq.write_table(pa.table({"id": [2, 7, 5, 1, 8]}), old)
+    load_vocabulary.cache_clear()
+    other = mapping_fingerprint(feature(old), {"x": 10})
+    assert as_before(other, before, feature(old)) == other, "the first ids are not those"
+
+
+def test_a_resumed_run_takes_a_vocabulary_that_grew_at_its_end(tmp_path: Path) -> None:
+    small.write_all(tmp_path)
+    path = tmp_path / "items.parquet"
+    some = [["item", "<", 40]]
+    count_column(str(tmp_path / "train"), "item", path, filters=some)
+    raw = small.raw_config(tmp_path, trainer__epochs=1, trainer__num_workers=0)
+    (item,) = (one for one in raw["schema"]["sparse"] if one["name"] == "item")
+    item["mapping"] = {"kind": "vocabulary", "path": str(path)}
+    first = Trainer(parse_config(raw)).fit()
+    count_column(str(tmp_path / "train"), "item", path, extend=str(path))
+    raw["trainer"]["epochs"] = 2
+    second = Trainer(parse_config(raw)).fit()
+    assert second.train["samples"] == 2 * first.train["samples"]
+    ids = pq.read_table(path)["id"].to_pylist()
+    pq.write_table(pa.table({"id": ids[::-1]}), path)
+    load_vocabulary.cache_clear()
+    raw["trainer"]["epochs"] = 3
+    with pytest.raises(TrainError, match="feature 'item': its ids would mean other rows: vocabulary checksum"):
+        Trainer(parse_config(raw)).fit()

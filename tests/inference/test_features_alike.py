@@ -58,7 +58,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sparse = [*ALL["sparse"], {"name": "fifths", "on_null": "empty"}]
     raw = {
         "name": "features",
-        "data": {"train": str(folder / "train")},
+        "data": {"train": str(folder / "train"), "eval": str(folder / "train")},
         "schema": {"derived": derived, "dense": dense, "sparse": sparse},
         "tables": [
             {"name": one["name"], "rows": ROWS_OF.get(one["name"], 5), "dim": 4, "features": [one["name"]]}
@@ -73,7 +73,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_run(run, tmp_path_factory.mktemp("out") / "model", force=True).folder
+    return export_run(run, tmp_path_factory.mktemp("out") / "model").folder
 
 
 def stream_of(run: Path, data: Path, rows: int = AT_ONCE) -> BatchStream:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from rayrec.data import DataSet
-from rayrec.data.mapping.id_mappings import Vocabulary
+from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.vocabulary import vocabulary_checksum
 from rayrec.distributed.planner.sharding_groups import Grouped
 from rayrec.distributed.replicas.layout import GroupLayout

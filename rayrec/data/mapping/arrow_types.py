@@ -13,15 +13,14 @@ import pyarrow.types as pat
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
+_LISTS = (pat.is_list, pat.is_large_list, pat.is_fixed_size_list, pat.is_list_view, pat.is_large_list_view)
+_TEXTS = (pat.is_string, pat.is_large_string, pat.is_string_view)
+_BYTES = (pat.is_binary, pat.is_large_binary, pat.is_binary_view)
+
+
 def is_list(kind: pa.DataType) -> bool:
     """Any of Arrow's list layouts."""
-    return (
-        pat.is_list(kind)
-        or pat.is_large_list(kind)
-        or pat.is_fixed_size_list(kind)
-        or pat.is_list_view(kind)
-        or pat.is_large_list_view(kind)
-    )
+    return any(test(kind) for test in _LISTS)
 
 
 def leaf_of(kind: pa.DataType) -> pa.DataType:
@@ -33,16 +32,8 @@ def leaf_of(kind: pa.DataType) -> pa.DataType:
 
 def is_text(kind: pa.DataType) -> bool:
     """Strings and bytes of any layout, dictionary-encoded or not."""
-    if pat.is_dictionary(kind):
-        kind = kind.value_type
-    return (
-        pat.is_string(kind)
-        or pat.is_large_string(kind)
-        or pat.is_string_view(kind)
-        or pat.is_binary(kind)
-        or pat.is_large_binary(kind)
-        or pat.is_binary_view(kind)
-    )
+    kind = kind.value_type if pat.is_dictionary(kind) else kind
+    return any(test(kind) for test in (*_TEXTS, *_BYTES))
 
 
 def without_views(kind: pa.DataType) -> pa.DataType:
@@ -131,8 +122,8 @@ def _fits(wide: pa.DataType, narrow: pa.DataType) -> bool:
 
 
 def _is_utf8(kind: pa.DataType) -> bool:
-    plain = kind.value_type if pat.is_dictionary(kind) else kind
-    return bool(pat.is_string(plain) or pat.is_large_string(plain) or pat.is_string_view(plain))
+    kind = kind.value_type if pat.is_dictionary(kind) else kind
+    return any(test(kind) for test in _TEXTS)
 
 
 def from_list_view(array: pa.ListViewArray | pa.LargeListViewArray) -> pa.Array:

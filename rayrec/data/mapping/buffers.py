@@ -13,6 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
+U64 = npt.NDArray[np.uint64]
+U32 = npt.NDArray[np.uint32]
+Mask = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.floating]
+
 
 def empty(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """An array of `size` numbers that hold anything."""

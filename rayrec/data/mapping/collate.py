@@ -12,14 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rayrec.data.mapping.buffers import F32
 from rayrec.data.mapping.hashing import TableRows
 from rayrec.data.mapping.rows import Part
 from rayrec.data.mapping.schema import Schema
 from rayrec.models.batch import Batch
 from rayrec.sparse import KeyedJaggedTensor
-
-F32 = npt.NDArray[np.float32]
-I64 = npt.NDArray[np.int64]
 
 
 def collate(parts: Sequence[Part], schema: Schema) -> Batch:
@@ -82,7 +80,7 @@ def _jagged(parts: Sequence[Part], schema: Schema, size: int) -> KeyedJaggedTens
     return KeyedJaggedTensor(
         keys=schema.sparse_names,
         values=torch.from_numpy(np.concatenate(values, dtype=np.int64) if values else np.empty(0, np.int64)),
-        weights=torch.from_numpy(_joined(weights)) if weighted else None,
+        weights=torch.from_numpy(np.concatenate([np.empty(0, np.float32), *weights])) if weighted else None,
         lengths=torch.from_numpy(lengths),
         stride=size,
     )
@@ -98,7 +96,3 @@ def _lists(parts: Sequence[Part], schema: Schema) -> dict[str, torch.Tensor]:
             found[f"{sequence.name}.{one.name}"] = torch.from_numpy(np.concatenate([empty, *arrays]))
             at += 1
     return found
-
-
-def _joined(weights: list[F32]) -> F32:
-    return np.concatenate(weights) if weights else np.empty(0, np.float32)

@@ -5,7 +5,8 @@ Only types are checked here, from footers; values are checked in `map_rows.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -14,7 +15,7 @@ from rayrec.data.errors import DataError, suggestion
 from rayrec.data.mapping.arrow_types import is_list, is_text, leaf_of, plain_type, without_views
 from rayrec.data.mapping.derive import derived_types, unfitted
 from rayrec.data.mapping.derived import sources
-from rayrec.data.mapping.id_mappings import Vocabulary
+from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.schema import DenseFeature, IdType, Schema, SparseFeature, Task
 from rayrec.data.mapping.sequences import check_value_type
 from rayrec.data.mapping.transforms import Fitted
@@ -31,6 +32,10 @@ def _is_number(kind: pa.DataType) -> bool:
     if pat.is_dictionary(kind):
         kind = kind.value_type
     return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind) or pat.is_boolean(kind))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pat.is_integer(kind) or pat.is_timestamp(kind) or pat.is_date(kind))
 
 
 def check_types(schema: Schema, found: pa.Schema, file: str, *, labelled: bool = True) -> None:
@@ -97,18 +102,14 @@ def _check_present(columns: list[str], found: pa.Schema, file: str) -> None:
 def _check_targets(schema: Schema, found: pa.Schema, file: str) -> None:
     for task in schema.tasks:
         _check_label(task, found.field(task.column).type, file)
-    if schema.sample_weight is not None:
-        weight = found.field(schema.sample_weight.column).type
-        if not _is_number(weight):
-            raise _wrong("the sample weight", "a number", weight, file, schema.sample_weight.column)
-    if schema.group is not None:
-        group = found.field(schema.group.column).type
-        if not _is_integer(group) and not is_text(group):
-            raise _wrong("the group", "an integer or a string", group, file, schema.group.column)
-    if schema.timestamp is not None:
-        time = found.field(schema.timestamp.column).type
-        if not (pat.is_integer(time) or pat.is_timestamp(time) or pat.is_date(time)):
-            raise _wrong("the timestamp", "a timestamp, a date or an integer", time, file, schema.timestamp.column)
+    beside: list[tuple[Any, str, str, Callable[[pa.DataType], bool]]] = [
+        (schema.sample_weight, "the sample weight", "a number", _is_number),
+        (schema.group, "the group", "an integer or a string", lambda kind: _is_integer(kind) or is_text(kind)),
+        (schema.timestamp, "the timestamp", "a timestamp, a date or an integer", _is_time),
+    ]
+    for part, what, wanted, fits in beside:
+        if part is not None and not fits(kind := found.field(part.column).type):
+            raise _wrong(what, wanted, kind, file, part.column)
 
 
 def _check_label(task: Task, found: pa.DataType, file: str) -> None:
@@ -143,7 +144,9 @@ def _check_features(schema: Schema, found: pa.Schema, file: str) -> None:
 
 def column_missing(column: str, found: pa.Schema, file: str, fix: str) -> DataError:
     """The error of a file that lacks a column."""
-    problem = f"column {column!r} is missing; the file has {_shortened(found.names)}{suggestion(column, found.names)}"
+    names = found.names
+    there = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
+    problem = f"column {column!r} is missing; the file has {there}{suggestion(column, names)}"
     return DataError(problem, file=file, column=column, fix=fix)
 
 
@@ -224,7 +227,3 @@ def _wrong(what: str, wanted: str, found: pa.DataType, file: str, column: str, f
         column=column,
         fix=fix or "convert the column, or change the feature's kind or column in the schema",
     )
-
-
-def _shortened(names: list[str]) -> str:
-    return ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")

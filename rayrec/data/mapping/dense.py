@@ -10,14 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.data.mapping.arrow_types import plain_numbers
-from rayrec.data.mapping.buffers import empty
+from rayrec.data.mapping.buffers import F32, Floats, empty
 from rayrec.data.mapping.lists import unnest
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.schema import DenseFeature
-from rayrec.data.mapping.transforms import Bucketize, Clip, Log1p, MinMax, Quantile, Standardize, Transform
-
-F32 = npt.NDArray[np.float32]
-Floats = npt.NDArray[np.floating]
+from rayrec.data.mapping.transforms import Clip, Log1p, MinMax, Quantile, Standardize, Transform
 
 _BLOCK_ROWS = 8192
 
@@ -27,16 +24,12 @@ def map_dense(
 ) -> F32:
     """The dense features side by side, float32 [n, N]."""
     with np.errstate(all="ignore"):  # what overflows or has no logarithm is reported below, with its row
-        out = _side_by_side([_mapped(columns[f.column], f, problems) for f in features], num_rows)
+        found = [transformed(_numbers(columns[f.column], f, problems), f.transforms) for f in features]
+        shaped = [numbers.reshape(num_rows, f.width) for numbers, f in zip(found, features, strict=True)]
+        out = _side_by_side(shaped, num_rows)
     if not np.isfinite(out).all():
         _report(features, columns, out, problems)
     return out
-
-
-def _mapped(array: pa.Array, feature: DenseFeature, problems: Problems) -> Floats:
-    """One feature, [n, width]."""
-    numbers = transformed(_numbers(array, feature, problems), feature.transforms)
-    return numbers.reshape(len(array), feature.width)
 
 
 def _side_by_side(found: Sequence[Floats], num_rows: int) -> F32:
@@ -103,18 +96,9 @@ def transformed(values: Floats, transforms: Sequence[Transform]) -> Floats:
                 values = np.clip((values - low) / (high - low), 0.0, 1.0)
             case Quantile(boundaries=list() as edges):
                 values = np.interp(values, edges, np.linspace(0.0, 1.0, len(edges)))
-            case Bucketize():
-                buckets = buckets_of(values, np.asarray(transform.boundaries)).astype(np.float64)
-                values = np.where(np.isnan(values), np.nan, buckets)
             case _:  # `columns.py` refuses what is not fitted
                 raise AssertionError(transform)
     return values
-
-
-def buckets_of(values: Floats, boundaries: Floats) -> npt.NDArray[np.int64]:
-    """How many of the ascending boundaries each number reaches; anything of a NaN."""
-    buckets: npt.NDArray[np.int64] = np.searchsorted(boundaries, values, side="right")
-    return buckets
 
 
 def _log1p(values: Floats) -> Floats:

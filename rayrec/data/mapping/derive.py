@@ -14,14 +14,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import decoded, floats_of, is_list, is_text, nulls_of, plain_numbers
-from rayrec.data.mapping.dense import buckets_of
+from rayrec.data.mapping.buffers import I64
 from rayrec.data.mapping.derived import (
     Age,
     Buckets,
@@ -40,8 +39,6 @@ from rayrec.data.mapping.expressions import compute
 from rayrec.data.mapping.list_columns import cross, lookup, overlap, pairs, relisted, tokens
 from rayrec.data.mapping.lists import row_of, unnest
 from rayrec.data.mapping.problems import Problems
-
-I64 = npt.NDArray[np.int64]
 
 _DAY_US = 86_400_000_000
 _PARTS: dict[str, Callable[[I64], I64]] = {  # of microseconds of local time since 1970
@@ -102,7 +99,7 @@ def _buckets(spec: Buckets, arrays: list[pa.Array], problems: Problems) -> pa.Ar
         problems.add(
             rows(bad), spec.column, f"derived column {spec.name!r}: NaN is in no bucket", _CLEAN, lambda _: "nan"
         )
-        return pa.array(buckets_of(numbers, edges), mask=none if none.any() else None)
+        return pa.array(np.searchsorted(edges, numbers, side="right"), mask=none if none.any() else None)
 
     return _elements(arrays[0], made)
 

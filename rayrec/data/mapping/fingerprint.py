@@ -7,7 +7,7 @@ from typing import Any
 
 from rayrec.data.mapping.derived import needed
 from rayrec.data.mapping.hashing import HASH_LAW
-from rayrec.data.mapping.id_mappings import Hash, Vocabulary
+from rayrec.data.mapping.rules import Hash, Vocabulary
 from rayrec.data.mapping.schema import Schema, SparseFeature
 from rayrec.data.mapping.vocabulary import load_vocabulary, vocabulary_checksum
 
@@ -26,6 +26,23 @@ def mapping_fingerprint(schema: Schema, rows_of: Mapping[str, int]) -> dict[str,
         | ({"derived": made} if (made := _derived(schema, feature)) else {})
         for feature in schema.sparse
     }
+
+
+def as_before(
+    now: Mapping[str, dict[str, Any]], before: Mapping[str, Mapping[str, Any]] | None, schema: Schema
+) -> dict[str, dict[str, Any]]:
+    """The mapping `now`, its vocabularies described as `before` where they have only grown at their ends since: every
+    id that had a row still has it.
+    """
+    found = {name: {**one} for name, one in now.items()}
+    for feature in schema.sparse:
+        was, mine = (before or {}).get(feature.name, {}), found[feature.name]
+        size = was.get("vocabulary_size", 0)
+        path = feature.mapping.path if isinstance(feature.mapping, Vocabulary) else ""
+        grew = path and 0 < size < mine["vocabulary_size"]
+        if grew and vocabulary_checksum(path, size) == was["vocabulary_checksum"]:
+            mine |= {name: was[name] for name in ("vocabulary_size", "vocabulary_checksum")}
+    return found
 
 
 def _derived(schema: Schema, feature: SparseFeature) -> list[dict[str, Any]]:

@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.mapping.buffers import empty
+from rayrec.data.mapping.buffers import U64, empty
 
 # A version of the law by which everything here maps; a checkpoint keeps it. Another number for any id: raise it.
 HASH_LAW = 1
 
-U64 = npt.NDArray[np.uint64]
 TableRows = npt.NDArray[np.signedinteger[Any]]  # int32 or int64
 
 _MASK = (1 << 64) - 1

@@ -16,11 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-I64 = npt.NDArray[np.int64]
-U32 = npt.NDArray[np.uint32]
-U64 = npt.NDArray[np.uint64]
+from rayrec.data.mapping.buffers import I64, U32, U64
 
 _LOAD = 0.7
 _EMPTY, _NO_PLACE = np.uint64((1 << 64) - 1), np.uint32((1 << 32) - 1)

@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from rayrec.data.mapping.arrow_types import decoded, is_list, is_text, nulls_of
+from rayrec.data.mapping.buffers import I64, U64, Mask
 from rayrec.data.mapping.derived import Cross, Lookup, Overlap, Pairs, Tokens
 from rayrec.data.mapping.hashing import hash_texts, mix64_array, seed_of
 from rayrec.data.mapping.lists import Lists, filtered_offsets, offsets_of, row_of, unnest
 from rayrec.data.mapping.problems import Problems
-
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-Bools = npt.NDArray[np.bool_]
 
 _CROSSES = 7  # keeps the hashes of crosses apart from other ones
 _JOIN = " "  # between the tokens of an n-gram: no token of the default separator holds it
@@ -50,7 +46,7 @@ def _integers(array: pa.Array) -> I64:
     return numbers
 
 
-def _nulls(array: pa.Array) -> Bools | None:
+def _nulls(array: pa.Array) -> Mask | None:
     return nulls_of(decoded(array) if pat.is_dictionary(array.type) and array.dictionary.null_count else array)
 
 
@@ -76,9 +72,9 @@ class _Hashed:
     """
 
     values: U64
-    nulls: Bools | None
+    nulls: Mask | None
     offsets: I64 | None
-    null_rows: Bools | None
+    null_rows: Mask | None
 
     @classmethod
     def of(cls, array: pa.Array, place: int) -> _Hashed:
@@ -97,7 +93,8 @@ class _Hashed:
         offsets, row = offsets_of(both), np.repeat(np.arange(len(both)), both)
         first, second = np.divmod(np.arange(len(row)) - offsets[row], others[row])
         left, right = self._starts()[row] + first, other._starts()[row] + second
-        nulls = _either(_picked(self.nulls, left), _picked(other.nulls, right))
+        own = None if self.nulls is None else self.nulls[left]
+        nulls = _either(own, None if other.nulls is None else other.nulls[right])
         return _Hashed(self.values[left] ^ other.values[right], nulls, offsets, null_rows)
 
     def _lengths(self) -> I64:
@@ -107,11 +104,7 @@ class _Hashed:
         return np.arange(len(self.values)) if self.offsets is None else self.offsets
 
 
-def _picked(flags: Bools | None, which: I64) -> Bools | None:
-    return None if flags is None else flags[which]
-
-
-def _either(one: Bools | None, other: Bools | None) -> Bools | None:
+def _either(one: Mask | None, other: Mask | None) -> Mask | None:
     return other if one is None else one if other is None else one | other
 
 

@@ -11,10 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.data.mapping.arrow_types import is_list, without_views
-from rayrec.data.mapping.buffers import empty
+from rayrec.data.mapping.buffers import I64, Mask, empty
 
-I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 N = TypeVar("N", bound=np.generic)
 
 
@@ -30,7 +28,7 @@ class Lists:
 
     leaf: pa.Array
     offsets: I64
-    nulls: Bools | None
+    nulls: Mask | None
 
 
 def take_bags(values: npt.NDArray[N], offsets: I64, order: I64) -> tuple[npt.NDArray[N], I64]:
@@ -101,7 +99,7 @@ def truncate(offsets: I64, max_length: int, keep: str) -> tuple[I64, I64] | None
     return positions, new_offsets
 
 
-def filtered_offsets(offsets: I64, keep: Bools) -> I64:
+def filtered_offsets(offsets: I64, keep: Mask) -> I64:
     """The offsets of the lists after the leaf values that are not kept are taken out."""
     before = np.zeros(len(keep) + 1, dtype=np.int64)
     np.cumsum(keep, out=before[1:])

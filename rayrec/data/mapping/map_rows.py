@@ -9,25 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import from_list_view, without_views
+from rayrec.data.mapping.buffers import I64
 from rayrec.data.mapping.dense import map_dense
 from rayrec.data.mapping.derive import derive
-from rayrec.data.mapping.id_mappings import Vocabulary
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids, Rows
+from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.mapping.sequences import check_lengths, in_order, map_values
 from rayrec.data.mapping.sparse import map_sparse
 from rayrec.data.mapping.targets import map_targets, unknown_targets
 from rayrec.data.mapping.vocabulary import load_vocabulary
-
-F32 = npt.NDArray[np.float32]
-I64 = npt.NDArray[np.int64]
 
 
 def map_rows(

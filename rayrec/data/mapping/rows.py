@@ -12,11 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.mapping.buffers import taken
+from rayrec.data.mapping.buffers import F32, I64, taken
 from rayrec.data.mapping.lists import take_bags
-
-F32 = npt.NDArray[np.float32]
-I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from rayrec.data.mapping.derived import Derived, check_order, needed, sources
-from rayrec.data.mapping.id_mappings import Identity, IdMapping, Vocabulary
-from rayrec.data.mapping.label_rule import LabelKind, LabelRule
+from rayrec.data.mapping.rules import Identity, IdMapping, LabelKind, LabelRule, Vocabulary
 from rayrec.data.mapping.sequences import SequenceColumns
-from rayrec.data.mapping.transforms import ONCE_FIELDS, Transform
+from rayrec.data.mapping.transforms import Transform
 from rayrec.data.strict import Strict
 
 IdType = Literal["text", "integer"]
@@ -94,15 +93,6 @@ class DenseFeature(_Feature):
     default: float | None = None
     transforms: list[Transform] = Field(default=[])
 
-    @model_validator(mode="before")
-    @classmethod
-    def _transforms_are_listed(cls, data: Any) -> Any:
-        for name in ONCE_FIELDS.keys() & (data.keys() if isinstance(data, dict) else set()):
-            raise ValueError(
-                f"{name} is a transform: write `transforms: [{ONCE_FIELDS[name]}]`, all in the order in which they run"
-            )
-        return data
-
     @model_validator(mode="after")
     def _check(self) -> DenseFeature:
         if self.default is not None and not math.isfinite(self.default):
@@ -139,18 +129,15 @@ class SparseFeature(_Feature):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_means_on_null_default(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("default") is not None and "on_null" not in data:
-            return {**data, "on_null": "default"}
-        return data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _keep_may_have_a_length(cls, data: Any) -> Any:
-        keep = data.get("keep") if isinstance(data, dict) else None
+    def _short_forms(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if data.get("default") is not None and "on_null" not in data:
+            data = {**data, "on_null": "default"}
+        keep = data.get("keep")
         if isinstance(keep, dict) and len(keep) == 1 and data.get("max_length") is None:
             ((end, length),) = keep.items()
-            return {**data, "keep": end, "max_length": length}
+            data = {**data, "keep": end, "max_length": length}
         return data
 
     @model_validator(mode="after")

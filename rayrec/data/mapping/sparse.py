@@ -6,22 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.data.mapping.arrow_types import decoded, floats_of, is_text, nulls_of
+from rayrec.data.mapping.buffers import F32, I64, Mask
 from rayrec.data.mapping.hashing import TableRows, hash_rows, hash_strings, row_type, seed_of, to_rows
-from rayrec.data.mapping.id_mappings import Hash, Identity, Vocabulary
 from rayrec.data.mapping.lists import filtered_offsets, offsets_of, row_of, truncate, unnest
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids
+from rayrec.data.mapping.rules import Hash, Identity, Vocabulary
 from rayrec.data.mapping.schema import SparseFeature
 from rayrec.data.mapping.vocabulary import load_vocabulary
-
-F32 = npt.NDArray[np.float32]
-I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _FEW = 4096  # distinct strings are found faster than each is looked up where there are only so many
 
@@ -53,13 +49,13 @@ class _Bags:
     problems: Problems
     leaf: pa.Array
     offsets: I64 | None
-    null_lists: Bools | None
+    null_lists: Mask | None
     weights: F32 | None
 
     def mapped(self) -> Ids:
         feature = self.feature
         values, nulls, outside = map_leaf(self.leaf, feature, self.num_rows)
-        keep: Bools | None = None
+        keep: Mask | None = None
         if nulls is not None:
             keep = self._nulls(values, nulls)
         if outside is not None:
@@ -86,7 +82,7 @@ class _Bags:
         kind = self.leaf.type
         return kind.value_type if pa.types.is_dictionary(kind) else kind
 
-    def _nulls(self, values: TableRows, nulls: Bools) -> Bools | None:
+    def _nulls(self, values: TableRows, nulls: Mask) -> Mask | None:
         """Treats null ids; returns which values stay when some do not."""
         feature = self.feature
         if feature.on_null == "empty":
@@ -98,7 +94,7 @@ class _Bags:
         return None
 
     def _null_lists(
-        self, null_lists: Bools, values: TableRows, offsets: I64 | None, weights: F32 | None
+        self, null_lists: Mask, values: TableRows, offsets: I64 | None, weights: F32 | None
     ) -> tuple[TableRows, I64 | None, F32 | None]:
         """Treats null lists, which have no values so far."""
         assert offsets is not None
@@ -116,7 +112,7 @@ class _Bags:
         fix = f"fill the nulls, or set `on_null: empty` or `default: <id>` for feature {name!r}"
         self.problems.add(rows, self.feature.column, f"feature {name!r} has {what}", fix, lambda _: "null")
 
-    def _outside(self, values: TableRows, outside: I64, keep: Bools | None) -> Bools | None:
+    def _outside(self, values: TableRows, outside: I64, keep: Mask | None) -> Mask | None:
         """Treats ids outside the table; `values` still holds them."""
         mapping = self.feature.mapping
         bounds = mapping.bounds if isinstance(mapping, Identity) else "error"
@@ -140,7 +136,7 @@ class _Bags:
         return keep
 
 
-def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[TableRows, Bools | None, I64 | None]:
+def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[TableRows, Mask | None, I64 | None]:
     """Table rows of ids that are not nested.
 
     Returns:
@@ -195,7 +191,7 @@ def _bytes(texts: pa.Array) -> list[bytes]:
 
 def _map_texts(
     leaf: pa.Array, mapping: Identity | Hash | Vocabulary, num_rows: int
-) -> tuple[I64, Bools | None, I64 | None]:
+) -> tuple[I64, Mask | None, I64 | None]:
     """As `map_leaf`, for strings: every distinct one is mapped once, except for a large vocabulary."""
     if isinstance(mapping, Vocabulary) and load_vocabulary(mapping.path).size > _FEW:
         plain = decoded(leaf)
@@ -217,8 +213,8 @@ def _map_texts(
 
 
 def _with_unknown(
-    rows: I64, nulls: Bools | None, mapping: Identity | Hash | Vocabulary
-) -> tuple[I64, Bools | None, I64 | None]:
+    rows: I64, nulls: Mask | None, mapping: Identity | Hash | Vocabulary
+) -> tuple[I64, Mask | None, I64 | None]:
     """With the positions of ids that have no row."""
     if not isinstance(mapping, Vocabulary) or mapping.oov_rows:
         return rows, nulls, None

@@ -11,7 +11,7 @@ import pyarrow.types as pat
 
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_list, is_text, leaf_of, plain_type, type_of
-from rayrec.data.mapping.id_mappings import Vocabulary
+from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.schema import Schema, SparseFeature
 from rayrec.data.mapping.vocabulary import load_vocabulary
 
@@ -58,19 +58,16 @@ def to_table(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
 def _columns(data: Any, names: Sequence[str], types: Mapping[str, pa.DataType | None]) -> dict[str, Any]:
     if isinstance(data, pa.Table | pa.RecordBatch):
         return {name: data.column(name) for name in names if data.schema.names.count(name) == 1}
-    if isinstance(data, Mapping):
-        return {name: _array(name, data[name], types.get(name)) for name in names if name in data}
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
-        rows = [row for row in data if isinstance(row, Mapping)]
-        if len(rows) != len(data):
+        if not all(isinstance(row, Mapping) for row in data):
             raise TypeError("a list of rows must hold dicts, one a row")
-        there = {name for row in rows for name in row}
-        return {name: _array(name, [row.get(name) for row in rows], types.get(name)) for name in names if name in there}
-    if hasattr(data, "columns") and hasattr(data, "iloc"):
-        return {
-            name: _array(name, data[name], types.get(name)) for name in names if list(data.columns).count(name) == 1
-        }
-    raise TypeError(f"{type(data).__name__} is no Arrow table, pandas frame, dict of columns, or list of rows")
+        there = {name for row in data for name in row}
+        data = {name: [row.get(name) for row in data] for name in there.intersection(names)}
+    elif hasattr(data, "columns") and hasattr(data, "iloc"):
+        data = {name: data[name] for name in names if list(data.columns).count(name) == 1}
+    if not isinstance(data, Mapping):
+        raise TypeError(f"{type(data).__name__} is no Arrow table, pandas frame, dict of columns, or list of rows")
+    return {name: _array(name, data[name], types.get(name)) for name in names if name in data}
 
 
 def _array(name: str, values: Any, kind: pa.DataType | None = None) -> pa.Array | pa.ChunkedArray:
@@ -96,7 +93,7 @@ def _typed(values: Any, kind: pa.DataType, from_pandas: bool | None) -> pa.Array
     """Dicts as maps, texts as times (ISO 8601; UTC where they name no zone), numbers as the type that is wanted."""
     if pat.is_map(kind):
         values = [list(one.items()) if isinstance(one, Mapping) else one for one in values]
-    found = pa.array(values, from_pandas=from_pandas) if _leaf_is_time(kind) else None
+    found = pa.array(values, from_pandas=from_pandas) if pat.is_timestamp(leaf_of(kind)) else None
     if found is None or (not is_text(leaf_of(found.type)) and not pat.is_integer(leaf_of(found.type))):
         return pa.array(values, kind, from_pandas=from_pandas)
     if pat.is_integer(leaf_of(found.type)):
@@ -105,10 +102,6 @@ def _typed(values: Any, kind: pa.DataType, from_pandas: bool | None) -> pa.Array
         return found.cast(kind)
     except pa.ArrowInvalid:
         return found.cast(_of_leaf(found.type, pa.timestamp("us", "UTC"))).cast(kind)
-
-
-def _leaf_is_time(kind: pa.DataType) -> bool:
-    return bool(pat.is_timestamp(leaf_of(kind)))
 
 
 def _ids(name: str, array: Any, feature: SparseFeature) -> Any:

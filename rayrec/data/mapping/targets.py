@@ -10,13 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.data.mapping.arrow_types import decoded, floats_of, is_text, nulls_of, seconds_of
+from rayrec.data.mapping.buffers import F32, I64
 from rayrec.data.mapping.hashing import hash_strings, seed_of
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Targets
 from rayrec.data.mapping.schema import Group, SampleWeight, Schema, Task, Timestamp
-
-F32 = npt.NDArray[np.float32]
-I64 = npt.NDArray[np.int64]
 
 LATEST_S = 7_258_118_400  # 2200-01-01
 _GROUPS = 3  # keeps the hashes of groups apart from other ones

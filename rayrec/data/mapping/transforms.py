@@ -16,7 +16,7 @@ class Log1p(Strict):
     Args:
         kind: `log1p`: log(1 + x), x above -1; `clip`: the nearest number between two ends; `standardize`: (x - mean) /
             std; `min_max`: 0 at the lowest number and 1 at the highest; `quantile`: the place among the quantiles of
-            the training data; `bucketize`: how many of some boundaries the number reaches.
+            the training data.
     """
 
     kind: Literal["log1p"] = "log1p"
@@ -42,7 +42,14 @@ class Clip(Strict):
         return self
 
 
-class Standardize(Strict):
+class _Statistical(Strict):
+    @property
+    def fitted(self) -> bool:
+        """Whether its statistics are there."""
+        return None not in self.model_dump().values()
+
+
+class Standardize(_Statistical):
     """`(x - mean) / std`.
 
     Args:
@@ -59,12 +66,8 @@ class Standardize(Strict):
             raise ValueError("standardize: give mean and std, or neither, to have both fitted")
         return self
 
-    @property
-    def fitted(self) -> bool:
-        return self.mean is not None
 
-
-class MinMax(Strict):
+class MinMax(_Statistical):
     """`(x - lowest) / (highest - lowest)`, cut to [0, 1].
 
     Args:
@@ -83,12 +86,8 @@ class MinMax(Strict):
             raise ValueError(f"min_max: lowest={self.lowest} must be below highest={self.highest}")
         return self
 
-    @property
-    def fitted(self) -> bool:
-        return self.lowest is not None
 
-
-class Quantile(Strict):
+class Quantile(_Statistical):
     """The place among the training data's different quantiles, in [0, 1], by a line between two of them.
 
     Args:
@@ -106,34 +105,6 @@ class Quantile(Strict):
             raise ValueError("quantile: the boundaries must ascend")
         return self
 
-    @property
-    def fitted(self) -> bool:
-        return self.boundaries is not None
-
-
-class Bucketize(Strict):
-    """How many boundaries the number reaches.
-
-    Args:
-        boundaries: of `bucketize`, ascending numbers.
-    """
-
-    kind: Literal["bucketize"] = "bucketize"
-    boundaries: list[float] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _check(self) -> Bucketize:
-        if any(a >= b for a, b in pairwise(self.boundaries)):
-            raise ValueError("bucketize: the boundaries must ascend")
-        return self
-
 
 Fitted = Standardize | MinMax | Quantile
-Transform = Annotated[Log1p | Clip | Standardize | MinMax | Quantile | Bucketize, Field(discriminator="kind")]
-# What was a field of its own once, and how it is written now.
-ONCE_FIELDS = {
-    "log1p": "{kind: log1p}",
-    "clip": "{kind: clip, lowest: 0.0}",
-    "standardize": "{kind: standardize, mean: 0.0, std: 1.0}",
-    "bucketize": "{kind: bucketize, boundaries: [1.0]}",
-}
+Transform = Annotated[Log1p | Clip | Standardize | MinMax | Quantile, Field(discriminator="kind")]

@@ -17,19 +17,16 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_text, without_views
+from rayrec.data.mapping.buffers import I64, U64
 from rayrec.data.mapping.hashing import hash_texts, mix64_array
 from rayrec.data.mapping.id_index import IdIndex, Twice
 from rayrec.data.storage.locations import open_filesystem
 from rayrec.data.storage.opening import open_parquet
-
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
 
 _FORMAT = 1  # of the files: another layout or hash, another number
 _IN_MEMORY = 65_536
@@ -93,6 +90,11 @@ def vocabulary_checksum(path: str, size: int) -> str:
         digest.update((hash_texts(some) if isinstance(some, pa.Array) else some).astype("<u8").tobytes())
         left -= len(some)
     return digest.hexdigest()
+
+
+def ids_in(path: str) -> Iterator[I64 | pa.Array]:
+    """All ids of a vocabulary in their order, a part at a time: integers, or an Arrow array of strings."""
+    return _Source.of(path).ids()
 
 
 def first_id(path: str) -> str | int | None:

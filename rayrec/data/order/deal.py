@@ -6,7 +6,8 @@ import heapq
 
 import numpy as np
 
-from rayrec.data.order.epoch import I64, EpochOrder
+from rayrec.data.mapping.buffers import I64
+from rayrec.data.order.epoch import EpochOrder
 from rayrec.data.order.intervals import Intervals, Spans, between, count, inside
 
 _AT_ONCE = 1 << 16

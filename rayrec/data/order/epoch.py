@@ -8,17 +8,20 @@ than one deal. Reading rows is `stream/reading.py`'s work.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from rayrec.data.mapping.arrow_types import floats_of
+from rayrec.data.mapping.buffers import I64, Mask
 from rayrec.data.mapping.hashing import mix64_array, seed_of
 
-I64 = npt.NDArray[np.int64]
-
-_WINDOWS, _ROWS = 1, 2  # keep the two kinds of shuffle apart for one seed
+_WINDOWS, _ROWS, _NEGATIVES = 1, 2, 3  # keep what is drawn apart for one seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +131,54 @@ def dealt(batch_size: int, rank: int, world_size: int) -> int:
 def steps_of(rows: int, batch_rows: int) -> Iterator[tuple[int, int]]:
     """Where each step starts, and its rows."""
     return ((first, min(batch_rows, rows - first)) for first in range(0, rows, batch_rows))
+
+
+def positions(sizes: Sequence[int], number: int) -> I64:
+    """Where in one sequence of the rows of several windows the rows of one come, ascending.
+
+    Each window's come in their own order, as evenly as their number allows: the k-th of n rows stands at (2k + 1) / 2n
+    of the way (Webster, Sainte-Laguë), equal ones in the order of their windows.
+
+    Args:
+        sizes: rows of each window; number: which of them.
+    """
+    mine = sizes[number]
+    found = np.arange(mine)
+    before, after = Counter(sizes[:number]), Counter(sizes[number + 1 :])
+    for size in before.keys() | after.keys():
+        first, last = _passed(mine, size)
+        if before[size]:
+            found += before[size] * last
+        if after[size]:
+            found += after[size] * first
+    return found
+
+
+@lru_cache(maxsize=8)  # windows are of few sizes
+def _passed(mine: int, size: int) -> tuple[I64, I64]:
+    """How many rows of a window of `size` come before each of a window of `mine`; if it is a later one, an earlier one.
+
+    Row k of it comes first where (2k + 1) mine < (2 row + 1) size; where equal, if it is the earlier one.
+    """
+    row = np.arange(mine)
+    if size == mine:
+        return row, row + 1
+    over = (2 * row + 1) * size - mine
+    return -(-over // (2 * mine)), over // (2 * mine) + 1
+
+
+def draw(label: pa.ChunkedArray, rate: float, *, seed: int, epoch: int, window: int, first: int) -> Mask:
+    """For every row of (a part of) a window whether it is read.
+
+    A negative is kept with probability `rate`, by a hash of its place in the data set, the seed and the epoch: whatever
+    the ranks and wherever a run goes on it is the same rows, and another epoch draws others. Rows whose label is not 0,
+    bad ones among them, are all kept.
+
+    Args:
+        label: of the rows, any type of number.
+        first: the place of the first of them in the window.
+    """
+    numbers = floats_of(label.combine_chunks())
+    draws = mix64_array(np.arange(first, first + len(numbers)), seed_of(seed, epoch, _NEGATIVES, window))
+    mask: Mask = (numbers != 0) | (draws < np.uint64(int(rate * 2**64)))
+    return mask

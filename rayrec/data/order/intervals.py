@@ -68,17 +68,7 @@ def inside(sequence: Spans, wanted: Spans) -> Spans:
     return np.stack([starts + shift, stops + shift], axis=1)
 
 
-def head(sequence: Spans, rows: int) -> Spans:
-    """The first so many positions."""
-    return _cut(sequence, rows)[0]
-
-
-def tail(sequence: Spans, rows: int) -> Spans:
-    """All but the first so many positions."""
-    return _cut(sequence, rows)[1]
-
-
-def _cut(sequence: Spans, rows: int) -> tuple[Spans, Spans]:
+def cut(sequence: Spans, rows: int) -> tuple[Spans, Spans]:
     """The first so many positions, and the others."""
     ends = np.cumsum(sequence[:, 1] - sequence[:, 0])
     place = int(np.searchsorted(ends, rows, side="right"))

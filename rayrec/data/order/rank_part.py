@@ -7,6 +7,7 @@ given to every worker, in an actor (`stream/shared_manifest.py`).
 from __future__ import annotations
 
 import pickle
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, replace
@@ -14,13 +15,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from rayrec.data.errors import DataError
+from rayrec.data.mapping.buffers import I64
 from rayrec.data.order.cursor import Cursor, Progress
 from rayrec.data.order.deal import deal, deal_steps
-from rayrec.data.order.epoch import I64, EpochOrder
-from rayrec.data.order.intervals import Intervals, Spans, count, head, spans, tail, union
+from rayrec.data.order.epoch import EpochOrder
+from rayrec.data.order.intervals import Intervals, Spans, count, cut, spans, union
 from rayrec.data.source.file_table import FileNames, ranges
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.source.periods import Only
@@ -117,21 +118,12 @@ class PieceColumns:
         return count(self.intervals)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Numbers are sent in as few bytes as the largest of their column needs."""
-        slices = [_narrow(getattr(self.slices, column.name)) for column in fields(Slices)]
-        pieces = (self.group, self.window_ends, self.windows, self.slice_ends, self.interval_ends, self.intervals)
-        return _received, (slices, self.files, *map(_narrow, pieces))
+        """Sent compressed: most numbers need few of their bytes."""
+        return _received, (zlib.compress(pickle.dumps([getattr(self, one.name) for one in fields(self)], 5), 1),)
 
 
-def _narrow(array: I64) -> npt.NDArray[Any]:
-    most = int(array.max(initial=0))
-    return array.astype(next(kind for kind in (np.uint8, np.uint16, np.uint32, np.int64) if most <= np.iinfo(kind).max))
-
-
-def _received(slices: list[npt.NDArray[Any]], files: FileNames, *arrays: npt.NDArray[Any]) -> PieceColumns:
-    group, window_ends, windows, slice_ends, interval_ends, intervals = (array.astype(np.int64) for array in arrays)
-    found = Slices(*(array.astype(np.int64) for array in slices))
-    return PieceColumns(group, window_ends, windows, slice_ends, found, files, interval_ends, intervals)
+def _received(sent: bytes) -> PieceColumns:
+    return PieceColumns(*pickle.loads(zlib.decompress(sent)))
 
 
 class EpochPlanner:
@@ -184,7 +176,7 @@ class EpochPlanner:
         done = part.first + passed
         at = int(np.searchsorted(ends, done, side="right"))
         some = every[at : at + PIECES_AT_ONCE]
-        fragments, blocks = _by_block(order, tail(some, done - (int(ends[at - 1]) if at else 0)))
+        fragments, blocks = _by_block(order, cut(some, done - (int(ends[at - 1]) if at else 0))[1])
         begins = np.flatnonzero(np.diff(blocks, prepend=-1))
         slices = np.cumsum(_slice_counts(order, self._manifest(part.ordering), blocks[begins]))
         cut_off = at + len(some) < len(ends)  # what follows may go on in the last block
@@ -199,7 +191,7 @@ class EpochPlanner:
         found = [spans(done.before)]
         for rank, rows in done.rows:
             part = replace(new, ordering=ordering, before=done.before, rank=rank, world_size=done.world_size)
-            found.append(head(self._spans(part), rows))
+            found.append(cut(self._spans(part), rows)[0])
         return union(np.concatenate(found))
 
     def _manifest(self, ordering: Ordering) -> Manifest:

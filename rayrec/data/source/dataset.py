@@ -8,8 +8,8 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.lake import TableFiles, TableFormat, open_table
-from rayrec.data.storage.formats import format_of, how_to_convert
-from rayrec.data.storage.locations import secret_in, without_secrets
+from rayrec.data.storage.files import format_of, how_to_convert
+from rayrec.data.storage.locations import without_credentials, without_secrets
 from rayrec.data.strict import Strict
 
 
@@ -56,8 +56,7 @@ class DataSet(Strict):
     @classmethod
     def _no_secret(cls, given: str | list[str] | None) -> str | list[str] | None:
         for path in [given] if isinstance(given, str) else given or []:
-            if (problem := secret_in(path)) is not None:
-                raise ValueError(problem)
+            without_credentials(path)
         return given
 
     @model_validator(mode="after")

@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from rayrec.data.errors import DataError, suggestion
 from rayrec.data.mapping.arrow_types import wider
+from rayrec.data.mapping.buffers import I64, Mask
 from rayrec.data.mapping.columns import check_types
 from rayrec.data.mapping.schema import Schema
-from rayrec.data.source.file_table import COLUMNS, I64, FileTable, Mask, folders_of
+from rayrec.data.source.file_table import COLUMNS, FileTable, folders_of
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.footer_index import HIGH, LOW
 from rayrec.data.source.partitioned import Partitioned, PartitionedFile, Types, with_partitions

@@ -8,13 +8,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from rayrec.data.mapping.buffers import I64, Mask
 from rayrec.data.storage.opening import Version
 
-I64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 Partition = tuple[tuple[str, int | str | None], ...]
 
 COLUMNS = pa.schema(
@@ -56,7 +54,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class FileNames:
-    """Files without their row groups, in columns as in `FileTable`; compressed where they are sent."""
+    """Files without their row groups, in columns as in `FileTable`."""
 
     folders: tuple[tuple[str, Partition], ...]
     columns: pa.RecordBatch
@@ -64,18 +62,6 @@ class FileNames:
     def all(self) -> list[DataFile]:
         """The files as objects."""
         return [_file(row, *self.folders[row["folder"]]) for row in self.columns.to_pylist()]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self.columns.schema, options=options) as writer:
-            writer.write_batch(self.columns)
-        return _received, (self.folders, sink.getvalue().to_pybytes())
-
-
-def _received(folders: tuple[tuple[str, Partition], ...], sent: bytes) -> FileNames:
-    with pa.ipc.open_stream(sent) as reader:
-        return FileNames(folders, reader.read_next_batch())
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,16 +15,15 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_text, without_views
+from rayrec.data.mapping.buffers import Mask
 from rayrec.data.mapping.columns import column_missing
 
-Mask = npt.NDArray[np.bool_]
 Value = bool | int | float | str
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {

@@ -6,18 +6,20 @@ A run reads only the footers that no index holds, or whose files changed.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
 from rayrec.data.errors import DataError
-from rayrec.data.source.file_table import I64, split
+from rayrec.data.mapping.buffers import I64
+from rayrec.data.source.file_table import split
 from rayrec.data.storage.files import Found
 from rayrec.data.storage.locations import open_filesystem
 
@@ -51,16 +53,17 @@ class FooterIndex:
 
     path: str | None = None
     shared: Sequence[str] = ()
-    _kept: list[pa.Table] = field(default_factory=list)
-    _used: list[npt.NDArray[np.bool_]] = field(default_factory=list)
+    _known: pa.Table = field(default_factory=lambda: _load(None))
+    _own: int = 0  # rows of the file at `path`, which come first
+    _used: set[int] = field(default_factory=set)
     _new: list[pa.Table] = field(default_factory=list)
 
     @classmethod
     def open(cls, path: str | Path | None, shared: Sequence[str] = ()) -> FooterIndex:
         """What the files hold; nothing where one is missing or damaged."""
         index = cls(None if path is None else str(path))
-        if path is not None:
-            index._load(str(path))
+        index._known = _load(index.path)
+        index._own = len(index._known)
         return index.also(shared)
 
     def also(self, shared: Sequence[str]) -> FooterIndex:
@@ -68,12 +71,9 @@ class FooterIndex:
         for one in shared:
             if one not in self.shared:
                 self.shared = [*self.shared, one]
-                self._load(one)
+                with suppress(pa.ArrowException):  # statistics of other types: of another data set
+                    self._known = pa.concat_tables([self._known, _load(one)], promote_options="default")
         return self
-
-    def _load(self, path: str) -> None:
-        self._kept.append(_load(path))
-        self._used.append(np.zeros(len(self._kept[-1]), np.bool_))
 
     def known(self, found: Sequence[Found], statistics: Collection[str] | None) -> tuple[I64, pa.Table]:
         """Places of the files that are known, and their facts in that order.
@@ -81,33 +81,18 @@ class FooterIndex:
         Args:
             statistics: columns whose statistics must be known too; None: all that some file has.
         """
-        if not self._kept or not any(map(len, self._kept)):
-            return np.empty(0, np.int64), _empty(FACTS)
-        keys = pa.array([_key(file.uri) for file in found])
-        sizes = np.array([file.size_bytes for file in found])
-        times = np.array([-1 if file.changed_ns is None else file.changed_ns for file in found])
-        left = np.ones(len(found), np.bool_)
-        places: list[I64] = []
-        tables: list[pa.Table] = []
-        for table, used in zip(self._kept, self._used, strict=True):
-            there = _with_statistics(table, statistics)
-            at = pc.index_in(keys, value_set=_keys(table.take(pa.array(there))))
-            rows = at.fill_null(-1).to_numpy()
-            hit = left & (rows >= 0)
-            rows = np.where(hit, there[rows] if len(there) else 0, 0)
-            if len(there):
-                hit &= table["size_bytes"].to_numpy()[rows] == sizes
-                hit &= table["changed_ns"].to_numpy()[rows] == times
-            chosen = np.flatnonzero(hit)
-            used[rows[chosen]] = True
-            left &= ~hit
-            wanted = [name for c in statistics or _statistics(table) for name in (LOW + c, HIGH + c)]
-            places.append(chosen)
-            tables.append(table.select([*FACTS.names, *wanted]).take(pa.array(rows[chosen])) if len(chosen) else None)
-        some = [table for table in tables if table is not None]
-        if not some:
-            return np.empty(0, np.int64), _empty(FACTS)
-        return np.concatenate(places), pa.concat_tables(some, promote_options="default")
+        there = _with_statistics(self._known, statistics)
+        sizes = pa.array([file.size_bytes for file in found], pa.int64())
+        times = pa.array([-1 if file.changed_ns is None else file.changed_ns for file in found], pa.int64())
+        asked = _keys(pa.array([_key(file.uri) for file in found], pa.string()), sizes, times)
+        some = self._known.select(["size_bytes", "changed_ns"]).take(pa.array(there))
+        at = pc.index_in(asked, value_set=_keys(_uris(self._known).take(pa.array(there)), *some.columns))
+        places, rows = np.flatnonzero(at.is_valid()), there[at.drop_null().to_numpy()]
+        self._used.update(rows[rows < self._own].tolist())
+        names = [name.removeprefix(LOW) for name in self._known.column_names if name.startswith(LOW)]
+        wanted = [side + name for name in statistics or names for side in (LOW, HIGH)]
+        facts = self._known.select([*FACTS.names, *(name for name in wanted if name in self._known.column_names)])
+        return places, facts.take(pa.array(rows))
 
     def add(self, found: Sequence[Found], facts: pa.Table) -> None:
         """Facts that were read now."""
@@ -122,13 +107,11 @@ class FooterIndex:
 
     def save(self) -> bool:
         """Writes what was requested and read, unless the file holds just that; returns whether it succeeded."""
-        if self.path is None or not self._used:
+        new = [table for table in self._new if len(table)]
+        if self.path is None or (not new and len(self._used) in (0, self._own)):
             return True
-        new, kept, used = [table for table in self._new if len(table)], self._kept[0], self._used[0]
-        if not new and (used.all() or not used.any()):
-            return True
-        tables = [kept.filter(pa.array(used)), *new] if used.any() else new
-        table = pa.concat_tables(tables, promote_options="default")
+        kept = [self._known.take(pa.array(sorted(self._used)))] if self._used else []
+        table = pa.concat_tables([*kept, *new], promote_options="default")
         return _write(table.unify_dictionaries(), self.path)
 
 
@@ -139,10 +122,6 @@ def index_file(path: str) -> str:
     if any(sign in before for sign in "*["):
         fixed = before[: min(before.index(sign) for sign in "*[" if sign in before)].rpartition("/")[0]
     return f"{fixed.rstrip('/')}/{INDEX_NAME}{mark}{options}"
-
-
-def _statistics(table: pa.Table) -> list[str]:
-    return [name.removeprefix(LOW) for name in table.column_names if name.startswith(LOW)]
 
 
 def _with_statistics(table: pa.Table, columns: Collection[str] | None) -> I64:
@@ -159,29 +138,32 @@ def _key(uri: str) -> str:
     return uri.partition("?")[0] if "://" in uri else uri
 
 
-def _keys(table: pa.Table) -> pa.ChunkedArray:
-    folders = table["folder"].combine_chunks()
-    if isinstance(folders, pa.ChunkedArray):
-        folders = pa.concat_arrays(folders.chunks)
+def _uris(table: pa.Table) -> pa.ChunkedArray:
+    """The files' names, without options."""
+    folders = pa.chunked_array(table["folder"].unify_dictionaries()).combine_chunks()
+    folders = folders.chunk(0) if isinstance(folders, pa.ChunkedArray) else folders
     bare = pa.array([_key(folder) for folder in folders.dictionary.to_pylist()], pa.string())
     return pc.binary_join_element_wise(bare.take(folders.indices), table["name"], "")
 
 
-def _empty(schema: pa.Schema) -> pa.Table:
-    return schema.empty_table()
+def _keys(uris: Any, sizes: Any, times: Any) -> Any:
+    return pc.binary_join_element_wise(uris, sizes.cast(pa.string()), times.cast(pa.string()), "\0")
 
 
-def _load(path: str) -> pa.Table:
+def _load(path: str | None) -> pa.Table:
+    """An index file; nothing of none, or of a damaged one."""
     wanted = pa.schema([*FACTS, *_FILES])
+    if path is None:
+        return wanted.empty_table()
     try:
         filesystem, inner = open_filesystem(path)
         with filesystem.open_input_file(inner) as source, pa.ipc.open_file(source) as reader:
             table = reader.read_all()
             table.validate()
     except (pa.ArrowException, OSError, DataError):
-        return _empty(wanted)
+        return wanted.empty_table()
     kinds = {field.name: field.type for field in table.schema}
-    return table if all(kinds.get(field.name) == field.type for field in wanted) else _empty(wanted)
+    return table if all(kinds.get(field.name) == field.type for field in wanted) else wanted.empty_table()
 
 
 def _write(table: pa.Table, path: str) -> bool:

@@ -8,7 +8,7 @@ leave them out; what the libraries cannot read is refused by name. Neither libra
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.errors import DataError
+from rayrec.data.errors import DataError, first_line
 from rayrec.data.storage.files import NEVER, Found
-from rayrec.data.storage.locations import escaped, locate, open_filesystem, plain_path, without_secrets
+from rayrec.data.storage.locations import Server, escaped, locate, open_filesystem, plain_path, without_secrets
 from rayrec.data.storage.opening import open_parquet
-from rayrec.data.storage.servers import Server
 
 TableFormat = Literal["delta", "iceberg"]
 
@@ -97,10 +96,11 @@ class _Delta:
         try:
             vectors = pa.table(table.deletion_vectors())
         except Exception as error:  # its errors have no common class but this
-            problem = f"has deletion vectors that cannot be read ({_first_line(error)}); rewrite it (OPTIMIZE, REORG)"
+            problem = f"has deletion vectors that cannot be read ({first_line(error)}); rewrite it (OPTIMIZE, REORG)"
             raise _refused(self._path, version, problem) from error
-        kept = ((uri, np.array(mask)) for uri, mask in zip(*(c.to_pylist() for c in vectors.columns), strict=True))
-        return {plain_path(uri).removeprefix("file://"): _positions(np.flatnonzero(~mask)) for uri, mask in kept}
+        paths = [plain_path(uri).removeprefix("file://") for uri in vectors["filepath"].to_pylist()]
+        kept = [mask.values.to_numpy(zero_copy_only=False) for mask in vectors["selection_vector"]]
+        return {path: _positions(np.flatnonzero(~mask)) for path, mask in zip(paths, kept, strict=True)}
 
     def _at(self, version: int | None) -> Any:
         try:
@@ -155,7 +155,7 @@ class _Iceberg:
         try:
             tasks = list(scan.plan_files())
         except ValueError as error:
-            problem = f"cannot be read by pyiceberg ({_first_line(error)}); rewrite it (rewrite_data_files)"
+            problem = f"cannot be read by pyiceberg ({first_line(error)}); rewrite it (rewrite_data_files)"
             raise _refused(self._path, version, problem) from error
         lists = {one.file_path: one for task in tasks for one in task.delete_files}
         deleted = {path: self._deleted(one) for path, one in lists.items()}
@@ -213,14 +213,10 @@ def _needs(package: str, extra: str, path: str) -> DataError:
 
 def _refused(path: str, version: int, problem: str) -> DataError:
     fix = "convert it to a table of plain Parquet files, or read the table's rows with Ray Data and write them anew"
-    return DataError(f"version {version} of the table {problem}", file=path, fix=fix)
+    return DataError(without_secrets(f"version {version} of the table {problem}"), file=path, fix=fix)
 
 
 def _cannot_open(kind: str, path: str, which: str, error: Exception) -> DataError:
-    problem = f"the {kind} table cannot be opened{which}: {_first_line(error)}"
-    return DataError(problem, file=path, fix="check path, version, and the credentials in the environment")
-
-
-def _first_line(error: Exception) -> str:
-    lines: Sequence[str] = str(error).strip().splitlines()
-    return without_secrets(lines[0]) if lines else type(error).__name__
+    problem = f"the {kind} table cannot be opened{which}: {first_line(error)}"
+    fix = "check path, version, and the credentials in the environment"
+    return DataError(without_secrets(problem), file=path, fix=fix)

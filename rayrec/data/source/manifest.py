@@ -179,6 +179,3 @@ class Manifest:
         if self.filters:
             digest.update(repr(self.filters).encode())
         return digest.hexdigest()[:32]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("files", "windows", "columns", "filters", "limits")}

@@ -138,7 +138,9 @@ def partitions_of(
         values = [found.get(name) for found in texts]
         whole = name not in as_text and all(value is None or _INT.fullmatch(value) for value in values)
         types[name] = pa.int64() if whole and any(value is not None for value in values) else pa.string()
-    return [{name: _typed(text, types[name]) for name, text in found.items()} for found in texts], types
+    numbers = {name for name, kind in types.items() if kind == pa.int64()}
+    found = ({name: int(text) if text and name in numbers else text for name, text in one.items()} for one in texts)
+    return list(found), types
 
 
 def _texts(uri: str, wanted: Collection[str] | None) -> dict[str, str | None]:
@@ -152,7 +154,3 @@ def _texts(uri: str, wanted: Collection[str] | None) -> dict[str, str | None]:
             raise DataError(f"two folders of the path are named {name}=…", file=uri, fix="rename one of them")
         found[name] = None if value == NULL else unquote(value)
     return found
-
-
-def _typed(text: str | None, kind: pa.DataType) -> int | str | None:
-    return text if text is None or kind != pa.int64() else int(text)

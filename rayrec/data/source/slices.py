@@ -15,21 +15,20 @@ from functools import partial
 from itertools import groupby
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.data.errors import DataError, DataUnavailable, FileChanged
 from rayrec.data.mapping.arrow_types import without_views
+from rayrec.data.mapping.buffers import I64, Mask
 from rayrec.data.source.decoded_size import check_size
 from rayrec.data.source.file_table import DataFile
-from rayrec.data.source.filters import Condition, Mask, rows_that_pass
+from rayrec.data.source.filters import Condition, rows_that_pass
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.source.windows import Slices
 from rayrec.data.storage.opening import open_parquet, unreadable
 from rayrec.data.storage.retries import Patience, with_patience
 
-I64 = npt.NDArray[np.int64]
 Columns = tuple[tuple[str, pa.DataType], ...]
 
 _CHUNK_ROWS = 65_536

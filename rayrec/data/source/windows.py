@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rayrec.data.source.file_table import I64, FileTable
+from rayrec.data.mapping.buffers import I64
+from rayrec.data.source.file_table import FileTable
 
 WINDOW_ROWS = 65_536
 WINDOW_BYTES = 128 << 20

@@ -8,15 +8,32 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow.fs as pafs
 
-from rayrec.data.errors import DataError
-from rayrec.data.storage.formats import format_of, how_to_convert
+from rayrec.data.errors import DataError, first_line
 from rayrec.data.storage.locations import Location, locate
 
 PARQUET = (".parquet", ".parq", ".pq")
 NEVER = 0
+_FORMATS = {
+    ".csv": "CSV",
+    ".tsv": "TSV",
+    ".jsonl": "JSON lines",
+    ".ndjson": "JSON lines",
+    ".json": "JSON lines",
+    ".avro": "Avro",
+    ".orc": "ORC",
+}
+_COMPRESSED = ("", ".gz", ".bz2", ".zst")
+_BY_SUFFIX = {
+    suffix + end: kind
+    for suffix, kind in _FORMATS.items()
+    for end in _COMPRESSED
+    if not end or kind not in ("Avro", "ORC")
+}
+SUFFIXES = tuple(_BY_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +128,22 @@ def _missing(place: Location, folder: str | None = None) -> DataError:
     return DataError(f"{what} does not exist", file=place.uri, fix=fix)
 
 
-def _info(place: Location, path: str) -> pafs.FileInfo:
+def _info(place: Location, wanted: str | pafs.FileSelector) -> Any:
     try:
-        return place.filesystem.get_file_info(path)
+        return place.filesystem.get_file_info(wanted)
     except OSError as error:
-        fix = "check access and network"
-        raise DataError(f"cannot look at the path: {_first_line(error)}", file=place.uri, fix=fix) from error
+        what = "look at the path" if isinstance(wanted, str) else "list the folder"
+        problem = f"cannot {what}: {first_line(error)}"
+        raise DataError(problem, file=place.uri, fix="check access and network") from error
 
 
 def _below(place: Location, base: str) -> list[pafs.FileInfo]:
-    try:
-        infos = place.filesystem.get_file_info(pafs.FileSelector(base, recursive=True))
-    except OSError as error:
-        fix = "check access and network"
-        raise DataError(f"cannot list the folder: {_first_line(error)}", file=place.uri, fix=fix) from error
-    return [i for i in infos if i.type == pafs.FileType.File]
+    return [i for i in _info(place, pafs.FileSelector(base, recursive=True)) if i.type == pafs.FileType.File]
 
 
 def _visible(files: Sequence[pafs.FileInfo], base: str) -> list[pafs.FileInfo]:
-    return [f for f in files if not _hidden(f.path[len(base) :])]
+    below = ((file, file.path[len(base) :].strip("/").split("/")) for file in files)
+    return [file for file, parts in below if not any(part.startswith((".", "_")) for part in parts)]
 
 
 def _table_of(files: Sequence[pafs.FileInfo]) -> str | None:
@@ -142,14 +156,6 @@ def _table_of(files: Sequence[pafs.FileInfo]) -> str | None:
     return None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _hidden(below: str) -> bool:
-    return any(part.startswith((".", "_")) for part in below.strip("/").split("/"))
-
-
 def _glob_pattern(glob: str) -> re.Pattern[str]:
     out, at = [], 0
     for token in re.finditer(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]", glob):
@@ -159,3 +165,14 @@ def _glob_pattern(glob: str) -> re.Pattern[str]:
         out.append(simple.get(text) or ("[^" + text[2:] if text[1] in "!^" else text))
         at = token.end()
     return re.compile("".join([*out, re.escape(glob[at:])]))
+
+
+def format_of(path: str) -> str | None:
+    """The format that can be converted to Parquet, by the file's name."""
+    name = path.partition("?")[0].lower() if "://" in path else path.lower()
+    return next((kind for suffix, kind in _BY_SUFFIX.items() if name.endswith(suffix)), None)
+
+
+def how_to_convert(path: str) -> str:
+    """What makes Parquet of it."""
+    return f"make Parquet of it: rayrec data convert {path} FOLDER; or begin with a whole config: rayrec init {path}"

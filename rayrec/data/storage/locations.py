@@ -7,10 +7,12 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import quote, unquote
+from typing import Annotated
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import pyarrow as pa
 import pyarrow.fs as pafs
+from pydantic import AfterValidator
 
 from rayrec.data.errors import DataError
 
@@ -78,6 +80,20 @@ def secret_in(uri: str) -> str | None:
         f"{shown} was given with credentials, which would be written into the run folder and logs; leave them out and "
         f"{_CREDENTIALS.get(scheme, 'give them to the storage client in the environment')}, on every node"
     )
+
+
+def without_credentials(uri: str) -> str:
+    """A URI of a config, as it is.
+
+    Raises:
+        ValueError: it holds credentials.
+    """
+    if (problem := secret_in(uri)) is not None:
+        raise ValueError(problem)
+    return uri
+
+
+Place = Annotated[str, AfterValidator(without_credentials)]
 
 
 def locate(uri: str) -> Location:
@@ -153,3 +169,44 @@ def _fix(scheme: str) -> str:
     if scheme in _BUCKETS:
         return "check the URI and its options; pyarrow must be a build with this file system, as the wheels of PyPI are"
     return "use a path, or a URI of file://, s3://, gs:// or hdfs://"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Which server of object storage is meant, for libraries that do not read the options of our URIs.
+
+    Args:
+        endpoint: URL of a server of one's own; None is Amazon's.
+        region: as it is known.
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+
+    @classmethod
+    def of(cls, uri: str, endpoint: str | None = None, region: str | None = None) -> Server:
+        """As it is known, or the options of a URI say, or else the environment."""
+        given, environment = dict(parse_qsl(uri.partition("?")[2])), os.environ
+        if endpoint is None and "endpoint_override" in given:
+            endpoint = f"{given.get('scheme', 'https')}://{given['endpoint_override']}"
+        endpoint = endpoint or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+        region = region or given.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+        return cls(endpoint, region or ("us-east-1" if endpoint else None))
+
+    def for_delta(self) -> dict[str, str]:
+        """As `deltalake` takes it."""
+        unencrypted = {"AWS_ALLOW_HTTP": "true"} if (self.endpoint or "").startswith("http://") else {}
+        return _known(AWS_ENDPOINT_URL=self.endpoint, AWS_REGION=self.region) | unencrypted
+
+    def for_iceberg(self) -> dict[str, str]:
+        """As `pyiceberg` takes it."""
+        return _known(**{"s3.endpoint": self.endpoint, "s3.region": self.region})
+
+    def options(self) -> str:
+        """As the options of a URI."""
+        scheme, _, host = (self.endpoint or "").rpartition("://")
+        return urlencode(_known(endpoint_override=host or None, scheme=scheme or None, region=self.region), safe=":/")
+
+
+def _known(**values: str | None) -> dict[str, str]:
+    return {name: value for name, value in values.items() if value is not None}

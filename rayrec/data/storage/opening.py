@@ -12,7 +12,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from rayrec.data.errors import DataError, FileChanged
-from rayrec.data.storage.formats import format_of, how_to_convert
+from rayrec.data.storage.files import format_of, how_to_convert
 from rayrec.data.storage.locations import open_filesystem
 
 _TAIL_BYTES = 64 << 10  # holds nearly every footer: one request to object storage

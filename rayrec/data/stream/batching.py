@@ -10,10 +10,10 @@ from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from rayrec.data.errors import DataError
+from rayrec.data.mapping.buffers import I64
 from rayrec.data.mapping.collate import collate
 from rayrec.data.mapping.rows import Part, Rows, from_columns
 from rayrec.data.mapping.schema import Schema
@@ -23,8 +23,6 @@ from rayrec.data.order.rank_part import RankPart
 from rayrec.data.stream.reading import END
 from rayrec.data.stream.records import PROBLEM, from_array
 from rayrec.models.batch import Batch
-
-I64 = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)

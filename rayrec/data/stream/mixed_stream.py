@@ -15,12 +15,10 @@ from rayrec.data.options import ReadOptions
 from rayrec.data.order.cursor import Cursor
 from rayrec.data.order.epoch import dealt
 from rayrec.data.order.mix import Mix, batch_shares
-from rayrec.data.stream.batch_stream import BatchStream
+from rayrec.data.stream.batch_stream import BatchStream, Item
 from rayrec.data.stream.batching import Skipped
 from rayrec.models.batch import Batch
 from rayrec.sparse import KeyedJaggedTensor
-
-Item = tuple[Batch, Cursor]
 
 
 class MixedStream(Iterator[Item]):

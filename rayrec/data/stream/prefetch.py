@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -30,16 +31,12 @@ class Activity:
     def __init__(self) -> None:
         self.last_s = time.monotonic()
 
-    def watch(self, items: Iterable[T]) -> Generator[T]:
+    def watch(self, items: Generator[T]) -> Generator[T]:
         """The items, whose arrival is noted; closing this closes their iterator."""
-        try:
+        with closing(items):
             for item in items:
                 self.last_s = time.monotonic()
                 yield item
-        finally:
-            close = getattr(items, "close", None)
-            if close is not None:
-                close()
 
 
 class Prefetcher(Generic[T]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from itertools import chain
 
 import pyarrow as pa
@@ -23,11 +23,11 @@ HEAD_ROWS = 65_536
 CORES_FOR_RAY = 3
 
 
-Reader = Callable[[Iterable[Piece], Recipe, ReadOptions], Iterator[pa.Table]]
+Reader = Callable[[Iterable[Piece], Recipe, ReadOptions], Generator[pa.Table]]
 """Gives the table of every piece, in order, in one or more parts."""
 
 
-def read_local(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]:
+def read_local(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> Generator[pa.Table]:
     """Reads in a thread of its own, one piece ahead: batches are cut beside it."""
     coming = Prefetcher(lambda: _read_here(pieces, recipe), depth=1)
     try:
@@ -46,7 +46,7 @@ def _read_here(pieces: Iterable[Piece], recipe: Recipe) -> Generator[pa.Table]:
         streams.close()
 
 
-def read_auto(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]:
+def read_auto(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> Generator[pa.Table]:
     """Reads the first `HEAD_ROWS` rows, and windows that come mixed with those, in the calling thread and the rest
     through Ray, which starts meanwhile; all rows as `read_local` where Ray would not be faster.
 

@@ -11,22 +11,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.mapping.buffers import empty
+from rayrec.data.mapping.buffers import I64, Mask, empty
 from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Rows, to_columns
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.options import BadRows
-from rayrec.data.order.epoch import row_order
-from rayrec.data.order.interleave import positions
+from rayrec.data.order.epoch import draw, positions, row_order
 from rayrec.data.order.intervals import Interval, count, spans
 from rayrec.data.order.rank_part import PieceColumns, RankPart
-from rayrec.data.source.filters import Condition, Mask
+from rayrec.data.source.filters import Condition
 from rayrec.data.source.manifest import Manifest
-from rayrec.data.source.negatives import draw
 from rayrec.data.source.slices import (
     Columns,
     FileSlice,
@@ -43,8 +40,6 @@ from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.records import PROBLEM, no_problems, to_array
 from rayrec.data.stream.shared_manifest import Planner
 
-I64 = npt.NDArray[np.int64]
-
 END = "end"
 
 
@@ -54,7 +49,7 @@ class Block:
 
     Args:
         sizes: rows of each window.
-        parts: the parts of their sequence (`interleave.positions`) that are the rank's, one after another.
+        parts: the parts of their sequence (`epoch.positions`) that are the rank's, one after another.
         before: rows of the rank that come before them.
     """
 

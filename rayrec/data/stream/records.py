@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -16,32 +17,29 @@ PROBLEM = "problem"
 
 _NOTHING = "nothing"
 _KINDS = {kind.__name__: kind for kind in (DataError, DataUnavailable, FileChanged)}
-_TEXTS, _NUMBERS = ("kind", "problem", "file", "column", "value", "fix"), ("row_group", "row")
-_KIND = pa.struct([*((name, pa.string()) for name in _TEXTS), *((name, pa.int64()) for name in _NUMBERS)])
 
 
 def no_problems(num_rows: int) -> pa.Array:
     """The column of rows that are all good."""
-    return pa.nulls(num_rows, _KIND)
+    return pa.nulls(num_rows, pa.string())
 
 
 def to_array(num_rows: int, bad: npt.NDArray[np.int64], errors: Sequence[DataError]) -> pa.Array:
-    """Null for a good row; a record of the error for the first bad ones, one without a problem for further bad ones.
+    """Null for a good row; the error as JSON for the first bad ones, an empty text for further bad ones.
 
     Args:
         bad: places of the bad rows, the described ones first.
     """
-    records: list[dict[str, object] | None] = [None] * num_rows
-    for place in bad[len(errors) :]:
-        records[place] = {"problem": None}
-    for place, error in zip(bad, errors, strict=False):
-        records[place] = {"kind": type(error).__name__, **error.to_dict()}
-    return pa.array(records, _KIND)
+    texts: list[str | None] = [None] * num_rows
+    for place, error in zip_longest(bad.tolist(), errors):
+        texts[place] = "" if error is None else json.dumps({"kind": type(error).__name__, **error.to_dict()})
+    return pa.array(texts, pa.string())
 
 
 def from_array(problems: pa.Array) -> list[DataError]:
     """The errors that are described, in the order of their rows."""
-    return [_error(record) for record in problems.drop_null().to_pylist() if record["problem"] is not None]
+    found = [json.loads(text) for text in problems.drop_null().to_pylist() if text]
+    return [_KINDS[one.pop("kind")](**one) for one in found]
 
 
 def or_nothing(table: pa.Table) -> pa.Table:
@@ -50,7 +48,7 @@ def or_nothing(table: pa.Table) -> pa.Table:
     if table.num_rows:
         return table
     columns = {field.name: pa.nulls(1, field.type) for field in table.schema}
-    return pa.table(columns | {PROBLEM: pa.array([{"kind": _NOTHING}], _KIND)})
+    return pa.table(columns | {PROBLEM: pa.array([_NOTHING])})
 
 
 def without_nothing(table: pa.Table) -> pa.Table:
@@ -58,9 +56,4 @@ def without_nothing(table: pa.Table) -> pa.Table:
     problems = table[PROBLEM]
     if problems.null_count == len(problems):
         return table
-    nothing = pc.equal(pc.struct_field(problems, "kind"), _NOTHING).fill_null(False)
-    return table.filter(pc.invert(nothing))
-
-
-def _error(record: dict[str, Any]) -> DataError:
-    return _KINDS[record.pop("kind")](record.pop("problem"), **record)
+    return table.filter(pc.not_equal(problems, _NOTHING).fill_null(True))

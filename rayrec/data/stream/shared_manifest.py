@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -56,8 +56,8 @@ class SharedManifest:
         options = made.options(max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
         file = folder / f"{manifest.fingerprint}.pickle"
         file.write_bytes(pickle.dumps(manifest))
-        about = (manifest.rows, manifest.num_files, manifest.nbytes, manifest.fingerprint)
-        return cls(options.remote(file), *about, manifest.columns, manifest.filters, manifest.leaves_out)
+        about = {one.name: getattr(manifest, one.name) for one in fields(cls) if one.name != "holder"}
+        return cls(options.remote(file), **about)
 
     @property
     def parts(self) -> tuple[SharedManifest, ...]:

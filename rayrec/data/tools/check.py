@@ -120,15 +120,9 @@ class CheckReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        return {
-            "rows": self.rows,
-            "bad_rows": self.bad_rows,
-            "reasons": dict(self.reasons),
-            "samples": [s.to_dict() for s in self.samples],
-            "positives": self.positives,
-            "features": [f.to_dict() for f in self.features],
-            "numbers": [asdict(one) for one in self.numbers],
-        }
+        found = {"rows": self.rows, "bad_rows": self.bad_rows, "reasons": dict(self.reasons)}
+        found |= {"samples": [s.to_dict() for s in self.samples], "positives": self.positives}
+        return found | {"features": [f.to_dict() for f in self.features], "numbers": [*map(asdict, self.numbers)]}
 
 
 def check(

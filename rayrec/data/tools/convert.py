@@ -9,29 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 
 from rayrec.data.errors import DataError
 from rayrec.data.source.parallel import one_by_one
-from rayrec.data.storage.files import Found, find_files
-from rayrec.data.storage.formats import SUFFIXES, format_of
+from rayrec.data.storage.files import SUFFIXES, Found, find_files, format_of
 from rayrec.data.storage.locations import local_path, plain_path
-from rayrec.data.tools.avro import Avro
-from rayrec.data.tools.orc import Orc
+from rayrec.data.tools.binary_files import Avro, Orc
 from rayrec.data.tools.parquet_parts import Layout, write_parts
 from rayrec.data.tools.text_files import Csv, JsonLines
 
-
-class Format(Protocol):
-    """Reads the files of one format."""
-
-    def schema(self, uri: str) -> pa.Schema: ...
-
-    def batches(self, uri: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]: ...
-
-
+Format = Csv | JsonLines | Avro | Orc
 FORMATS: dict[str, Format] = {"CSV": Csv(), "TSV": Csv("\t"), "JSON lines": JsonLines(), "Avro": Avro(), "ORC": Orc()}
 
 

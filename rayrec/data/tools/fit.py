@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import floats_of, is_list
+from rayrec.data.mapping.buffers import Floats
 from rayrec.data.mapping.columns import check_types
 from rayrec.data.mapping.dense import transformed
 from rayrec.data.mapping.derive import derive
@@ -28,8 +28,6 @@ from rayrec.data.order.mix import Mix
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.stream.reading import read_window
 from rayrec.data.tools.column_facts import bucket_edges, quantiles
-
-Floats = npt.NDArray[np.floating]
 
 SAMPLE_ROWS = 1_000_000
 _DIGITS = 9  # significant digits of what is written: float32 has 7
@@ -129,16 +127,12 @@ def _spread(count: int) -> Iterator[int]:
 
 
 def _finite(array: pa.Array, name: str) -> Floats:
-    numbers = np.sort(_numbers(array))
+    """The finite numbers of an array, or of its lists, ascending."""
+    numbers = floats_of(unnest(array).leaf if is_list(array.type) else array)
+    numbers = np.sort(numbers[np.isfinite(numbers)])
     if not len(numbers):
         raise DataError(f"{name!r} has no numbers in the training data to fit to", fix="take the feature out")
     return numbers
-
-
-def _numbers(array: pa.Array) -> Floats:
-    """The finite numbers of an array, or of its lists."""
-    numbers = floats_of(unnest(array).leaf if is_list(array.type) else array)
-    return numbers[np.isfinite(numbers)]
 
 
 def _fitted(feature: DenseFeature, array: pa.Array) -> DenseFeature:
@@ -162,12 +156,9 @@ def _fitted_step(step: Fitted, ascending: Floats, name: str) -> Transform:
         raise DataError(f"dense feature {name!r} has one value in all training rows", fix=fix)
     match step:
         case Standardize():
-            return Standardize(mean=_short(ascending.mean()), std=_short(ascending.std()))
+            mean, std = (float(f"{one:.{_DIGITS}g}") for one in (ascending.mean(), ascending.std()))
+            return Standardize(mean=mean, std=std)
         case MinMax():
             return MinMax(lowest=float(ascending[0]), highest=float(ascending[-1]))
         case Quantile():
             return Quantile(quantiles=step.quantiles, boundaries=quantiles(ascending, step.quantiles))
-
-
-def _short(number: np.floating) -> float:
-    return float(f"{number:.{_DIGITS}g}")

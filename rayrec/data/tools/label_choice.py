@@ -56,13 +56,12 @@ def choose_label(table: pa.Table, binary: Sequence[str], wanted: str | None) -> 
     """
     if wanted is not None:
         return _given(table, wanted)
-    named = next((name for known in LABEL_NAMES for name in binary if name.lower() == known), None)
-    if named is not None:
-        return _plain(table, named, "by its name")
-    if not binary:
-        return None
-    which = "the only column" if len(binary) == 1 else f"the last of {len(binary)} columns"
-    return _plain(table, binary[-1], f"{which} of 0 and 1 only, no --label was given")
+    column = next((name for known in LABEL_NAMES for name in binary if name.lower() == known), None)
+    why = "by its name"
+    if column is None and binary:
+        which = "the only column" if len(binary) == 1 else f"the last of {len(binary)} columns"
+        column, why = binary[-1], f"{which} of 0 and 1 only, no --label was given"
+    return None if column is None else LabelChoice.of({"column": column}, _values(table, column), why)
 
 
 def suggested_labels(columns: Sequence[ColumnFacts]) -> str:
@@ -109,10 +108,6 @@ def _parts(wanted: str, columns: Sequence[str]) -> tuple[str, str, str]:
 def _values(table: pa.Table, column: str) -> pa.Array:
     array = decoded(table.column(column).combine_chunks())
     return array.cast(pa.large_string()) if is_text(array.type) else array
-
-
-def _plain(table: pa.Table, column: str, why: str) -> LabelChoice:
-    return LabelChoice.of({"column": column}, _values(table, column), why)
 
 
 def _two_values(array: pa.Array, column: str) -> LabelChoice:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,45 +54,38 @@ def propose(
         schema["group"] = {"column": group}
     schema["dense"] = [_dense(c) for c in dense]
     schema["sparse"] = [_sparse(c, paths.get(c.name)) for c in sparse]
-    tables = [{"name": c.name, "rows": _rows(c, c.name in paths), "dim": dim, "features": [c.name]} for c in sparse]
+    sizes = {c.name: len(c.values_seen or ()) + 1 if c.name in paths else c.table_rows for c in sparse}
+    tables = [{"name": name, "rows": rows, "dim": dim, "features": [name]} for name, rows in sizes.items()]
     names = {c.name for c in columns}
-    for made in _derived(columns):
-        if made.spec["name"] not in names:
-            schema.setdefault("derived", []).append(made.spec)
-            schema["sparse" if made.rows else "dense"].append(made.feature)
-            if made.rows:
-                tables.append(
-                    {"name": made.spec["name"], "rows": made.rows, "dim": dim, "features": [made.spec["name"]]}
-                )
+    for spec, feature, rows in _derived(columns):
+        if (name := spec["name"]) not in names:
+            schema.setdefault("derived", []).append(spec)
+            schema["sparse" if rows else "dense"].append(feature)
+            tables += [{"name": name, "rows": rows, "dim": dim, "features": [name]}] if rows else []
     return {"schema": schema, "tables": tables}
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A derived column, the feature that reads it, and the rows of its table (0: it is a number)."""
+def _derived(columns: Sequence[ColumnFacts]) -> Iterator[tuple[dict[str, Any], dict[str, Any], int]]:
+    """Numbers as ids of buckets, which of them are missing, and parts of times; of few rows nothing is derived.
 
-    spec: dict[str, Any]
-    feature: dict[str, Any]
-    rows: int
-
-
-def _derived(columns: Sequence[ColumnFacts]) -> Iterator[_Made]:
-    """Numbers as ids of buckets, which of them are missing, and parts of times; of few rows nothing is derived."""
+    Yields:
+        a derived column, the feature that reads it, and the rows of its table (0: it is a number).
+    """
     columns = [c for c in columns if c.values >= _ROWS_TO_DERIVE and c.width == 1]
     for facts in (c for c in columns if c.role == "dense" and len(c.edges) > 1):
         name = f"{facts.name}_bucket"
         spec = {"name": name, "kind": "buckets", "column": facts.name, "quantiles": BUCKETS}
         feature = {"name": name, "kind": "id"} | ({"on_null": "empty"} if facts.nulls else {})
-        yield _Made(spec | {"boundaries": [*facts.edges]}, feature, len(facts.edges) + 1 + _SPARE_BUCKETS)
+        yield spec | {"boundaries": [*facts.edges]}, feature, len(facts.edges) + 1 + _SPARE_BUCKETS
     for facts in (c for c in columns if c.role == "dense" and c.nulls):
         name = f"{facts.name}_missing"
-        yield _Made({"name": name, "kind": "missing", "column": facts.name}, {"name": name}, 0)
+        yield {"name": name, "kind": "missing", "column": facts.name}, {"name": name}, 0
     for facts in (c for c in columns if c.role == "timestamp"):
         parts = {"weekday": 7} if facts.kind.startswith("date") else {"hour": 24, "weekday": 7}
         for part, rows in parts.items():
             name = f"{facts.name}_{part}"
             spec = {"name": name, "kind": "time_part", "column": facts.name, "part": part}
-            yield _Made(spec | _unit(facts), {"name": name, "kind": "id"}, rows)
+            yield spec | _unit(facts), {"name": name, "kind": "id"}, rows
 
 
 def _group(columns: Sequence[ColumnFacts]) -> str | None:
@@ -126,10 +118,6 @@ def _write(columns: Sequence[ColumnFacts], folder: Path) -> dict[str, Path]:
         except OSError as error:
             raise DataError(f"the vocabulary cannot be written: {error.strerror}", file=str(path)) from error
     return paths
-
-
-def _rows(facts: ColumnFacts, has_vocabulary: bool) -> int:
-    return len(facts.values_seen) + 1 if has_vocabulary and facts.values_seen is not None else facts.table_rows
 
 
 def _unit(facts: ColumnFacts) -> dict[str, str]:

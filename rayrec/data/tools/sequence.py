@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.data.errors import DataError
+from rayrec.data.mapping.buffers import I64
 from rayrec.data.mapping.columns import column_missing
 from rayrec.data.mapping.lists import offsets_of
 from rayrec.data.storage.files import find_files
 from rayrec.data.storage.opening import open_parquet
 from rayrec.data.tools.parquet_parts import Layout, write_parts
-
-I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +73,10 @@ def _read(paths: Sequence[str], log: Log) -> pa.Table:
     tables = []
     for file in (found.uri for found in find_files(list(paths))):
         with open_parquet(file) as parquet:
-            for column in (log.user, log.time, *log.columns):
-                if column not in parquet.schema_arrow.names:
-                    raise column_missing(column, parquet.schema_arrow, file, "name a column of the log")
             tables.append(parquet.read())
+        for column in (log.user, log.time, *log.columns):
+            if column not in tables[-1].column_names:
+                raise column_missing(column, tables[-1].schema, file, "name a column of the log")
     table = pa.concat_tables(tables).combine_chunks()
     for column in (log.user, log.time):
         if table[column].null_count:

@@ -11,8 +11,7 @@ from typing import Any
 
 from rayrec.data.errors import DataError
 from rayrec.data.source.partitioned import Partitioned
-from rayrec.data.storage.files import PARQUET, find_files
-from rayrec.data.storage.formats import SUFFIXES
+from rayrec.data.storage.files import PARQUET, SUFFIXES, find_files
 from rayrec.data.tools.convert import convert
 from rayrec.data.tools.inspect import Inspection, inspect
 from rayrec.data.tools.parquet_parts import Layout

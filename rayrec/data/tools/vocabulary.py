@@ -25,6 +25,7 @@ from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.mapping.columns import column_missing
 from rayrec.data.mapping.hashing import hash_texts, mix64_array
 from rayrec.data.mapping.lists import ids_of
+from rayrec.data.mapping.vocabulary import Lookup, ids_in, load_vocabulary
 from rayrec.data.source.filters import Condition, parse_all
 from rayrec.data.source.parallel import one_by_one
 from rayrec.data.source.partitioned import PartitionedFile, Types, find_partitioned, tables_of, with_partitions
@@ -52,6 +53,7 @@ def count_column(
     filters: Iterable[Any] = (),
     min_count: int = 1,
     max_size: int | None = None,
+    extend: str | None = None,
     on_ray: bool = False,
 ) -> Counted:
     """Writes the vocabulary of a column: `id` and `count`, the most frequent id first, equal counts by id.
@@ -63,6 +65,8 @@ def count_column(
         filters: conditions that rows must meet to be counted, as in a train config.
         min_count: rarer ids are left out.
         max_size: at most so many ids, the most frequent ones.
+        extend: a vocabulary whose ids come first, in their order and with a count of 0, so that they keep their rows;
+            the ids that it lacks follow, and only they count here. It may be `out` itself.
         on_ray: one Ray task a file.
 
     Raises:
@@ -83,13 +87,15 @@ def count_column(
         files = enumerate(found.that_pass(conditions).files)
         spills = [spill for some in one_by_one(work, files, on_ray=on_ray) for spill in some]
         _check_one_kind(spills, column)
-        parts = [_merge(part, spills, folder, min_count) for part in range(_PARTS)]
+        old = None if extend is None else load_vocabulary(extend)
+        parts = [_merge(part, spills, folder, min_count, old) for part in range(_PARTS)]
         sizes = sum((sizes for _, sizes, _ in parts), Counter[int]())
-        if not sizes:
+        if not sizes and extend is None:
             problem = f"no id comes {min_count} times" if min_count > 1 else "the column holds no ids at all"
             raise DataError(f"the vocabulary would be empty: {problem}", column=column, fix="lower --min-count")
-        kept = _write([path for path, _, _ in parts], sizes, folder / "out", max_size)
+        kept = _write([path for path, _, _ in parts], sizes, folder / "out", max_size, extend)
         (folder / "out").rename(out)
+        load_vocabulary.cache_clear()
         return Counted(kept, sum(seen for _, _, seen in parts))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -158,9 +164,18 @@ def _check_one_kind(spills: Sequence[Path], column: str) -> None:
         raise DataError(f"the column holds {problem}", column=column, fix="write ids of one type")
 
 
-def _merge(part: int, spills: Sequence[Path], folder: Path, min_count: int) -> tuple[Path, Counter[int], int]:
-    """A file of one part's ids that come often enough, how many have each count, and how many ids there are."""
+def _merge(
+    part: int, spills: Sequence[Path], folder: Path, min_count: int, old: Lookup | None
+) -> tuple[Path, Counter[int], int]:
+    """A file of one part's ids that come often enough and are new, how many have each count, and how many ids there
+    are."""
     table = _add_up(pa.concat_tables(pq.ParquetFile(spill).read_row_group(part) for spill in spills))
+    if old is not None:
+        ids = table["id"].combine_chunks()
+        if old.text != is_text(ids.type):
+            held = ("integers", "texts")[old.text]
+            raise DataError(f"the vocabulary to extend holds {held}, and the column does not", fix="name another one")
+        table = table.filter(pa.array(old.find(ids if old.text else ids.to_numpy()) < 0))
     kept = table.filter(pc.greater_equal(table["count"], min_count))
     path = folder / f"part-{part}"
     pq.write_table(kept, path)
@@ -168,12 +183,14 @@ def _merge(part: int, spills: Sequence[Path], folder: Path, min_count: int) -> t
     return path, Counter(dict(zip(values.tolist(), times.tolist(), strict=True))), len(table)
 
 
-def _write(parts: Sequence[Path], sizes: Counter[int], out: Path, max_size: int | None) -> int:
-    """All ids by falling count; returns how many."""
+def _write(parts: Sequence[Path], sizes: Counter[int], out: Path, max_size: int | None, extend: str | None) -> int:
+    """The ids of a vocabulary to extend, then all others by falling count; returns how many those are."""
     schema = pq.read_schema(parts[0])
     left = sum(sizes.values()) if max_size is None else min(max_size, sum(sizes.values()))
     total = left
     with pq.ParquetWriter(out, schema) as writer:
+        for ids in () if extend is None else ids_in(extend):
+            writer.write_table(pa.table({"id": ids, "count": np.zeros(len(ids), np.int64)}).cast(schema))
         for low, high in _ranges(sizes):
             if not left:
                 break

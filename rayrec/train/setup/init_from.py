@@ -11,7 +11,7 @@ from rayrec.checkpoint.contents import TABLE
 from rayrec.checkpoint.mapping import differing
 from rayrec.checkpoint.tools import find
 from rayrec.checkpoint.warm_start import Names
-from rayrec.data.mapping.id_mappings import Vocabulary
+from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.vocabulary import vocabulary_checksum
 from rayrec.train.config import TrainConfig
 from rayrec.train.driver.terminal import notice

@@ -25,6 +25,7 @@ from rayrec.checkpoint.errors import DamagedScoresError
 from rayrec.checkpoint.polling import on_every_rank
 from rayrec.checkpoint.scores import read_scores
 from rayrec.checkpoint.warm_start import load_weights
+from rayrec.data.mapping.fingerprint import as_before
 from rayrec.data.storage.retries import Patience
 from rayrec.distributed.comm import broadcast_object
 from rayrec.train.config import TrainConfig
@@ -118,9 +119,9 @@ class Saver:
         further = None
         while further is None:
             checkpoint = self._candidates[0]
-            load = partial(
-                self.store.load, checkpoint, learner.model, learner.optimizer, self._group, self._job.mapping or None
-            )
+            before, schema = checkpoint.manifest.mapping, self._job.config.data_schema
+            mapping = as_before(self._job.mapping, before, schema) if self._job.mapping else None
+            load = partial(self.store.load, checkpoint, learner.model, learner.optimizer, self._group, mapping)
             try:
                 further = self._outages.outlast(f"reading the checkpoint of step {checkpoint.step}", load)
             except RemovedCheckpointError:
