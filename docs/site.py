@@ -51,7 +51,9 @@ def _written(path: Path) -> str:
     if path.name == "commands.md":
         return _commands()
     package = "rayrec" if path.stem == "rayrec" else f"rayrec.{path.stem}"
-    text = f"# {package}\n\n::: {package}\n"
+    example = ROOT / "docs" / "examples" / f"{'top' if package == 'rayrec' else path.stem}.py"
+    code = example.read_text(encoding="utf-8")
+    text = f"# {package}\n\n## Example\n\n```python\n{code}```\n\n## Names\n\n::: {package}\n"
     for hidden in _hidden(ROOT / package.replace(".", "/")):  # mkdocstrings takes the name for the module's
         text += (
             f"\n::: {package}.{hidden}.{hidden}\n    options: {{show_root_heading: true, show_root_toc_entry: true}}\n"

@@ -52,12 +52,14 @@ from rayrec.data.order.rank_part import EpochPlanner, Ordering
 from rayrec.data.source.slices import read_slices
 from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.reading import pieces_of
-from rayrec.data.tools.synthetic import SyntheticSpec, write_files
 from rayrec.local_ray import LOCAL_SYSTEM
 from rayrec.models.batch import Batch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from bench_data_processes import processor_s
+
+from data.synthetic.clicks import SyntheticSpec, write_files
 
 BATCH_ROWS = 4096
 MIMALLOC_DEFAULT_MS = "10"  # after that long, freed pages go back to the kernel

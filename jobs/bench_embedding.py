@@ -7,6 +7,7 @@
 
 Both sides see the same tables, plans, optimizer and batches, in the same processes, in turns; what counts is the median
 of the ratios of neighbouring rounds. `--no-deps` matters: TorchRec would pull another build of fbgemm over this one.
+`--instructions avx2` times both on a machine with AVX512 as on one without it.
 """
 
 from __future__ import annotations
@@ -41,6 +42,14 @@ from rayrec.sparse import KeyedJaggedTensor
 WORLD = 2
 TW, CW, RW, DP = "table_wise", "column_wise", "row_wise", "data_parallel"
 FUSED = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01, "eps": 1e-8}
+AVX2 = {  # read when a process starts: by torch, fbgemm, MKL, numba and the C library
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "NUMBA_CPU_NAME": "haswell",
+    "NUMBA_CPU_FEATURES": "",
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW",
+}
 Step = Callable[[int], None]
 Work = Callable[[int, argparse.Namespace, Any], None]
 
@@ -308,14 +317,17 @@ def main() -> None:
     cli.add_argument(
         "--ids", choices=["uniform", "power-law"], default="uniform", help="how ids are drawn (default uniform)"
     )
+    cli.add_argument("--instructions", choices=["avx2"], help="the machine's own by default; avx2: leave AVX512 alone")
     cli.add_argument("--memory", action="store_true", help="peak memory of a rank instead of times")
     cli.add_argument("--json", action="store_true", help="one object with all rows as the last line")
     args = cli.parse_args()
     print(
         f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
         f"{WORLD} gloo ranks of 1 thread; ms a step (forward + backward + update), median of {args.rounds} rounds, "
-        f"{args.ids} ids"
+        f"{args.ids} ids, {args.instructions or 'all'} instructions"
     )
+    if args.instructions:
+        os.environ |= AVX2  # the ranks start anew
     on_ranks(work, args)
 
 

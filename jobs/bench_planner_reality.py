@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from calibrate_loads import configs_of
+from step_time import step_on
 
 from rayrec.distributed import comm
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
@@ -134,7 +135,7 @@ def measure_plans(calibration: str, ranks: int) -> list[Measured]:
     for (name, plan), (passes_s, peaks) in zip(plans.items(), real, strict=True):
         estimate = evaluate(plan, result.tables, topology, reserve_R)
         fullest = int(np.argmax(peaks))
-        step_s = estimate.step_on(processors, topology.device.alone)
+        step_s = step_on(estimate, processors, topology.device.alone)
         held = float(estimate.device_bytes_R[fullest])
         out.append(Measured(name, step_s, tuple(passes_s), held, peaks[fullest]))
     return out

@@ -23,7 +23,7 @@ from jobs.experiment_retrieval import Sequences, evaluate
 from rayrec.inference.approximate import Approximate
 from rayrec.inference.topk import top_k
 from rayrec.metrics.ranking import Jagged, target_ranks
-from rayrec.models.sasrec import sasrec
+from rayrec.models import sasrec
 from rayrec.modules import EmbeddingConfig
 
 DIM, LENGTH, BATCH = 64, 50, 128

@@ -3,6 +3,7 @@ first answer and from Ctrl-C to its end.
 
 python jobs/bench_start.py                  # all commands, on a small data set that it makes
 python jobs/bench_start.py --only serve --repeat 3
+python jobs/bench_start.py --first ratings.csv.gz 'rating>=3.5'   # from a file of unknown columns to an answer
 
 The commands run one after the other, as a user would type them: each needs what those before it left.
 """
@@ -15,6 +16,8 @@ import os
 import random
 import re
 import resource
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -208,12 +211,75 @@ def _numbered(command: Command, number: int) -> Command:
     return replace(command, words=words, useful=useful)
 
 
+def first_model(file: Path, label: str) -> Iterator[tuple[str, float, str]]:
+    """Takes a file to an answer of a service by nothing but the commands that the command before prints.
+
+    Gives:
+        Each command as it is typed, its seconds (of a service, to its address), and the last line that it printed.
+
+    Raises:
+        RuntimeError: a command failed, or printed no next one.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        shutil.copy(file, name)
+        command = shlex.join(["rayrec", "init", file.name, "--label", label])
+        while not command.startswith("rayrec serve "):
+            begin = time.perf_counter()
+            done = subprocess.run(_words(command), cwd=name, capture_output=True, text=True)
+            lines = done.stdout.strip().splitlines() or [""]
+            if done.returncode or not lines[-1].startswith("next: "):
+                raise RuntimeError(
+                    f"{command} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+                )
+            yield command, time.perf_counter() - begin, lines[-1]
+            look = next((line for line in lines if line.startswith("look: ")), None)
+            command = (look or lines[-1]).partition(": ")[2]
+        yield from _asked(f"{command} --port {_free_port()}", name)
+
+
+def _words(command: str) -> list[str]:
+    return [sys.executable, "-m", "rayrec.cli", *shlex.split(command)[1:]]
+
+
+def _asked(command: str, folder: str) -> Iterator[tuple[str, float, str]]:
+    """Starts the service, asks it as it says, and stops it."""
+    begin = time.perf_counter()
+    with subprocess.Popen(_words(command), cwd=folder, stdout=subprocess.PIPE, text=True) as served:
+        try:
+            assert served.stdout is not None
+            line = next((line for line in served.stdout if line.startswith("next: ")), "")
+            yield command, time.perf_counter() - begin, line.strip()
+            begin, ask = time.perf_counter(), line.partition(": ")[2].strip()
+            answer = subprocess.run(ask, shell=True, cwd=folder, capture_output=True, text=True)
+            yield ask, time.perf_counter() - begin, answer.stdout
+        finally:
+            served.send_signal(signal.SIGINT)
+            served.wait(60)
+
+
+def show_first_model(file: Path, label: str, as_json: bool) -> None:
+    """A line for each command; the last one is the request to the service."""
+    total = 0.0
+    for command, seconds, said in first_model(file, label):
+        total += seconds
+        if as_json:
+            print(json.dumps({"command": command, "seconds": seconds, "said": said}), flush=True)
+        else:
+            print(f"{seconds:6.1f} s  {command[:100]}", flush=True)
+    if not as_json:
+        print(f"{total:6.1f} s  in all, from {file.name} to an answer")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], help="names of commands, e.g. export serve")
     parser.add_argument("--repeat", type=int, default=1, help="times; the median is shown")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each command")
+    parser.add_argument("--first", nargs=2, metavar=("FILE", "LABEL"), help="from this file to an answer instead")
     args = parser.parse_args()
+    if args.first:
+        show_first_model(Path(args.first[0]), args.first[1], args.json)
+        return
     table = Table(title=f"seconds that a command waits · {time.strftime('%Y-%m-%d')} · {os.cpu_count()} cores")
     for column in ("command", "first useful line", "goal", "end", "processor", "stop", "lines after Ctrl-C"):
         table.add_column(column, justify="left" if column == "command" else "right")

@@ -87,7 +87,7 @@ def seconds_of(
 
 def busy_clock(device: torch.device) -> Callable[[], float]:
     """What tells how long a rank itself works: on CPUs its thread's time, which stands still while the rank waits for
-    others, or for a processor that it shares with them; `Estimate.step_on` puts that waiting back."""
+    others, or for a processor that it shares with them; `step_time.step_on` puts that waiting back."""
     return time.thread_time if device.type == "cpu" else time.perf_counter
 
 

@@ -26,10 +26,8 @@ import pyarrow.parquet as pq
 import torch
 
 from rayrec.metrics.ranking import Jagged, RankingMetrics, popularity_ranks, target_ranks
-from rayrec.models import Batch, retrieval_loss
-from rayrec.models.hstu import hstu
+from rayrec.models import Batch, hstu, retrieval_loss, sasrec
 from rayrec.models.next_item import NextItem
-from rayrec.models.sasrec import sasrec
 from rayrec.models.two_tower import TwoTower
 from rayrec.modules import EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor

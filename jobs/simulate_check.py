@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from calibrate_loads import FUSED, configs_of
+from step_time import step_on
 
 from rayrec.distributed import comm
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
@@ -119,7 +120,7 @@ def check(group: dist.ProcessGroup, local: int, cpus: int) -> Checked:
     visits += [_steps(group, local, speeds) for _ in range(VISITS - 1)]
     topology, result = _planned(world, local, speeds)
     processors = min(world, cpus * (world // local))
-    predicted = result.estimate.step_on(processors, topology.device.alone)
+    predicted = step_on(result.estimate, processors, topology.device.alone)
     kinds = tuple(sharding.sharding_type for sharding in result.plan.plan[""].values())
     visits_s = tuple(comm.broadcast_object(visits, group))
     hosts = len(topology.hosts)

@@ -11,9 +11,9 @@ import argparse
 from pathlib import Path
 
 from rayrec.distributed.planner import Topology
+from rayrec.distributed.planner.report.text import human_bytes
 from rayrec.train import TrainConfig, load_config
 from rayrec.train.config.file import parse_config
-from rayrec.train.driver.plan_table import bytes_text
 from rayrec.train.planning.shapes import Shape, compare
 
 GIGABYTES = (10, 100, 300, 1000, 3000)
@@ -66,7 +66,7 @@ def table(config: TrainConfig, gpu: str) -> str:
             speed = shape.batch_size / shape.step_s / 1e6
             hosts, each = shape.world.split("x")
             gpus = each if hosts == "1" else f"{hosts} × {each}"
-            cells = [gpus, bytes_text(shape.memory_bytes), f"{shape.step_s * 1e3:.1f} ms", f"{speed:,.0f}M"]
+            cells = [gpus, human_bytes(shape.memory_bytes), f"{shape.step_s * 1e3:.1f} ms", f"{speed:,.0f}M"]
         size = f"{gigabytes:,} GB" if gigabytes < 1000 else f"{gigabytes // 1000:,} TB"
         lines.append(f"| {' | '.join([size, f'{rows / 1e6:,.0f}M', *cells])} |")
     return "\n".join(lines)

@@ -297,7 +297,7 @@ def _num_arguments(cls: ast.ClassDef) -> int:
 MUTABLE = {
     "rayrec/modules/configs.py": {"BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig"},
     "rayrec/torchrec/modules/embedding_configs.py": {"EmbeddingTableConfig"},
-    "rayrec/optim/warmup.py": {"WarmupStage"},
+    "rayrec/torchrec/optim/warmup.py": {"WarmupStage"},
     "rayrec/torchrec/datasets/utils.py": {"Batch"},
     "rayrec/torchrec/metrics/metrics_config.py": {
         "BatchSizeStage",
@@ -308,7 +308,7 @@ MUTABLE = {
         "ThroughputDef",
     },
     "rayrec/train/worker/guards.py": {"Guards"},
-    "rayrec/train/after/evaluate.py": {"_Ending"},
+    "rayrec/train/run/log.py": {"Course"},
     "rayrec/data/source/footer_index.py": {"FooterIndex"},
     "rayrec/data/source/slices.py": {"_Stream"},
     "rayrec/data/mapping/problems.py": {"Problems"},

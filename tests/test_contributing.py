@@ -28,10 +28,10 @@ if __name__ == "__main__":
     assert rayrec.__file__.startswith(sys.argv[1]), rayrec.__file__
 
     # the metric
-    from rayrec.metrics import BinaryMetrics
+    from rayrec.metrics import LabelMetrics
     from rayrec.train.config.trainer import EarlyStoppingConfig
     from rayrec.train.report.evaluations import FIGURES
-    metrics = BinaryMetrics()
+    metrics = LabelMetrics()
     metrics.update(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 1.0]))
     assert abs(metrics.compute()["mean_prediction"] - (0.5 + torch.sigmoid(torch.tensor(2.0)).item()) / 2) < 1e-6
     assert EarlyStoppingConfig(metric="mean_prediction").metric in FIGURES

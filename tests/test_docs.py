@@ -95,6 +95,14 @@ def test_a_concept_has_one_picture_and_says_what_is_next(path: Path) -> None:
     assert "\nNext: [" in text and len(text.splitlines()) < 45
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_page_has_three_screens_without_a_picture_or_a_table(path: Path) -> None:
+    """A screen has about 250 words; code is not counted."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    stretches = re.split(r"^\|.*$|!\[[^\]]*\]\([^)]*\)", text, flags=re.MULTILINE)
+    assert max(len(stretch.split()) for stretch in stretches) < 750
+
+
 def test_screenshots_are_small() -> None:
     pictures = list((ROOT / "docs").rglob("*.png"))
     assert pictures and all(path.stat().st_size < 120_000 for path in pictures)

@@ -10,8 +10,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from rayrec.data.tools.on_ray import each
-from rayrec.data.tools.synthetic import SyntheticSpec, best_auc, write_file
+from rayrec.data.source.parallel import one_by_one
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from clicks import SyntheticSpec, best_auc, write_file
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     train = spec.files - args.eval_files
     folders = {n: (args.out / ("train" if n < train else "eval")).absolute() for n in range(spec.files)}
-    for _ in each(partial(_write, spec, folders), range(spec.files), on_ray=args.ray):
+    for _ in one_by_one(partial(_write, spec, folders), range(spec.files), on_ray=args.ray):
         pass
     print(f"{spec.rows:,} rows in {train} files to train on and {args.eval_files} for evaluation, in {args.out}")
     best = [auc for n in range(train, spec.files) if (auc := best_auc(spec, n)) is not None]

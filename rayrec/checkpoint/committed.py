@@ -48,9 +48,6 @@ def read_checkpoint(folder: Folder) -> Checkpoint | None:
 
 def newer_damaged(checkpoint: Checkpoint, damaged: Iterable[DamagedCheckpointError]) -> list[DamagedCheckpointError]:
     """Those of the damaged ones that are newer than a checkpoint, the oldest first."""
-
-    def order(name: str) -> tuple[int, int]:
-        return order_of(name) or (0, 0)
-
-    newer = (error for error in damaged if order(error.name) > order(checkpoint.name))
-    return sorted(newer, key=lambda error: order(error.name))
+    at = order_of(checkpoint.name) or (0, 0)
+    found = [(order, error) for error in damaged if (order := order_of(error.name) or (0, 0)) > at]
+    return [error for _, error in sorted(found, key=lambda one: one[0])]

@@ -1,4 +1,4 @@
-"""A checkpoint as other programs read it: one safetensors file, or a `state_dict` of the unsharded model."""
+"""A checkpoint as other programs read it: one safetensors file, the `state_dict` of the unsharded model."""
 
 from __future__ import annotations
 
@@ -52,11 +52,6 @@ def to_safetensors(reader: Reader, path: Path, optimizer: bool = False) -> int:
     finally:
         temporary.unlink(missing_ok=True)
     return len(saved)
-
-
-def state_dict(reader: Reader) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of the unsharded model; needs memory for all of them."""
-    return {name: reader.tensor(key) for name, key in unsharded_names(reader).items()}
 
 
 def _runs(tensor: SavedTensor) -> list[slice]:

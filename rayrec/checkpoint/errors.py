@@ -51,18 +51,18 @@ class DamagedCheckpointError(CheckpointError):
     """Bytes of a checkpoint are missing, or others than were written."""
 
     def __init__(self, path: str, damages: Sequence[Damage]) -> None:
+        super().__init__(path, tuple(damages))
         self.path, self.damages = path, tuple(damages)
+
+    def __str__(self) -> str:
         first = "; ".join(map(str, self.damages[:3]))
         more = f"; and {len(self.damages) - 3} more places" if len(self.damages) > 3 else ""
-        super().__init__(f"the checkpoint {path} is damaged: {first}{more}")
+        return f"the checkpoint {self.path} is damaged: {first}{more}"
 
     @property
     def name(self) -> str:
         """Of the checkpoint's folder."""
         return self.path.partition("?")[0].rpartition("/")[2]
-
-    def __reduce__(self) -> tuple[type[DamagedCheckpointError], tuple[str, tuple[Damage, ...]]]:
-        return type(self), (self.path, self.damages)
 
 
 class NoWholeCheckpointError(CheckpointError):
@@ -73,14 +73,14 @@ class RemovedCheckpointError(CheckpointError):
     """A checkpoint was removed while it was read: the run that goes on has newer ones."""
 
     def __init__(self, path: str) -> None:
+        super().__init__(path)
         self.path = path
-        super().__init__(
-            f"the checkpoint {path} was removed while it was read, as its run goes on; run the command again, which "
-            f"reads a newer one, or raise storage.keep of the run"
-        )
 
-    def __reduce__(self) -> tuple[type[RemovedCheckpointError], tuple[str]]:
-        return type(self), (self.path,)
+    def __str__(self) -> str:
+        return (
+            f"the checkpoint {self.path} was removed while it was read, as its run goes on; run the command again, "
+            f"which reads a newer one, or raise storage.keep of the run"
+        )
 
 
 class DamagedScoresError(CheckpointError):
@@ -100,11 +100,11 @@ class TakenOverError(FencedError):
     """
 
     def __init__(self, path: str, launch: str) -> None:
+        super().__init__(path, launch)
         self.path, self.launch = path, launch
-        super().__init__(f"{path} was taken over by another launch of the run ({launch}); this one ends")
 
-    def __reduce__(self) -> tuple[type[TakenOverError], tuple[str, str]]:
-        return type(self), (self.path, self.launch)
+    def __str__(self) -> str:
+        return f"{self.path} was taken over by another launch of the run ({self.launch}); this one ends"
 
 
 class InUseError(CheckpointError):

@@ -7,12 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
-
 from rayrec.checkpoint.attempt import order_of
 from rayrec.checkpoint.committed import Checkpoint, newer_damaged, read_checkpoint
 from rayrec.checkpoint.contents import DENSE, TABLE
-from rayrec.checkpoint.convert import state_dict, to_safetensors
+from rayrec.checkpoint.convert import to_safetensors
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
 from rayrec.checkpoint.folder import open_folder
 from rayrec.checkpoint.index import SavedTensor
@@ -107,7 +105,7 @@ def describe(place: str, tell: Tell = lambda text: None) -> list[str]:
 
 
 def convert_place(
-    place: str, out: Path, to: str, optimizer: bool, tell: Tell = lambda text: None
+    place: str, out: Path, optimizer: bool, tell: Tell = lambda text: None
 ) -> tuple[Checkpoint, int, int]:
     """Write one file; returns the checkpoint that it is of, how many tensors it has, and its bytes.
 
@@ -120,12 +118,7 @@ def convert_place(
     """
     store, checkpoint = find(place, tell)
     with store.reader(checkpoint) as reader:
-        if to == "safetensors":
-            count = to_safetensors(reader, out, optimizer)
-        else:
-            state = state_dict(reader)
-            torch.save(state, out)
-            count = len(state)
+        count = to_safetensors(reader, out, optimizer)
     return checkpoint, count, out.stat().st_size
 
 

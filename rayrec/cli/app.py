@@ -12,7 +12,7 @@ from rayrec.cli.data import app as data
 from rayrec.cli.export import export
 from rayrec.cli.init import init
 from rayrec.cli.next_steps import after_evaluation, after_training
-from rayrec.cli.options import Config, RunDir, WhichCheckpoint, path
+from rayrec.cli.options import AllowCode, Config, Overrides, RunDir, WhichCheckpoint, path
 from rayrec.cli.predict import predict
 from rayrec.cli.retrieve import index, retrieve
 from rayrec.cli.runs import app as runs
@@ -40,11 +40,6 @@ app.command()(index)
 app.command()(retrieve)
 app.command()(serve)
 app.command()(tune)
-
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, e.g. trainer.num_workers=4; may be repeated."),
-]
 
 
 @app.command()
@@ -91,9 +86,7 @@ def evaluate(
         str | None, typer.Option(help="Parquet file, folder or glob; default: the run's data.eval.")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Workers to use; 0: this process alone.")] = 0,
-    allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
-    ] = False,
+    allow_code: AllowCode = False,
     checkpoint: WhichCheckpoint = "newest",
     importance: Annotated[
         bool,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -47,18 +47,12 @@ def inspect(place: Place) -> None:
 def convert(
     place: Place,
     out: Annotated[Path, typer.Argument(metavar="FILE", parser=path, help="The file to write.")],
-    to: Annotated[
-        Literal["safetensors", "state_dict"],
-        typer.Option(help="One safetensors file, or what `torch.load` reads as the unsharded model's state_dict."),
-    ] = "safetensors",
-    optimizer: Annotated[
-        bool, typer.Option("--optimizer", help="Also what optimizers keep (safetensors only).")
-    ] = False,
+    optimizer: Annotated[bool, typer.Option("--optimizer", help="Also what optimizers keep.")] = False,
 ) -> None:
-    """Write a checkpoint's weights, under the names of the unsharded model, to one file."""
+    """Write a checkpoint's weights, under the names of the unsharded model, to one safetensors file."""
     from rayrec.checkpoint.tools import convert_place
     from rayrec.train.driver.terminal import notice
 
-    checkpoint, count, size = convert_place(place, out, to, optimizer, notice)
+    checkpoint, count, size = convert_place(place, out, optimizer, notice)
     typer.echo(f"read the checkpoint of step {checkpoint.step}: {checkpoint.path}")
     typer.echo(f"{out}: {count} tensors, {size / 1e6:,.1f} MB")

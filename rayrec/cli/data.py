@@ -8,22 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rayrec.cli.options import Config, Label, path
-from rayrec.cli.writing import writing
+from rayrec.cli.options import Config, Filters, Label, Paths, path, writing
 
 if TYPE_CHECKING:
     from rayrec.data.tools.check import CheckReport
-
-Filters = Annotated[
-    str, typer.Option(help="Only rows that pass, as data.train.filters: '[[day, \">=\", 2024-01-01]]'.")
-]
 
 app = typer.Typer(help="Inspect, check and convert data before you train on it.", no_args_is_help=True)
 
 
 @app.command()
 def inspect(
-    paths: Annotated[list[str], typer.Argument(help="Parquet files, folders or globs, local or URIs.")],
+    paths: Paths,
     rows: Annotated[int, typer.Option(help="How many rows to look at, spread over the files.", min=1)] = 500_000,
     filters: Filters = "[]",
     label: Label = None,
@@ -87,7 +82,7 @@ def convert(
 
 @app.command()
 def vocabulary(
-    paths: Annotated[list[str], typer.Argument(help="Parquet files, folders or globs, local or URIs.")],
+    paths: Paths,
     out: Annotated[
         Path, typer.Option(parser=path, help="The Parquet file to write; on a cluster, where every node sees it.")
     ],
@@ -108,7 +103,7 @@ def vocabulary(
 
 @app.command()
 def index(
-    paths: Annotated[list[str], typer.Argument(help="Parquet files, folders or globs, local or URIs.")],
+    paths: Paths,
     out: Annotated[
         str | None, typer.Option(help="The file to write, for data.train.index; default: in the folder itself.")
     ] = None,
@@ -123,8 +118,8 @@ def index(
     ray: Annotated[bool, typer.Option("--ray", help="Read side by side on Ray.")] = False,
 ) -> None:
     """Store the footers of all files, so that runs read only those of new and changed files."""
+    from rayrec.data.source.parallel import start_ray
     from rayrec.data.tools.index import write_index
-    from rayrec.data.tools.on_ray import start_ray
 
     if ray:
         start_ray()
@@ -166,8 +161,7 @@ def fit(
     """Compute the statistics of a schema (boundaries, means) from a config's training data, and write them into it."""
     import yaml
 
-    from rayrec.data import DataSet, Manifest
-    from rayrec.data.order.mix import Mix
+    from rayrec.data import DataSet, manifest_of
     from rayrec.data.tools import fit as fitting
     from rayrec.train import load_config
     from rayrec.train.config.file import parse_yaml
@@ -183,11 +177,7 @@ def fit(
     schema = fitting.without_statistics(loaded.data_schema) if again else loaded.data_schema
     waiting = fitting.unfitted_names(schema)
     reading = fitting.for_reading(schema).for_training
-    data = (
-        Manifest.of(narrowed(train), reading)
-        if isinstance(train, DataSet)
-        else Mix.of([*map(narrowed, train)], reading)
-    )
+    data = manifest_of(narrowed(train) if isinstance(train, DataSet) else [*map(narrowed, train)], reading)
     fitted = fitting.fit(data, schema, rows)
     with writing("--out", out):
         raw = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
@@ -199,25 +189,17 @@ def fit(
 @app.command()
 def check(
     config: Config,
-    page: Annotated[Path | None, typer.Option("--html", parser=path, help="Also write the result as a page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Map a config's training data; report bad rows, nulls, collisions, list lengths. Exit status 1 on bad rows."""
     from rayrec.data import manifest_of
     from rayrec.data.tools.check import check as run_check
-    from rayrec.data.tools.check_page import check_page
     from rayrec.train import load_config
     from rayrec.train.setup import build
 
     loaded = load_config(config)
     schema = loaded.data_schema.for_training
-    if page is not None:
-        with writing("--html", page):  # fails before all data is read
-            page.parent.mkdir(parents=True, exist_ok=True)
     report = run_check(manifest_of(loaded.data.train, schema), schema, build.rows_of(loaded), loaded.data.read.bad_rows)
-    if page is not None:
-        with writing("--html", page):
-            page.write_text(check_page(report, f"Data of {loaded.name}"), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
     else:
@@ -228,9 +210,8 @@ def check(
 
 def _print_check(report: CheckReport) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    from rayrec.cli.tables import show
+    from rayrec.cli.tables import show, table
     from rayrec.train.driver.terminal import plain
 
     console = Console()
@@ -239,21 +220,15 @@ def _print_check(report: CheckReport) -> None:
         console.print(plain(f"  {number:,} × {reason}"), style="red")
     for sample in report.samples[:5]:
         console.print(plain(f"    {sample}"))
-    table = Table()
-    for head in ("feature", "ids", "nulls", "different ids", "table rows", "rows used", "collisions"):
-        table.add_column(
-            head, justify="left" if head == "feature" else "right", overflow="fold", no_wrap=head == "feature"
-        )
+    features = table("feature", "ids>", "nulls>", "different ids>", "table rows>", "rows used>", "collisions>")
     for f in report.features:
         different = "many" if f.distinct_ids is None else f"{f.distinct_ids:,}"
         collisions = "?" if f.collisions is None else f"{f.collisions:,}"
-        counts = (f.ids, f.nulls)
-        table.add_row(
-            plain(f.name), *(f"{n:,}" for n in counts), different, f"{f.table_rows:,}", f"{f.used_rows:,}", collisions
-        )
-    show(table, console)
+        counts = (f"{f.ids:,}", f"{f.nulls:,}", different, f"{f.table_rows:,}", f"{f.used_rows:,}", collisions)
+        features.add_row(plain(f.name), *counts)
+    show(features, console)
     if report.numbers:
-        table = Table("number", "nulls", "lowest", "mean", "highest")
+        numbers = table("number", "nulls>", "lowest>", "mean>", "highest>")
         for n in report.numbers:
-            table.add_row(plain(n.name), f"{n.nulls:,}", *(f"{value:.5g}" for value in (n.lowest, n.mean, n.highest)))
-        show(table, console)
+            numbers.add_row(plain(n.name), f"{n.nulls:,}", *(f"{value:.5g}" for value in (n.lowest, n.mean, n.highest)))
+        show(numbers, console)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rayrec.cli.next_steps import next_is
-from rayrec.cli.options import WhichCheckpoint, path
+from rayrec.cli.options import AllowCode, WhichCheckpoint, path
 
 FORMATS = "fp32, fp16, int8, int4, or AUTO: each table's is chosen by the loss of quality that was measured for it."
 
@@ -33,16 +33,17 @@ def export(
     ] = None,
     data: Annotated[str | None, typer.Option(help="Rows to compare scores on; default: the run's data.eval.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Keep an export that is outside its limits, or slow.")] = False,
-    allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
-    ] = False,
+    allow_code: AllowCode = False,
     checkpoint: WhichCheckpoint = "newest",
 ) -> None:
     """Export a trained model, and compare its scores with those of the trainer: parity.html in the folder."""
-    from rayrec.inference import Wanted
-    from rayrec.train.after.export import export_run
-    from rayrec.train.driver.terminal import notice
-    from rayrec.train.run.mirror import run_here
+    from rayrec._imports import quick_imports
+
+    with quick_imports():
+        from rayrec.inference import Wanted
+        from rayrec.train.after.export import export_run
+        from rayrec.train.driver.terminal import notice
+        from rayrec.train.run.mirror import run_here
 
     wanted = Wanted(tables=tables, dense=dense, target=target, march=march, budget=budget, force=force)
     with run_here(source, notice) as run:

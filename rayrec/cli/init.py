@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rayrec.cli.next_steps import next_is
 from rayrec.cli.options import Label
-
-if TYPE_CHECKING:
-    from rayrec.data.tools.starter import Machine
 
 
 def init(
@@ -25,10 +22,12 @@ def init(
     ] = None,
 ) -> None:
     """Inspect data and write a config that trains on it, with some rows held out for evaluation."""
+    import torch
     import yaml
 
     from rayrec.cli.tables import show_columns
-    from rayrec.data.tools.starter import removed_on_failure, start
+    from rayrec.container import cpus
+    from rayrec.data.tools.starter import Machine, removed_on_failure, start
     from rayrec.train.config.file import parse_config
     from rayrec.train.driver.terminal import visible
 
@@ -39,8 +38,9 @@ def init(
     for path in (file, folder):
         if path.exists():
             raise ValueError(f"{path} exists already and is not overwritten: take another --name, or remove it")
+    machine = Machine(cores=int(cpus()), gpus=torch.cuda.device_count())
     with removed_on_failure(folder):
-        started = start(data, name, folder, _machine(), label, lambda text: typer.echo(visible(text)))
+        started = start(data, name, folder, machine, label, lambda text: typer.echo(visible(text)))
         parse_config(started.config)
         show_columns(started.inspection, to_stderr=False)
         values = yaml.safe_dump(started.config, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
@@ -55,12 +55,3 @@ def _name_of(path: str) -> str:
     stem = path.partition("?")[0].rstrip("/").rpartition("/")[2].partition(".")[0]
     name = re.sub(r"[^\w.-]+", "-", stem, flags=re.ASCII).strip("-._")
     return name or "first"
-
-
-def _machine() -> Machine:
-    import torch
-
-    from rayrec.container import cpus
-    from rayrec.data.tools.starter import Machine
-
-    return Machine(cores=int(cpus()), gpus=torch.cuda.device_count())

@@ -40,7 +40,8 @@ def run(args: Sequence[str]) -> int:
     """
     if DEBUG in args:
         os.environ["RAYREC_DEBUG"] = "1"
-    before = {number: signal.signal(number, _end) for number in STOP_SIGNALS} if _is_main_thread() else {}
+    listens = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, _end) for number in STOP_SIGNALS} if listens else {}
     try:
         app(args=[arg for arg in args if arg != DEBUG], prog_name="rayrec")
     except SystemExit as end:
@@ -51,10 +52,6 @@ def run(args: Sequence[str]) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     return 0
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def _end(number: int, _: FrameType | None) -> NoReturn:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from rayrec.cli.options import WhichCheckpoint
+from rayrec.cli.options import AllowCode, WhichCheckpoint
 
 
 def predict(
@@ -19,11 +19,11 @@ def predict(
     ],
     workers: Annotated[int, typer.Option(min=0, help="Ray workers, a CPU each; 0: this process alone.")] = 0,
     columns: Annotated[str | None, typer.Option(help="Columns to keep, as user,item; default: all.")] = None,
-    bad_rows: Annotated[str, typer.Option(help="error: end with the first; skip: null as its prediction.")] = "error",
+    bad_rows: Annotated[
+        Literal["error", "skip"], typer.Option(help="error: end with the first; skip: null as its prediction.")
+    ] = "error",
     bad_rows_limit: Annotated[int, typer.Option(min=0, help="With skip: more bad rows than this end the job.")] = 1000,
-    allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Import the model.factory that the run folder names.")
-    ] = False,
+    allow_code: AllowCode = False,
     checkpoint: WhichCheckpoint = "newest",
 ) -> None:
     """Score Parquet files: every row once, with its columns; the same command again resumes."""
@@ -32,8 +32,6 @@ def predict(
     from rayrec.train.driver.terminal import notice
     from rayrec.train.run.mirror import run_here
 
-    if bad_rows not in ("error", "skip"):
-        raise typer.BadParameter(f"--bad-rows {bad_rows}: error or skip")
     with run_here(place, notice) as model:
         if (model / "config.yaml").exists():
             model = exported_run(model, allow_code, checkpoint, tell=typer.echo)
@@ -41,15 +39,9 @@ def predict(
             raise typer.BadParameter(
                 f"--checkpoint {checkpoint}: {place} is no run folder; an export has one checkpoint"
             )
+    kept, say = columns.split(",") if columns else None, typer.echo
     done = run_predict(
-        model,
-        data,
-        out,
-        columns=None if columns is None else columns.split(","),
-        workers=workers,
-        bad_rows="skip" if bad_rows == "skip" else "error",
-        bad_rows_limit=bad_rows_limit,
-        say=typer.echo,
+        model, data, out, columns=kept, workers=workers, bad_rows=bad_rows, bad_rows_limit=bad_rows_limit, say=say
     )
     typer.echo(f"{out}: {done.rows:,} rows in {done.parts} files, {done.rows / max(done.seconds, 1e-9):,.0f} rows/s")
     for reason, count in done.skipped.items():

@@ -56,32 +56,17 @@ def serve(
     if config is not None:
         if models:
             raise ValueError(f"--config {config} names the models; give either it or MODEL")
-        settings = _loaded(config, port)
+        from rayrec.serve.config import load_serve_config
+
+        settings = load_serve_config(config)
+        settings = settings if port is None else settings.model_copy(update={"port": port})
     else:
         clients = [] if token_file is None else [{"name": "default", "token_file": str(token_file.absolute())}]
-        settings = _from_flags(
-            models or [],
-            host=host,
-            port=8000 if port is None else port,
-            grpc_port=grpc_port,
-            replicas=replicas,
-            cpus=cpus,
-            direct=direct,
-            clients=clients,
-            watch_s=watch,
-            name=name,
-            route=route,
-            limits={"queue": queue},
-            index=None if index is None else index.absolute(),
-        )
+        place: dict[str, Any] = {"host": host, "port": 8000 if port is None else port, "grpc_port": grpc_port}
+        place |= {"name": name, "route": route, "direct": direct, "clients": clients, "limits": {"queue": queue}}
+        found = None if index is None else index.absolute()
+        settings = _from_flags(models or [], **place, replicas=replicas, cpus=cpus, watch_s=watch, index=found)
     _serve(settings, detach)
-
-
-def _loaded(config: Path, port: int | None) -> ServeConfig:
-    from rayrec.serve.config import load_serve_config
-
-    loaded = load_serve_config(config)
-    return loaded if port is None else loaded.model_copy(update={"port": port})
 
 
 def _from_flags(models: list[str], **flags: Any) -> ServeConfig:
@@ -97,9 +82,12 @@ def _from_flags(models: list[str], **flags: Any) -> ServeConfig:
 
 
 def _serve(settings: ServeConfig, detach: bool) -> None:
-    from rayrec.serve.example import request
-    from rayrec.serve.on_ray import serving
-    from rayrec.serve.versions import newest
+    from rayrec._imports import quick_imports
+
+    with quick_imports():
+        from rayrec.serve.example import request
+        from rayrec.serve.on_ray import serving
+        from rayrec.serve.versions import newest
 
     stopped = threading.Event()
     with serving(settings, detach) as address:

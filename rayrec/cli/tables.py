@@ -14,32 +14,44 @@ if TYPE_CHECKING:
 _WIDEST = 10_000
 
 
-def show(table: Table, console: Console) -> None:
+def show(shown: Table, console: Console) -> None:
     """Prints a table: as wide as it needs to be where no terminal limits it, with each name on one line."""
     if not console.is_terminal:
         wide = console.options.update(width=_WIDEST)
-        console.width = max(console.width, console.measure(table, options=wide).maximum)
-    console.print(table)
+        console.width = max(console.width, console.measure(shown, options=wide).maximum)
+    console.print(shown)
+
+
+def table(*heads: str, title: str | None = None) -> Table:
+    """A table of which the first column stays on one line.
+
+    Args:
+        heads: of the columns; one that ends in `>` is aligned to the right.
+    """
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left")
+    for place, head in enumerate(heads):
+        right = head.endswith(">")
+        made.add_column(head.rstrip(">"), justify="right" if right else "left", no_wrap=not place, overflow="fold")
+    return made
 
 
 def show_columns(found: Inspection, *, to_stderr: bool) -> None:
     """What every column is taken for, and a line below for each of which more is to be said."""
     from rich.console import Console
-    from rich.table import Table
 
     from rayrec.train.driver.terminal import plain
 
     console = Console(stderr=to_stderr, soft_wrap=True)
     files = f"{found.files:,} file{'' if found.files == 1 else 's'}"
-    table = Table(title=f"{found.rows:,} rows in {files}, {found.looked_at:,} looked at")
-    for head in ("column", "type", "taken for", "nulls", "ids", "range"):
-        right, whole = head in ("nulls", "ids"), head not in ("type", "range")
-        table.add_column(head, justify="right" if right else "left", no_wrap=whole, overflow="fold")
+    title = f"{found.rows:,} rows in {files}, {found.looked_at:,} looked at"
+    columns = table("column", "type", "taken for", "nulls>", "ids>", "range", title=title)
     for c in found.columns:
         ids = f"{c.distinct:,}" if c.role.startswith(("id", "weighted")) else ""
         span = "" if c.low is None or c.high is None else f"{c.low:g} to {c.high:g}"
-        table.add_row(plain(c.name), plain(c.kind), c.role, f"{c.nulls:,}" if c.nulls else "", ids, span)
-    show(table, console)
+        columns.add_row(plain(c.name), plain(c.kind), c.role, f"{c.nulls:,}" if c.nulls else "", ids, span)
+    show(columns, console)
     notes = [f"{c.name}: {c.note}" for c in found.columns if c.note and c.role != "label"]
     for line in [*notes, *_label_line(found)]:
         console.print(plain(line), highlight=False)
@@ -57,13 +69,10 @@ def _label_line(found: Inspection) -> list[str]:
 def show_importance(parts: Sequence[Mapping[str, Any]]) -> None:
     """Permutation importance, the most important part first."""
     from rich.console import Console
-    from rich.table import Table
 
     from rayrec.train.driver.terminal import plain
 
-    table = Table(title="permuted, it changes", title_justify="left")
-    for head in ("part", "kind", "NE", "AUC"):
-        table.add_column(head, justify="right" if head in ("NE", "AUC") else "left", no_wrap=head == "part")
+    changes = table("part", "kind", "NE>", "AUC>", title="permuted, it changes")
     for part in parts:
-        table.add_row(plain(part["name"]), part["kind"], f"{part['ne']:+.4f}", f"{-part['auc']:+.4f}")
-    show(table, Console())
+        changes.add_row(plain(part["name"]), part["kind"], f"{part['ne']:+.4f}", f"{-part['auc']:+.4f}")
+    show(changes, Console())

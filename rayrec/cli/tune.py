@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rayrec.cli.options import Config
+from rayrec.cli.options import Config, Overrides
 
 
 def tune(
@@ -20,9 +20,7 @@ def tune(
             "log(low,high) or int(low,high); may be repeated.",
         ),
     ],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field in all trials.")
-    ] = None,
+    overrides: Overrides = None,
     trials: Annotated[int, typer.Option(min=1, help="How many draws.")] = 10,
     metric: Annotated[str, typer.Option(help="Figure of the evaluations that decides.")] = "auc",
     concurrent: Annotated[

@@ -5,14 +5,15 @@ The names here are loaded when first used: a process that only maps rows, or onl
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rayrec._imports import lazy_names
 
 if TYPE_CHECKING:
     from rayrec.data.errors import DataError, DataUnavailable, FileChanged
-    from rayrec.data.mapping.collate import empty_batch, to_batch
+    from rayrec.data.mapping.collate import empty_batch
     from rayrec.data.mapping.id_mappings import Hash, Identity, Vocabulary
-    from rayrec.data.mapping.mapping import Mapping
+    from rayrec.data.mapping.mapping import Mapping, to_batch
     from rayrec.data.mapping.schema import DenseFeature, Label, SampleWeight, Schema, SparseFeature, Task
     from rayrec.data.mapping.transforms import Standardize
     from rayrec.data.options import BadRows, ReadOptions, Shuffle
@@ -25,39 +26,26 @@ if TYPE_CHECKING:
     from rayrec.data.stream.batch_stream import BatchStream
     from rayrec.data.stream.mixed_stream import MixedStream
 
-_HOMES = {
-    "BadRows": "rayrec.data.options",
-    "BatchStream": "rayrec.data.stream.batch_stream",
-    "Cursor": "rayrec.data.order.cursor",
-    "DataError": "rayrec.data.errors",
-    "DataUnavailable": "rayrec.data.errors",
-    "DataSet": "rayrec.data.source.dataset",
-    "DenseFeature": "rayrec.data.mapping.schema",
-    "FileChanged": "rayrec.data.errors",
-    "FooterIndex": "rayrec.data.source.footer_index",
-    "FooterReading": "rayrec.data.source.footers",
-    "Hash": "rayrec.data.mapping.id_mappings",
-    "Identity": "rayrec.data.mapping.id_mappings",
-    "Label": "rayrec.data.mapping.schema",
-    "Manifest": "rayrec.data.source.manifest",
-    "Mapping": "rayrec.data.mapping.mapping",
-    "Mix": "rayrec.data.order.mix",
-    "MixedStream": "rayrec.data.stream.mixed_stream",
-    "ReadOptions": "rayrec.data.options",
-    "SampleWeight": "rayrec.data.mapping.schema",
-    "Schema": "rayrec.data.mapping.schema",
-    "Shuffle": "rayrec.data.options",
-    "SparseFeature": "rayrec.data.mapping.schema",
-    "Standardize": "rayrec.data.mapping.transforms",
-    "Task": "rayrec.data.mapping.schema",
-    "TrainingData": "rayrec.data.source.dataset",
-    "Vocabulary": "rayrec.data.mapping.id_mappings",
-    "WeightedDataSet": "rayrec.data.source.dataset",
-    "data_sets": "rayrec.data.source.dataset",
-    "empty_batch": "rayrec.data.mapping.collate",
-    "manifest_of": "rayrec.data.order.mix",
-    "to_batch": "rayrec.data.mapping.collate",
-}
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "errors": "DataError DataUnavailable FileChanged",
+        "mapping.collate": "empty_batch",
+        "mapping.id_mappings": "Hash Identity Vocabulary",
+        "mapping.mapping": "Mapping to_batch",
+        "mapping.schema": "DenseFeature Label SampleWeight Schema SparseFeature Task",
+        "mapping.transforms": "Standardize",
+        "options": "BadRows ReadOptions Shuffle",
+        "order.cursor": "Cursor",
+        "order.mix": "Mix manifest_of",
+        "source.dataset": "DataSet TrainingData WeightedDataSet data_sets",
+        "source.footer_index": "FooterIndex",
+        "source.footers": "FooterReading",
+        "source.manifest": "Manifest",
+        "stream.batch_stream": "BatchStream",
+        "stream.mixed_stream": "MixedStream",
+    },
+)
 
 __all__ = [
     "BadRows",
@@ -92,9 +80,3 @@ __all__ = [
     "manifest_of",
     "to_batch",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

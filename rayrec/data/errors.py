@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Self
 
 
 class DataError(ValueError):
@@ -57,6 +57,10 @@ class DataError(ValueError):
         ]
         where = f" ({', '.join(places)})" if places else ""
         return f"{self.problem}{where}" + (f"; fix: {self.fix}" if self.fix else "")
+
+    def at(self, file: str | None, row_group: int | None, row: int | None) -> Self:
+        """The same at a place."""
+        return type(self)(**{**self.to_dict(), "file": file, "row_group": row_group, "row": row})
 
     def to_dict(self) -> dict[str, Any]:
         """The error's parts as JSON values."""

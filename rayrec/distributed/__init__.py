@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         EmbeddingBagCollectionSharder,
         ShardedEmbeddingBagCollection,
     )
-    from rayrec.distributed.comm.awaitable import Awaitable, NoWait
+    from rayrec.distributed.comm.awaitable import Awaitable
     from rayrec.distributed.comm.env import ShardingEnv
     from rayrec.distributed.model_parallel import DistributedModelParallel
     from rayrec.distributed.pipeline import TrainPipeline
@@ -26,7 +26,7 @@ __getattr__ = lazy_names(
     {
         "collections.embedding": "EmbeddingCollectionSharder ShardedEmbeddingCollection",
         "collections.embedding_bag": "EmbeddingBagCollectionSharder ShardedEmbeddingBagCollection",
-        "comm.awaitable": "Awaitable NoWait",
+        "comm.awaitable": "Awaitable",
         "comm.env": "ShardingEnv",
         "model_parallel": "DistributedModelParallel",
         "pipeline": "TrainPipeline",
@@ -43,7 +43,6 @@ __all__ = [
     "EmbeddingCollectionSharder",
     "EmbeddingComputeKernel",
     "ModuleSharder",
-    "NoWait",
     "ParameterSharding",
     "ShardedEmbeddingBagCollection",
     "ShardedEmbeddingCollection",

@@ -7,7 +7,7 @@ from itertools import islice
 
 from rayrec.inference.parity import Score, by_label
 from rayrec.inference.tables import Candidates
-from rayrec.metrics import BinaryMetrics
+from rayrec.metrics import LabelMetrics
 from rayrec.models import Batch
 from rayrec.quant import TableFormat
 from rayrec.quant.layout import TableConfig
@@ -83,7 +83,7 @@ def choose_formats(
 
 def _loss(score: Score, sample: Sequence[Batch], labels: Sequence[str] | None) -> float:
     """Mean log loss, in nats; summed over several labels."""
-    metrics = BinaryMetrics(names=labels)
+    metrics = LabelMetrics(names=labels)
     for batch in sample:
         metrics.update(score(batch), batch.label, batch.weight)
     return sum(float(of["logloss"] or 0.0) for of in by_label(metrics.compute()).values())

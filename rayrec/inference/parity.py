@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.metrics import BinaryMetrics
+from rayrec.metrics import LabelMetrics
 from rayrec.models import Batch
 from rayrec.quant import TableFormat
 
@@ -87,7 +87,7 @@ class _Side:
 
     def __init__(self, score: Score, labels: tuple[str, ...] | None) -> None:
         self._score, self.seconds = score, list[float]()
-        self.metrics = BinaryMetrics(names=labels)
+        self.metrics = LabelMetrics(names=labels)
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         start = time.perf_counter()

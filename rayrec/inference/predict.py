@@ -17,10 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from rayrec.data import DataError, Manifest
-from rayrec.data.source.parallel import on_ray
+from rayrec.data.source.parallel import in_tasks, start_ray
 from rayrec.data.source.slices import Columns, FileSlice, slices_of
 from rayrec.data.storage.opening import open_parquet
-from rayrec.data.tools.on_ray import start_ray
 from rayrec.inference.model import Model
 from rayrec.inference.predict_part import Policy, Task, predict_in_worker, predict_part, prediction_columns
 from rayrec.inference.predictions import Output
@@ -80,7 +79,7 @@ def predict(
         columns=_kept(manifest, columns, scorer.model.labels),
         bad_rows=bad_rows,
     )
-    parts = [slices_of(manifest, window) for window in manifest.windows]
+    parts = [slices_of(manifest, number) for number in range(len(manifest.windows))]
     skipped: Counter[str] = Counter()
     rows = done = 0
     with place.locked():
@@ -129,7 +128,7 @@ def _work(
         yield from (predict_part(task, scorer, number, parts[number]) for number in left)
         return
     start_ray()
-    yield from on_ray(partial(predict_in_worker, task), ((n, parts[n]) for n in left), cpus=1.0, at_once=workers)
+    yield from in_tasks(partial(predict_in_worker, task), ((n, parts[n]) for n in left), cpus=1.0, at_once=workers)
 
 
 def _same_as_before(out: Output, version: str, manifest: Manifest, task: Task, parts: int) -> None:

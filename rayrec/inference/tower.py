@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from rayrec.inference.artifact import ExportError
-from rayrec.models.hstu import hstu
+from rayrec.models import hstu, sasrec
 from rayrec.models.next_item import NextItem
 from rayrec.models.retriever import batch_of
-from rayrec.models.sasrec import sasrec
 from rayrec.modules import EmbeddingConfig
 
 MAKERS: dict[str, Callable[..., NextItem]] = {"sasrec": sasrec, "hstu": hstu}

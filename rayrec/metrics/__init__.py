@@ -3,11 +3,9 @@
 This package defines the metrics; `rayrec.train` decides when they are computed and reported.
 """
 
-from rayrec.metrics.binary import BinaryMetrics
 from rayrec.metrics.buckets import BucketedMetrics
 from rayrec.metrics.grouped import GroupedAuc
 from rayrec.metrics.histogram import LogitBins
 from rayrec.metrics.labels import LabelMetrics
-from rayrec.metrics.numbers import NumberMetrics
 
-__all__ = ["BinaryMetrics", "BucketedMetrics", "GroupedAuc", "LabelMetrics", "LogitBins", "NumberMetrics"]
+__all__ = ["BucketedMetrics", "GroupedAuc", "LabelMetrics", "LogitBins"]

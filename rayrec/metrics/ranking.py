@@ -97,24 +97,6 @@ class RankingMetrics:
         return {f"{name}{end}": value / rows for name, value in zip(names, values, strict=True)}
 
 
-def recall_at(
-    queries_BD: torch.Tensor, items_ID: torch.Tensor, relevant: Jagged, k: int, seen: Jagged | None = None
-) -> torch.Tensor:
-    """`[B]`: of each row's relevant items the part among the first k; NaN for a row without any. Ties against them."""
-    lengths = relevant.offsets.diff()
-    rows = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
-    per_item_seen = None
-    if seen is not None:
-        sizes = seen.offsets.diff()[rows]
-        starts = seen.offsets[rows]
-        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        places = torch.arange(int(offsets[-1]), device=sizes.device) - (offsets[:-1] - starts).repeat_interleave(sizes)
-        per_item_seen = Jagged(seen.ids[places], offsets)
-    ranks = target_ranks(queries_BD[rows], items_ID, relevant.ids, per_item_seen)
-    found = torch.zeros(len(lengths), device=queries_BD.device).index_add_(0, rows, (ranks < k).float())
-    return torch.where(lengths > 0, found / lengths, torch.nan)
-
-
 def popularity_ranks(counts_I: torch.Tensor, targets_B: torch.Tensor, seen: Jagged | None = None) -> torch.Tensor:
     """The ranks of a model that scores each item by its count: what a trained model must be better than."""
     items_I1 = counts_I.float()[:, None]

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from torch import nn
 
 from rayrec.models.batch import Batch, Sequence
+from rayrec.models.bst import bst
 from rayrec.models.dcn import DCN
 from rayrec.models.deepfm import DeepFM
 from rayrec.models.din import DIN
 from rayrec.models.dlrm import DLRM
 from rayrec.models.esmm import ESMM
-from rayrec.models.hstu import hstu
 from rayrec.models.loss import mean_loss
-from rayrec.models.mmoe import MMoE
-from rayrec.models.ple import PLE
+from rayrec.models.next_item import hstu, sasrec
+from rayrec.models.ple import PLE, mmoe
+from rayrec.models.ranker import Ranker
 from rayrec.models.retriever import Retriever
-from rayrec.models.sasrec import sasrec
 from rayrec.models.two_tower import TwoTower
 
 # factory(tables, num_dense, device=..., **settings); the tables stay on the meta device until they are sharded
@@ -26,7 +26,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "dcn": DCN,
     "deepfm": DeepFM,
     "din": DIN,
-    "mmoe": MMoE,
+    "bst": bst,
+    "mmoe": mmoe,
     "ple": PLE,
     "esmm": ESMM,
 }
@@ -45,8 +46,12 @@ __all__ = [
     "RETRIEVERS",
     "Batch",
     "DeepFM",
-    "MMoE",
+    "Ranker",
     "Retriever",
     "Sequence",
+    "bst",
+    "hstu",
     "mean_loss",
+    "mmoe",
+    "sasrec",
 ]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 
 from rayrec.models.batch import Batch
-from rayrec.models.loss import Head, check_logits
-from rayrec.modules import MLP, CrossNet, EmbeddingBagCollection, EmbeddingBagConfig, LowRankCrossNet
+from rayrec.models.loss import check_logits
+from rayrec.models.ranker import ModelInputs, Ranker
+from rayrec.modules import MLP, CrossNet, EmbeddingBagConfig, LowRankCrossNet
 
 
-class DCN(nn.Module):
+class DCN(Ranker):
     """Click probability from dense features and embedding bags, all crossed with each other.
 
     Args:
@@ -23,12 +25,7 @@ class DCN(nn.Module):
         cross_layers: how often features are crossed.
         cross_rank: rank of the cross matrices; 0 for full matrices.
         dropout: in both MLPs.
-        is_weighted: ids carry weights.
-        task_weights: of several labels' losses; None for one label.
-        label_kinds: "binary" or "number" for each label; None: all binary.
-        device: of the dense part; the tables lie on "meta" until they are sharded, unless `tables_device` says
-            otherwise.
-        seed: of the tables' first weights.
+        inputs: fields of `ModelInputs`.
 
     Raises:
         ValueError: widths that do not fit together, with the setting to change.
@@ -43,34 +40,27 @@ class DCN(nn.Module):
         cross_layers: int = 3,
         cross_rank: int = 64,
         dropout: float = 0.0,
-        is_weighted: bool = False,
-        task_weights: Sequence[float] | None = None,
-        label_kinds: Sequence[str] | None = None,
-        device: torch.device | str | None = None,
-        tables_device: torch.device | str | None = "meta",
-        seed: int | None = None,
+        **inputs: Annotated[Any, ModelInputs],
     ) -> None:
-        super().__init__()
-        check_logits("dcn", "over_arch", over_arch, task_weights)
-        self.head = Head(task_weights, device, label_kinds)
+        given = ModelInputs(**inputs)
+        super().__init__(given)
+        check_logits("dcn", "over_arch", over_arch, given.task_weights)
         if cross_rank < 0:
             raise ValueError(f"dcn: cross_rank={cross_rank} must be positive, or 0 for full matrices")
-        self.embedding_bags = EmbeddingBagCollection(list(tables), is_weighted, device=tables_device, seed=seed)
+        self.embedding_bags = given.bags(tables)
         use_mlp = bool(num_dense and dense_arch)
-        self.dense_arch = MLP(num_dense, dense_arch, dropout=dropout, device=device) if use_mlp else None
+        self.dense_arch = MLP(num_dense, dense_arch, dropout=dropout, device=given.device) if use_mlp else None
         width = dense_arch[-1] if use_mlp else num_dense
         width += sum(table.embedding_dim * len(table.feature_names) for table in tables)
         self.cross: nn.Module = (
-            LowRankCrossNet(width, cross_layers, cross_rank, device=device)
+            LowRankCrossNet(width, cross_layers, cross_rank, device=given.device)
             if cross_rank
-            else CrossNet(width, cross_layers, device=device)
+            else CrossNet(width, cross_layers, device=given.device)
         )
-        self.over_arch = MLP(width, over_arch, dropout=dropout, activation_on_last=False, device=device)
+        self.over_arch = MLP(width, over_arch, dropout=dropout, activation_on_last=False, device=given.device)
 
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(mean binary cross-entropy, logits `[B]`, or `[B, T]` of several labels)."""
-        pooled = self.embedding_bags(batch.sparse)
+    def outputs(self, batch: Batch) -> torch.Tensor:
         dense = batch.dense if self.dense_arch is None else self.dense_arch(batch.dense)
-        features = torch.cat([dense, pooled.values()], dim=1)
-        loss_and_logits: tuple[torch.Tensor, torch.Tensor] = self.head(self.over_arch(self.cross(features)), batch)
-        return loss_and_logits
+        features = torch.cat([dense, self.embedding_bags(batch.sparse).values()], dim=1)
+        outputs_BT: torch.Tensor = self.over_arch(self.cross(features))
+        return outputs_BT

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 
 from rayrec.models.batch import Batch
-from rayrec.models.loss import Head, check_logits, common_dim
-from rayrec.modules import MLP, EmbeddingBagCollection, EmbeddingBagConfig
-from rayrec.modules.fm import pairwise_sum
+from rayrec.models.loss import check_logits, common_dim
+from rayrec.models.ranker import ModelInputs, Ranker
+from rayrec.modules import MLP, EmbeddingBagConfig
 
 
-class DeepFM(nn.Module):
+class DeepFM(Ranker):
     """Click probability: logit = bias + Σ w_i + Σ_{i<j} <v_i, v_j> + MLP(v_1 … v_n) over all fields.
 
     A field is a sparse feature, with the pooled vector of its ids, or a dense feature, with its value times a learned
@@ -26,12 +27,7 @@ class DeepFM(nn.Module):
         num_dense: N, the number of dense features; 0 is allowed.
         deep_arch: layer widths of the MLP, the last of them 1, or the number of labels.
         dropout: in the MLP.
-        is_weighted: ids carry weights.
-        task_weights: of several labels' losses; None for one label.
-        label_kinds: "binary" or "number" for each label; None: all binary.
-        device: of the dense part; the tables lie on "meta" until they are sharded, unless `tables_device` says
-            otherwise.
-        seed: of the tables' first weights.
+        inputs: fields of `ModelInputs`.
 
     Raises:
         ValueError: widths that do not fit together, with the setting to change.
@@ -43,22 +39,17 @@ class DeepFM(nn.Module):
         num_dense: int,
         deep_arch: Sequence[int],
         dropout: float = 0.0,
-        is_weighted: bool = False,
-        task_weights: Sequence[float] | None = None,
-        label_kinds: Sequence[str] | None = None,
-        device: torch.device | str | None = None,
-        tables_device: torch.device | str | None = "meta",
-        seed: int | None = None,
+        **inputs: Annotated[Any, ModelInputs],
     ) -> None:
-        super().__init__()
-        check_logits("deepfm", "deep_arch", deep_arch, task_weights)
-        self.head = Head(task_weights, device, label_kinds)
-        self.dim = common_dim("deepfm", tables)
+        given = ModelInputs(**inputs)
+        super().__init__(given)
+        check_logits("deepfm", "deep_arch", deep_arch, given.task_weights)
+        self.dim, device = common_dim("deepfm", tables), given.device
         self.num_sparse = sum(len(table.feature_names) for table in tables)
         num_fields = self.num_sparse + num_dense
-        self.embedding_bags = EmbeddingBagCollection(list(tables), is_weighted, device=tables_device, seed=seed)
+        self.embedding_bags = given.bags(tables)
         self.dense_vectors_ND = nn.Parameter(torch.empty(num_dense, self.dim, device=device))
-        labels = () if task_weights is None else (len(task_weights),)
+        labels = () if given.task_weights is None else (given.num_labels,)
         self.projection_FD = nn.Parameter(torch.empty(num_fields, self.dim, *labels, device=device))
         self.bias = nn.Parameter(torch.empty(labels, device=device))
         self.deep = MLP(num_fields * self.dim, deep_arch, dropout=dropout, activation_on_last=False, device=device)
@@ -70,14 +61,18 @@ class DeepFM(nn.Module):
             nn.init.normal_(parameter, std=1 / math.sqrt(self.dim))
         nn.init.zeros_(self.bias)
 
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(mean binary cross-entropy, logits `[B]`, or `[B, T]` of several labels)."""
-        pooled = self.embedding_bags(batch.sparse)
+    def outputs(self, batch: Batch) -> torch.Tensor:
         dense_BND = batch.dense[:, :, None] * self.dense_vectors_ND
-        sparse_BFD = pooled.values().view(-1, self.num_sparse, self.dim)
+        sparse_BFD = self.embedding_bags(batch.sparse).values().view(-1, self.num_sparse, self.dim)
         fields_BFD = torch.cat([sparse_BFD, dense_BND], dim=1)
         flat_BV = fields_BFD.flatten(1)
         linear_BT = self.bias + flat_BV @ self.projection_FD.flatten(0, 1).view(flat_BV.shape[1], -1)
-        outputs_BT = linear_BT + pairwise_sum(fields_BFD)[:, None] + self.deep(flat_BV)
-        loss_and_logits: tuple[torch.Tensor, torch.Tensor] = self.head(outputs_BT, batch)
-        return loss_and_logits
+        outputs_BT: torch.Tensor = linear_BT + pairwise_sum(fields_BFD)[:, None] + self.deep(flat_BV)
+        return outputs_BT
+
+
+def pairwise_sum(vectors_BFD: torch.Tensor) -> torch.Tensor:
+    """Σ_{i<j} <v_i, v_j> for every example, `[B]`, in time linear in F (Rendle 2010, equation 5)."""
+    square_of_sum_BD = vectors_BFD.sum(1).square()
+    sum_of_squares_BD = vectors_BFD.square().sum(1)
+    return (square_of_sum_BD - sum_of_squares_BD).sum(1) / 2

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 import torch
-from torch import nn
 
 from rayrec.models.batch import Batch
 from rayrec.models.interaction import InteractionArch
-from rayrec.models.loss import Head, check_logits, common_dim
-from rayrec.modules import MLP, EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.models.loss import check_logits, common_dim
+from rayrec.models.ranker import ModelInputs, Ranker
+from rayrec.modules import MLP, EmbeddingBagConfig
 
 
-class DLRM(nn.Module):
+class DLRM(Ranker):
     """Click probability from dense features and embedding bags.
 
     Args:
@@ -22,12 +23,7 @@ class DLRM(nn.Module):
         dense_arch: layer widths of the bottom MLP, the last of them D.
         over_arch: layer widths of the top MLP, the last of them 1, or the number of labels.
         dropout: in both MLPs.
-        is_weighted: ids carry weights.
-        task_weights: of several labels' losses; None for one label.
-        label_kinds: "binary" or "number" for each label; None: all binary.
-        device: of the dense part; the tables lie on "meta" until they are sharded, unless `tables_device` says
-            otherwise.
-        seed: of the tables' first weights.
+        inputs: fields of `ModelInputs`.
 
     Raises:
         ValueError: widths that do not fit together, with the setting to change.
@@ -40,36 +36,28 @@ class DLRM(nn.Module):
         dense_arch: Sequence[int],
         over_arch: Sequence[int],
         dropout: float = 0.0,
-        is_weighted: bool = False,
-        task_weights: Sequence[float] | None = None,
-        label_kinds: Sequence[str] | None = None,
-        device: torch.device | str | None = None,
-        tables_device: torch.device | str | None = "meta",
-        seed: int | None = None,
+        **inputs: Annotated[Any, ModelInputs],
     ) -> None:
-        super().__init__()
+        given = ModelInputs(**inputs)
+        super().__init__(given)
         dim = common_dim("dlrm", tables)
         if num_dense and (not dense_arch or dense_arch[-1] != dim):
             raise ValueError(f"dlrm: dense_arch={list(dense_arch)} must end with the embedding_dim {dim}")
-        check_logits("dlrm", "over_arch", over_arch, task_weights)
-        self.head = Head(task_weights, device, label_kinds)
+        check_logits("dlrm", "over_arch", over_arch, given.task_weights)
         num_features = sum(len(table.feature_names) for table in tables)
         self.num_features, self.dim = num_features, dim
-        self.embedding_bags = EmbeddingBagCollection(list(tables), is_weighted, device=tables_device, seed=seed)
-        self.dense_arch = MLP(num_dense, dense_arch, dropout=dropout, device=device) if num_dense else None
+        self.embedding_bags = given.bags(tables)
+        self.dense_arch = MLP(num_dense, dense_arch, dropout=dropout, device=given.device) if num_dense else None
         self.interaction = InteractionArch(num_features)
         width = dim + num_features * (num_features + 1) // 2
-        self.over_arch = MLP(width, over_arch, dropout=dropout, activation_on_last=False, device=device)
+        self.over_arch = MLP(width, over_arch, dropout=dropout, activation_on_last=False, device=given.device)
 
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(mean binary cross-entropy, logits `[B]`, or `[B, T]` of several labels)."""
+    def outputs(self, batch: Batch) -> torch.Tensor:
         pooled = self.embedding_bags(batch.sparse)
         if self.dense_arch is not None:
             dense_BD = self.dense_arch(batch.dense)
         else:
             dense_BD = batch.dense.new_zeros(batch.rows, self.dim)
         sparse_BFD = pooled.values().view(-1, self.num_features, self.dim)
-        loss_and_logits: tuple[torch.Tensor, torch.Tensor] = self.head(
-            self.over_arch(self.interaction(dense_BD, sparse_BFD)), batch
-        )
-        return loss_and_logits
+        outputs_BT: torch.Tensor = self.over_arch(self.interaction(dense_BD, sparse_BFD))
+        return outputs_BT

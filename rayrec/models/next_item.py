@@ -1,9 +1,10 @@
-"""`NextItem`: any encoder over a history, trained at each position to find the item that follows."""
+"""`NextItem`: any encoder over a history, trained at each position to find the item that follows; SASRec and HSTU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,11 @@ from torch import nn
 
 from rayrec.models.batch import Batch
 from rayrec.models.retrieval_loss import Pairs
-from rayrec.models.retriever import History, ItemVectors, Question, Retriever, before_next, normalized
+from rayrec.models.retriever import History, HistoryOf, ItemVectors, Question, Retriever, before_next, normalized
 from rayrec.modules.attention import Layout
+from rayrec.modules.configs import BaseEmbeddingConfig
+from rayrec.modules.encoder import EncoderConfig, TransformerEncoder
+from rayrec.modules.hstu import HSTUConfig, HSTUEncoder
 from rayrec.modules.positions import Positions
 
 
@@ -101,3 +105,107 @@ class NextItem(Retriever):
         before = History(history.ids[kept], offsets, None if history.times is None else history.times[kept])
         asked = torch.cat([offsets[:1], offsets[1:][asks]])
         return Question(self._query(before)[asks], history.ids[ends], (before.ids, asked))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextItemInputs:
+    """What `sasrec` and `hstu` share, as their keywords.
+
+    Args:
+        history: the feature, a list of items, oldest first.
+        max_length: items that the encoder reads at most, the newest.
+        blocks: layers of the encoder.
+        heads: of each attention.
+        dropout: of the encoder and its input.
+        loss: `RetrievalLoss`'s arguments.
+        device, tables_device: as of the other models.
+        seed: of the item table's first weights.
+    """
+
+    history: str
+    max_length: int = 50
+    blocks: int = 2
+    heads: int = 1
+    dropout: float = 0.2
+    loss: dict[str, Any] | None = None
+    device: torch.device | str | None = None
+    tables_device: torch.device | str | None = "meta"
+    seed: int | None = None
+
+    def items(self, tables: Sequence[BaseEmbeddingConfig]) -> ItemVectors:
+        return ItemVectors(tables, self.history, self.tables_device, self.seed)
+
+    def sizes(self, dim: int) -> dict[str, Any]:
+        """What both encoders are made of."""
+        return {"dim": dim, "blocks": self.blocks, "heads": self.heads, "dropout": self.dropout}
+
+
+def sasrec(
+    tables: Sequence[BaseEmbeddingConfig],
+    num_dense: int,
+    *,
+    hidden: int | None = None,
+    norm_first: bool = True,
+    normalize: bool = False,
+    **inputs: Annotated[Any, NextItemInputs],
+) -> NextItem:
+    """SASRec: a causal transformer over a history (Kang and McAuley 2018, arXiv:1808.09781).
+
+    Args:
+        tables: one of them reads `history`; its rows are the items, its width is the encoder's.
+        num_dense: not read.
+        hidden: width between the two layers of each position's network; null: that of the items.
+        norm_first: normalize the input of each part; false: its sum with the input.
+        normalize: queries and items have length 1.
+        inputs: fields of `NextItemInputs`.
+    """
+    given = NextItemInputs(**inputs)
+    items, history = given.items(tables), HistoryOf(given.history)
+    with torch.device(given.device or "cpu"):
+        encoder = TransformerEncoder(EncoderConfig(**given.sizes(items.dim), hidden=hidden, norm_first=norm_first))
+        return NextItem(
+            items,
+            encoder,
+            history,
+            given.max_length,
+            positions=Positions(given.max_length, items.dim),
+            dropout=given.dropout,
+            normalize=normalize,
+            loss=given.loss,
+        )
+
+
+def hstu(
+    tables: Sequence[BaseEmbeddingConfig],
+    num_dense: int,
+    *,
+    times: str | None = None,
+    qk_dim: int | None = None,
+    v_dim: int | None = None,
+    normalize: bool = True,
+    **inputs: Annotated[Any, NextItemInputs],
+) -> NextItem:
+    """HSTU as a next-item model (Zhai et al. 2024, arXiv:2402.17152).
+
+    Args:
+        tables, num_dense: as of `sasrec`.
+        times: of the history's items, as `sequence.name` of the schema; with them attention has a bias by time.
+        qk_dim: width of each head's queries and keys; null: that of the items, divided by `heads`.
+        v_dim: width of each head's values; as `qk_dim`.
+        normalize: queries and items have length 1; scores are then cosines over a temperature of 0.05.
+        inputs: fields of `NextItemInputs`.
+    """
+    given = NextItemInputs(**inputs)
+    items, history = given.items(tables), HistoryOf(given.history, times)
+    sizes = {**given.sizes(items.dim), "max_length": given.max_length, "qk_dim": qk_dim, "v_dim": v_dim}
+    with torch.device(given.device or "cpu"):
+        return NextItem(
+            items,
+            HSTUEncoder(HSTUConfig(**sizes, use_times=times is not None)),
+            history,
+            given.max_length,
+            positions=Positions(given.max_length, items.dim, count_from="oldest"),
+            dropout=given.dropout,
+            normalize=normalize,
+            loss={"temperature": 0.05 if normalize else 1.0, **(given.loss or {})},
+        )

@@ -18,8 +18,9 @@ from torch import nn
 from rayrec.distributed import comm
 from rayrec.models.batch import Batch
 from rayrec.models.retrieval_loss import Pairs, RetrievalLoss
-from rayrec.modules import EmbeddingCollection, EmbeddingConfig
+from rayrec.modules import EmbeddingCollection
 from rayrec.modules.configs import BaseEmbeddingConfig
+from rayrec.modules.lookup import as_collection_table
 from rayrec.sparse import KeyedJaggedTensor
 
 
@@ -68,19 +69,8 @@ class Retriever(nn.Module, ABC):
         return loss, part * 0 + part.new_zeros(batch.rows)  # an empty batch's backward goes through the same exchanges
 
 
-def as_collection_table(table: BaseEmbeddingConfig, features: Sequence[str]) -> EmbeddingConfig:
-    """A table of the config, for lookups id by id of `features`; its first weights are small normal numbers."""
-    return EmbeddingConfig(
-        num_embeddings=table.num_embeddings,
-        embedding_dim=table.embedding_dim,
-        name=table.name,
-        data_type=table.data_type,
-        feature_names=list(features),
-        init_fn=table.init_fn or _small_normal,
-    )
-
-
-def _small_normal(rows: torch.Tensor) -> None:
+def small_normal(rows: torch.Tensor) -> None:
+    """First weights of an item table."""
     rows.normal_(std=0.02)
 
 
@@ -104,7 +94,8 @@ class ItemVectors(nn.Module):
         if len(own) != 1:
             raise ValueError(f"feature {feature!r} is read by {len(own)} tables; exactly one must read it")
         self.feature, self.num_items, self.dim = feature, own[0].num_embeddings, own[0].embedding_dim
-        self.embeddings = EmbeddingCollection([as_collection_table(own[0], [feature])], device=device, seed=seed)
+        table = as_collection_table(own[0], [feature], small_normal)
+        self.embeddings = EmbeddingCollection([table], device=device, seed=seed)
 
     def forward(self, *ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """`[n, D]` of each `[n]`, in one lookup."""

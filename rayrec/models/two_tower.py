@@ -10,9 +10,10 @@ import torch
 from rayrec.models.batch import Batch
 from rayrec.models.loss import common_dim
 from rayrec.models.retrieval_loss import Pairs
-from rayrec.models.retriever import Question, Retriever, as_collection_table, normalized
+from rayrec.models.retriever import Question, Retriever, normalized, small_normal
 from rayrec.modules import MLP, EmbeddingCollection
 from rayrec.modules.configs import BaseEmbeddingConfig
+from rayrec.modules.lookup import as_collection_table
 from rayrec.sparse import KeyedJaggedTensor
 
 
@@ -52,7 +53,7 @@ class TwoTower(Retriever):
         dim = common_dim("two_tower", list(tables))  # type: ignore[arg-type]
         self.item, self.normalize = item, normalize
         self.features = [name for table in tables for name in table.feature_names]
-        copies = [as_collection_table(table, table.feature_names) for table in tables]
+        copies = [as_collection_table(table, table.feature_names, small_normal) for table in tables]
         self.embeddings = EmbeddingCollection(copies, device=tables_device, seed=seed)
         width = dim * (len(self.features) - 1) + num_dense
         self.query_tower = MLP(width, list(towers), activation_on_last=False, device=device)

@@ -8,7 +8,7 @@ from rayrec.modules.configs import (
     EmbeddingConfig,
     PoolingType,
 )
-from rayrec.modules.crossnet import CrossNet, LowRankCrossNet, LowRankMixtureCrossNet, VectorCrossNet
+from rayrec.modules.crossnet import CrossNet, LowRankCrossNet
 from rayrec.modules.embedding import (
     EmbeddingBagCollection,
     EmbeddingBagCollectionInterface,
@@ -18,7 +18,6 @@ from rayrec.modules.embedding import (
 from rayrec.modules.feature_processor import FeatureProcessorsCollection, PositionWeightedProcessor
 from rayrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from rayrec.modules.mlp import MLP, Perceptron
-from rayrec.modules.regroup import KTRegroupAsDict
 
 __all__ = [
     "MLP",
@@ -33,12 +32,9 @@ __all__ = [
     "EmbeddingConfig",
     "FeatureProcessedEmbeddingBagCollection",
     "FeatureProcessorsCollection",
-    "KTRegroupAsDict",
     "LowRankCrossNet",
-    "LowRankMixtureCrossNet",
     "Perceptron",
     "PoolingType",
     "PositionWeightedProcessor",
     "SwishLayerNorm",
-    "VectorCrossNet",
 ]

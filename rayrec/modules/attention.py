@@ -74,9 +74,9 @@ class Bucket:
 
     def pad(self, values: torch.Tensor) -> torch.Tensor:
         """`[T, *]` to `[b, width, *]`, zeros where there is nothing."""
-        padded = values.new_zeros(len(self.rows) * self.width, *values.shape[1:])
+        padded = values.new_zeros(self.rows.shape[0] * self.width, *values.shape[1:])
         padded = padded.index_copy(0, self.target, values.index_select(0, self.source))
-        return padded.view(len(self.rows), self.width, *values.shape[1:])
+        return padded.view(self.rows.shape[0], self.width, *values.shape[1:])
 
 
 class Layout:
@@ -88,7 +88,8 @@ class Layout:
         next_times: int64 `[T]`, when the item after each comes; by default that of the next position, and of a row's
             last position its own.
         targets: int64 `[B]`, how many of a row's last positions are targets; None: none.
-        buckets: rows of like length are padded together; False: all to the longest.
+        total: T, where it is known: spares a wait for the device.
+        width: all rows are padded to so much, as a graph that is exported must; None: rows of like length together.
     """
 
     def __init__(
@@ -97,11 +98,12 @@ class Layout:
         times: torch.Tensor | None = None,
         next_times: torch.Tensor | None = None,
         targets: torch.Tensor | None = None,
-        buckets: bool = True,
+        total: int | None = None,
+        width: int | None = None,
     ) -> None:
         self.offsets, self.times, self.targets = offsets.long(), times, targets
         self.lengths = self.offsets.diff()
-        self._next_times, self._bucketed = next_times, buckets
+        self._next_times, self._total, self.width = next_times, total, width
 
     @property
     def device(self) -> torch.device:
@@ -110,13 +112,13 @@ class Layout:
     @cached_property
     def row_of(self) -> torch.Tensor:
         """`[T]`: the row of each position."""
-        rows = torch.arange(len(self.lengths), device=self.device)
-        return rows.repeat_interleave(self.lengths)
+        rows = torch.arange(self.lengths.shape[0], device=self.device)
+        return rows.repeat_interleave(self.lengths, output_size=self._total)
 
     @cached_property
     def place_of(self) -> torch.Tensor:
         """`[T]`: the place of each position in its row, from 0."""
-        return torch.arange(len(self.row_of), device=self.device) - self.offsets[self.row_of]
+        return torch.arange(self.row_of.shape[0], device=self.device) - self.offsets[self.row_of]
 
     @cached_property
     def next_times(self) -> torch.Tensor | None:
@@ -136,9 +138,11 @@ class Layout:
     @cached_property
     def buckets(self) -> list[Bucket]:
         """All rows that are not empty, in buckets. Waits for the device."""
-        longest = max(self.longest, 1)
-        widths = self._widths(longest) if self._bucketed else torch.full_like(self.lengths, longest)
-        made = []
+        if self.width is not None:
+            rows = torch.arange(self.lengths.shape[0], device=self.device)
+            source = torch.arange(self.row_of.shape[0], device=self.device)
+            return [Bucket(rows, self.width, source, self.row_of * self.width + self.place_of)]
+        widths, made = self._widths(max(self.longest, 1)), []
         for width in widths[self.lengths > 0].unique().tolist():
             mine = (widths == width) & (self.lengths > 0)
             rows = mine.nonzero().flatten()
@@ -162,7 +166,7 @@ class Layout:
             outs.append(padded.flatten(0, 1).index_select(0, bucket.target))
             sources.append(bucket.source)
         order = torch.cat(sources)
-        back = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=self.device))
+        back = torch.empty_like(order).index_copy_(0, order, torch.arange(order.shape[0], device=self.device))
         return torch.cat(outs).index_select(0, back)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import nn
 
-from rayrec.modules.configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, InitFn, PoolingType
 from rayrec.modules.embedding import EmbeddingBagCollection, EmbeddingCollection, draw_seed, output_names
 from rayrec.modules.pooling import pool_mean, pool_sum
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
@@ -66,7 +66,9 @@ class Lookup(nn.Module):
         widths = sorted({table.embedding_dim for table in shared})
         self.sequences = nn.ModuleDict()
         for width in widths:
-            configs = [_by_id(table) for table in shared if table.embedding_dim == width]
+            configs = [
+                as_collection_table(table, table.feature_names) for table in shared if table.embedding_dim == width
+            ]
             self.sequences[f"dim{width}"] = EmbeddingCollection(configs, device=device, seed=seed)
         # (feature, its name in the output, its table, whether it is pooled) of the shared tables
         self._read = [
@@ -98,14 +100,13 @@ class Lookup(nn.Module):
         return Vectors({name: pooled[name] for name in self.pooled_names}, jagged)
 
 
-def _by_id(table: EmbeddingBagConfig) -> EmbeddingConfig:
-    return EmbeddingConfig(
-        num_embeddings=table.num_embeddings,
-        embedding_dim=table.embedding_dim,
-        name=table.name,
-        data_type=table.data_type,
-        feature_names=list(table.feature_names),
-        weight_init_max=table.weight_init_max,
-        weight_init_min=table.weight_init_min,
-        init_fn=table.init_fn,
-    )
+def as_collection_table(
+    table: BaseEmbeddingConfig, features: Sequence[str], init_fn: InitFn | None = None
+) -> EmbeddingConfig:
+    """A table for lookups id by id of `features`.
+
+    Args:
+        init_fn: of its first weights, where it has none of its own.
+    """
+    same = {f.name: getattr(table, f.name) for f in fields(EmbeddingConfig)}
+    return EmbeddingConfig(**{**same, "feature_names": list(features), "init_fn": table.init_fn or init_fn})

@@ -80,7 +80,7 @@ class RelativeBias(nn.Module):
 
 def check_length(layout: Layout, most: int) -> None:
     """Raises ValueError where a row is longer than a model is made for."""
-    if layout.longest > most:
+    if layout.width is None and layout.longest > most:
         raise ValueError(
             f"a row has {layout.longest} items, the model's max_length is {most}: cut rows to it, or raise it"
         )

@@ -1,18 +1,24 @@
-"""Target attention: which positions of a history matter for a candidate (DIN, Zhou et al. 2018, arXiv:1706.06978)."""
+"""Which positions of a history matter for a candidate: the attention of DIN, and the transformer of BST."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from rayrec.modules.attention import Layout
+from rayrec.modules.encoder import EncoderConfig, TransformerEncoder
 from rayrec.modules.mlp import MLP, NAMED
 from rayrec.modules.pooling import jagged_softmax, pool_sum, row_of
+from rayrec.modules.positions import Positions
 
 
 class TargetAttention(nn.Module):
-    """Σ a·k over a row's keys, where a = MLP([q, k, q - k, q * k]). Nothing is padded; an empty row gives 0.
+    """Σ a·k over a row's keys, where a = MLP([q, k, q - k, q * k]) (DIN, Zhou et al. 2018, arXiv:1706.06978).
+
+    Nothing is padded; an empty row gives 0.
 
     The paper's Dice activation normalizes by the statistics of a batch, so that it is another function on another
     number of ranks; the layers here take ReLU, sigmoid, or swish with layer normalization.
@@ -52,3 +58,35 @@ class TargetAttention(nn.Module):
         scores_T = self.rest(self.activation(query_part_BH[rows_T] + key_part_TH)).squeeze(1)
         weights_T = jagged_softmax(scores_T, lengths_B) if self.softmax else scores_T
         return pool_sum(keys_TD, lengths_B, weights_T)
+
+
+class TargetTransformer(nn.Module):
+    """A row's keys and then its query through a transformer; what comes out at the query (BST, Chen et al. 2019,
+    arXiv:1905.06874). Every position sees all of its row.
+
+    Args:
+        config: of the encoder; its width is that of queries and keys.
+        max_length: keys of a row at most.
+    """
+
+    def __init__(self, config: EncoderConfig, max_length: int, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.width = max_length + 1
+        with torch.device(device or "cpu"):
+            self.positions, self.encoder = Positions(self.width, config.dim), TransformerEncoder(config)
+
+    def forward(self, query_BD: torch.Tensor, keys_TD: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
+        """As of `TargetAttention`.
+
+        Raises:
+            ValueError: a row has more than `max_length` keys.
+        """
+        keys, total = keys_TD.shape[0], keys_TD.shape[0] + query_BD.shape[0]
+        offsets = F.pad((lengths_B.long() + 1).cumsum(0), (1, 0))
+        places, ends = torch.arange(keys, device=query_BD.device) + row_of(lengths_B, keys), offsets[1:] - 1
+        x_TD = query_BD.new_zeros(total, query_BD.shape[1])
+        x_TD = x_TD.index_copy(0, places, keys_TD).index_copy(0, ends, query_BD)
+        width = self.width if torch.compiler.is_exporting() else None
+        layout = Layout(offsets, total=total, width=width)
+        encoded_TD: torch.Tensor = self.encoder(x_TD + self.positions(layout), layout)
+        return encoded_TD.index_select(0, ends)

@@ -6,6 +6,7 @@ State dicts have the form `{"state": {name: {key: value}}}` for parameters with 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -159,6 +160,18 @@ class KeyedOptimizer(Optimizer):
         return "\n".join([*lines, ")"])
 
 
+class FusedOptimizer(KeyedOptimizer, ABC):
+    """An optimizer that updates its parameters in backward, before `step` is called."""
+
+    @abstractmethod
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Applies changed settings."""
+
+    @abstractmethod
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Applies changed settings."""
+
+
 def call_if_defined(optimizer: Any, method: str, *args: Any) -> None:
     """Calls a method of an optimizer, if it has this method."""
     call = getattr(optimizer, method, None)
@@ -198,67 +211,6 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
         """Passed on to an optimizer that has it."""
         call_if_defined(self._optimizer, "update_hyper_parameters", params_dict)
-
-
-class OptimizerWrapper(KeyedOptimizer):
-    """Base class of wrappers: a keyed optimizer that acts before or after the step of an inner one.
-
-    Args:
-        optimizer: the wrapped optimizer.
-    """
-
-    def __init__(self, optimizer: KeyedOptimizer) -> None:
-        self._optimizer = optimizer
-        self.params = optimizer.params
-        self.defaults = {}
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        return self._optimizer.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        return self._optimizer.state
-
-    @property
-    def state_names(self) -> list[str]:
-        return self._optimizer.state_names
-
-    def named_state(self) -> dict[str, dict[str, Any]]:
-        return self._optimizer.named_state()
-
-    def named_groups(self) -> list[dict[str, Any]]:
-        return self._optimizer.named_groups()
-
-    def _load_named_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        self._optimizer._load_named_state(state)
-
-    def post_load_state_dict(self) -> None:
-        self._optimizer.post_load_state_dict()
-
-    def save_param_groups(self, save: bool) -> None:
-        super().save_param_groups(save)
-        self._optimizer.save_param_groups(save)
-
-    def settings_changed(self) -> None:
-        self._optimizer.settings_changed()
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self._optimizer.step(closure)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self._optimizer.zero_grad(set_to_none)
-
-    def set_optimizer_step(self, step: int) -> None:
-        """Passed on to an optimizer that has it."""
-        call_if_defined(self._optimizer, "set_optimizer_step", step)
-
-    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
-        """Passed on to an optimizer that has it."""
-        call_if_defined(self._optimizer, "update_hyper_parameters", params_dict)
-
-    def __repr__(self) -> str:
-        return repr(self._optimizer)
 
 
 class CombinedOptimizer(KeyedOptimizer):
@@ -358,3 +310,33 @@ class CombinedOptimizer(KeyedOptimizer):
 
 def _prefixed(prefix: str, items: Mapping[str, Any]) -> dict[str, Any]:
     return {CombinedOptimizer.prepend_opt_key(name, prefix): item for name, item in items.items()}
+
+
+class OptimizerWrapper(CombinedOptimizer):
+    """Base class of wrappers: acts before or after the step of one other optimizer, whose names it keeps.
+
+    Args:
+        optimizer: the wrapped optimizer.
+    """
+
+    def __init__(self, optimizer: KeyedOptimizer) -> None:
+        self._optimizer = optimizer
+        super().__init__([optimizer])
+
+    @property
+    def params(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return self._optimizer.params
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self._optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self._optimizer.state
+
+    def _load_named_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        self._optimizer._load_named_state(state)
+
+    def __repr__(self) -> str:
+        return repr(self._optimizer)

@@ -39,6 +39,7 @@ class _Quantized(nn.Module, Generic[ConfigT]):
         tables: their configs.
         places: where each table lies, in the order of `tables`.
         weights: uint8, all tables' bytes; None: they are given by `table_bytes` at every call.
+        flag: of bags, ids carry weights; else the vectors come with their ids.
         row_alignment: of the places.
     """
 
@@ -49,13 +50,14 @@ class _Quantized(nn.Module, Generic[ConfigT]):
         tables: Sequence[ConfigT],
         places: Sequence[TablePlace],
         weights: torch.Tensor | None,
+        flag: bool = False,
         row_alignment: int = 1,
     ) -> None:
         super().__init__()
         check_tables(tables)
         self._configs: tuple[ConfigT, ...] = tuple(tables)
         self.places = tuple(places)
-        self.row_alignment = row_alignment
+        self._flag, self.row_alignment = flag, row_alignment
         self.table_bytes = TableBytes()
         self.register_buffer("weights", weights)
         self._output_names = output_names(tables)
@@ -127,7 +129,7 @@ def _converted(
     data_type: Formats | None,
 ) -> tuple[list[TablePlace], torch.Tensor, int]:
     """Places and bytes of a float collection's tables."""
-    wanted = data_type if data_type is not None else _qconfig_format(module)
+    wanted = TableFormat.INT8 if data_type is None else data_type
     names = [config.name for config in configs]
     if isinstance(wanted, Mapping):
         formats = {name: TableFormat.of(kind) for name, kind in wanted.items()}
@@ -142,28 +144,11 @@ def _converted(
     return places, data, alignment
 
 
-def _qconfig_format(module: nn.Module) -> Format:
-    """The format of the module's torch.ao `qconfig`; int8 without one."""
-    qconfig = getattr(module, "qconfig", None)
-    return torch.qint8 if qconfig is None else qconfig.weight().dtype
-
-
 class EmbeddingBagCollection(_Quantized[EmbeddingBagConfig]):
     """Pooled vectors from tables in few bits; `from_float` makes one.
 
     Equal to the float collection whose tables hold the dequantized numbers, for any pooling, with and without weights.
     """
-
-    def __init__(
-        self,
-        tables: Sequence[EmbeddingBagConfig],
-        places: Sequence[TablePlace],
-        weights: torch.Tensor | None,
-        is_weighted: bool = False,
-        row_alignment: int = 1,
-    ) -> None:
-        super().__init__(tables, places, weights, row_alignment)
-        self._is_weighted = is_weighted
 
     @classmethod
     def from_float(
@@ -173,8 +158,7 @@ class EmbeddingBagCollection(_Quantized[EmbeddingBagConfig]):
 
         Args:
             module: materialized, not on "meta".
-            data_type: of all tables, or by table: "fp32", "fp16", "int8", "int4", or a torch dtype. Default: what the
-                module's `qconfig` asks for, else int8.
+            data_type: of all tables, or by table: "fp32", "fp16", "int8", "int4", or a torch dtype. Default: int8.
 
         Raises:
             ValueError: no such format, a table without one, or numbers that do not fit it.
@@ -188,7 +172,7 @@ class EmbeddingBagCollection(_Quantized[EmbeddingBagConfig]):
         return list(self._configs)
 
     def is_weighted(self) -> bool:
-        return self._is_weighted
+        return self._flag
 
     @torch.no_grad()
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
@@ -199,13 +183,13 @@ class EmbeddingBagCollection(_Quantized[EmbeddingBagConfig]):
                 ids, or an id is outside its table; names the feature.
         """
         check_features(features, feature_names(self._configs))
-        if self._is_weighted and features.weights_or_none() is None:
+        if self._flag and features.weights_or_none() is None:
             raise ValueError("the collection is weighted, but the input has no weights")
         features = features.expanded()
         self._check(features)
         calls = self._calls_for(features)
         values, offsets = features.values().long(), features.offsets().long()
-        weights = features.weights().float() if self._is_weighted else None
+        weights = features.weights().float() if self._flag else None
         stride, pieces = features.stride(), []
         for call in calls:
             first = call.first_key * stride
@@ -231,17 +215,6 @@ def _in_order(pieces: Sequence[torch.Tensor], calls: Sequence[Call]) -> torch.Te
 class EmbeddingCollection(_Quantized[EmbeddingConfig]):
     """A vector for every id, from tables in few bits; `from_float` makes one."""
 
-    def __init__(
-        self,
-        tables: Sequence[EmbeddingConfig],
-        places: Sequence[TablePlace],
-        weights: torch.Tensor | None,
-        need_indices: bool = False,
-        row_alignment: int = 1,
-    ) -> None:
-        super().__init__(tables, places, weights, row_alignment)
-        self._need_indices = need_indices
-
     @classmethod
     def from_float(cls, module: modules.EmbeddingCollection, data_type: Formats | None = None) -> EmbeddingCollection:
         """As `EmbeddingBagCollection.from_float`."""
@@ -257,7 +230,7 @@ class EmbeddingCollection(_Quantized[EmbeddingConfig]):
         return self._configs[0].embedding_dim
 
     def need_indices(self) -> bool:
-        return self._need_indices
+        return self._flag
 
     @torch.no_grad()
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
@@ -277,6 +250,6 @@ class EmbeddingCollection(_Quantized[EmbeddingConfig]):
                 (call,) = calls_of([next(readers)], features.device(), self.row_alignment)
                 bags = torch.arange(values.shape[0] + 1, device=values.device)  # every id is its own bag
                 vectors_ND = call.run(self.data, values.long(), bags, None)
-                weights = values if self._need_indices else None
+                weights = values if self._flag else None
                 out[name] = JaggedTensor(values=vectors_ND, weights=weights, lengths=ids.lengths())
         return out

@@ -1,6 +1,5 @@
 """Sparse types: jagged lists of ids and named dense blocks. Tables and exchanges live elsewhere."""
 
 from rayrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from rayrec.sparse.validate import validate
 
-__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor", "validate"]
+__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"]

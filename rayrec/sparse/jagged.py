@@ -11,17 +11,24 @@ from torch.utils import _pytree as pytree
 
 from rayrec.sparse import ops
 from rayrec.sparse.text import jagged_text
+from rayrec.sparse.traced import Traceable
 from rayrec.streamable import Pipelineable
 
 
-def check_counts(kind: str, **counts: torch.Tensor | None) -> None:
-    """Raises ValueError for lengths or offsets of a float or bool type."""
-    for name, tensor in counts.items():
-        if tensor is not None and (tensor.is_floating_point() or tensor.dtype is torch.bool):
-            raise ValueError(f"{kind}: {name} are {tensor.dtype}; an integer type is needed, such as torch.int64")
+def counts_of(kind: str, name: str, given: torch.Tensor | None) -> torch.Tensor | None:
+    """Lengths or offsets; of no lists they may have any type, as `torch.tensor([])` is float32.
+
+    Raises:
+        ValueError: a float or bool type.
+    """
+    if given is None or not (given.is_floating_point() or given.dtype is torch.bool):
+        return given
+    if given.numel():
+        raise ValueError(f"{kind}: {name} are {given.dtype}; an integer type is needed, such as torch.int64")
+    return given.new_zeros(int(name == "offsets"), dtype=torch.int64)
 
 
-class Jagged(Pipelineable):
+class Jagged(Pipelineable, metaclass=Traceable):
     """Lists, one after the other in one flat tensor, of one feature or of several.
 
     Lengths are computed from offsets, and offsets from lengths, on first use.
@@ -120,7 +127,8 @@ class JaggedTensor(Jagged):
         known = not torch.compiler.is_exporting()  # a graph does not know how long a feature's part of the ids is
         if weights is not None and known and weights.shape[0] != values.shape[0]:
             raise ValueError(f"JaggedTensor: {weights.shape[0]} weights for {values.shape[0]} values")
-        check_counts("JaggedTensor", lengths=lengths, offsets=offsets)
+        lengths = counts_of("JaggedTensor", "lengths", lengths)
+        offsets = counts_of("JaggedTensor", "offsets", offsets)
         self._values = values
         self._weights = weights
         self._lengths = lengths

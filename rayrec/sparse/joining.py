@@ -38,9 +38,13 @@ def concat(kjt_list: Sequence[KeyedJagged]) -> dict[str, Any]:
         "weights": _cat_weights([(", ".join(kjt.keys()), kjt.weights_or_none()) for kjt in kjt_list]),
         "lengths": cat([kjt.lengths() for kjt in kjt_list]),
         "stride": None if varying else kjt_list[0].stride(),
-        "stride_per_key_per_rank": [s for kjt in kjt_list for s in kjt.stride_per_key_per_rank()] if varying else None,
+        "stride_per_key_per_rank": [strides for kjt in kjt_list for strides in _strides(kjt)] if varying else None,
         "inverse_indices": None if joined is None else (joined[0], torch.cat(joined[1])),
     }
+
+
+def _strides(kjt: KeyedJagged) -> list[list[int]]:
+    return kjt.stride_per_key_per_rank() or [[kjt.stride()] for _ in kjt.keys()]
 
 
 def no_keys(kjt: KeyedJagged) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Self
 
 import torch
 
-from rayrec.sparse.jagged import Jagged, JaggedTensor, check_counts
+from rayrec.sparse.jagged import Jagged, JaggedTensor, counts_of
 
 InverseIndices = tuple[list[str], torch.Tensor]
 Strides = Sequence[Sequence[int]] | torch.Tensor | None
@@ -58,8 +58,10 @@ class KeyedJagged(Jagged):
         self._keys = list(keys)
         self._values = values
         self._weights = weights
-        self._lengths = lengths
-        self._offsets = offsets
+        if lengths is None and offsets is None and not self._keys:
+            lengths = torch.zeros(0, dtype=torch.int32, device=values.device)
+        self._lengths = counts_of("KeyedJaggedTensor", "lengths", lengths)
+        self._offsets = counts_of("KeyedJaggedTensor", "offsets", offsets)
         self._inverse_indices = inverse_indices
         self._strides = _as_lists(stride_per_key_per_rank)
         self._stride_per_key = [sum(s) for s in self._strides] if self._strides is not None else None
@@ -73,7 +75,6 @@ class KeyedJagged(Jagged):
     def _checked_stride(self, stride: int | None) -> int:
         if self._lengths is None and self._offsets is None:
             raise ValueError("KeyedJaggedTensor needs lengths or offsets")
-        check_counts("KeyedJaggedTensor", lengths=self._lengths, offsets=self._offsets)
         if self._weights is not None and self._weights.shape[0] != self._values.shape[0]:
             raise ValueError(f"{self._weights.shape[0]} weights for {self._values.shape[0]} values")
         keys = self._keys
@@ -112,15 +113,25 @@ class KeyedJagged(Jagged):
         return self._stride_per_key if self._stride_per_key is not None else [self._stride] * len(self._keys)
 
     def stride_per_key_per_rank(self) -> list[list[int]]:
-        return self._strides if self._strides is not None else [[self._stride] for _ in self._keys]
+        """Each key's batch sizes by rank; empty unless they vary by key."""
+        return self._strides or []
 
     def variable_stride_per_key(self) -> bool:
         """Whether the batch size varies by key."""
         return self._strides is not None
 
     def inverse_indices(self) -> InverseIndices:
+        """Keys, and `[F, B]`: the list of each key that stands for each example.
+
+        Raises:
+            ValueError: there are none.
+        """
         if self._inverse_indices is None:
-            raise ValueError("this KeyedJaggedTensor has no inverse indices")
+            sizes = dict(zip(self._keys, self.stride_per_key(), strict=True))
+            raise ValueError(
+                f"this KeyedJaggedTensor has no inverse indices; where batch sizes differ by key ({sizes}), give "
+                "inverse_indices, which say which list stands for each example"
+            )
         return self._inverse_indices
 
     def inverse_indices_or_none(self) -> InverseIndices | None:

@@ -92,7 +92,7 @@ class KeyedJaggedTensor(KeyedJagged):
         Raises:
             ValueError: nothing to join, strides differ, or only some have weights.
         """
-        return cls(**joining.concat(kjt_list))
+        return _concat(kjt_list)
 
     @classmethod
     def empty(
@@ -301,3 +301,8 @@ def _unflatten(parts: Any, context: Any) -> KeyedJaggedTensor:
 pytree.register_pytree_node(
     KeyedJaggedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedJaggedTensor"
 )
+
+
+@torch.fx.wrap  # one node of a traced model
+def _concat(kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(**joining.concat(kjt_list))

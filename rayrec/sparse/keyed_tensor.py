@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from rayrec.sparse.traced import Traceable
 from rayrec.streamable import Pipelineable
 
 
-class KeyedTensor(Pipelineable):
+class KeyedTensor(Pipelineable, metaclass=Traceable):
     """Named blocks of a tensor `values [B, sum of lengths]` along `key_dim`.
 
     Args:
@@ -101,15 +102,7 @@ class KeyedTensor(Pipelineable):
         Raises:
             KeyError: a group names a key that no tensor has.
         """
-        blocks: dict[str, torch.Tensor] = {}
-        for keyed in keyed_tensors:
-            blocks.update(keyed.to_dict())
-        missing = [key for group in groups for key in group if key not in blocks]
-        if missing:
-            raise KeyError(f"regroup: no key {missing[0]!r}; there are {list(blocks)}")
-        dim = keyed_tensors[0].key_dim() if keyed_tensors else 1
-        nothing = [] if all(groups) else [keyed_tensors[0].values().narrow(dim, 0, 0)]
-        return [torch.cat([blocks[key] for key in group] or nothing, dim=dim) for group in groups]
+        return _regrouped(keyed_tensors, groups)
 
     @staticmethod
     def regroup_as_dict(
@@ -122,7 +115,8 @@ class KeyedTensor(Pipelineable):
         """
         if len(keys) != len(groups):
             raise ValueError(f"regroup_as_dict: {len(keys)} names for {len(groups)} groups")
-        return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
+        found = _regrouped(keyed_tensors, groups)
+        return {key: found[place] for place, key in enumerate(keys)}
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
         moved = self._values.to(device, non_blocking=non_blocking)
@@ -153,3 +147,16 @@ def _unflatten(parts: Any, context: Any) -> KeyedTensor:
 
 
 pytree.register_pytree_node(KeyedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedTensor")
+
+
+@torch.fx.wrap  # one node of a traced model: groups are no tensors
+def _regrouped(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]) -> list[torch.Tensor]:
+    blocks: dict[str, torch.Tensor] = {}
+    for keyed in keyed_tensors:
+        blocks.update(keyed.to_dict())
+    missing = [key for group in groups for key in group if key not in blocks]
+    if missing:
+        raise KeyError(f"regroup: no key {missing[0]!r}; there are {list(blocks)}")
+    dim = keyed_tensors[0].key_dim() if keyed_tensors else 1
+    nothing = [] if all(groups) else [keyed_tensors[0].values().narrow(dim, 0, 0)]
+    return [torch.cat([blocks[key] for key in group] or nothing, dim=dim) for group in groups]

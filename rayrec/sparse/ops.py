@@ -6,8 +6,6 @@ reads memory that is not its own), so such weights are moved by a gather along t
 
 from __future__ import annotations
 
-from typing import Any
-
 import fbgemm_gpu  # noqa: F401  (registers torch.ops.fbgemm)
 import torch
 
@@ -103,17 +101,3 @@ def _chunk_rows(order: torch.Tensor, sizes: torch.Tensor, num_rows: int, num_mov
 
 def _count(like: torch.Tensor) -> torch.Tensor:
     return torch.arange(like.shape[0], device=like.device)
-
-
-def sparse_type(name: str) -> Any:
-    """fbgemm's constant of a number format, by its name in capitals."""
-    from fbgemm_gpu.split_embedding_configs import SparseType
-
-    return getattr(SparseType, name)
-
-
-def pooling_mode(name: str) -> Any:
-    """fbgemm's constant of a pooling, by its name in capitals."""
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
-
-    return getattr(PoolingMode, name)

@@ -83,13 +83,7 @@ def _inverse_of(kjt: KeyedJagged, places: Sequence[int]) -> tuple[list[str], tor
 
 def expand(kjt: KeyedJagged) -> dict[str, Any]:
     """The lists of all B examples of a tensor whose batch size varies, repeated as its inverse indices say."""
-    inverse = kjt.inverse_indices_or_none()
-    if inverse is None:
-        raise ValueError(
-            f"batch sizes differ by key ({dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True))}); "
-            "give inverse_indices, which say which list stands for each example"
-        )
-    keys, indices_FB = inverse
+    keys, indices_FB = kjt.inverse_indices()
     order = [keys.index(key) for key in kjt.keys()]
     starts = torch.tensor(kjt.lengths_offset_per_key()[:-1], device=kjt.device())
     rows = (indices_FB[order] + starts[:, None]).view(-1).to(torch.int32)

@@ -3,6 +3,8 @@ lists every row, with the same text."""
 
 from __future__ import annotations
 
+WRONG = "what does not fit raises ValueError with a text, where TorchRec fails an assertion, a look-up, or later"
+
 # What: a class or function, one of its methods (`Class.method`), or an argument of it (`Class(argument)`).
 DIFFERENCES: tuple[tuple[str, str], ...] = (
     (
@@ -37,6 +39,8 @@ DIFFERENCES: tuple[tuple[str, str], ...] = (
         "sparse.jagged_tensor.KeyedJaggedTensor(stride_per_key_per_rank)",
         "batch sizes that vary are facts of the host and stay there: 5 leaves, not 6",
     ),
+    ("sparse.jagged_tensor.KeyedJaggedTensor", WRONG),
+    ("modules.embedding_modules.EmbeddingBagCollection", WRONG),
     ("sparse.jagged_tensor.KeyedTensor", "widths that do not add up to the tensor's are refused"),
     ("sparse.jagged_tensor_validator.validate_keyed_jagged_tensor", "negative lengths are refused"),
     (

@@ -5,8 +5,9 @@ Models, sharding, data and metrics have packages of their own; this one only put
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rayrec._imports import lazy_names
 from rayrec.train.errors import Interrupted, ResourceError, StorageError, TrainError
 
 if TYPE_CHECKING:
@@ -17,24 +18,16 @@ if TYPE_CHECKING:
     from rayrec.train.trainer import Trainer
 
 # Read when first used: a report or a config reference needs neither torch's compilers nor Ray.
-_WHERE = {
-    "Callback": "driver.callbacks",
-    "ConfigError": "config.file",
-    "Result": "run.result",
-    "RunInfo": "driver.callbacks",
-    "TrainConfig": "config",
-    "Trainer": "trainer",
-    "load_config": "config.file",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
-
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "config": "TrainConfig",
+        "config.file": "ConfigError load_config",
+        "driver.callbacks": "Callback RunInfo",
+        "run.result": "Result",
+        "trainer": "Trainer",
+    },
+)
 
 __all__ = [
     "Callback",

@@ -1,10 +1,28 @@
-"""A thread that looks at something now and then while other work goes on."""
+"""Threads beside other work: one that looks at something now and then, one that does something once."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def beside(act: Callable[[], T], name: str) -> Future[T]:
+    """Does `act` in a thread that does not keep the process from ending."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(act())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done
 
 
 @contextmanager

@@ -116,7 +116,7 @@ class Trainer:
         recorder = Recorder(self.folder, self.display, on_checkpoint=self._push, also=self.callbacks.hear)
         self.callbacks.start(RunInfo(name=self.config.name, folder=self.folder.path, config=self.config))
         try:
-            outcome = run_job(job, recorder, self.display, self.folder.last_attempt())
+            outcome = run_job(job, recorder.course, recorder, self.display, self.folder.last_attempt())
         except TrainError as error:
             recorder.close()
             self._report_failure(error, recorder)
@@ -208,13 +208,13 @@ class Trainer:
 
     def _report_data(self, train: Manifest | Mix, evaluation: Manifest | None) -> None:
         parts = [f"training on {train.rows:,} rows in {train.num_files:,} files"]
-        if any(part.filters for part in train.parts):
+        if any(part.leaves_out for part in train.parts):
             parts[0] += " (before filters)"
         if self.config.data.negative_rate < 1:
             parts[0] += f" (negatives at a rate of {self.config.data.negative_rate:g})"
         if evaluation is not None:
             parts.append(f"evaluation on {evaluation.rows:,} rows in {evaluation.num_files:,} files")
-            parts[-1] += " (before filters)" if evaluation.filters else ""
+            parts[-1] += " (before filters)" if evaluation.leaves_out else ""
         self.display.say(f"run {self.config.name}: {', '.join(parts)}")
         local = not os.environ.get("RAY_ADDRESS")
         self._warnings = warnings.at_start(self.config, train.rows, cpus() if local else None)
@@ -286,7 +286,7 @@ class Trainer:
 
     def _report_failure(self, error: TrainError, recorder: Recorder) -> None:
         kind = "interrupted" if isinstance(error, Interrupted) else "failed"
-        at = {"time": time.time(), "step": recorder.step, "attempt": recorder.attempt}
+        at = {"time": time.time(), "step": recorder.course.step, "attempt": recorder.course.attempt}
         record = {"kind": "event", **at, "event": kind, "message": str(error)}
         lines = Lines(self.folder.metrics, self.display)
         lines.add(json.dumps(record))

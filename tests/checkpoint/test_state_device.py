@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rayrec.checkpoint.table_state import as_tensors, state_device
-from rayrec.optim.rowwise import RowWiseAdagrad
+from rayrec.torchrec.optim import RowWiseAdagrad
 
 
 def test_state_lies_beside_its_parameter_but_for_the_hosts_count_of_steps() -> None:

@@ -17,7 +17,7 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagConfig
-from rayrec.optim import PartialRowWiseAdam
+from rayrec.torchrec.optim import PartialRowWiseAdam
 from tests.device import DEVICE
 from tests.distributed.oracle import cut, draw_kjt
 from tests.ranks import on_ranks

@@ -85,17 +85,16 @@ def test_a_checkpoint_becomes_a_file_that_other_programs_read(saved: Any, tmp_pa
 
     root, weights = saved
     assert run(["checkpoint", "convert", str(root), str(tmp_path / "model.safetensors")]) == 0
-    assert run(["checkpoint", "convert", str(root), str(tmp_path / "model.pt"), "--to", "state_dict"]) == 0
-    for found in (load_file(tmp_path / "model.safetensors"), torch.load(tmp_path / "model.pt", weights_only=True)):
-        assert found.keys() == weights.keys()
-        for name, tensor in weights.items():
-            torch.testing.assert_close(found[name], tensor, atol=0, rtol=0)
+    found = load_file(tmp_path / "model.safetensors")
+    assert found.keys() == weights.keys()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(found[name], tensor, atol=0, rtol=0)
     unsharded = DLRM(tables(), 2, dense_arch=[16], over_arch=[8, 1])
-    unsharded.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    unsharded.load_state_dict(found)
     assert run(["checkpoint", "convert", str(root), str(tmp_path / "all.safetensors"), "--optimizer"]) == 0
     kept = load_file(tmp_path / "all.safetensors")
     assert kept[f"optimizer.{PATH}.a.momentum1"].shape == (11, 16)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["all.safetensors", "model.pt", "model.safetensors"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["all.safetensors", "model.safetensors"]
 
 
 def test_a_checkpoint_is_described_line_by_line(tmp_path: Path) -> None:

@@ -145,8 +145,7 @@ def test_a_place_that_cannot_be_written_is_named(
     (tmp_path / "a.csv").write_text("user,label\n1,0\n")
     below = str(tmp_path / "a.csv" / "below")
     for args, part in [
-        (["data", "check", str(config), "--html", below], f"--html {below} cannot be written: "),
-        (["data", "check", str(config), "--html", str(tmp_path)], f"--html {tmp_path} cannot be written: "),
+        (["data", "fit", str(config), "--out", below], f"--out {below} cannot be written: "),
         (
             ["data", "convert", str(tmp_path / "a.csv"), below],
             f"the folder cannot be made: Not a directory (file {below}); fix: ",
@@ -155,9 +154,6 @@ def test_a_place_that_cannot_be_written_is_named(
         assert run(args) == 1
         error = " ".join(capsys.readouterr().err.split())
         assert part.replace(" ", "") in error.replace(" ", "") and "name a" in error and "Error" not in error
-    page = tmp_path / "pages" / "check.html"
-    assert run(["data", "check", str(config), "--html", str(page)]) == 0
-    assert page.read_text().startswith("<!doctype html>")
 
 
 def test_an_unforeseen_error_is_named_and_debug_shows_where(

@@ -8,8 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -51,12 +49,6 @@ def ratings(path: Path, rows: int = 3000) -> Path:
 
 
 DATA = {"census": (census, "c6=50000+."), "ratings": (ratings, "rating>=4")}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def printed(capsys: pytest.CaptureFixture[str], args: list[str]) -> tuple[str, list[str]]:
@@ -184,32 +176,27 @@ def test_tables_keep_names_on_one_line_in_a_pipe(
     assert "label: click (by its name); 50.0% of 40 rows have 1\n" in text
 
 
+FILES = Path(os.environ.get("RAYREC_SHARED_DATA", ROOT.parent / "shared" / "data"))
+REAL = {"census_income_test.csv.gz": "c41=50000+.", "ml_latest_small_ratings.csv.gz": "rating>=3.5"}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_the_printed_commands_in_a_shell_end_with_a_score(tmp_path: Path) -> None:
-    """As a user types them, on a Ray of their own; `rayrec` stands for this checkout's."""
-    ratings(tmp_path / "ratings.csv.gz")
+@pytest.mark.parametrize("name", ["ratings.csv.gz", *REAL])
+def test_the_printed_commands_in_a_shell_end_with_a_score(name: str, tmp_path: Path) -> None:
+    """As a user types them, on a Ray of their own, from two public files as they are and from one made here."""
+    file = FILES / name if name in REAL else ratings(tmp_path / name)
+    if not file.exists():
+        pytest.skip(f"needs {name} in {FILES} (RAYREC_SHARED_DATA)")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     environment.pop("RAY_ADDRESS", None)
-    rayrec, port = shlex.join([sys.executable, "-m", "rayrec.cli"]), free_port()
-    command = "rayrec init ratings.csv.gz --label 'rating>=4'"
-    for _ in range(3):
-        done = subprocess.run(
-            command.replace("rayrec", rayrec, 1),
-            shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        command = done.stdout.strip().splitlines()[-1].removeprefix("next: ")
-    assert command.startswith("rayrec serve ")
-    words = [*shlex.split(command.replace("rayrec", rayrec, 1)), "--port", str(port)]
-    with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as served:
-        try:
-            assert served.stdout is not None
-            lines = iter(served.stdout.readline, "")
-            curl = next(line for line in lines if line.startswith("next: ")).removeprefix("next: ")
-            answer = subprocess.run(curl, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-            (score,) = next(iter(json.loads(answer.stdout)["scores"].values()))
-            assert 0 < score < 1
-        finally:
-            served.send_signal(signal.SIGTERM)
-            served.wait(60)
+    words = ["jobs/bench_start.py", "--json", "--first", str(file), REAL.get(name, "rating>=4")]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
+    steps = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [step["command"].split()[1] for step in steps[:5]] == ["init", "train", "evaluate", "export", "serve"]
+    (score,) = next(iter(json.loads(steps[5]["said"])["scores"].values()))
+    assert len(steps) == 6 and 0 < score < 1
+    assert all(step["seconds"] > 0 for step in steps)

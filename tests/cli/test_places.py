@@ -56,7 +56,6 @@ def test_every_path_of_every_command_refuses_uris() -> None:
         ["data", "convert", "x.csv", URI],
         ["data", "vocabulary", "x", "--column", "c", "--out", URI],
         ["data", "inspect", "x", "--write-vocabularies", URI],
-        ["data", "check", "x.yaml", "--html", URI],
         ["serve", "x", "--token-file", URI],
         ["serve", f"ctr={URI}"],
     ],

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rayrec.data import BadRows, BatchStream, Cursor, Manifest, ReadOptions
+from rayrec.data import BadRows, BatchStream, Cursor, DataSet, Manifest, ReadOptions
 from tests.data.sets import ROWS_OF, SCHEMA
 
 SKIP = ReadOptions(reader="local", bad_rows=BadRows(policy="skip", limit=10_000))
@@ -15,7 +15,8 @@ SKIP = ReadOptions(reader="local", bad_rows=BadRows(policy="skip", limit=10_000)
 
 def train(folder: Path, cursor: dict[str, Any], rank: int, world: int, how: dict[str, Any]) -> None:
     """One rank: a line for each step, written when the step is done."""
-    manifest = Manifest.read(str(folder / "data"), SCHEMA, filters=how["filters"], **how["limits"])
+    listed = DataSet(path=str(folder / "data"), table=how.get("table")).listed()
+    manifest = Manifest.read(listed, SCHEMA, filters=how["filters"], **how["limits"])
     rows = how["order"].get("in_steps_of", 12 * world) / world
     with (
         open(folder / f"rank{rank}", "ab", buffering=0) as notes,

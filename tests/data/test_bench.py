@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import jobs.bench_vocabulary as vocabularies
+from data.synthetic.clicks import SyntheticSpec, write_files
 from jobs.bench_data import measure, peak_rss_bytes, show
-from rayrec.data.tools.synthetic import SyntheticSpec, write_files
 
 
 @pytest.mark.slow

@@ -92,4 +92,4 @@ def test_many_rows_of_little_are_read_in_parts(tmp_path: Path) -> None:
     assert file.stat().st_size < MOST_FILE_BYTES
     schema = Schema.model_validate({"label": {"column": "label"}, "dense": [{"name": "d"}], "sparse": []})
     manifest = Manifest.read(str(tmp_path), schema)
-    assert max(window.rows for window in manifest.windows) < 1 << 18
+    assert max(manifest.windows.rows) < 1 << 18

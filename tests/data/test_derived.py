@@ -28,10 +28,10 @@ from rayrec.data.mapping.derive import derive
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.mapping import Mapping
-from rayrec.data.mapping.problems import Problems, Unplaced
+from rayrec.data.mapping.problems import Problems
+from rayrec.data.tools.column_facts import bucket_edges
 from rayrec.data.tools.fit import fit, for_reading, statistics, unfitted_names, without_statistics
 from rayrec.data.tools.inspect import inspect
-from rayrec.data.tools.quantiles import bucket_edges
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -42,7 +42,7 @@ def schema(derived: list[dict[str, Any]], **more: Any) -> Schema:
 
 
 def made(kind: str, arrays: dict[str, pa.Array], **spec: Any) -> pa.Array:
-    problems = Problems(Unplaced())
+    problems = Problems()
     out = derive(schema([{"name": "out", "kind": kind, **spec}]).derived, arrays, problems)["out"]
     assert not problems
     return out
@@ -54,7 +54,7 @@ def test_numbers_become_ids_of_buckets() -> None:
     assert made("buckets", {"x": x}, column="x", log_base=2.0, buckets=4).to_pylist() == [0, 1, 2, None, 3]
     lists = pa.array([[0, 5], None, [], [None, 1]])
     assert made("buckets", {"x": lists}, column="x", boundaries=[1.0]).to_pylist() == [[0, 1], None, [], [None, 1]]
-    problems = Problems(Unplaced())
+    problems = Problems()
     spec = {"name": "out", "kind": "buckets", "column": "x", "boundaries": [1.0]}
     derive(schema([spec]).derived, {"x": pa.array([[1.0], [], [2.0, math.nan]])}, problems)
     error = problems.error(2)
@@ -109,7 +109,7 @@ def test_ages_of_events_and_of_lists_of_them() -> None:
     late = {"at": pa.array([10]), "e": pa.array([11])}
     assert made("age", late, column="e", at="at", on_future="zero").to_pylist() == [0.0]
     assert made("age", late, column="e", at="at", on_future="null").to_pylist() == [None]
-    problems = Problems(Unplaced())
+    problems = Problems()
     derive(schema([{"name": "out", "kind": "age", "column": "e", "at": "at"}]).derived, late, problems)
     assert "after the row's time" in problems.error(0).problem and problems.error(0).value == "1970-01-01 00:00:11"
 
@@ -310,8 +310,8 @@ def alike(rows: list[dict[str, Any]]) -> None:
     dense = np.concatenate([mapping.to_batch(part).dense.numpy() for part in (table[:half], table[half:])])
     assert np.array_equal(dense, together.dense.numpy(), equal_nan=True)
     order = np.random.default_rng(0).permutation(len(rows))
-    shuffled = map_rows(table, whole, ROWS_OF, Problems(Unplaced()), order, labelled=False)
-    straight = map_rows(table, whole, ROWS_OF, Problems(Unplaced()), labelled=False)
+    shuffled = map_rows(table, whole, ROWS_OF, Problems(), order, labelled=False)
+    straight = map_rows(table, whole, ROWS_OF, Problems(), labelled=False)
     assert np.array_equal(shuffled.dense, straight.dense[order])
     for one, other in zip(shuffled.ids, straight.ids, strict=True):
         assert np.array_equal(one.values, other.take(order).values)
@@ -409,7 +409,7 @@ def test_statistics_are_fitted_to_the_training_period_only(tmp_path: Path) -> No
     assert len(done.derived[0].model_dump()["boundaries"]) == 7
     again = Schema.model_validate({**schema.model_dump(exclude_unset=True), **statistics(done)})
     assert again.dense == done.dense and again.derived == done.derived
-    rows = map_rows(pq.read_table(tmp_path / "x.parquet"), done, {"b": 8}, Problems(Unplaced()))
+    rows = map_rows(pq.read_table(tmp_path / "x.parquet"), done, {"b": 8}, Problems())
     assert np.bincount(rows.ids[0].values[:900], minlength=8) == pytest.approx(112, abs=2)
     assert rows.dense[:900, 0].std() == pytest.approx(1, abs=1e-3) and rows.dense[900:, 1:].max() == 1.0
     everything = fit(Manifest.of(DataSet(path=data.path), for_reading(schema)), schema)
@@ -432,7 +432,7 @@ def test_derived_columns_are_proposed(tmp_path: Path) -> None:
     }
     whole = Schema.model_validate(proposal["schema"])
     sizes = {name: table["rows"] for table in proposal["tables"] for name in table["features"]}
-    problems = Problems(Unplaced())
+    problems = Problems()
     map_rows(pq.read_table(tmp_path / "x.parquet"), whole, sizes, problems)
     assert not problems
 

@@ -90,7 +90,7 @@ def test_delta_tables_that_are_more_than_their_files_are_refused_by_name(delta: 
         ids_of(DataSet(path=str(delta), table="delta"))
     vector = {"storageType": "u", "pathOrInlineDv": "vBn[lx{q8@P<9BNH/isA", "offset": 1, "sizeInBytes": 36}
     commit(delta, deletionVector=vector | {"cardinality": 2})
-    with pytest.raises(DataError, match="version 5 of the table has deletion vectors"):
+    with pytest.raises(DataError, match="version 5 of the table has deletion vectors that cannot be read"):
         ids_of(DataSet(path=str(delta), table="delta"))
     assert ids_of(DataSet(path=str(delta), table="delta", version=3)) == [0, 1, 2, 4, 5, 6, 7, 8]
 
@@ -137,7 +137,7 @@ def test_an_iceberg_table_is_read_at_a_snapshot(iceberg: Any) -> None:
 def test_iceberg_tables_that_are_more_than_their_files_are_refused_by_name(
     iceberg: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Snapshots with a file of deleted positions, and with ORC, as other writers make them."""
+    """A snapshot with a file of ORC, as other writers make them."""
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.table.snapshots import Operation
     from pyiceberg.table.update.snapshot import _FastAppendFiles
@@ -154,37 +154,6 @@ def test_iceberg_tables_that_are_more_than_their_files_are_refused_by_name(
 
     add(content=DataFileContent.DATA, file_format=FileFormat.ORC)
     with pytest.raises(DataError, match=r"holds ORC files, as file://.*/other"):
-        ids_of(DataSet(path="iceberg://test/db.clicks", table="iceberg"))
-    add(content=DataFileContent.POSITION_DELETES, file_format=FileFormat.PARQUET)
-    with pytest.raises(DataError, match="has delete files"):
-        ids_of(DataSet(path="iceberg://test/db.clicks", table="iceberg"))
-
-
-def test_iceberg_columns_whose_names_have_moved_are_refused_by_name(iceberg: Any) -> None:
-    data = DataSet(path="iceberg://test/db.clicks", table="iceberg")
-    before = data.pinned()
-    with iceberg.update_schema() as change:
-        change.rename_column("id", "old_id")
-        change.add_column("more", pyiceberg_types.LongType())
-    iceberg.append(rows(9).rename_columns(["label", "x", "day", "old_id"]).append_column("more", pa.array([1])))
-    assert ids_of(before) == [0, 1, 2, 4, 5, 6, 7], "a version of before is read by the names of then"
-    with pytest.raises(DataError, match="the table has no column 'id' at this version"):
-        ids_of(data)
-    with iceberg.update_schema() as change:
-        change.rename_column("x", "id")
-        change.rename_column("old_id", "x")
-    iceberg.append(pa.table({"label": [1], "id": [9.0], "day": ["a b"], "x": [9], "more": [1]}))
-    with pytest.raises(DataError, match=r"'x' is another column, and the table's is '\w+' here"):
-        ids_of(data)
-
-
-def test_a_column_that_was_dropped_and_added_again_is_another_one(iceberg: Any) -> None:
-    with iceberg.update_schema() as change:
-        change.delete_column("id")
-    with iceberg.update_schema() as change:
-        change.add_column("id", pyiceberg_types.LongType())
-    iceberg.append(rows(9).select(["label", "x", "day", "id"]))
-    with pytest.raises(DataError, match="'id' is another column: columns of the table were renamed, or dropped"):
         ids_of(DataSet(path="iceberg://test/db.clicks", table="iceberg"))
 
 

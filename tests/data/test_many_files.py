@@ -89,7 +89,7 @@ def test_the_index_of_a_folder_is_found_and_filters_are_asked_of_it(many: Path, 
     manifest = Manifest.of(data, bench_manifest.SCHEMA, window_rows=1)
     assert not read_now
     without = Manifest.read(data.path, bench_manifest.SCHEMA, filters=data.filters, window_rows=1)
-    assert read_now and without == manifest and without.fingerprint == manifest.fingerprint
+    assert read_now and without.fingerprint == manifest.fingerprint and without.columns == manifest.columns
     # templates hold the days 0 … 9, or 4 … 13, one a row group
     assert manifest.rows == FILES // 2 * (7 + 10) * bench_manifest.ROWS
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from data.synthetic.clicks import SyntheticSpec
 from rayrec.data import (
     BadRows,
     BatchStream,
@@ -29,12 +30,11 @@ from rayrec.data.source.dataset import DataSet, WeightedDataSet
 from rayrec.data.source.negatives import draw
 from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS
 from rayrec.data.storage.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Patience
-from rayrec.data.stream.reading import read_rows
+from rayrec.data.stream.reading import read_window
 from rayrec.data.tools.convert import convert
 from rayrec.data.tools.inspect import Inspection
 from rayrec.data.tools.inspect import inspect as look_at
 from rayrec.data.tools.parquet_parts import Layout
-from rayrec.data.tools.synthetic import SyntheticSpec
 from rayrec.data.tools.vocabulary import count_column
 
 NAMED = {"name": "x"}
@@ -104,7 +104,7 @@ BY_NAME = [
     Mapping.from_config,
     EpochOrder.of,
     map_rows,
-    read_rows,
+    read_window,
     draw,
 ]
 BY_NAME += [convert, count_column, DataError]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.synthetic.clicks import SyntheticSpec, write_files
 from rayrec.data.errors import DataError
-from rayrec.data.mapping.arrow_types import is_list
+from rayrec.data.mapping.arrow_types import UNITS, is_list
 from rayrec.data.mapping.hashing import hash_strings, seed_of
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.schema import Schema
-from rayrec.data.mapping.targets import LATEST_S, UNITS, map_targets, unknown_targets
+from rayrec.data.mapping.targets import LATEST_S, map_targets, unknown_targets
 from rayrec.data.source.negatives import draw
-from rayrec.data.tools import criteo, vocabulary
+from rayrec.data.tools import vocabulary
 from rayrec.data.tools.avro import _arrow
-from rayrec.data.tools.check import LONGEST_SHOWN, CheckReport, FeatureReport
-from rayrec.data.tools.check_page import check_page
 from rayrec.data.tools.column_facts import column_facts, time_unit
 from rayrec.data.tools.convert import _named_type
-from rayrec.data.tools.hold_out import hold_out
 from rayrec.data.tools.inspect import _auc, inspect
 from rayrec.data.tools.parquet_parts import Layout, write_parts
-from rayrec.data.tools.synthetic import SyntheticSpec, write_files
+
+CRITEO = runpy.run_path(str(Path(__file__).parents[2] / "data/criteo/prepare.py"))
 
 
 def test_the_units_of_times() -> None:
@@ -158,9 +158,7 @@ def test_ranges_of_counts_hold_about_so_many_ids(sizes: dict[int, int], at_once:
             assert ids + sizes[held[number + 1][0]] > at_once
 
 
-@pytest.mark.parametrize(
-    "limits", [{}, {"_SPILL_IDS": 3}, {"_SPILL_IDS": 3, "_READ_ROWS": 5, "_RANGE_IDS": 2, "_PARTS": 3}]
-)
+@pytest.mark.parametrize("limits", [{}, {"_SPILL_IDS": 3}, {"_SPILL_IDS": 3, "_RANGE_IDS": 2, "_PARTS": 3}])
 @pytest.mark.parametrize(("min_count", "max_size"), [(1, None), (2, None), (1, 5), (3, 4), (1, 100)])
 def test_ids_are_counted_whatever_is_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], min_count: int, max_size: int | None
@@ -213,7 +211,7 @@ def test_the_last_rows_are_held_out(tmp_path: Path, sizes: list[int], share: flo
         pq.write_table(pa.table({"n": np.arange(first, last)}), file)
     train, held = tmp_path / "new" / "train", tmp_path / "other" / "held"
     total = sum(sizes)
-    assert hold_out(files, share, train, held, Layout()) == (total - held_rows, held_rows)
+    assert CRITEO["hold_out"](files, share, train, held, Layout()) == (total - held_rows, held_rows)
     rows = [
         [n for file in sorted(side.iterdir()) for n in pq.read_table(file)["n"].to_pylist()] for side in (train, held)
     ]
@@ -224,7 +222,7 @@ def test_the_last_rows_are_held_out(tmp_path: Path, sizes: list[int], share: flo
 def test_one_row_cannot_be_split(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": [1]}), tmp_path / "x.parquet")
     with pytest.raises(DataError, match="1 rows cannot be split"):
-        hold_out([tmp_path / "x.parquet"], 0.5, tmp_path / "a", tmp_path / "b", Layout())
+        CRITEO["hold_out"]([tmp_path / "x.parquet"], 0.5, tmp_path / "a", tmp_path / "b", Layout())
 
 
 def test_hexadecimal_digits() -> None:
@@ -240,12 +238,11 @@ def test_hexadecimal_digits() -> None:
         "0000000`",
         "000000 0",
     ]
-    values, valid = criteo._parse(np.frombuffer("".join(texts).encode(), np.uint8).reshape(-1, 8))
+    values, valid = CRITEO["_parse"](np.frombuffer("".join(texts).encode(), np.uint8).reshape(-1, 8))
     assert valid.tolist() == [True] * 4 + [False] * 6
     assert values[:4].tolist() == [int(text, 16) for text in texts[:4]]
-    assert (
-        criteo.COLUMNS[:2] == ("label", "I1") and criteo.COLUMNS[13:15] == ("I13", "C1") and len(criteo.COLUMNS) == 40
-    )
+    names = CRITEO["COLUMNS"]
+    assert names[:2] == ("label", "I1") and names[13:15] == ("I13", "C1") and len(names) == 40
 
 
 def test_avro_types_as_arrow_has_them() -> None:
@@ -295,37 +292,6 @@ def test_types_as_users_write_them() -> None:
     ]
     assert [is_list(kind) for kind in kinds] == [True] * 5
     assert not any(map(is_list, (pa.int8(), pa.string(), pa.struct({"a": pa.int8()}))))
-
-
-def test_a_page_draws_lengths_to_scale() -> None:
-    tags = FeatureReport("t<", 8, ids=6, nulls=1, used_rows=4, distinct_ids=6)
-    tags.lengths[[0, 1, 3]] = [1, 4, 1]
-    many, one = FeatureReport("many", 5, distinct_ids=None), FeatureReport("one", 5, used_rows=9, distinct_ids=5)
-    one.lengths[1] = many.lengths[1] = 6
-    many.lengths[LONGEST_SHOWN] = 1
-    page = check_page(CheckReport(6, 0, Counter(), [], 3, [tags, many, one]), "a & b")
-    assert (
-        "<title>a &amp; b</title>" in page
-        and "6 rows, no bad rows; label 1 in 50.00%" in page
-        and "Bad rows" not in page
-    )
-    assert (
-        "<tr><td>t&lt;<td class=n>6<td class=n>1<td class=n>6<td class=n>8<td class=n>4 (50.0%)<td class=n>2</tr>"
-        in page
-    )
-    assert "<td class=n>many<" in page and "<td class=n>?</tr>" in page and one.collisions == 0
-    bars = [
-        '<rect x="0.0" y="67.5" width="74.0" height="22.5"><title>0 ids: 1 rows</title></rect>',
-        '<rect x="75.0" y="0.0" width="74.0" height="90.0"><title>1 ids: 4 rows</title></rect>',
-        '<rect x="150.0" y="90.0" width="74.0" height="0.0"><title>2 ids: 0 rows</title></rect>',
-        '<rect x="225.0" y="67.5" width="74.0" height="22.5"><title>3 ids: 1 rows</title></rect>',
-    ]
-    assert "".join(bars) in page and "t&lt;: 0 to 3 ids" in page and "many: 0 to 100 and more ids" in page
-    assert page.count("<figure>") == 2 and "one: 0 to" not in page
-    wide = '<rect x="297.0" y="75.0" width="2.0" height="15.0"><title>100 ids: 1 rows</title></rect>'
-    assert wide in page
-    plain = check_page(CheckReport(0, 0, Counter(), [], 0, [one]), "t")
-    assert "label 1 in 0.00%" in plain and "Ids per row" not in plain
 
 
 class Nowhere:

@@ -11,9 +11,10 @@ import torch
 from pydantic import ValidationError
 
 from rayrec.data import DataError, Schema
-from rayrec.data.mapping.collate import collate, empty_batch, to_batch
+from rayrec.data.mapping.collate import collate, empty_batch
 from rayrec.data.mapping.map_rows import map_rows
-from rayrec.data.mapping.problems import Problems, Unplaced
+from rayrec.data.mapping.mapping import to_batch
+from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import from_columns, to_columns
 from rayrec.data.stream.mixed_stream import joined
 from rayrec.models import Batch
@@ -75,7 +76,7 @@ def test_a_sequence_survives_transport_orders_parts_and_joins() -> None:
     table, of = rows(30), schema()
     order = np.random.default_rng(1).permutation(30)
     whole = as_lists(to_batch(table, of, ROWS_OF))
-    mapped = map_rows(table, of, ROWS_OF, Problems(Unplaced()), order)
+    mapped = map_rows(table, of, ROWS_OF, Problems(), order)
     sent = from_columns(pa.RecordBatch.from_pydict(to_columns(mapped)), of.num_lists)
     one, other = collate([(sent, 0, 11)], of), collate([(sent, 11, 20), (sent, 20, 30)], of)
     both = joined([one, other]).to(torch.device("cpu"))

@@ -162,9 +162,9 @@ def test_a_run_trains_in_the_order_of_time_and_goes_on_where_it_stopped(tmp_path
 def sequence(manifest: Manifest, interleave: int, seed: int, epoch: int) -> list[int]:
     """The rows of an epoch in their order, by the rules as they are written: where each row of each window belongs."""
     windows, first = [], 0
-    for window in manifest.windows:
-        windows.append(list(range(first, first + window.rows)))
-        first += window.rows
+    for size in manifest.windows.rows.tolist():
+        windows.append(list(range(first, first + size)))
+        first += size
     order = EpochOrder.of(
         [len(window) for window in windows], seed=seed, epoch=epoch, shuffle=True, interleave=interleave
     )

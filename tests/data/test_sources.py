@@ -13,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import DataError, Manifest, Mapping, Schema
-from rayrec.data.tools.criteo import CATEGORIES, COLUMNS, NUMBERS, convert
-from rayrec.data.tools.on_ray import each
+from rayrec.data.source.parallel import one_by_one
 from rayrec.data.tools.parquet_parts import Layout
 from rayrec.train import Trainer, load_config
 
 ROOT = Path(__file__).parents[2]
+CRITEO = runpy.run_path(str(ROOT / "data/criteo/prepare.py"))
+CATEGORIES, COLUMNS, NUMBERS, convert = (CRITEO[name] for name in ("CATEGORIES", "COLUMNS", "NUMBERS", "convert"))
 
 
 def lines(rows: int, seed: int = 0) -> list[list[str]]:
@@ -85,7 +86,7 @@ def test_criteo_goes_from_its_text_to_a_trained_model(tmp_path: Path, monkeypatc
     rows = lines(210)
     rows[0][2], rows[1][2], rows[2][2] = "-1", "-2", "-3"
     rows[0][-1], rows[1][1:] = "", [""] * 39
-    main = runpy.run_path(str(ROOT / "data/criteo/prepare.py"))["main"]
+    main = CRITEO["main"]
     assert main([str(write(tmp_path / "train.txt", rows))]) == 0
     small = [f"tables.C{n}.rows=1000" for n in (3, 4, 10, 12, 16, 21, 24, 26)]
     config = load_config(
@@ -103,7 +104,7 @@ def test_criteo_goes_from_its_text_to_a_trained_model(tmp_path: Path, monkeypatc
 def test_the_last_rows_are_set_aside_whatever_the_files(
     tmp_path: Path, rows: int, per_file: int, split: tuple[int, int]
 ) -> None:
-    main = runpy.run_path(str(ROOT / "data/criteo/prepare.py"))["main"]
+    main = CRITEO["main"]
     source, out = write(tmp_path / "train.txt", lines(rows)), tmp_path / "out"
     assert main([str(source), "--out", str(out), "--rows-per-file", str(per_file)]) == 0
     assert sorted(path.name for path in out.iterdir()) == ["eval", "train"]
@@ -114,7 +115,7 @@ def test_the_last_rows_are_set_aside_whatever_the_files(
 
 
 def test_a_preparation_that_fails_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main = runpy.run_path(str(ROOT / "data/criteo/prepare.py"))["main"]
+    main = CRITEO["main"]
     out = tmp_path / "out"
     good, one = write(tmp_path / "a.txt", lines(20)), write(tmp_path / "one.txt", lines(1))
     for sources, message in [([good, tmp_path / "nowhere.txt"], "does not exist"), ([one], "1 rows cannot be split")]:
@@ -137,11 +138,12 @@ def test_a_number_that_is_refused_is_told_before_and_after_its_transforms() -> N
 
 
 def test_inputs_run_side_by_side_on_ray(running_ray: None) -> None:
-    assert list(each(abs, [-3, 2, -1], on_ray=True)) == list(each(abs, [-3, 2, -1], on_ray=False)) == [3, 2, 1]
+    for on_ray in (True, False):
+        assert list(one_by_one(abs, [-3, 2, -1], on_ray=on_ray)) == [3, 2, 1]
 
     def refuse(number: int) -> int:
         raise DataError("no", file=str(number))
 
     with pytest.raises(DataError, match="no") as caught:
-        list(each(refuse, [7], on_ray=True))
+        list(one_by_one(refuse, [7], on_ray=True))
     assert caught.value.file == "7"

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import DataError, DataSet, Manifest, Schema
+from rayrec.data.source import partitioned
 from rayrec.data.source.partitioned import Partitioned
 from rayrec.data.storage.files import find_files
 from rayrec.data.tools import split
@@ -94,7 +95,7 @@ def test_times_that_cannot_be_cut_are_not(tmp_path: Path) -> None:
 
 def test_of_very_many_times_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "_MOST_TIMES", 64)
-    monkeypatch.setattr(split, "_READ_ROWS", 50)
+    monkeypatch.setattr(partitioned, "READ_ROWS", 50)
     pq.write_table(pa.table(columns(ts=SECONDS)), tmp_path / "x.parquet")
     cut = last_by_time(Partitioned.of(find_files(str(tmp_path))), "ts", 0.1)
     assert 0.05 < sum(second >= cut for second in SECONDS) / ROWS < 0.2

@@ -17,6 +17,7 @@ from rayrec.data import DataError, Mapping, Schema, to_batch
 from rayrec.data.mapping.hashing import hash_rows, hash_strings, seed_of
 from rayrec.data.mapping.id_index import IdIndex
 from rayrec.data.mapping.map_rows import check_rows_of
+from rayrec.data.source import partitioned
 from rayrec.data.tools import vocabulary
 from rayrec.data.tools.vocabulary import count_column
 from rayrec.train import load_config
@@ -31,7 +32,7 @@ def feature(path: Path | str, kind: str = "id", **more) -> Schema:
     return Schema.model_validate({"sparse": [{"name": "x", "kind": kind, "mapping": mapping} | more]})
 
 
-def ids_of(values: pa.Array, schema: Schema, rows: int = 10) -> list[int]:
+def ids_of(values: pa.Array, schema: Schema, rows: int = 100) -> list[int]:
     label = pa.array([0] * len(values))
     return to_batch(pa.table({"label": label, "x": values}), schema, {"x": rows}).sparse.values().tolist()
 
@@ -126,7 +127,7 @@ def test_a_column_is_counted_exactly_in_bounded_memory(
     """With spills and ranges so small that every file writes several, and ids of one count lie in several parts."""
     monkeypatch.setattr(vocabulary, "_SPILL_IDS", 50)
     monkeypatch.setattr(vocabulary, "_RANGE_IDS", 20)
-    monkeypatch.setattr(vocabulary, "_READ_ROWS", 64)
+    monkeypatch.setattr(partitioned, "READ_ROWS", 64)
     rng = np.random.default_rng(0)
     wanted: Counter = Counter()
     (tmp_path / "data").mkdir()

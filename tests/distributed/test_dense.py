@@ -34,11 +34,11 @@ from rayrec.optim import (
     GradientClipping,
     GradientClippingOptimizer,
     KeyedOptimizerWrapper,
-    PartialRowWiseAdam,
     apply_optimizer_in_backward,
     in_backward_optimizer_filter,
 )
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.optim import PartialRowWiseAdam
 from tests.device import DEVICE, exchanges
 from tests.distributed import embedding_oracle, oracle
 from tests.distributed.oracle import ADAGRAD, cut, draw_kjt, join, targets

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType, FusedKernel, LocalTable, Lookups, OptimizerSpec
+from rayrec.distributed.kernel.choice import make_pooling_kernel
 from rayrec.distributed.kernel.row_kernel import RowKernel
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, Shard, Span
-from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig
 
 ROWS = [3, 5, 4, 2, 6]
 ONE_WIDTH, TWO_WIDTHS, PADDED = [8] * 5, [16, 16, 16, 8, 8], [6] * 5
@@ -36,6 +37,19 @@ def local_table(number: int, kind: EmbOptimType, dim: int) -> LocalTable:
     )
 
 
+def plain(tables: list[LocalTable], table_of_lookup: list[int]) -> RowKernel:
+    """A kernel that trains by torch's operators."""
+    kernel = RowKernel(tables, table_of_lookup, torch.device("cpu"))
+    kernel.compiled = None
+    return kernel
+
+
+def by_loop(kernel: FusedKernel, batch: Lookups) -> torch.Tensor:
+    """The kernel's bags, trained by the compiled loop whatever the batch's shape."""
+    kernel._compiled.pays = lambda _: True
+    return kernel.pooled(batch)
+
+
 @pytest.mark.parametrize("features", [[0, 1, 2, 3, 4], SEVERAL], ids=["one", "several"])
 @pytest.mark.parametrize(
     "kind", [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD]
@@ -51,7 +65,7 @@ def test_tables_train_alike_in_fbgemms_kernels_and_in_torchs(
     assert kernel._compiled is not None
     if not compiled:
         kernel._compiled = None
-    others = [RowKernel([table], [0] * features.count(number), cpu) for number, table in enumerate(tables)]
+    others = [plain([table], [0] * features.count(number)) for number, table in enumerate(tables)]
     weights, states = kernel.weights(), kernel.states()  # views, which training changes
     for weight, other in zip(weights, others, strict=True):
         weight.copy_(torch.rand(weight.shape, generator=generator))
@@ -159,13 +173,13 @@ def test_any_batch_trains_as_in_torchs_operators_and_each_time_alike(
             for weight, values in zip(kernel.weights(), first, strict=True):
                 weight.copy_(values)
             for _ in range(2):
-                kernel._compiled.pooled(given_lookups).backward(grad)
+                by_loop(kernel, given_lookups).backward(grad)
             found.append(kernel.weights())
     finally:
         torch.set_num_threads(before)
     column = first_id = 0
     for number, (table, (_, dim)) in enumerate(zip(tables, sizes, strict=True)):
-        oracle = RowKernel([table], [0], cpu)
+        oracle = plain([table], [0])
         oracle.weights()[0].copy_(first[number])
         part = factors[first_id : first_id + len(ids[number])]
         for _ in range(2):
@@ -210,10 +224,89 @@ def test_the_cost_of_an_update_does_not_grow_with_rows() -> None:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         took = []
         for _ in range(50):
-            out = kernel._compiled.pooled(batch)
+            out = by_loop(kernel, batch)
             start = time.perf_counter()
             out.backward(grad)
             took.append(time.perf_counter() - start)
         seconds.append(statistics.median(took))
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30 * 1024, "KiB beside the table"
     assert seconds[1] < 20 * seconds[0], seconds  # rows are a thousand times as many
+
+
+def in_double(spec: OptimizerSpec, weight: torch.Tensor, grad: torch.Tensor, touched: torch.Tensor) -> torch.Tensor:
+    """A table's first update in float64, given the sums of its rows' gradients."""
+    step = spec.learning_rate * grad
+    if spec.optimizer is EmbOptimType.EXACT_ADAGRAD:
+        step = step / (grad.abs() + spec.eps)
+    if spec.optimizer is EmbOptimType.EXACT_ROWWISE_ADAGRAD:
+        step = step / (grad.square().mean(1, keepdim=True).sqrt() + spec.eps)
+    return torch.where(touched[:, None], weight - step, weight)
+
+
+@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
+@pytest.mark.parametrize(
+    "kind", [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD]
+)
+@settings(max_examples=15, deadline=None)
+@given(
+    rows=st.lists(st.integers(1, 300), min_size=1, max_size=3),
+    dim=st.sampled_from([4, 8, 12, 60, 64, 100]),
+    batch=st.integers(1, 40),
+    longest=st.integers(0, 9),
+    weighted=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_each_number_format_is_trained_as_in_double_precision(
+    data_type: DataType,
+    kind: EmbOptimType,
+    rows: list[int],
+    dim: int,
+    batch: int,
+    longest: int,
+    weighted: bool,
+    seed: int,
+) -> None:
+    """To 1e-6 for float32; 16-bit weights are the nearest numbers to that."""
+    generator, cpu = torch.Generator().manual_seed(seed), torch.device("cpu")
+    spec = OptimizerSpec.from_fused_params({"optimizer": kind, "learning_rate": 0.1, "eps": 0.01})
+    tables = [
+        LocalTable(
+            config=EmbeddingBagConfig(
+                name=f"t{n}", num_embeddings=num, embedding_dim=dim, feature_names=[f"f{n}"], data_type=data_type
+            ),
+            rows=Span(0, num),
+            cols=Span(0, dim),
+            kernel=EmbeddingComputeKernel.FUSED,
+            optimizer=spec,
+        )
+        for n, num in enumerate(rows)
+    ]
+    kernel = make_pooling_kernel(tables, range(len(rows)), cpu)
+    lengths = torch.randint(0, longest + 1, (len(rows), batch), generator=generator)
+    ids = [torch.randint(0, num, (int(n),), generator=generator) for num, n in zip(rows, lengths.sum(1), strict=True)]
+    factors = torch.rand(int(lengths.sum()), generator=generator)
+    grad = torch.randn((batch, len(rows) * dim), generator=generator)
+    before = []
+    for weight in kernel.weights():
+        weight.copy_(torch.rand(weight.shape, generator=generator))
+        before.append(weight.double())
+    given_lookups = lookups(torch.cat(ids), lengths.flatten(), factors, weighted)
+    if isinstance(kernel, RowKernel):
+        assert kernel.compiled is not None
+        kernel.pooled(given_lookups).backward(grad)
+        assert kernel.iteration == 1
+    else:
+        by_loop(kernel, given_lookups).backward(grad)
+    half_step = {DataType.FP32: 1e-6, DataType.FP16: 2**-11, DataType.BF16: 2**-8}[data_type]
+    first = 0
+    for number, (of_table, weight) in enumerate(zip(ids, kernel.weights(), strict=True)):
+        bags = torch.arange(batch).repeat_interleave(lengths[number])
+        scale = factors[first : first + len(of_table)].double() if weighted else torch.ones(len(of_table)).double()
+        part = grad[:, number * dim : (number + 1) * dim].double()[bags] * scale[:, None]
+        sums = torch.zeros(rows[number], dim, dtype=torch.float64).index_add_(0, of_table, part)
+        touched = torch.zeros(rows[number], dtype=torch.bool)
+        touched[of_table] = True
+        expected = in_double(spec, before[number], sums, touched)
+        torch.testing.assert_close(weight.double(), expected, atol=1e-6, rtol=half_step)
+        assert torch.equal(weight.double()[~touched], before[number][~touched])
+        first += len(of_table)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import platform
 import resource
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed.comm.host_memory import keep_freed_memory
+from rayrec.distributed.comm.host_memory import keep_freed_memory, use_large_pages
 from tests.ranks import Ranks
 
 
@@ -38,3 +39,28 @@ def test_freed_memory_is_used_again_without_page_faults(mebibytes: int) -> None:
         process.close()
     assert after <= 16
     assert mebibytes < 32 or before > 60 * 200, "what glibc does by default, of large memory"
+
+
+def _faults_of_a_filled_table(_: dist.ProcessGroup, num_bytes: int, large: bool) -> int:
+    table = torch.zeros(num_bytes // 4)
+    if large:
+        use_large_pages(table)
+        assert not table.any()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    use_large_pages(table[:0])  # nothing to do
+    table.fill_(1.5)
+    assert table.sum().item() == 1.5 * table.numel()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+OFFERED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(not OFFERED.exists() or "[never]" in OFFERED.read_text(), reason="this system has small pages only")
+def test_a_table_lies_on_large_pages() -> None:
+    process = Ranks(1)
+    try:
+        (faults,) = process.run(_faults_of_a_filled_table, 64 << 20, True)
+    finally:
+        process.close()
+    assert 0 < faults < 64 * 256 / 8, "a small page for each 4 KiB would be 16,384"

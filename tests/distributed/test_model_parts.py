@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rayrec.distributed import ShardingEnv, ShardingPlan
 from rayrec.distributed.collections.sharder import CollectionSharder
 from rayrec.distributed.collections.variable_batch import Examples, same_size
-from rayrec.distributed.comm.awaitable import Awaitable, Deferred, LazyAwaitable, NoWait
+from rayrec.distributed.comm.awaitable import Awaitable, Deferred, LazyAwaitable
 from rayrec.distributed.comm.wire import FP16, Codec
 from rayrec.distributed.data_parallel import table_parameters
 from rayrec.distributed.ids.input_dist import IdCheck
@@ -43,6 +43,7 @@ from rayrec.torchrec.distributed.types import (
     GetItemLazyAwaitable,
     LazyGetItemMixin,
     LazyNoWait,
+    NoWait,
 )
 from tests.device import DEVICE
 from tests.distributed.oracle import cut

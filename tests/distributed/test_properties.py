@@ -19,8 +19,8 @@ from rayrec.distributed.kernel.optimizer_rules import DecayMode
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
-from rayrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 from tests.distributed.oracle import ADAGRAD, cut, draw_kjt, join, targets, train_plain, train_sharded
 from tests.ranks import on_ranks
 

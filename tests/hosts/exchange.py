@@ -23,7 +23,7 @@ from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner import ParameterConstraints, PlanResult, Topology, plan_tables
-from rayrec.distributed.planner.report.host_traffic import bytes_into_hosts
+from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -35,6 +35,12 @@ KINDS = [kind for kind in ShardingType if kind is not ShardingType.DATA_PARALLEL
 ROUNDS, WARM, STEPS = 4, 1, 3
 
 Step = Callable[[], None]
+
+
+def bytes_between_hosts(result: PlanResult) -> float:
+    """What the planner expects a step to send across hosts: its seconds are bytes divided by the link's bandwidth."""
+    terms = [Cost._fields.index(name) for name in ("input_inter", "output_inter", "gradient_inter")]
+    return float(result.estimate.cost_RT[:, terms].sum() * result.topology.device.inter_host_bw)
 
 
 def configs() -> list[EmbeddingBagConfig]:
@@ -87,7 +93,7 @@ def measured(step: Step) -> dict[str, float]:
 
 def predicted(result: PlanResult) -> dict[str, float]:
     return {
-        "predicted_bytes": sum(bytes_into_hosts(result.estimate, result.topology)),
+        "predicted_bytes": bytes_between_hosts(result),
         "predicted_s": result.estimate.worst_s,
     }
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.retrieval import RetrievalNormalizedDCG
 
-from rayrec.metrics import BinaryMetrics, BucketedMetrics, GroupedAuc
+from rayrec.metrics import BucketedMetrics, GroupedAuc, LabelMetrics
 from rayrec.metrics.buckets import MOST_BUCKETS
 from tests.metrics.test_binary import clicks
 from tests.ranks import on_ranks
@@ -152,7 +152,7 @@ def test_buckets_are_measured_apart_on_any_number_of_ranks() -> None:
     alone = buckets_of_rank(None, (buckets, logits, labels, weights), 1)
     assert list(alone) == list(range(-2, 7))
     for bucket, figures in alone.items():
-        exact, inside = BinaryMetrics(), buckets == bucket
+        exact, inside = LabelMetrics(), buckets == bucket
         exact.update(logits[inside], labels[inside], weights[inside])
         assert figures == pytest.approx(exact.compute(), rel=1e-3)
     for found in on_ranks(2, buckets_of_rank, (buckets, logits, labels, weights), 2):

@@ -10,9 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.metrics import BinaryMetrics, GroupedAuc
-from rayrec.metrics.labels import LabelMetrics
-from rayrec.metrics.numbers import NumberMetrics
+from rayrec.metrics import GroupedAuc, LabelMetrics
 from tests.ranks import on_ranks
 
 
@@ -42,7 +40,7 @@ def by_hand(predictions: torch.Tensor, labels: torch.Tensor, weights: torch.Tens
 
 def test_numbers_are_measured_apart_as_they_are_defined() -> None:
     predictions, labels, weights = drawn()
-    both = NumberMetrics(names=["stars", "seconds"])
+    both = LabelMetrics(["number"] * 2, names=["stars", "seconds"])
     for rows in (slice(0, 25), slice(25, None)):
         both.update(predictions[rows], labels[rows], weights[rows])
     figures = both.compute()
@@ -50,10 +48,10 @@ def test_numbers_are_measured_apart_as_they_are_defined() -> None:
     assert list(tasks) == ["stars", "seconds"] and figures == tasks["stars"]
     for place, name in enumerate(tasks):
         assert tasks[name] == pytest.approx(by_hand(predictions[:, place], labels[:, place], weights), rel=1e-9)
-    one = NumberMetrics()
+    one = LabelMetrics(["number"])
     one.update(predictions[:, 1], labels[:, 1])
     assert one.compute() == pytest.approx(by_hand(predictions[:, 1], labels[:, 1], torch.ones(60)), rel=1e-9)
-    again = NumberMetrics()
+    again = LabelMetrics(["number"])
     again.load_state(one.state())
     assert again.compute() == one.compute()
     one.reset()
@@ -61,7 +59,7 @@ def test_numbers_are_measured_apart_as_they_are_defined() -> None:
 
 
 def test_numbers_that_are_not_defined_are_none() -> None:
-    metrics = NumberMetrics()
+    metrics = LabelMetrics(["number"])
     metrics.update(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 3.0]))
     found = metrics.compute()
     assert found["r2"] is None and found["mse"] == 2.5, "labels that are all alike have no variance"
@@ -70,20 +68,24 @@ def test_numbers_that_are_not_defined_are_none() -> None:
     assert {name for name, value in found.items() if value is None} == {"mse", "rmse", "mae", "r2", "prediction_mean"}
     assert (found["label_mean"], found["samples"]) == (2.0, 3)
     for weight in (0.0, 1.0):
-        unweighted = NumberMetrics()
+        unweighted = LabelMetrics(["number"])
         unweighted.update(torch.ones(1), torch.zeros(1), torch.tensor([weight]))
         assert unweighted.compute()["mse"] == (1.0 if weight else None)
 
 
 def test_what_does_not_fit_numbers_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"predictions \[3, 1\] and labels \[3, 1\] must both be of shape \['B'\]"):
-        NumberMetrics().update(torch.ones(3, 1), torch.ones(3, 1))
+    with pytest.raises(ValueError, match=r"logits \[3, 1\] and labels \[3, 1\] must both be of shape \[B\]"):
+        LabelMetrics(["number"]).update(torch.ones(3, 1), torch.ones(3, 1))
     for wrong in ((torch.ones(3), torch.ones(2)), (torch.ones(()), torch.ones(()))):
         with pytest.raises(ValueError, match="must both be of shape"):
-            NumberMetrics().update(*wrong)
-    both = NumberMetrics(names=["a", "b"])
-    for state in (NumberMetrics().state(), {}, {**both.state(), "more": torch.ones(1)}):
-        with pytest.raises(ValueError, match="not a state of 2 labels"):
+            LabelMetrics(["number"]).update(*wrong)
+    both = LabelMetrics(["number"] * 2, names=["a", "b"])
+    for state, words in (
+        (LabelMetrics(["number"]).state(), "same bins and labels"),
+        ({}, "expected"),
+        ({**both.state(), "more": torch.ones(1)}, "expected"),
+    ):
+        with pytest.raises(ValueError, match=words):
             both.load_state(state)
 
 
@@ -94,7 +96,7 @@ def test_labels_of_both_kinds_are_each_measured_as_theirs() -> None:
     labels = torch.stack([numbers[:, 0], clicks[:, 1], clicks[:, 0]], dim=1)
     mixed = LabelMetrics(["number", "binary", "binary"], names=["stars", "like", "click"])
     mixed.update(logits, labels, weights)
-    number, binary = NumberMetrics(names=["stars"]), BinaryMetrics(names=["like", "click"])
+    number, binary = LabelMetrics(["number"], names=["stars"]), LabelMetrics(names=["like", "click"])
     number.update(logits[:, :1], labels[:, :1], weights)
     binary.update(logits[:, 1:], labels[:, 1:], weights)
     found = mixed.compute()
@@ -104,11 +106,6 @@ def test_labels_of_both_kinds_are_each_measured_as_theirs() -> None:
     again.load_state(mixed.state())
     mixed.reset()
     assert again.compute() == found and mixed.compute()["samples"] == 0
-    for kind, alone in (("number", NumberMetrics()), ("binary", BinaryMetrics())):
-        single = LabelMetrics([kind])
-        for metrics in (single, alone):
-            metrics.update(logits[:, 0], labels[:, 0], weights)
-        assert single.compute() == alone.compute()
 
 
 def mixed_of_rank(group: dist.ProcessGroup) -> tuple[dict[str, Any], int]:

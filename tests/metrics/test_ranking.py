@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.metrics import ranking
-from rayrec.metrics.ranking import Jagged, RankingMetrics, popularity_ranks, recall_at, target_ranks
+from rayrec.metrics.ranking import Jagged, RankingMetrics, popularity_ranks, target_ranks
 from tests.mutated import mutated
 from tests.ranks import on_ranks
 
@@ -76,21 +76,6 @@ def test_random_scores_find_what_chance_finds_and_constant_ones_no_more() -> Non
     assert RankingMetrics.of(constant, (10,)).figures()["hr@10/unseen"] <= 10 / items
     with pytest.raises(ValueError, match="not a finite number"):
         target_ranks(queries[:1] * math.nan, vectors, targets[:1])
-
-
-def test_recall_counts_each_relevant_item() -> None:
-    queries, items, _, seen = drawn(2)
-    relevant = [[1, 7, 9], [], *[[row % ITEMS] for row in range(2, ROWS)]]
-    found = recall_at(queries, items, jagged(relevant), 6, jagged(seen))
-    assert found[1].isnan()
-    for row, wanted in enumerate(relevant):
-        hits = 0
-        for one in wanted:
-            own = float(queries[row] @ items[one])
-            left = [i for i in range(ITEMS) if i != one and i not in seen[row]]
-            hits += sum(float(queries[row] @ items[i]) >= own for i in left) < 6
-        if wanted:
-            assert float(found[row]) == pytest.approx(hits / len(wanted))
 
 
 def test_popularity_is_the_order_of_counts() -> None:

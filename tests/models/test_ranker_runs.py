@@ -28,6 +28,7 @@ ITEMS, GENRES = 40, 5
 ATTENTION = [{"history": ["seen", "seen_genre"], "target": ["item", "genre"]}]
 ARGS: dict[str, dict[str, Any]] = {
     "din": {"attention": ATTENTION, "attention_hidden": [8], "over_arch": [16, 2]},
+    "bst": {"attention": ATTENTION, "over_arch": [16, 2], "max_length": 5, "heads": 2},
     "mmoe": {"experts": 2, "expert": [16], "tower": [8], "attention": ATTENTION, "attention_hidden": [8]},
     "ple": {"expert": [16], "tower": [8], "dropout": 0.1},
     "esmm": {"tower": [16], "attention": ATTENTION, "attention_hidden": [8]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -20,10 +21,12 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import MODELS, Batch
 from rayrec.models.esmm import logit_of_both
-from rayrec.models.ranker import Attended, RankerInput, RankerInputs
+from rayrec.models.ranker import HistoryInputs, RankerInput
 from rayrec.modules import EmbeddingBagConfig, PoolingType
+from rayrec.modules.attention import Mask
+from rayrec.modules.encoder import EncoderConfig
 from rayrec.modules.experts import ExpertSizes, MultiTask
-from rayrec.modules.target_attention import TargetAttention
+from rayrec.modules.target_attention import TargetAttention, TargetTransformer
 from rayrec.train.worker.accumulate import part_of
 from tests.device import DEVICE
 from tests.distributed.embedding_oracle import plain_twin
@@ -34,6 +37,7 @@ ADAM = {"optimizer": EmbOptimType.ADAM, "learning_rate": 0.01, "eps": 0.01}
 ATTENTION = [{"history": ["seen", "seen_genre"], "target": ["item", "genre"]}]
 ARGS: dict[str, dict[str, Any]] = {
     "din": {"attention": ATTENTION, "over_arch": [6, 2], "attention_hidden": [5]},
+    "bst": {"attention": ATTENTION, "over_arch": [6, 2], "heads": 2, "blocks": 2, "hidden": 9},
     "mmoe": {"experts": 3, "expert": [6], "tower": [4], "attention": ATTENTION, "attention_hidden": [5, 3]},
     "ple": {"own": 2, "shared": 1, "expert": [6], "tower": [4]},
     "esmm": {"tower": [5], "attention": ATTENTION, "softmax": True, "attention_hidden": [5]},
@@ -98,6 +102,24 @@ def test_target_attention_follows_its_formula_row_by_row(softmax: bool, hidden: 
     assert layer(query[:0], keys[:0], lengths[:0]).shape == (0, 4)
 
 
+def test_a_transformer_over_history_and_target_follows_its_formula_row_by_row() -> None:
+    torch.manual_seed(0)
+    config = EncoderConfig(dim=6, blocks=1, heads=2, norm_first=False, mask=Mask(causal=False))
+    layer = TargetTransformer(config, 7)
+    lengths, query, keys = torch.tensor([3, 0, 1, 7, 0]), torch.randn(5, 6), torch.randn(11, 6)
+    out, (block,) = layer(query, keys, lengths), layer.encoder.blocks
+    for row, (q, of_row) in enumerate(zip(query, keys.split(lengths.tolist()), strict=True)):
+        x = torch.cat([of_row, q[None]]) + layer.positions.vectors[: len(of_row) + 1].flip(0)  # counted from the target
+        q_k_v = [torch.stack(part.split(3, dim=1)) for part in block.attention.qkv(x).chunk(3, dim=1)]
+        scores = q_k_v[0] @ q_k_v[1].mT / math.sqrt(3)
+        attended = torch.cat(list(scores.softmax(2) @ q_k_v[2]), dim=1)
+        x = block.norms[0](x + block.attention.out(attended))
+        x = block.norms[1](x + block.outer(block.inner(x).relu()))
+        torch.testing.assert_close(out[row], x[-1], atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="a row has 9 items"):
+        layer(query, torch.randn(12, 6), torch.tensor([3, 0, 1, 8, 0]))
+
+
 def experts_by_hand(model: MultiTask, x: torch.Tensor) -> torch.Tensor:
     """Plain torch, one expert, gate and tower at a time, as the papers write it."""
 
@@ -154,7 +176,7 @@ def test_histories_and_targets_that_do_not_fit_are_refused() -> None:
         (["sen"], ["item"], "no table reads 'sen'"),
     ):
         with pytest.raises(ValueError, match=words):
-            RankerInput(tables(), 2, RankerInputs(attention=[Attended(history, target)]))
+            RankerInput(tables(), 2, HistoryInputs(attention=[{"history": history, "target": target}]))
 
 
 # -- models

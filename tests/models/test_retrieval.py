@@ -15,13 +15,11 @@ from torch import nn
 
 from rayrec.distributed import DistributedModelParallel, EmbeddingCollectionSharder, ShardingEnv, comm
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.models import Batch, next_item, retrieval_loss
-from rayrec.models.hstu import hstu
+from rayrec.models import Batch, hstu, next_item, retrieval_loss, sasrec
 from rayrec.models.next_item import NextItem
 from rayrec.models.retrieval_loss import LOSSES, RetrievalLoss
 from rayrec.models.retriever import History, HistoryOf, ItemVectors, batch_of
 from rayrec.models.samplers import PopularitySampler, StreamingFrequency, UniformSampler
-from rayrec.models.sasrec import sasrec
 from rayrec.models.two_tower import TwoTower
 from rayrec.modules import EmbeddingConfig
 from rayrec.modules.attention import Layout

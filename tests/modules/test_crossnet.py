@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.modules import MLP, CrossNet, LowRankCrossNet, LowRankMixtureCrossNet, SwishLayerNorm, VectorCrossNet
-from rayrec.modules.fm import pairwise_sum
+from rayrec.models.deepfm import pairwise_sum
+from rayrec.modules import MLP, CrossNet, LowRankCrossNet, SwishLayerNorm
+from rayrec.torchrec.modules.crossnet import LowRankMixtureCrossNet, VectorCrossNet
 
 N, LAYERS = 5, 3
 

@@ -105,7 +105,7 @@ def check_buckets(kind: str) -> None:
     values, offsets, times = rows()
     model = encoder(kind)
     found = model(values, Layout(offsets, times))
-    torch.testing.assert_close(model(values, Layout(offsets, times, buckets=False)), found, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(model(values, Layout(offsets, times, width=max(LENGTHS))), found, rtol=1e-6, atol=1e-6)
     alone = [
         model(values[start:stop], Layout(torch.tensor([0, stop - start]), times[start:stop]))
         for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rayrec.optim import GradientClipping, GradientClippingOptimizer, KeyedOptimizerWrapper
-from rayrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage, factor
 from rayrec.torchrec.optim.semi_sync import SemisyncOptimizer
+from rayrec.torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage, factor
 
 
 def defaults(call: Any) -> dict[str, Any]:

@@ -15,13 +15,10 @@ from rayrec.optim import (
     KeyedOptimizer,
     KeyedOptimizerWrapper,
     OptimizerWrapper,
-    WarmupOptimizer,
-    WarmupPolicy,
-    WarmupStage,
     in_backward_optimizer_filter,
 )
-from rayrec.optim.warmup import factor
 from rayrec.torchrec.optim.semi_sync import SemisyncOptimizer
+from rayrec.torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage, factor
 from tests.ranks import on_ranks
 
 

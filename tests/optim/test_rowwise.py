@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rayrec.distributed.kernel import EmbOptimType, OptimizerSpec
 from rayrec.distributed.kernel import optimizer_formulas as formulas
-from rayrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
+from rayrec.torchrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 
 ROWS, DIM = 7, 4
 # a class, its settings, and the same for the fused rule

@@ -13,15 +13,9 @@ from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
-from rayrec.optim import (
-    LAMB,
-    LarsSGD,
-    PartialRowWiseAdam,
-    PartialRowWiseLAMB,
-    RowWiseAdagrad,
-    apply_optimizer_in_backward,
-)
+from rayrec.optim import apply_optimizer_in_backward
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 from tests.distributed.oracle import cut, draw_kjt, join, targets
 from tests.ranks import on_ranks
 

@@ -23,7 +23,7 @@ from rayrec.distributed.planner.cost.memory import reserves
 from rayrec.distributed.planner.cost.seconds import shard_cost
 from rayrec.distributed.planner.machine.calibration import CALIBRATION_VERSION, Calibration
 from rayrec.distributed.planner.report.check import _check_memory, _overlap
-from rayrec.distributed.planner.report.host_traffic import bytes_into_hosts, exchange_text
+from rayrec.distributed.planner.report.host_traffic import exchange_text
 from rayrec.distributed.planner.report.text import bar, columns, human_bytes, human_seconds
 from rayrec.distributed.planner.search.bound import _pigeonhole, lower_bound, make_choices
 from rayrec.distributed.planner.search.choose import _cheapest_that_fit, choose, mixtures
@@ -156,17 +156,6 @@ def test_how_vectors_cross_hosts_is_said() -> None:
     assert exchange_text(ShardingPlan({"": many}), two).endswith("enough: a, b, c and 1 more")
     three = {name: many[name] for name in "abc"}
     assert exchange_text(ShardingPlan({"": three}), two).endswith("enough: a, b, c")
-
-
-def test_bytes_into_a_host_are_seconds_times_bandwidth() -> None:
-    topology = Topology(3, "cpu", hosts=[1, 2])
-    estimate = evaluate(plan_of("row_wise", 1000, 16, [0, 1, 2]), [facts(world=3, ids=63)], topology)
-    names = ["lookup", "input_intra", "input_inter", "output_intra", "output_inter"]
-    names += ["backward", "gradient_intra", "gradient_inter", "host"]
-    places = [names.index(name) for name in ("input_inter", "output_inter", "gradient_inter")]
-    by_rank = [sum(row[place] for place in places) * topology.device.inter_host_bw for row in estimate.cost_RT.tolist()]
-    assert bytes_into_hosts(estimate, topology) == pytest.approx([by_rank[0], by_rank[1] + by_rank[2]])
-    assert min(by_rank) > 0
 
 
 @pytest.mark.parametrize("every", [1, 10])

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jobs.step_time import slowdown, step_on
 from rayrec.distributed.planner import ParameterConstraints, Topology, plan_tables
-from rayrec.distributed.planner.cost.estimate import Estimate, slowdown
+from rayrec.distributed.planner.cost.estimate import Estimate
 from rayrec.distributed.planner.cost.memory import shard_storage
 from rayrec.distributed.planner.cost.terms import Cost, ShardBytes
 from tests.planner.problems import SHARDER, table
@@ -35,7 +36,7 @@ def estimate(lookup_R: list[float]) -> Estimate:
     ],
 )
 def test_ranks_slow_each_other_while_they_work(lookups, processors: int, alone: float, seconds: float):
-    assert estimate(lookups).step_on(processors, alone) == pytest.approx(seconds)
+    assert step_on(estimate(lookups), processors, alone) == pytest.approx(seconds)
 
 
 def test_a_step_waits_for_the_slowest_rank_of_every_exchange():
@@ -44,7 +45,7 @@ def test_a_step_waits_for_the_slowest_rank_of_every_exchange():
         Cost(input_inter=3, output_intra=1, gradient_inter=1, lookup=10, host=5),
     ]
     both = replace(estimate([0, 0]), cost_RT=np.array(costs), collectives_s=0.5, routing_s=0.25)
-    assert both.step_s == pytest.approx(0.5 + 3 + 2 + 4 + 10 + 16.25)
+    assert step_on(both, 2) == pytest.approx(0.5 + 3 + 2 + 4 + 10 + 16.25)
     assert both.fixed_s == 0.75
     assert both.seconds_R.tolist() == [31 + 0.75, 20 + 0.75]
     assert (both.worst_s, both.worst_rank) == (31.75, 0)
@@ -66,8 +67,8 @@ def test_a_rank_needs_a_processor_for_its_own_work_and_none_for_a_collective(kin
     found = plan_tables([table("t", 100, 8)], topology, told, batch_size=4, sharder=SHARDER).estimate
     own = 0.5 + 0.25 * collectives
     assert found.routing_s == pytest.approx(own) and found.collectives_s == pytest.approx(8.0 * collectives)
-    assert found.step_s == pytest.approx(own + 8.0 * collectives)
-    assert found.step_on(2) == pytest.approx(max(1, ranks / 2) * own + 8.0 * collectives)
+    assert step_on(found, ranks) == pytest.approx(own + 8.0 * collectives)
+    assert step_on(found, 2) == pytest.approx(max(1, ranks / 2) * own + 8.0 * collectives)
 
 
 def test_all_ranks_at_once_is_what_was_measured():

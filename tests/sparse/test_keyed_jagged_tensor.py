@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, validate
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+from rayrec.torchrec.sparse.jagged_tensor_validator import validate
 from tests.sparse.drawn import Drawn, batches, flat, holds, tensors
 
 quick = settings(max_examples=60, deadline=None)
@@ -127,7 +128,7 @@ def test_expanding_one_batch_size_changes_nothing_and_several_need_inverse_indic
     varying = KeyedJaggedTensor(
         ["a", "b"], torch.arange(3), lengths=torch.tensor([1, 1, 1]), stride_per_key_per_rank=[[1], [2]]
     )
-    with pytest.raises(ValueError, match=r"batch sizes differ by key \(\{'a': 1, 'b': 2\}\); give inverse_indices"):
+    with pytest.raises(ValueError, match=r"batch sizes differ by key \(\{'a': 1, 'b': 2\}\), give inverse_indices"):
         varying.expanded()
 
 

@@ -30,6 +30,7 @@ SECTIONS = (
     "criteo",
     "computations",
     "further",
+    "properties",
 )
 
 

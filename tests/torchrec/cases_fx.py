@@ -59,3 +59,29 @@ def constants_and_branches(rec: Package) -> Any:
     trace = rec("fx").symbolic_trace
     graph = trace(Choice(), concrete_args={"double": True})
     return [attempt(lambda: trace(ByData())), graph(torch.ones(2), True)]
+
+
+class OnTensors(nn.Module):
+    """Makes its sparse tensors of a request's tensors, as a model that is exported does."""
+
+    def __init__(self, rec: Package) -> None:
+        super().__init__()
+        self.rec, self.ebc = rec, Model(rec).ebc
+
+    def forward(self, values: torch.Tensor, lengths: torch.Tensor) -> list[torch.Tensor]:
+        rec, keys = self.rec, ["a", "b"]
+        one = rec.KeyedJaggedTensor.from_lengths_sync(keys, values, lengths)
+        first, second = one.split([1, 1])
+        joined = rec.KeyedJaggedTensor.concat([second, first]).permute([1, 0])
+        pooled = self.ebc(rec.KeyedJaggedTensor(keys=keys, values=joined.values(), lengths=joined.lengths()))
+        groups = rec.KeyedTensor.regroup_as_dict([pooled], [["a"], ["b@t", "a"]], ["x", "y"])
+        again = rec.KeyedTensor(["z"], [groups["x"].shape[1]], groups["x"])
+        jagged = rec.JaggedTensor(one["a"].values(), lengths=one["a"].lengths())
+        return [groups["y"], again["z"], jagged.to_padded_dense(3), rec.KeyedTensor.regroup([pooled], [["b@u"]])[0]]
+
+
+@case("11/fx.symbolic_trace")
+def sparse_tensors_made_inside(rec: Package) -> Any:
+    model, one = fill(OnTensors(rec)), kjt(rec)
+    graph = rec("fx").symbolic_trace(model, leaf_modules=["EmbeddingBagCollection"])
+    return [graph(one.values(), one.lengths()), model(one.values(), one.lengths())]

@@ -3,24 +3,47 @@ that the errors are made of."""
 
 from __future__ import annotations
 
+import ast
+import json
 from pathlib import Path
 
 from rayrec.torchrec.left_out import MODULES
 from rayrec.torchrec.left_out_names import NAMES
 
 PAGE = Path(__file__).resolve().parents[2] / "rayrec" / "torchrec" / "COMPATIBILITY.md"
-HEAD = """# What of TorchRec is left out
+HEAD = """# Which programs run, and what is left out
 
-Importing one of these raises `NotOffered`, with the text of the right column. All other public classes and functions of
-TorchRec 1.8 are there. `python -m rayrec.torchrec --check program.py` lists what a program uses of these;
-[the table of names](NAMES.md) says how they compare. Written by
-`python -m tests.torchrec.compatibility` from `left_out.py` and `left_out_names.py`; a test compares it with the list of
-TorchRec's public names.
+Importing a module or name of the last two tables raises `NotOffered`, with the text of the right column. All other
+public classes and functions of TorchRec 1.8 are there. `python -m rayrec.torchrec --check program.py` lists what a
+program uses of these; [the table of names](NAMES.md) says how they compare.
+`python -m tests.torchrec.compatibility` writes this page from `left_out.py`, `left_out_names.py` and the programs'
+recorded figures; a test compares it with the list of TorchRec's public names.
 """
+PROGRAMS = """
+## Programs
+
+Each of these is written for TorchRec and runs unchanged: `python -m rayrec.torchrec tests/torchrec/programs/NAME.py`.
+Its figures (losses, scores, areas under the curve) equal those that it gives under TorchRec 1.8, to 1e-5; a test
+compares them.
+
+| program | what it does | ranks | edits | figures that are equal |
+|---|---|---|---|---|
+"""
+FOLDER = Path(__file__).parent
+
+
+def programs() -> str:
+    """A row for each program that TorchRec's figures are recorded of."""
+    text = PROGRAMS
+    for name, figures in json.loads((FOLDER / "recorded" / "programs.json").read_text(encoding="utf-8")).items():
+        source = (FOLDER / "programs" / f"{name}.py").read_text(encoding="utf-8")
+        what, ranks = ast.get_docstring(ast.parse(source)), 2 if "start_processes(" in source else 1
+        text += f"| `{name}` | {what} | {ranks} | none | {len(figures)} |\n"
+    return text
 
 
 def page() -> str:
-    text = HEAD + "\n## Modules, and what lies in them\n\n| module | instead |\n|---|---|\n"
+    text = HEAD + programs() + "\n## Modules, and what lies in them\n\n| module | instead |\n|---|---|\n"
     text += "".join(f"| `{module}` | {instead} |\n" for module, instead in MODULES.items())
     text += "\n## Names\n\n| module | names | instead |\n|---|---|---|\n"
     for module, names, instead in NAMES:

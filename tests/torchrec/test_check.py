@@ -51,7 +51,7 @@ def by_name(tmp_path: Path, text: str) -> dict[str, tuple[bool, tuple[int, ...],
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_a_program_that_runs_misses_nothing(path: Path) -> None:
     checked = check(path)
-    assert len(PROGRAMS) == 5 and checked.num_names >= 7
+    assert len(PROGRAMS) == 11 and checked.num_names >= 7
     assert not [item for item in checked.findings if item.missing]
     assert any("EmbeddingBagCollection" in item.name or "EmbeddingCollection" in item.name or "Jagged" in item.name
                for item in checked.findings)  # fmt: skip

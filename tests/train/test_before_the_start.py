@@ -122,8 +122,8 @@ def test_new_ids_at_the_end_of_a_vocabulary_leave_the_first_rows_as_they_were(tm
 
 def test_the_table_of_clusters_by_hand() -> None:
     fits = Shape(
-        world="2x8", ranks=16, batch_size=8192, step_s=0.004096, binds="lookup", memory_bytes=1.5e9,
-        memory_there=8 * 10**9,
+        world="2x8", ranks=16, batch_size=8192, step_s=0.004096, binds="lookup", memory_bytes=1.5 * 2**30,
+        memory_there=8 * 2**30,
     )  # fmt: skip
     short = Shape(world="1x1", ranks=1, batch_size=1024, problem="first line\nsecond")
     assert (fits.samples_per_s, short.samples_per_s) == (2e6, None)
@@ -134,7 +134,7 @@ def test_the_table_of_clusters_by_hand() -> None:
     rows = [[cell.strip() for cell in line] for line in shown if line]
     assert rows == [
         ["world", "rows a step", "step", "rows/s", "fullest rank", "binds"],
-        ["2x8", "8,192", "4.10 ms", "2,000,000", "1.5 GB of 8.0 GB", "lookup"],
+        ["2x8", "8,192", "4.10 ms", "2,000,000", "1.5 GiB of 8.0 GiB", "lookup"],
         ["1x1", "1,024", "–", "–", "–", "does not fit: first line"],
     ]
 
@@ -149,12 +149,12 @@ def test_a_cluster_has_a_row_for_each_rank_at_least() -> None:
 
 def test_groups_in_words() -> None:
     no_plan: Any = None
-    groups = Grouped(layout=GroupLayout(8, 4), result=no_plan, sync_s=0.0015, sync_bytes=2_500_000.0)
+    groups = Grouped(layout=GroupLayout(8, 4), result=no_plan, sync_s=0.0015, sync_bytes=2.5 * 2**20)
     assert [group_words(groups, every).partition(":")[0] for every in (1, 2)] == [
         "2 groups of 4 workers, alike after every step", "2 groups of 4 workers, alike after every 2 steps"
     ]  # fmt: skip
     assert group_words(groups, 1).partition(": ")[2] == (
-        "1.50 ms and 2.5 MB a step and worker, as predicted; the plan of each:"
+        "1.50 ms and 2.5 MiB a step and worker, as predicted; the plan of each:"
     )
 
 

@@ -13,9 +13,11 @@ import pytest
 from rich.console import Console
 
 from rayrec.train import Callback, RunInfo, Trainer, TrainError
+from rayrec.train.config.difference import flat
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.trackers import MLflow, figures_of, flat, tracker
+from rayrec.train.driver.trackers import MLflow, tracker
+from rayrec.train.run.log import figures_of
 from tests.train.small import raw_config, write_all
 
 
@@ -105,8 +107,9 @@ def test_what_is_no_callback_is_refused(folder: Path) -> None:
 
 def test_figures_of_a_record_have_names_of_their_own() -> None:
     record = {"kind": "eval", "step": 3, "auc": 0.5, "partial": True, "tasks": {"like": {"ne": 1}}, "lr": {"dense": 2}}
-    assert figures_of("eval", record) == {"eval/auc": 0.5, "eval/tasks/like/ne": 1.0, "eval/lr/dense": 2.0}
-    assert flat({"a": {"b": 1, "c": [2]}, "d": None}, ".") == {"a.b": 1, "a.c": [2], "d": None}
+    record["tables"] = {"user": {"ids": 3}}
+    assert figures_of(record) == {"eval/auc": 0.5, "eval/tasks/like/ne": 1.0, "eval/lr/dense": 2.0}
+    assert flat({"a": {"b": 1, "c": [2]}, "d": None}) == {"a.b": 1, "a.c": [2], "d": None}
 
 
 def test_mlflow_has_the_figures_of_the_run_and_of_its_second_part(

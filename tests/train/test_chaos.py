@@ -19,8 +19,8 @@ import pytest
 import yaml
 from rich.console import Console
 
+from data.synthetic.clicks import SyntheticSpec, write_files
 from rayrec.checkpoint.tools import verify_place
-from rayrec.data.tools.synthetic import SyntheticSpec, write_files
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display

@@ -44,7 +44,7 @@ with drained(box.take, recorder, display.tolerance, every_s=0.01):
     box.put({"kind": "event", "event": "checkpoint", "step": 4, "message": "complete"})
     box.put({"kind": "done", "outcome": {}})
 recorder.close()
-known = [recorder.world_size, recorder.step, recorder.done is not None, len(checkpoints)]
+known = [recorder.course.world_size, recorder.course.step, recorder.course.done is not None, len(checkpoints)]
 print(json.dumps(known), file=sys.stderr)
 """
 

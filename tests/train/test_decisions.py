@@ -29,7 +29,7 @@ from rayrec.train.config import TrainConfig, TrainerConfig
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.elastic import REQUEST, note_request, reading_unreserved, room_for
 from rayrec.train.driver.failures import failure_reason, line_of, too_often
-from rayrec.train.driver.plan_table import _ranks, _sizes, host_lines, memory_lines
+from rayrec.train.driver.plan_table import _sizes, host_lines, memory_lines, ranks_text
 from rayrec.train.driver.recorder import Lines
 from rayrec.train.driver.resources import Demand, Supply, demand, demand_of, refuse_if_short
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
@@ -613,15 +613,15 @@ def test_skipped_rows_are_told_once() -> None:
 def test_the_plans_table_in_words() -> None:
     shards = [{"shard_sizes": [842, 32]}, {"shard_sizes": [10, 64]}]
     assert _sizes(shards) == "2 of 842 × 32"
-    assert [_ranks(ranks) for ranks in ([0, 1, 2, 3, 6], [4], [], [1, 3, 4])] == ["0–3, 6", "4", "", "1, 3–4"]
+    assert [ranks_text(ranks) for ranks in ([0, 1, 2, 3, 6], [4], [], [1, 3, 4])] == ["0–3, 6", "4", "", "1, 3–4"]
     memory = {"rank": 3, "weights_bytes": 1500, "optimizer_bytes": 10, "dense_bytes": 2_000_000}
-    assert memory_lines({"memory": [memory]}) == ["rank 3: 1.5 kB weights, 10 B optimizer, 2.0 MB dense"]
+    assert memory_lines({"memory": [memory]}) == ["rank 3: 1.5 KiB weights, 10 B optimizer, 1.9 MiB dense"]
     assert memory_lines({}) == host_lines({}) == []
-    small = {"ranks": 1, "memory_bytes": 10**9, "cpus": 2.5, "gpu": None}
-    large = {"ranks": 2, "memory_bytes": 10**9, "cpus": 4.0, "gpu": "H100"}
+    small = {"ranks": 1, "memory_bytes": 2**30, "cpus": 2.5, "gpu": None}
+    large = {"ranks": 2, "memory_bytes": 2**30, "cpus": 4.0, "gpu": "H100"}
     hosts = {"planned_for": {"hosts": [small, large, small], "speeds": "presets", "exchange": "one"}}
     assert host_lines(hosts) == [
-        "planned for 2 × host of 1 rank (1.0 GB, 2.5 CPUs), host of 2 ranks (1.0 GB, 4 CPUs, H100); speeds: presets",
+        "planned for 2 × host of 1 rank (1.0 GiB, 2.5 CPUs), host of 2 ranks (1.0 GiB, 4 CPUs, H100); speeds: presets",
         "vectors: one",
     ]
 

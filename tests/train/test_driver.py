@@ -21,7 +21,7 @@ from rich.console import Console
 from rayrec.train.driver import signals as signals_module
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.failures import failure_reason, too_often
-from rayrec.train.driver.plan_table import bytes_text, plan_table
+from rayrec.train.driver.plan_table import plan_table
 from rayrec.train.driver.recorder import Lines, Recorder
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted
@@ -72,7 +72,7 @@ def test_a_recovery_is_told_once_with_its_reason(tmp_path: Path) -> None:
     again = "worker group failed at step 20 (worker 0 was lost); restarted, started again at step 0"
     assert [line["message"] for line in lines if line["kind"] == "event"] == [message, again]
     assert message in text
-    assert (recorder.recoveries, recorder.last_reason) == (2, None)
+    assert (recorder.recoveries, recorder.reasons) == (2, [])
     assert [(line["kind"], line["attempt"]) for line in lines] == [
         ("train", 1), ("event", 2), ("train", 2), ("event", 3)
     ]  # fmt: skip
@@ -90,7 +90,7 @@ def test_the_first_fatal_record_counts_and_no_attempt_after_it(tmp_path: Path) -
     assert box.take() == []
     fatal = [{"kind": "fatal", "rank": rank, "error": text} for rank, text in ((1, "first"), (0, "second"))]
     (tmp_path / "metrics.jsonl").touch()
-    assert recorded(tmp_path, fatal)[0].fatal == "first"
+    assert recorded(tmp_path, fatal)[0].course.fatal == "first"
 
 
 def test_lines_stay_whole_where_the_disk_is_full_or_a_driver_was_killed(tmp_path: Path) -> None:
@@ -174,12 +174,6 @@ def test_the_plan_table_counts_what_it_leaves_out() -> None:
     for part in ("table 2", "900 × 8", "2 of 500 × 8", "0–2, 5", "and 4 more tables"):
         assert part in text
     assert "table 3" not in text
-
-
-def test_bytes_for_people() -> None:
-    assert [bytes_text(n) for n in (0, 999, 1500, 2.5e6, 3e9, 4e15)] == [
-        "0 B", "999 B", "1.5 kB", "2.5 MB", "3.0 GB", "4000.0 TB"
-    ]  # fmt: skip
 
 
 def test_reasons_name_lost_workers_before_those_that_lost_them() -> None:

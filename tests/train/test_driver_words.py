@@ -19,7 +19,7 @@ from rayrec.train.driver.plan_table import plan_table
 from rayrec.train.driver.recorder import Recorder, reporting_errors
 from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
 from rayrec.train.run.folder import RunFolder, newest_checkpoint
-from rayrec.train.run.log import Record
+from rayrec.train.run.log import Course, Record
 from rayrec.train.run.mirror import FILES, Mirror
 from tests.train.small import Heard
 from tests.train.test_driver import EVAL, TRAIN, recorded
@@ -61,7 +61,8 @@ def test_each_start_after_the_first_says_why_and_where_it_goes_on(tmp_path: Path
         ("recovered", 6, f"worker group failed at step 6 (worker 0 was lost); restarted, {resumed}"),
         ("resumed", 8, "resumed from the checkpoint of step 8"),
     ]
-    assert (recorder.recoveries, recorder.world_size, recorder.step, recorder.attempt) == (2, 2, 8, 5)
+    course = recorder.course
+    assert (recorder.recoveries, course.world_size, course.step, course.attempt) == (2, 2, 8, 5)
 
 
 def test_a_run_that_is_taken_up_again_says_where(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_the_recorder_remembers_how_it_went(tmp_path: Path) -> None:
     saved: list[int] = []
     recorder = Recorder(RunFolder(tmp_path), Display(Console(file=io.StringIO())), lambda: saved.append(1))
     sink = Heard(recorder)
-    assert (recorder.step, recorder.attempt, recorder.world_size, recorder.recoveries) == (0, 0, 0, 0)
+    assert (recorder.course, recorder.recoveries) == (Course(), 0)
     for record in (
         {"kind": "progress", "step": 17, "epoch": 0, "epochs": 1, "total_steps": 40},
         {**TRAIN, "step": 12},
@@ -90,9 +91,9 @@ def test_the_recorder_remembers_how_it_went(tmp_path: Path) -> None:
         {"kind": "done", "outcome": {"steps": 3}},
     ):
         sink.put(record)
-    assert (recorder.step, saved, recorder.last_reason) == (17, [1], "b; a")
-    assert recorder.stopped == "stopped at step 12"
-    assert recorder.done is not None and recorder.done["outcome"] == {"steps": 3}
+    assert (recorder.course.step, saved, recorder.reasons) == (17, [1], ["b", "a", "b"])
+    assert recorder.course.stopped == "stopped at step 12"
+    assert recorder.course.done is not None and recorder.course.done["outcome"] == {"steps": 3}
     recorder.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["train", "event", "event"]
@@ -116,8 +117,15 @@ def test_curves_have_the_figures_of_each_label_at_their_steps(tmp_path: Path) ->
         "train/auc": (3, 70.0, 0.0),
         "train/samples_per_second": (3, 70.0, 1234.5),
         "train/data_wait_fraction": (3, 70.0, 0.1),
-        "train/buy/auc": (3, 70.0, 0.25),
-        "train/like/ne": (3, 70.0, 0.5),
+        "train/tasks/buy/auc": (3, 70.0, 0.25),
+        "train/tasks/like/ne": (3, 70.0, 0.5),
+        "train/tasks/like/other": (3, 70.0, 1.0),
+        "train/epoch": (3, 70.0, 0.0),
+        "train/samples": (3, 70.0, 64.0),
+        "train/lr/dense": (3, 70.0, 0.1),
+        "train/lr/sparse": (3, 70.0, 0.1),
+        "eval/epoch": (4, 80.0, 0.0),
+        "eval/samples": (4, 80.0, 10.0),
         "eval/auc": (4, 80.0, 0.75),
         "eval/ne": (4, 80.0, 0.8),
         "eval/logloss": (4, 80.0, 0.6),

@@ -96,8 +96,8 @@ class Month:
     def hear(self) -> None:
         for record in self.mailbox.take():
             self.recorder(record)
-        if self.recorder.fatal is not None:
-            raise Ended(self.recorder.fatal)
+        if self.recorder.course.fatal is not None:
+            raise Ended(self.recorder.course.fatal)
 
     def train(self, seconds: float) -> None:
         """Train, with a checkpoint every 15 minutes."""
@@ -165,8 +165,8 @@ def node_lost(run: Month, draw: random.Random) -> None:
 def node_announced(run: Month, draw: random.Random) -> None:
     """A spot node is taken back in two minutes: a checkpoint, and the others go on with the next node."""
     node = draw.choice(run.nodes)
-    reason = run.notices.leave(run.attempts, run.recorder.nodes, {node, "elsewhere"})
-    assert reason is not None and run.notices.leave(run.attempts, run.recorder.nodes, {node}) is None
+    reason = run.notices.leave(run.attempts, run.recorder.course.nodes, {node, "elsewhere"})
+    assert reason is not None and run.notices.leave(run.attempts, run.recorder.course.nodes, {node}) is None
     run.mailbox.ask_restart(reason)
     run.save()
     run.reporter.after_exception(None, {0: RuntimeError("stopped to start again")})
@@ -251,7 +251,7 @@ def test_a_month_of_faults_ends_no_run(tmp_path: Path, clock: Clock) -> None:
         met[fault.__name__] += 1
         fault(run, draw)
     assert set(met) == {fault.__name__ for fault in FAULTS} and met.total() == EVENTS
-    assert run.recorder.fatal is None and run.recorder.attempt == run.attempts
+    assert run.recorder.course.fatal is None and run.recorder.course.attempt == run.attempts
     assert run.recorder.recoveries > EVENTS / 3 and run.clock.now - 1e9 > MONTH_S
 
 

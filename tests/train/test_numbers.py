@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.data import DataError
-from rayrec.metrics import LabelMetrics, NumberMetrics
+from rayrec.metrics import LabelMetrics
 from rayrec.models import Batch
 from rayrec.models.loss import Head
 from rayrec.train import TrainError
@@ -166,7 +166,7 @@ def test_figures_of_numbers_are_exact_over_ranks() -> None:
         }  # fmt: skip
         assert found[0]["tasks"][name] == pytest.approx(wanted)
     assert found[0]["mse"] == found[0]["tasks"]["a"]["mse"] and "auc" in found[0]["tasks"]["b"]
-    empty = NumberMetrics().compute()
+    empty = LabelMetrics(["number"]).compute()
     assert empty["samples"] == 0 and all(value is None for name, value in empty.items() if name != "samples")
 
 

@@ -35,7 +35,7 @@ from rayrec.train.driver.failures import END_WAIT, failure_reporter
 from rayrec.train.driver.launch import run_job
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand
-from rayrec.train.run.log import ActorSink, Mailbox, Record
+from rayrec.train.run.log import Mailbox, Record, sink_to
 from rayrec.train.worker.session import Job
 from rayrec.train.worker.start import start_worker
 from tests.ranks import on_ranks
@@ -142,7 +142,7 @@ def test_workers_that_end_to_be_more_have_not_failed(pretended: PretendedRay) ->
 
 def test_a_sink_of_an_actor_is_its_mailbox(pretended: PretendedRay) -> None:
     box = Mailbox(2)
-    sink = ActorSink(Actor(box))
+    sink = sink_to(Actor(box))
     assert sink.begin(leader=True) is False and sink.failed_ranks() == 0
     assert sink.stop_requested() is False and sink.restart_reason() is None
     sink.put({"kind": "a"})
@@ -396,7 +396,7 @@ class Run:
 
         monkeypatch.setattr(TorchTrainer, "fit", fit)
         try:
-            return run_job(self.job, self.recorder, self.display, attempts_before=4)
+            return run_job(self.job, self.recorder.course, self.recorder, self.display, attempts_before=4)
         finally:
             self.recorder.close()
 
@@ -415,7 +415,7 @@ def test_a_run_on_ray_asks_for_its_workers_and_hears_their_outcome(
     ((actor, options),) = pretended.actors
     assert (options["num_cpus"], options["max_restarts"], options["max_task_retries"]) == (0, -1, -1)
     assert options["scheduling_strategy"].node_id == "0" * 56 and options["scheduling_strategy"].soft is False
-    assert pretended.killed == [actor] and run.recorder.attempt == 5
+    assert pretended.killed == [actor] and run.recorder.course.attempt == 5
     assert pretended.gauges["rayrec_workers"] == (2.0, "small")
     assert run.lines() == ["starting 2 workers (1 CPU each) on the Ray …"]
     (made,) = run.trainers

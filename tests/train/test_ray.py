@@ -289,18 +289,18 @@ def test_a_lost_worker_counts_more_than_errors_of_the_others(tmp_path: Path, mon
     reporter = failure_reporter(mailbox, max_failures=2)
     report(1)
     hear()
-    assert recorder.fatal == "bad row on rank 1"
+    assert recorder.course.fatal == "bad row on rank 1"
     reporter.after_exception(None, {0: RayActorError(), 1: ValueError("bad row on rank 1")})
     report(2)  # of the same group, a little later
     hear()
-    assert recorder.fatal is None and recorder.last_reason is not None and "worker 0 was lost" in recorder.last_reason
+    assert recorder.course.fatal is None and "worker 0 was lost" in recorder.reasons[-1]
     assert ray.get(mailbox.begin.remote(True)) is False  # the next attempt trains
 
     report(1)  # the error comes again, and without a death it ends the run
     with pytest.raises(TrainError, match="bad row"):
         reporter.after_exception(None, {1: ValueError("bad row on rank 1")})
     hear()
-    assert recorder.fatal == "bad row on rank 1" and ray.get(mailbox.begin.remote(False)) is True
+    assert recorder.course.fatal == "bad row on rank 1" and ray.get(mailbox.begin.remote(False)) is True
     with pytest.raises(TrainError, match="worker 1 was lost"):  # it had reported, and then ended itself (`watch.py`)
         reporter.after_exception(None, {1: RayActorError()})
 
@@ -309,7 +309,7 @@ def test_a_lost_worker_counts_more_than_errors_of_the_others(tmp_path: Path, mon
     with pytest.raises(TrainError, match=r"max_failures=2"):
         reporter.after_exception(None, {0: RayActorError()})
     hear()
-    assert recorder.fatal is not None and "failed 3 times" in recorder.fatal
+    assert recorder.course.fatal is not None and "failed 3 times" in recorder.course.fatal
     ray.kill(mailbox)
 
 

@@ -19,7 +19,7 @@ from rayrec.distributed.plan.cuts import by_cols, by_rows, everywhere, whole
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ParameterSharding, Shard
 from rayrec.train.report import write_report
-from rayrec.train.report.plan import memory_section, plan_section, rank_text, time_section
+from rayrec.train.report.plan import memory_section, plan_section, time_section
 from rayrec.train.report.run import history, read_run
 from rayrec.train.report.svg import Chart, Mark, moving_average, svg_chart, thin, ticks
 from rayrec.train.run.runs import compare_table, find_runs, list_table
@@ -320,4 +320,4 @@ def test_large_plans_are_cut_short() -> None:
     assert "and 10 smaller tables" in section and "and 36 more ranks" in section
     assert "and 6 more ranks" in memory_section([{"rank": r, "weights_bytes": r} for r in range(70)])
     assert "busiest rank: 1.50 × the mean" in time_section([{"rank": 0, "ids_s": 0.003}, {"rank": 1, "ids_s": 0.001}])
-    assert memory_section([{"rank": 0}]) and rank_text([0, 1, 2]) == "0–2" and rank_text([0, 2]) == "0, 2"
+    assert memory_section([{"rank": 0}])

@@ -169,7 +169,8 @@ def test_what_another_attempt_might_mend_is_told_where_there_is_none(folder: Pat
     job.files.create()
     display = Display(Console(quiet=True))
     with pytest.raises(TrainError, match=r"^OSError: disk is away$"):
-        run_job(job, Recorder(job.files, display), display, attempts_before=0)
+        recorder = Recorder(job.files, display)
+        run_job(job, recorder.course, recorder, display, attempts_before=0)
 
 
 def test_a_run_of_one_step_is_evaluated(tmp_path: Path) -> None:
@@ -225,5 +226,6 @@ def test_a_run_in_this_process_says_that_it_leaves_a_gpu(
     done: Record = {"kind": "done", "outcome": {}}
     monkeypatch.setattr("rayrec.train.worker.entry.work_alone", lambda job, sink: sink.put(done))
     display = Display(Console(file=out, width=200))
-    assert run_job(job, Recorder(job.files, display), display, 0) == {}
+    recorder = Recorder(job.files, display)
+    assert run_job(job, recorder.course, recorder, display, 0) == {}
     assert ("this machine has a GPU: trainer.num_workers=1 trains on it" in out.getvalue()) == says

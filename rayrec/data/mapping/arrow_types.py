@@ -1,12 +1,16 @@
-"""Questions about Arrow types that pyarrow answers in several calls, and newer layouts in older ones."""
+"""Questions about Arrow types and arrays that pyarrow answers in several calls, and newer layouts in older ones."""
 
 from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
+
+UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -138,3 +142,40 @@ def from_list_view(array: pa.ListViewArray | pa.LargeListViewArray) -> pa.Array:
     offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
     mask = array.is_null() if array.null_count else None
     return pa.LargeListArray.from_arrays(offsets, array.flatten(), mask=mask)
+
+
+def nulls_of(array: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """Which values are null; None where none is."""
+    return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+
+
+def decoded(array: pa.Array) -> pa.Array:
+    """Without a dictionary."""
+    return array.dictionary_decode() if pat.is_dictionary(array.type) else array
+
+
+def plain_numbers(array: pa.Array) -> pa.Array:
+    """The same numbers as integers or floats."""
+    array = decoded(array)
+    if pat.is_boolean(array.type):
+        return pc.cast(array, pa.uint8())
+    return pc.cast(array, pa.float64(), safe=False) if pat.is_decimal(array.type) else array
+
+
+def floats_of(array: pa.Array) -> npt.NDArray[np.float64]:
+    """Numbers and booleans of any layout; NaN for a null."""
+    found: npt.NDArray[np.float64] = pc.cast(plain_numbers(array), pa.float64(), safe=False).to_numpy(
+        zero_copy_only=False
+    )
+    return found
+
+
+def seconds_of(times: pa.Array, unit: str) -> npt.NDArray[np.int64]:
+    """Whole seconds since 1970, rounded down, of timestamps, dates, or integers of that unit; -1 for a null."""
+    times = decoded(times)
+    if pat.is_date(times.type):
+        times = times.cast(pa.timestamp("s" if pat.is_date32(times.type) else "ms"))
+    unit = times.type.unit if pat.is_timestamp(times.type) else unit
+    numbers = pc.cast(times, pa.int64(), safe=False).fill_null(-1).to_numpy(zero_copy_only=False)
+    found: npt.NDArray[np.int64] = np.floor_divide(numbers, UNITS[unit])
+    return found

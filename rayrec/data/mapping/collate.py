@@ -5,18 +5,14 @@ Read tasks do without it, so that their processes need not load torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import torch
 
-from rayrec.data.mapping.columns import check_types
 from rayrec.data.mapping.hashing import TableRows
-from rayrec.data.mapping.map_rows import map_rows
-from rayrec.data.mapping.problems import Problems, Unplaced
 from rayrec.data.mapping.rows import Part
 from rayrec.data.mapping.schema import Schema
 from rayrec.models.batch import Batch
@@ -64,24 +60,6 @@ def _stacked(
 def empty_batch(schema: Schema) -> Batch:
     """A batch of no rows, for a rank whose part of the epoch is done."""
     return collate([], schema)
-
-
-def to_batch(table: pa.RecordBatch | pa.Table, schema: Schema, rows_of: Mapping[str, int]) -> Batch:
-    """One batch of all rows of `table`.
-
-    Args:
-        table: has the schema's columns.
-        rows_of: rows of the table that each sparse feature is looked up in.
-
-    Raises:
-        DataError: a wrong type, or the first row with a bad value.
-    """
-    check_types(schema, table.schema, "the given table")
-    problems = Problems(Unplaced())
-    rows = map_rows(table, schema, rows_of, problems)
-    if problems:
-        raise problems.error(int(problems.rows()[0]))
-    return collate([(rows, 0, len(rows))], schema)
 
 
 def _jagged(parts: Sequence[Part], schema: Schema, size: int) -> KeyedJaggedTensor:

@@ -33,20 +33,18 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind) or pat.is_boolean(kind))
 
 
-def check_types(schema: Schema, found: pa.Schema, file: str) -> None:
+def check_types(schema: Schema, found: pa.Schema, file: str, *, labelled: bool = True) -> None:
     """That a file has every column of the schema, of a type that can be mapped.
+
+    Args:
+        labelled: if False, of the features alone: the label need not be there.
 
     Raises:
         DataError: a missing column, or one of a wrong type, with file, column, found and wanted types.
     """
-    _check_present(schema.columns, found, file)
-    _check_targets(schema, found, file)
-    _check_features(schema, _with_derived(schema, found, file), file)
-
-
-def check_feature_types(schema: Schema, found: pa.Schema, file: str) -> None:
-    """As `check_types`, of the features alone: the label need not be there."""
-    _check_present(schema.feature_columns, found, file)
+    _check_present(schema.columns if labelled else schema.feature_columns, found, file)
+    if labelled:
+        _check_targets(schema, found, file)
     _check_features(schema, _with_derived(schema, found, file), file)
 
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.data.mapping.arrow_types import plain_numbers
 from rayrec.data.mapping.buffers import empty
 from rayrec.data.mapping.lists import unnest
 from rayrec.data.mapping.problems import Problems
@@ -57,26 +58,12 @@ def _numbers(array: pa.Array, feature: DenseFeature, problems: Problems) -> Floa
     if array.null_count:
         if feature.default is None:
             where = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) // feature.width
-            problems.add(
-                where,
-                feature.column,
-                lambda _: f"dense feature {feature.name!r} is null",
-                lambda _: None,
-                f"fill the nulls, or set `default: <number>` for feature {feature.name!r}",
-            )
+            fix = f"fill the nulls, or set `default: <number>` for feature {feature.name!r}"
+            problems.add(where, feature.column, f"dense feature {feature.name!r} is null", fix)
         array = pc.cast(array, pa.float64(), safe=False).fill_null(feature.default or 0.0)
     values = array.to_numpy(zero_copy_only=False)
     # Integers (timestamps, counts) may need more digits than float32 has until they are scaled.
     return values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)
-
-
-def plain_numbers(array: pa.Array) -> pa.Array:
-    """The same numbers as integers or floats."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_boolean(array.type):
-        return pc.cast(array, pa.uint8())
-    return pc.cast(array, pa.float64(), safe=False) if pa.types.is_decimal(array.type) else array
 
 
 def _leaf(array: pa.Array, feature: DenseFeature, problems: Problems) -> pa.Array:
@@ -88,14 +75,9 @@ def _leaf(array: pa.Array, feature: DenseFeature, problems: Problems) -> pa.Arra
         return lists.leaf
     filled = feature.default is not None and lists.nulls is not None
     wrong = bad[~lists.nulls[bad]] if filled and lists.nulls is not None else bad
-    if len(wrong):
-        problems.add(
-            wrong,
-            feature.column,
-            lambda _: f"dense feature {feature.name!r} must be a list of {feature.width} numbers",
-            lambda k: f"a list of {lengths[wrong[k]]}",
-            "make all lists of one length, or correct the feature's width",
-        )
+    problem = f"dense feature {feature.name!r} must be a list of {feature.width} numbers"
+    fix = "make all lists of one length, or correct the feature's width"
+    problems.add(wrong, feature.column, problem, fix, lambda k: f"a list of {lengths[wrong[k]]}")
     whole = lengths == feature.width
     index = np.full((len(lengths), feature.width), -1, dtype=np.int64)
     index[whole] = np.flatnonzero(np.repeat(whole, lengths)).reshape(-1, feature.width)
@@ -148,8 +130,7 @@ def _report(features: Sequence[DenseFeature], columns: Mapping[str, pa.Array], o
         part = out[:, at : at + feature.width]
         at += feature.width
         bad = np.flatnonzero(~np.isfinite(part).all(axis=1))
-        if len(bad):
-            _report_one(feature, columns[feature.column], part[bad], bad, problems)
+        _report_one(feature, columns[feature.column], part[bad], bad, problems)
 
 
 def _report_one(
@@ -162,12 +143,7 @@ def _report_one(
         became = str(found[k, 0] if feature.width == 1 else found[k].tolist())
         return given if became == given else f"{given}, {became} after {steps or 'the cast to float32'}"
 
-    logs = any(isinstance(transform, Log1p) for transform in feature.transforms)
-    fix = "; log1p needs numbers above -1: put {kind: clip, lowest: 0.0} before it" if logs else ""
-    problems.add(
-        bad,
-        feature.column,
-        lambda _: f"dense feature {feature.name!r} is not a finite float32",
-        value,
-        f"clean the column; a null can be given a `default`, a range can be cut with a `clip` among transforms{fix}",
-    )
+    fix = "clean the column; a null can be given a `default`, a range can be cut with a `clip` among transforms"
+    if any(isinstance(transform, Log1p) for transform in feature.transforms):
+        fix += "; log1p needs numbers above -1: put {kind: clip, lowest: 0.0} before it"
+    problems.add(bad, feature.column, f"dense feature {feature.name!r} is not a finite float32", fix, value)

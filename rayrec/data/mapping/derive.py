@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from rayrec.data.errors import DataError
-from rayrec.data.mapping.arrow_types import is_list
-from rayrec.data.mapping.dense import buckets_of, plain_numbers
+from rayrec.data.mapping.arrow_types import decoded, floats_of, is_list, is_text, nulls_of, plain_numbers
+from rayrec.data.mapping.dense import buckets_of
 from rayrec.data.mapping.derived import (
     Age,
     Buckets,
@@ -39,7 +39,7 @@ from rayrec.data.mapping.derived import (
 from rayrec.data.mapping.expressions import compute
 from rayrec.data.mapping.list_columns import cross, lookup, overlap, pairs, relisted, tokens
 from rayrec.data.mapping.lists import row_of, unnest
-from rayrec.data.mapping.problems import Problems, Unplaced
+from rayrec.data.mapping.problems import Problems
 
 I64 = npt.NDArray[np.int64]
 
@@ -51,6 +51,7 @@ _PARTS: dict[str, Callable[[I64], I64]] = {  # of microseconds of local time sin
     "day": lambda us: pc.day(pa.array(us, pa.timestamp("us"))).to_numpy(),
     "month": lambda us: pc.month(pa.array(us, pa.timestamp("us"))).to_numpy(),
 }
+_CLEAN = "clean the column: a null is taken as the feature says"
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 
 
@@ -78,7 +79,7 @@ def derive(specs: Sequence[Derived], columns: Mapping[str, pa.Array], problems: 
 def derived_types(specs: Sequence[Derived], types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     """The types of the columns with the derived ones, found by making them of no rows; raises as `derive`."""
     empty = {name: pa.nulls(0, kind) for name, kind in types.items()}
-    return {name: array.type for name, array in derive(specs, empty, Problems(Unplaced())).items()}
+    return {name: array.type for name, array in derive(specs, empty, Problems()).items()}
 
 
 def _elements(array: pa.Array, function: Callable[[pa.Array, Callable[[I64], I64]], pa.Array]) -> pa.Array:
@@ -95,34 +96,15 @@ def _buckets(spec: Buckets, arrays: list[pa.Array], problems: Problems) -> pa.Ar
     edges = np.asarray(spec.edges)
 
     def made(array: pa.Array, rows: Callable[[I64], I64]) -> pa.Array:
-        array, numbers = as_floats(array)
-        buckets = buckets_of(numbers, edges)
-        if not array.null_count and not np.isnan(numbers).any():
-            return pa.array(buckets)
-        nulls = array.is_null().to_numpy(zero_copy_only=False)
-        bad = np.flatnonzero(np.isnan(numbers) & ~nulls)
-        if len(bad):
-            _report(problems, rows(bad), spec.column, f"derived column {spec.name!r}: NaN is in no bucket", "nan")
-        nulls[bad] = True
-        return pa.array(buckets, mask=nulls)
+        numbers, nulls = floats_of(array), nulls_of(array)
+        none = np.isnan(numbers)
+        bad = np.flatnonzero(none if nulls is None else none & ~nulls)
+        problems.add(
+            rows(bad), spec.column, f"derived column {spec.name!r}: NaN is in no bucket", _CLEAN, lambda _: "nan"
+        )
+        return pa.array(buckets_of(numbers, edges), mask=none if none.any() else None)
 
     return _elements(arrays[0], made)
-
-
-def as_floats(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.floating]]:
-    """Numbers as they came, and as floats, NaN where they are null."""
-    array = pc.cast(plain_numbers(array), pa.float64(), safe=False)
-    return array, array.to_numpy(zero_copy_only=False)
-
-
-def _report(problems: Problems, rows: I64, column: str, problem: str, value: str | Callable[[int], str]) -> None:
-    problems.add(
-        rows,
-        column,
-        lambda _: problem,
-        lambda k: value if isinstance(value, str) else value(k),
-        "clean the column: a null is taken as the feature says",
-    )
 
 
 def _missing(_: Missing, arrays: list[pa.Array], __: Problems) -> pa.Array:
@@ -133,8 +115,7 @@ def _missing(_: Missing, arrays: list[pa.Array], __: Problems) -> pa.Array:
 
 def _instants(array: pa.Array, unit: str) -> pa.Array:
     """Times as microseconds since 1970 (UTC)."""
-    if pat.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = decoded(array)
     if pat.is_null(array.type) or pat.is_integer(array.type):
         array = array.cast(pa.int64()).cast(pa.timestamp(unit))
     elif not (pat.is_timestamp(array.type) or pat.is_date(array.type)):
@@ -148,8 +129,7 @@ def _time_part(spec: TimePart, arrays: list[pa.Array], _: Problems) -> pa.Array:
         if spec.zone != "UTC":
             times = pc.local_timestamp(times.cast(pa.timestamp("us", spec.zone)))
         numbers = _PARTS[spec.part](times.cast(pa.int64()).fill_null(0).to_numpy())
-        nulls = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-        return pa.array(numbers.astype(np.int64, copy=False), mask=nulls)
+        return pa.array(numbers.astype(np.int64, copy=False), mask=nulls_of(array))
 
     return _elements(arrays[0], made)
 
@@ -169,7 +149,7 @@ def _age(spec: Age, arrays: list[pa.Array], problems: Problems) -> pa.Array:
             bad = np.flatnonzero(future.fill_null(False).to_numpy(zero_copy_only=False))
             if spec.on_future == "error":
                 problem = f"derived column {spec.name!r}: the event lies after the row's time"
-                _report(problems, rows(bad), spec.column, problem, lambda k: str(events[int(bad[k])]))
+                problems.add(rows(bad), spec.column, problem, _CLEAN, lambda k: str(events[int(bad[k])]))
             age = pc.if_else(future, None, age)
         return pc.divide(age.cast(pa.float64(), safe=False), each)
 
@@ -178,13 +158,13 @@ def _age(spec: Age, arrays: list[pa.Array], problems: Problems) -> pa.Array:
 
 def _expression(spec: Expression, arrays: list[pa.Array], _: Problems) -> pa.Array:
     rows = len(arrays[0])
-    numbers = [array if _is_word(array) else as_floats(array)[0] for array in arrays]
+    words = [is_text(array.type) or pat.is_boolean(array.type) for array in arrays]
+    numbers = (
+        array if word else pc.cast(plain_numbers(array), pa.float64(), safe=False)
+        for array, word in zip(arrays, words, strict=True)
+    )
     found = compute(spec.expression, dict(zip(spec.inputs, numbers, strict=True)))
     return found if len(found) == rows else pa.array([], found.type)
-
-
-def _is_word(array: pa.Array) -> bool:
-    return bool(pat.is_string(array.type) or pat.is_large_string(array.type) or pat.is_boolean(array.type))
 
 
 def _custom(spec: Custom, arrays: list[pa.Array], _: Problems) -> pa.Array:

@@ -32,7 +32,8 @@ class _Derived(Strict):
     @property
     def inputs(self) -> list[str]:
         """The columns that it is made of."""
-        return [self.column]  # type: ignore[attr-defined]
+        given = [getattr(self, field, None) for field in ("column", "columns", "at", "key")]
+        return [name for one in given if one is not None for name in ([one] if isinstance(one, str) else one)]
 
 
 class Buckets(_Derived):
@@ -91,10 +92,6 @@ class Cross(_Derived):
     kind: Literal["cross"]
     columns: list[str] = Field(min_length=2)
 
-    @property
-    def inputs(self) -> list[str]:
-        return self.columns
-
 
 class TimePart(_Derived):
     """A part of a time in a zone, an integer: hour 0 to 23, weekday 0 (Monday) to 6, day of the month, month, minute.
@@ -137,10 +134,6 @@ class Age(_Derived):
     unit: Unit = "s"
     on_future: Literal["error", "zero", "null"] = "error"
 
-    @property
-    def inputs(self) -> list[str]:
-        return [self.column, self.at]
-
 
 class Lookup(_Derived):
     """The value that a map column has for a key; null where it has none.
@@ -160,10 +153,6 @@ class Lookup(_Derived):
         if (self.key is None) == (self.value is None):
             raise ValueError(f"derived column {self.name!r}: give `key` (a column) or `value`, one of them")
         return self
-
-    @property
-    def inputs(self) -> list[str]:
-        return [self.column] + ([self.key] if self.key is not None else [])
 
 
 class Expression(_Derived):
@@ -216,10 +205,6 @@ class Overlap(_Derived):
     columns: list[str] = Field(min_length=2, max_length=2)
     measure: Literal["count", "ratio", "any"] = "count"
 
-    @property
-    def inputs(self) -> list[str]:
-        return self.columns
-
 
 class Pairs(_Derived):
     """A map column's keys as ids with its values as weights, for `kind: weighted_id_list`."""
@@ -239,10 +224,6 @@ class Custom(_Derived):
     kind: Literal["custom"]
     columns: list[str] = Field(min_length=1)
     function: str = Field(pattern=r"^[\w.]+:\w+$")
-
-    @property
-    def inputs(self) -> list[str]:
-        return self.columns
 
 
 Derived = Annotated[

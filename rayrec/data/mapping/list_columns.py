@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.mapping.arrow_types import is_list, is_text
+from rayrec.data.mapping.arrow_types import decoded, is_list, is_text, nulls_of
 from rayrec.data.mapping.derived import Cross, Lookup, Overlap, Pairs, Tokens
 from rayrec.data.mapping.hashing import hash_texts, mix64_array, seed_of
 from rayrec.data.mapping.lists import Lists, filtered_offsets, offsets_of, row_of, unnest
@@ -36,81 +38,76 @@ def _hashes(array: pa.Array) -> U64:
         return distinct[codes] if len(distinct) else np.zeros(len(codes), np.uint64)
     if is_text(array.type):
         return hash_texts(array.fill_null("" if not pat.is_large_binary(array.type) else b""))
+    return mix64_array(_integers(array), 0)
+
+
+def _integers(array: pa.Array) -> I64:
+    """The 64 bits of integers; 0 of a null."""
     if not (pat.is_integer(array.type) or pat.is_boolean(array.type) or pat.is_null(array.type)):
         raise TypeError(f"ids are integers or texts, not {array.type}; make buckets of numbers first")
     kind = pa.uint64() if pat.is_uint64(array.type) else pa.int64()
-    numbers = pc.cast(array, kind).fill_null(0).to_numpy(zero_copy_only=False)
-    return mix64_array(numbers, 0)
+    numbers: I64 = pc.cast(array, kind).fill_null(0).to_numpy(zero_copy_only=False).view(np.int64)
+    return numbers
 
 
 def _nulls(array: pa.Array) -> Bools | None:
-    if pat.is_dictionary(array.type) and array.dictionary.null_count:
-        array = array.dictionary_decode()
-    return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+    return nulls_of(decoded(array) if pat.is_dictionary(array.type) and array.dictionary.null_count else array)
 
 
 def cross(spec: Cross, arrays: list[pa.Array], _: Problems) -> pa.Array:
     """Every column's ids are hashed with a seed of its place, and combined by XOR."""
-    state = _Crossed.of(arrays[0], 0)
-    for place, array in enumerate(arrays[1:], 1):
-        state = state.with_column(_Crossed.of(array, place))
+    state, *others = (_Hashed.of(array, place) for place, array in enumerate(arrays))
+    for other in others:
+        state = state.with_column(other)
     values = pa.array(state.values.view(np.int64), mask=state.nulls)
     if state.offsets is None:
         return values
-    return relisted(Lists(values, state.offsets, state.null_lists), values)
+    return relisted(Lists(values, state.offsets, state.null_rows), values)
 
 
-class _Crossed:
-    """Hashes of some columns' combinations; `offsets` where they are lists."""
+@dataclass(frozen=True, slots=True)
+class _Hashed:
+    """Hashes of some columns' combinations.
 
-    def __init__(self, values: U64, nulls: Bools | None, offsets: I64 | None, null_lists: Bools | None) -> None:
-        self.values, self.nulls, self.offsets, self.null_lists = values, nulls, offsets, null_lists
+    Args:
+        nulls: which of the values are null.
+        offsets: of the rows' values, where these are lists.
+        null_rows: which rows are null.
+    """
+
+    values: U64
+    nulls: Bools | None
+    offsets: I64 | None
+    null_rows: Bools | None
 
     @classmethod
-    def of(cls, array: pa.Array, place: int) -> _Crossed:
+    def of(cls, array: pa.Array, place: int) -> _Hashed:
         lists = unnest(array) if is_list(array.type) else None
         leaf = array if lists is None else lists.leaf
-        values = mix64_array(_hashes(leaf), seed_of(_CROSSES, place))
-        nulls = _nulls(leaf)
-        return cls(values, nulls, None, None) if lists is None else cls(values, nulls, lists.offsets, lists.nulls)
+        values, nulls = mix64_array(_hashes(leaf), seed_of(_CROSSES, place)), _nulls(leaf)
+        return cls(values, nulls, None, nulls) if lists is None else cls(values, nulls, lists.offsets, lists.nulls)
 
-    def with_column(self, other: _Crossed) -> _Crossed:
+    def with_column(self, other: _Hashed) -> _Hashed:
+        """Each value of a row with each value of the other; nothing where either row is null."""
+        null_rows = _either(self.null_rows, other.null_rows)
         if self.offsets is None and other.offsets is None:
-            return _Crossed(self.values ^ other.values, _either(self.nulls, other.nulls), None, None)
-        one, two = self._lengths(), other._lengths()
-        lengths = one * two
-        offsets = offsets_of(lengths)
-        left: slice | I64
-        right: slice | I64
-        if other.offsets is None:  # a list × one
-            left, right = slice(None), np.repeat(np.arange(len(lengths)), lengths)
-        elif self.offsets is None:
-            left, right = np.repeat(np.arange(len(lengths)), lengths), slice(None)
-        else:
-            row = np.repeat(np.arange(len(lengths)), lengths)
-            first, second = np.divmod(np.arange(len(row)) - offsets[:-1][row], two[row])
-            left, right = self.offsets[:-1][row] + first, other.offsets[:-1][row] + second
-        values = self.values[left] ^ other.values[right]
+            return _Hashed(self.values ^ other.values, null_rows, None, null_rows)
+        lengths, others = self._lengths(), other._lengths()
+        both = lengths * others if null_rows is None else np.where(null_rows, 0, lengths * others)
+        offsets, row = offsets_of(both), np.repeat(np.arange(len(both)), both)
+        first, second = np.divmod(np.arange(len(row)) - offsets[row], others[row])
+        left, right = self._starts()[row] + first, other._starts()[row] + second
         nulls = _either(_picked(self.nulls, left), _picked(other.nulls, right))
-        return _Crossed(values, nulls, offsets, _either(self._list_nulls(), other._list_nulls()))._without_null_lists()
+        return _Hashed(self.values[left] ^ other.values[right], nulls, offsets, null_rows)
 
     def _lengths(self) -> I64:
         return np.ones(len(self.values), np.int64) if self.offsets is None else np.diff(self.offsets)
 
-    def _list_nulls(self) -> Bools | None:
-        """Which rows become null lists: where a list is null, or the one id that it is crossed with."""
-        return self.nulls if self.offsets is None else self.null_lists
-
-    def _without_null_lists(self) -> _Crossed:
-        """Null lists have no elements."""
-        if self.null_lists is None or self.offsets is None:
-            return self
-        keep = np.repeat(~self.null_lists, np.diff(self.offsets))
-        offsets = filtered_offsets(self.offsets, keep)
-        return _Crossed(self.values[keep], _picked(self.nulls, keep), offsets, self.null_lists)
+    def _starts(self) -> I64:
+        return np.arange(len(self.values)) if self.offsets is None else self.offsets
 
 
-def _picked(flags: Bools | None, which: slice | I64 | Bools) -> Bools | None:
+def _picked(flags: Bools | None, which: I64) -> Bools | None:
     return None if flags is None else flags[which]
 
 
@@ -119,32 +116,50 @@ def _either(one: Bools | None, other: Bools | None) -> Bools | None:
 
 
 def overlap(spec: Overlap, arrays: list[pa.Array], _: Problems) -> pa.Array:
-    """Of different ids, found by sorting numbers made of row and id."""
-    for array in arrays:
-        if not (is_list(array.type) or pat.is_null(array.type)):
-            raise TypeError("an overlap is of two lists")
-    (ids, rows), (other_ids, other_rows) = map(_elements, arrays)
-    encoded = pc.dictionary_encode(pa.array(np.concatenate([ids, other_ids])))
-    codes, many = encoded.indices.to_numpy().astype(np.int64), max(len(encoded.dictionary), 1)
-    own, others = np.unique(rows * many + codes[: len(ids)]), np.unique(other_rows * many + codes[len(ids) :])
-    both = np.sort(np.concatenate([own, others]))
-    count = np.bincount(both[1:][both[1:] == both[:-1]] // many, minlength=len(arrays[0]))
+    """Of different ids, found by sorting numbers that are made of row, id, and which of the lists it is."""
+    kinds = {is_text(array.type.value_type) for array in arrays if is_list(array.type)}
+    if not all(is_list(array.type) or pat.is_null(array.type) for array in arrays) or len(kinds) == 2:
+        raise TypeError("an overlap is of two lists, both of texts or both of integers")
+    (ids, rows), (others, other_rows) = map(_elements, arrays)
+    codes, bits = _numbered(ids, others)
+    keys = ((np.concatenate([rows, other_rows]) << bits) | codes) << 1
+    keys[len(rows) :] |= 1
+    keys.sort()
+    keys = keys[np.diff(keys, prepend=-1) != 0]
+    both = keys[1:][(keys[1:] & 1 == 1) & (np.diff(keys) == 1)]
+    count = np.bincount(both >> (bits + 1), minlength=len(arrays[0]))
     nulls = _either(_nulls(arrays[0]), _nulls(arrays[1]))
     if spec.measure == "count":
         return pa.array(count, mask=nulls)
     if spec.measure == "any":
         return pa.array((count > 0).astype(np.int64), mask=nulls)
-    return pa.array(count / np.maximum(np.bincount(own // many, minlength=len(count)), 1), mask=nulls)
+    different = np.bincount(keys[keys & 1 == 0] >> (bits + 1), minlength=len(count))
+    return pa.array(count / np.maximum(different, 1), mask=nulls)
 
 
-def _elements(array: pa.Array) -> tuple[U64, I64]:
-    """The hash and the row of every element that is not null."""
+def _elements(array: pa.Array) -> tuple[pa.Array, I64]:
+    """Every element that is not null, and its row."""
     if pat.is_null(array.type):
-        return np.empty(0, np.uint64), np.empty(0, np.int64)
+        return array.slice(0, 0), np.empty(0, np.int64)
     lists = unnest(array)
-    rows = np.repeat(np.arange(len(array)), np.diff(lists.offsets))
-    nulls = _nulls(lists.leaf)
-    return (_hashes(lists.leaf), rows) if nulls is None else (_hashes(lists.leaf)[~nulls], rows[~nulls])
+    leaf, rows = decoded(lists.leaf), np.repeat(np.arange(len(array)), np.diff(lists.offsets))
+    nulls = nulls_of(leaf)
+    return (leaf, rows) if nulls is None else (leaf.drop_null(), rows[~nulls])
+
+
+def _numbered(one: pa.Array, other: pa.Array) -> tuple[I64, int]:
+    """A number for each id of both, equal ones for equal ids, and how many bits they have: less than 32."""
+    if is_text(one.type) or is_text(other.type):
+        kind = pa.large_binary()
+        ids = pa.concat_arrays([one.cast(kind), other.cast(kind)])
+    else:
+        numbers = np.concatenate([_integers(one), _integers(other)])
+        lowest, highest = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
+        if highest - lowest < 1 << 30:
+            return numbers - lowest, (highest - lowest).bit_length()
+        ids = pa.array(numbers)
+    encoded = pc.dictionary_encode(ids)
+    return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary).bit_length()
 
 
 def _map_parts(array: pa.Array) -> tuple[Lists, pa.Array, pa.Array]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.data.mapping.arrow_types import is_list, without_views
 from rayrec.data.mapping.buffers import empty
 
 I64 = npt.NDArray[np.int64]
@@ -61,6 +62,15 @@ def unnest(array: pa.Array) -> Lists:
         return Lists(array.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0], None)
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     return Lists(array.flatten(), offsets_of(lengths), nulls)
+
+
+def ids_of(array: pa.Array) -> pa.Array:
+    """The ids of a column, those of lists one by one, without nulls."""
+    array = array.cast(without_views(array.type))
+    while is_list(array.type):
+        array = unnest(array).leaf
+    array = pc.struct_field(array, "id") if pa.types.is_struct(array.type) else array
+    return (array.dictionary_decode() if pa.types.is_dictionary(array.type) else array).drop_null()
 
 
 def offsets_of(lengths: npt.NDArray[np.integer]) -> I64:

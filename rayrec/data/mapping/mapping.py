@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.data.errors import DataError
-from rayrec.data.mapping.columns import check_feature_types, check_types
+from rayrec.data.mapping.columns import check_types
 from rayrec.data.mapping.map_rows import check_rows_of, map_rows
-from rayrec.data.mapping.problems import Problems, Unplaced
+from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Rows
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.mapping.tables import to_table
@@ -100,14 +100,19 @@ class Mapping:
 
     def _rows(self, data: Tabular) -> tuple[Rows, Problems]:
         table = to_table(data, self.schema, self.schema.columns if self.labels else self.schema.feature_columns)
-        (check_types if self.labels else check_feature_types)(self.schema, table.schema, "the given rows")
-        problems = Problems(Unplaced())
+        check_types(self.schema, table.schema, "the given rows", labelled=self.labels)
+        problems = Problems()
         return map_rows(table, self.schema, self.rows_of, problems, labelled=self.labels), problems
 
     def _batch(self, rows: Rows) -> Batch:
         from rayrec.data.mapping.collate import collate
 
         return collate([(rows, 0, len(rows))], self.schema if self.labels else self.schema.for_scoring)
+
+
+def to_batch(data: Tabular, schema: Schema, rows_of: Dict[str, int]) -> Batch:
+    """One batch of all rows, labels among them, as `Mapping.to_batch` makes it."""
+    return Mapping(schema, rows_of).to_batch(data)
 
 
 def rows_of_tables(tables: Iterable[tuple[int, Iterable[str]]]) -> dict[str, int]:

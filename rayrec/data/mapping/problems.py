@@ -9,8 +9,10 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from rayrec.data.errors import DataError
+from rayrec.data.mapping.arrow_types import nulls_of
 
 REDACTED = "(redacted)"
 
@@ -33,9 +35,9 @@ class Unplaced:
 class _Finding:
     rows: npt.NDArray[np.int64]
     column: str
-    problem: Callable[[int], str]
-    value: Callable[[int], str | None]
+    problem: str
     fix: str
+    value: Callable[[int], str | None] | None = None
     error: DataError | None = None
 
 
@@ -48,7 +50,7 @@ class Problems:
         redact: keep values out of errors.
     """
 
-    source: Source
+    source: Source = field(default_factory=Unplaced)
     redact: bool = False
     _findings: list[_Finding] = field(default_factory=list)
 
@@ -59,25 +61,30 @@ class Problems:
         self,
         rows: npt.NDArray[np.int64],
         column: str,
-        problem: Callable[[int], str],
-        value: Callable[[int], str | None],
+        problem: str,
         fix: str,
+        value: Callable[[int], str | None] | None = None,
     ) -> None:
-        """Records bad rows; `problem` and `value` are called with an index into `rows`."""
-        self._findings.append(_Finding(rows, column, problem, value, fix))
+        """Records bad rows, if there are some; `value` is called with an index into `rows`."""
+        if len(rows):
+            self._findings.append(_Finding(rows, column, problem, fix, value))
+
+    def add_nulls(self, array: pa.Array, column: str, problem: str, fix: str) -> None:
+        """Records the rows of a column that are null."""
+        if (nulls := nulls_of(array)) is not None:
+            self.add(np.flatnonzero(nulls), column, problem, fix)
 
     def add_error(self, rows: npt.NDArray[np.int64], error: DataError) -> None:
         """Notes rows that all share one reason which has its own place, as a file that cannot be read."""
-        self._findings.append(_Finding(rows, "", lambda _: "", lambda _: None, "", error))
+        self._findings.append(_Finding(rows, "", "", "", error=error))
 
     def reasons(self) -> Counter[str]:
         """How many findings there are of each kind."""
         found: Counter[str] = Counter()
         for finding in self._findings:
-            if finding.error is not None:
-                found[f"{finding.error.problem} ({finding.error.file})"] += len(finding.rows)
-            elif len(finding.rows):
-                found[finding.problem(0)] += len(finding.rows)
+            error = finding.error
+            reason = finding.problem if error is None else f"{error.problem} ({error.file})"
+            found[reason] += len(finding.rows)
         return found
 
     def rows(self) -> npt.NDArray[np.int64]:
@@ -90,13 +97,6 @@ class Problems:
         if finding.error is not None:
             return finding.error
         index = int(np.flatnonzero(finding.rows == row)[0])
-        file, row_group, file_row = self.source.locate(row)
-        return DataError(
-            finding.problem(index),
-            file=file,
-            row_group=row_group,
-            row=file_row,
-            column=finding.column,
-            value=REDACTED if self.redact else finding.value(index),
-            fix=finding.fix,
-        )
+        value = REDACTED if self.redact else finding.value(index) if finding.value else None
+        error = DataError(finding.problem, column=finding.column, value=value, fix=finding.fix)
+        return error.at(*self.source.locate(row))

@@ -12,10 +12,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field
 
-from rayrec.data.mapping.arrow_types import is_list
+from rayrec.data.mapping.arrow_types import floats_of, is_list, nulls_of, seconds_of
 from rayrec.data.mapping.lists import Lists, row_of, truncate, unnest
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids
@@ -23,8 +22,6 @@ from rayrec.data.strict import Strict
 
 I64 = npt.NDArray[np.int64]
 End = Literal["first", "last"]
-
-UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 class SequenceValues(Strict):
@@ -114,15 +111,14 @@ def check_lengths(
 
 def _compare(sequence: SequenceColumns, column: str, found: I64, wanted: I64, of: str, problems: Problems) -> None:
     bad = np.flatnonzero(found != wanted)
-    if len(bad):
-        problems.add(
-            bad,
-            column,
-            lambda _: f"sequence {sequence.name!r}: the lists have unequal lengths",
-            lambda k: f"{found[bad[k]]} in {column}, {wanted[bad[k]]} in {of}",
-            "write a value for each position in every list of the sequence, and fill null ids (`default`) rather than "
-            "leave them out",
-        )
+    problems.add(
+        bad,
+        column,
+        f"sequence {sequence.name!r}: the lists have unequal lengths",
+        "write a value for each position in every list of the sequence, and fill null ids (`default`) rather than "
+        "leave them out",
+        lambda k: f"{found[bad[k]]} in {column}, {wanted[bad[k]]} in {of}",
+    )
 
 
 def check_value_type(one: SequenceValues, found: pa.DataType) -> str | None:
@@ -138,38 +134,22 @@ def check_value_type(one: SequenceValues, found: pa.DataType) -> str | None:
 def _mapped(sequence: SequenceColumns, one: SequenceValues, array: pa.Array, problems: Problems) -> Ids:
     lists = unnest(array)
     offsets, leaf = lists.offsets, lists.leaf
-    values = _times(one, lists, problems) if one.kind == "time" else _numbers(one, lists, problems)
-    if leaf.null_count:
-        bad = row_of(offsets, np.flatnonzero(leaf.is_null().to_numpy(zero_copy_only=False)))
-        fix = "fill the nulls, or leave the event out of every list of the sequence"
-        problems.add(bad, one.column_name, lambda _: f"sequence {sequence.name!r} holds a null", lambda _: None, fix)
+    values = seconds_of(leaf, one.unit) if one.kind == "time" else _numbers(one, lists, problems)
+    if (nulls := nulls_of(leaf)) is not None:
+        bad, fix = row_of(offsets, np.flatnonzero(nulls)), "fill the nulls, or leave the event out of every list"
+        problems.add(bad, one.column_name, f"sequence {sequence.name!r} holds a null", f"{fix} of the sequence")
     if sequence.length is not None and (cut := truncate(offsets, sequence.length, sequence.keep_in_file)) is not None:
         positions, offsets = cut
         values = values[positions]
     return Ids(values, offsets)
 
 
-def _times(one: SequenceValues, lists: Lists, problems: Problems) -> I64:
-    leaf, unit = lists.leaf, one.unit
-    if pa.types.is_timestamp(leaf.type):
-        unit = leaf.type.unit
-    numbers = pc.cast(leaf, pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False)
-    seconds: I64 = np.floor_divide(numbers, UNITS[unit])
-    return seconds
-
-
 def _numbers(one: SequenceValues, lists: Lists, problems: Problems) -> npt.NDArray[np.float32]:
-    wide = pc.cast(lists.leaf, pa.float64(), safe=False).fill_null(0.0).to_numpy(zero_copy_only=False)
+    wide = floats_of(lists.leaf.fill_null(0))
     with np.errstate(over="ignore"):
         values = wide.astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(values))
-    if len(bad):
-        problems.add(
-            row_of(lists.offsets, bad),
-            one.column_name,
-            lambda _: f"list {one.name!r} holds a number that is not a finite float32",
-            lambda k: str(wide[bad[k]]),
-            "write a finite number for every position",
-        )
-        values = np.nan_to_num(values, posinf=0, neginf=0)
-    return values
+    problem = f"list {one.name!r} holds a number that is not a finite float32"
+    fix = "write a finite number for every position"
+    problems.add(row_of(lists.offsets, bad), one.column_name, problem, fix, lambda k: str(wide[bad[k]]))
+    return np.nan_to_num(values, copy=False, posinf=0, neginf=0)

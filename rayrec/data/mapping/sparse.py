@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.mapping.arrow_types import is_text
+from rayrec.data.mapping.arrow_types import decoded, floats_of, is_text, nulls_of
 from rayrec.data.mapping.hashing import TableRows, hash_rows, hash_strings, row_type, seed_of, to_rows
 from rayrec.data.mapping.id_mappings import Hash, Identity, Vocabulary
 from rayrec.data.mapping.lists import filtered_offsets, offsets_of, row_of, truncate, unnest
@@ -113,13 +113,8 @@ class _Bags:
 
     def _report_nulls(self, rows: I64, what: str) -> None:
         name = self.feature.name
-        self.problems.add(
-            rows,
-            self.feature.column,
-            lambda _: f"feature {name!r} has {what}",
-            lambda _: "null",
-            f"fill the nulls, or set `on_null: empty` or `default: <id>` for feature {name!r}",
-        )
+        fix = f"fill the nulls, or set `on_null: empty` or `default: <id>` for feature {name!r}"
+        self.problems.add(rows, self.feature.column, f"feature {name!r} has {what}", fix, lambda _: "null")
 
     def _outside(self, values: TableRows, outside: I64, keep: Bools | None) -> Bools | None:
         """Treats ids outside the table; `values` still holds them."""
@@ -139,13 +134,8 @@ class _Bags:
         if isinstance(mapping, Vocabulary):
             problem = "the id is not in its vocabulary"
             fix = "build the vocabulary from this data, or set oov_rows to at least 1"
-        self.problems.add(
-            self._row_of(outside),
-            self.feature.column,
-            lambda _: f"feature {name!r}: {problem}",
-            lambda k: str(leaf[int(outside[k])].as_py()),
-            fix,
-        )
+        rows, problem = self._row_of(outside), f"feature {name!r}: {problem}"
+        self.problems.add(rows, self.feature.column, problem, fix, lambda k: str(leaf[int(outside[k])].as_py()))
         values[outside] = 0
         return keep
 
@@ -162,7 +152,7 @@ def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[Tab
     mapping = feature.mapping
     if is_text(leaf.type):
         return _map_texts(leaf, mapping, num_rows)
-    nulls = leaf.is_null().to_numpy(zero_copy_only=False) if leaf.null_count else None
+    nulls = nulls_of(leaf)
     raw = _int64(leaf.fill_null(0) if nulls is not None else leaf)
     if isinstance(mapping, Hash):
         return hash_rows(raw, seed_of(mapping.seed), num_rows), nulls, None
@@ -208,9 +198,8 @@ def _map_texts(
 ) -> tuple[I64, Bools | None, I64 | None]:
     """As `map_leaf`, for strings: every distinct one is mapped once, except for a large vocabulary."""
     if isinstance(mapping, Vocabulary) and load_vocabulary(mapping.path).size > _FEW:
-        plain = leaf.dictionary_decode() if pa.types.is_dictionary(leaf.type) else leaf
-        absent = plain.is_null().to_numpy(zero_copy_only=False) if plain.null_count else None
-        return _with_unknown(_look_up(plain, mapping), absent, mapping)
+        plain = decoded(leaf)
+        return _with_unknown(_look_up(plain, mapping), nulls_of(plain), mapping)
     encoded = leaf if pa.types.is_dictionary(leaf.type) else pc.dictionary_encode(leaf)
     texts, indices = encoded.dictionary, encoded.indices
     if isinstance(mapping, Vocabulary):
@@ -219,9 +208,7 @@ def _map_texts(
         assert isinstance(mapping, Hash)
         distinct = to_rows(hash_strings(_bytes(texts), seed_of(mapping.seed)), num_rows)
     codes = indices.fill_null(0).to_numpy(zero_copy_only=False) if indices.null_count else indices.to_numpy()
-    nulls: Bools | None = None
-    if indices.null_count:
-        nulls = indices.is_null().to_numpy(zero_copy_only=False)
+    nulls = nulls_of(indices)
     if texts.null_count:
         empty = texts.is_null().to_numpy(zero_copy_only=False)[codes]
         nulls = empty if nulls is None else nulls | empty
@@ -255,13 +242,8 @@ def _weights_beside(feature: SparseFeature, array: pa.Array, offsets: I64, probl
     bad = np.flatnonzero(found != wanted)
     if not len(bad):
         return _weights(feature, column, lists.leaf, offsets, problems)
-    problems.add(
-        bad,
-        column,
-        lambda _: f"feature {feature.name!r} has not as many weights as ids",
-        lambda k: f"{found[bad[k]]} weights, {wanted[bad[k]]} ids",
-        "write both lists with equal lengths",
-    )
+    problem, fix = f"feature {feature.name!r} has not as many weights as ids", "write both lists with equal lengths"
+    problems.add(bad, column, problem, fix, lambda k: f"{found[bad[k]]} weights, {wanted[bad[k]]} ids")
     out = np.ones(int(offsets[-1]), dtype=np.float32)
     good = found == wanted
     kept = lists.leaf.filter(pa.array(np.repeat(good, found)))
@@ -272,21 +254,11 @@ def _weights_beside(feature: SparseFeature, array: pa.Array, offsets: I64, probl
 
 
 def _weights(feature: SparseFeature, column: str, array: pa.Array, offsets: I64, problems: Problems) -> F32:
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_boolean(array.type):
-        array = pc.cast(array, pa.uint8())
-    values = pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False)  # a null becomes NaN
     with np.errstate(all="ignore"):
-        out = values.astype(np.float32)
+        out = floats_of(array).astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(out))
-    if len(bad):
-        problems.add(
-            row_of(offsets, bad),
-            column,
-            lambda _: f"feature {feature.name!r} has a weight that is not a finite float32",
-            lambda k: str(array[int(bad[k])].as_py()),
-            "write a finite number for every weight",
-        )
-        out[bad] = 0.0
+    problem = f"feature {feature.name!r} has a weight that is not a finite float32"
+    fix = "write a finite number for every weight"
+    problems.add(row_of(offsets, bad), column, problem, fix, lambda k: str(array[int(bad[k])].as_py()))
+    out[bad] = 0.0
     return out

@@ -9,12 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.mapping.arrow_types import is_text
+from rayrec.data.mapping.arrow_types import decoded, floats_of, is_text, nulls_of, seconds_of
 from rayrec.data.mapping.hashing import hash_strings, seed_of
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Targets
 from rayrec.data.mapping.schema import Group, SampleWeight, Schema, Task, Timestamp
-from rayrec.data.mapping.sequences import UNITS
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -40,17 +39,10 @@ def unknown_targets(schema: Schema, num_rows: int) -> Targets:
 
 def _group(array: pa.Array, group: Group, problems: Problems) -> I64:
     """Integers as they are, texts as 64-bit hashes."""
-    if array.null_count:
-        problems.add(
-            np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)),
-            group.column,
-            lambda _: "the group is null",
-            lambda _: None,
-            "fill the nulls, rows that belong together with one value",
-        )
+    fix = "fill the nulls, rows that belong together with one value"
+    problems.add_nulls(array, group.column, "the group is null", fix)
     if not is_text(array.type):
-        plain = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-        numbers: I64 = pc.cast(plain, pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False)
+        numbers: I64 = pc.cast(decoded(array), pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False)
         return numbers
     encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
     texts = encoded.dictionary.cast(pa.large_binary()).fill_null(b"").to_pylist()
@@ -62,55 +54,31 @@ def _group(array: pa.Array, group: Group, problems: Problems) -> I64:
 def _seconds(columns: Mapping[str, pa.Array], timestamp: Timestamp, problems: Problems) -> I64:
     """Since 1970, rounded down."""
     array = columns[timestamp.column]
-    unit = timestamp.unit
-    if pa.types.is_date32(array.type):
-        array = array.cast(pa.timestamp("s"))
-    elif pa.types.is_date64(array.type):
-        array = array.cast(pa.timestamp("ms"))
-    if pa.types.is_timestamp(array.type):
-        unit = array.type.unit
-    elif pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    numbers = pc.cast(array, pa.int64(), safe=False).fill_null(-1).to_numpy(zero_copy_only=False)
-    seconds: I64 = np.floor_divide(numbers, UNITS[unit])
+    seconds = seconds_of(array, timestamp.unit)
     bad = np.flatnonzero((seconds < 0) | (seconds >= LATEST_S))
-    if len(bad):
-        column = columns[timestamp.column]
-        problems.add(
-            bad,
-            timestamp.column,
-            lambda _: "the timestamp must lie between 1970 and 2200",
-            lambda k: str(column[int(bad[k])]),
-            "correct the column, or the unit of its integers (schema.timestamp.unit)",
-        )
-        seconds[bad] = 0
+    problem = "the timestamp must lie between 1970 and 2200"
+    fix = "correct the column, or the unit of its integers (schema.timestamp.unit)"
+    problems.add(bad, timestamp.column, problem, fix, lambda k: str(array[int(bad[k])]))
+    seconds[bad] = 0
     return seconds
 
 
 def _weight(columns: Mapping[str, pa.Array], weight: SampleWeight, problems: Problems) -> F32:
     """The rows' weights; null, negative and infinite ones are noted in `problems`."""
     array = columns[weight.column]
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    numbers = pc.cast(array, pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):
-        values = numbers.astype(np.float32)
+        values = floats_of(array).astype(np.float32)
     bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
-    if len(bad):
-        problems.add(
-            bad,
-            weight.column,
-            lambda _: "the sample weight must be a finite number of at least 0",
-            lambda k: str(array[int(bad[k])].as_py()),
-            "remove the row or correct its weight; 0 leaves a row out of loss and figures",
-        )
-        values[bad] = 0
+    problem = "the sample weight must be a finite number of at least 0"
+    fix = "remove the row or correct its weight; 0 leaves a row out of loss and figures"
+    problems.add(bad, weight.column, problem, fix, lambda k: str(array[int(bad[k])].as_py()))
+    values[bad] = 0
     return values
 
 
 def _labels(columns: Mapping[str, pa.Array], schema: Schema, problems: Problems) -> F32:
     """[n] for one label, [n, T] for several, NaN where one was not observed; bad ones are noted in `problems`."""
-    labels = [_label(columns[task.column], task, problems) for task in schema.tasks]
+    labels = [map_label(columns[task.column], task, problems) for task in schema.tasks]
     if schema.label is not None:
         return labels[0]
     of = dict(zip((task.name for task in schema.tasks), labels, strict=True))
@@ -120,18 +88,13 @@ def _labels(columns: Mapping[str, pa.Array], schema: Schema, problems: Problems)
     return np.stack(known, axis=1).astype(np.float32, copy=False)
 
 
-def _label(array: pa.Array, task: Task, problems: Problems) -> F32:
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) if array.null_count else None
-    if nulls is not None and task.on_null == "error":
-        problems.add(
-            nulls,
-            task.column,
-            lambda _: "the label is null",
-            lambda _: None,
-            "remove the row or fill the label with 0 or 1; one of several labels may also have `on_null: ignore`",
-        )
+def map_label(array: pa.Array, task: Task, problems: Problems) -> F32:
+    """A column as a label; bad values are noted in `problems`."""
+    array = decoded(array)
+    nulls = nulls_of(array)
+    if task.on_null == "error":
+        fix = "remove the row or fill the label with 0 or 1; one of several labels may also have `on_null: ignore`"
+        problems.add_nulls(array, task.column, "the label is null", fix)
     if task.positive is not None:
         labels = _equal_label(array, task, problems)
     else:
@@ -154,55 +117,36 @@ def _equal_label(array: pa.Array, task: Task, problems: Problems) -> F32:
     positive = has(task.positive)
     if task.negative is not None:
         bad = np.flatnonzero(~(positive | has(task.negative) | array.is_null().to_numpy(zero_copy_only=False)))
-        if len(bad):
-            problems.add(
-                bad,
-                task.column,
-                lambda _: f"the label must be {task.positive!r} or {task.negative!r}",
-                lambda k: repr(array[int(bad[k])].as_py()),
-                "correct the value, or take `negative` out of the label: then all but the positive value are 0",
-            )
+        problem = f"the label must be {task.positive!r} or {task.negative!r}"
+        fix = "correct the value, or take `negative` out of the label: then all but the positive value are 0"
+        problems.add(bad, task.column, problem, fix, lambda k: repr(array[int(bad[k])].as_py()))
     return positive.astype(np.float32)
 
 
 def _large_label(array: pa.Array, task: Task, problems: Problems) -> F32:
     """1 from a number on."""
-    numbers = pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    bad = np.flatnonzero(np.isnan(numbers))
-    if len(bad):
-        fix = "remove the row or correct its label"
-        problems.add(bad, task.column, lambda _: "the label must be a number", lambda _: "nan", fix)
+    assert task.at_least is not None
+    numbers = floats_of(array)
+    bad, fix = np.flatnonzero(np.isnan(numbers)), "remove the row or correct its label"
+    problems.add(bad, task.column, "the label must be a number", fix, lambda _: "nan")
     return (numbers >= task.at_least).astype(np.float32)
 
 
 def _binary_label(array: pa.Array, task: Task, problems: Problems) -> F32:
     values = array.to_numpy(zero_copy_only=False)
     bad = np.flatnonzero((values != 0) & (values != 1))
-    if len(bad):
-        problems.add(
-            bad,
-            task.column,
-            lambda _: "the label must be 0 or 1",
-            lambda k: str(values[bad[k]]),
-            f"say what counts as 1: label: {{column: {task.column}, at_least: NUMBER}} or positive: VALUE; or predict "
-            "the number itself: `kind: number`",
-        )
+    fix = f"say what counts as 1: label: {{column: {task.column}, at_least: NUMBER}} or positive: VALUE"
+    fix += "; or predict the number itself: `kind: number`"
+    problems.add(bad, task.column, "the label must be 0 or 1", fix, lambda k: str(values[bad[k]]))
     labels: F32 = values.astype(np.float32)
     return labels
 
 
 def _number_label(array: pa.Array, task: Task, problems: Problems) -> F32:
-    numbers = pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):
-        labels: F32 = numbers.astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(labels))
-    if len(bad):
-        problems.add(
-            bad,
-            task.column,
-            lambda _: "the label must be a finite number",
-            lambda k: str(array[int(bad[k])].as_py()),
-            "remove the row or correct its label",
-        )
-        labels[bad] = 0
+        labels: F32 = floats_of(array).astype(np.float32)
+    bad, fix = np.flatnonzero(~np.isfinite(labels)), "remove the row or correct its label"
+    value = "the label must be a finite number"
+    problems.add(bad, task.column, value, fix, lambda k: str(array[int(bad[k])].as_py()))
+    labels[bad] = 0
     return labels

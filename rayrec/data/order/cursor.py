@@ -6,11 +6,13 @@ What was dealt to whom is computed again from it, by `rank_part.py`; who writes 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from rayrec.data.errors import DataError
-from rayrec.data.order.intervals import Intervals, count, union
+from rayrec.data.order.intervals import Intervals, count
 from rayrec.data.source.periods import Only
 
 CURSOR_VERSION = 3  # the order of rows is part of what it means
@@ -127,17 +129,7 @@ class Cursor:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values that `from_dict` reads."""
-        parts = [
-            {
-                "data": part.data,
-                "world_size": part.world_size,
-                "total": part.total,
-                "before": [list(interval) for interval in part.before],
-                "rows": [list(pair) for pair in part.rows],
-                "step_rows": part.step_rows,
-            }
-            for part in self.parts
-        ]
+        parts = [asdict(part) for part in self.parts]
         only = {} if self.only is None else {"only": list(self.only)}
         return {"version": CURSOR_VERSION, "epoch": self.epoch, "parts": parts, "given": self.given, **only}
 
@@ -150,23 +142,16 @@ class Cursor:
         """
         if data.get("version") != CURSOR_VERSION:
             raise ValueError(f"data cursor version {data.get('version')!r}: this rayrec reads {CURSOR_VERSION}")
+        if not {"epoch", "parts", "given"} <= data.keys():
+            raise ValueError(f"data cursor is malformed: it has {', '.join(data)}")
         try:
-            parts = tuple(
-                Progress(
-                    data=str(part["data"]),
-                    world_size=int(part["world_size"]),
-                    total=int(part["total"]),
-                    before=union((int(a), int(b)) for a, b in part["before"]),
-                    rows=tuple(sorted((int(rank), int(rows)) for rank, rows in part["rows"])),
-                    step_rows=None if part["step_rows"] is None else int(part["step_rows"]),
-                )
-                for part in data["parts"]
-            )
-            only = data.get("only")  # earlier checkpoints of progressive runs have the epoch's number alone
-            at = None if only is None else (str(only[0]), only[1])
-            return cls(epoch=int(data["epoch"]), parts=parts, given=int(data["given"]), only=at)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"data cursor is malformed: {error!r}") from error
+            return _FORM.validate_python({name: value for name, value in data.items() if name != "version"})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"data cursor is malformed: {first['loc']}: {first['msg']}") from error
+
+
+_FORM = TypeAdapter(Cursor)
 
 
 def _merged(parts: Sequence[Progress]) -> Progress:

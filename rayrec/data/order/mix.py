@@ -100,7 +100,7 @@ class Mix:
         ratio = Fraction(self.weights[number], self.weights[self.longest])
         spare = world_size * (ratio + world_size + 2)  # ranks' parts differ by rows
         needed = ceil((self.passing[self.longest] * ratio + spare) / self.passing[number])
-        uneven = leaves_out or any(part.filters for part in self.parts)
+        uneven = leaves_out or any(part.leaves_out for part in self.parts)
         return 2 * needed + 1 if uneven else needed
 
 
@@ -157,12 +157,12 @@ def batch_shares(
 def rows_that_pass(manifest: Manifest, patience: Patience) -> int:
     """Rows of a pass that meet the filters; those that cannot be read do. Read in parallel, on Ray if it runs."""
     if not manifest.filters:
-        return manifest.rows
+        return manifest.rows - manifest.deleted_rows
     wanted = {condition.column for condition in manifest.filters}
     columns = tuple((name, kind) for name, kind in manifest.columns if name in wanted)
-    windows = manifest.windows
-    firsts = range(0, len(windows), _WINDOWS_PER_TASK)
-    parts = ([slices_of(manifest, window) for window in windows[at : at + _WINDOWS_PER_TASK]] for at in firsts)
+    windows = range(len(manifest.windows))
+    some = (windows[first : first + _WINDOWS_PER_TASK] for first in windows[::_WINDOWS_PER_TASK])
+    parts = ([slices_of(manifest, number) for number in numbers] for numbers in some)
     return sum(each(partial(_passing, columns=columns, filters=manifest.filters, patience=patience), parts))
 
 
@@ -172,5 +172,5 @@ def _passing(
     count = 0
     for slices in windows:
         table, missing = read_slices(slices, columns, patience)
-        count += int(np.count_nonzero(passing(table, missing, filters)))
+        count += int(np.count_nonzero(passing(slices, table, missing, filters)))
     return count

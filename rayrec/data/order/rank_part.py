@@ -6,9 +6,11 @@ given to every worker, in an actor (`stream/shared_manifest.py`).
 
 from __future__ import annotations
 
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -135,8 +137,9 @@ def _received(slices: list[npt.NDArray[Any]], files: FileNames, *arrays: npt.NDA
 class EpochPlanner:
     """Answers what a rank reads, and keeps the last few orders and deals. For one thread at a time."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        self.manifest = manifest
+    def __init__(self, manifest: Manifest | Path) -> None:
+        """Of a manifest, or of the file in which one was pickled."""
+        self.manifest: Manifest = pickle.loads(manifest.read_bytes()) if isinstance(manifest, Path) else manifest
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
 
     def open(self, cursor: Cursor, ordering: Ordering, rank: int, world_size: int) -> RankPart:
@@ -206,7 +209,7 @@ class EpochPlanner:
     def _order(self, part: RankPart) -> EpochOrder:
         ordering, windows = part.ordering, self._manifest(part.ordering).windows
         return self._remember(
-            _order_key(part),
+            ("order", part.epoch, replace(ordering, step_rows=None)),
             lambda: EpochOrder.of(
                 windows.rows,
                 seed=ordering.seed,
@@ -256,10 +259,6 @@ def _columns(manifest: Manifest, order: EpochOrder, blocks: I64, fragments: Span
         interval_ends,
         fragments - starts[:, None],
     )
-
-
-def _order_key(part: RankPart) -> tuple[Hashable, ...]:
-    return ("order", part.epoch, replace(part.ordering, step_rows=None))
 
 
 def _deal_key(part: RankPart) -> tuple[Hashable, ...]:

@@ -52,17 +52,10 @@ class DataSet(Strict):
     def _conditions(cls, given: Any) -> Any:
         return [Condition.parse(one).to_list() for one in given] if isinstance(given, list | tuple) else given
 
-    @field_validator("index")
+    @field_validator("path", "index")
     @classmethod
-    def _no_secret_in_index(cls, given: str | None) -> str | None:
-        if given is not None and (problem := secret_in(given)) is not None:
-            raise ValueError(problem)
-        return given
-
-    @field_validator("path")
-    @classmethod
-    def _no_secret(cls, given: str | list[str]) -> str | list[str]:
-        for path in [given] if isinstance(given, str) else given:
+    def _no_secret(cls, given: str | list[str] | None) -> str | list[str] | None:
+        for path in [given] if isinstance(given, str) else given or []:
             if (problem := secret_in(path)) is not None:
                 raise ValueError(problem)
         return given

@@ -40,18 +40,13 @@ def check_size(
     if rows * a_row > MOST_BYTES:
         raise _too_large(uri, row_group, int(rows * a_row), rows)
     # Texts that a dictionary page holds once come as often as rows name them: each is as long as the page, at most.
-    times = {c.path_in_schema: rows * c.num_values / max(1, group.num_rows) for c in read if _is_text(c)}
-    doubtful = [
-        c.path_in_schema for c in read if times.get(c.path_in_schema, 0) * c.total_uncompressed_size > MOST_BYTES
-    ]
+    texts = [c for c in read if c.physical_type == "BYTE_ARRAY" and c.has_dictionary_page]
+    times = {c.path_in_schema: rows * c.num_values / max(1, group.num_rows) for c in texts}
+    doubtful = [c.path_in_schema for c in texts if times[c.path_in_schema] * c.total_uncompressed_size > MOST_BYTES]
     for path, longest in _longest(uri, row_group, doubtful).items() if doubtful else ():
         if times[path] * longest > MOST_BYTES:
             raise _too_large(uri, row_group, int(times[path] * longest), rows, path.partition(".")[0])
     return rows
-
-
-def _is_text(chunk: pq.ColumnChunkMetaData) -> bool:
-    return bool(chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page)
 
 
 def _longest(uri: str, row_group: int, paths: list[str]) -> dict[str, int]:

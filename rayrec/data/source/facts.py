@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -33,8 +34,7 @@ def check_columns(found: Partitioned, facts: pa.Table, schema: Schema, condition
     for code, one in zip(codes.tolist(), found.files, strict=True):
         kinds.setdefault((code, tuple(one.values)), one)
     columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
-    for (code, _), one in kinds.items():
-        _check_field_ids(schemas[code], columns, found.field_ids, one.file.uri)
+    schemas = [_renamed(arrow, _names_in(arrow, columns, found)) for arrow in schemas]
     arrows = [with_partitions(schemas[code], {name: found.types[name] for name in names}) for code, names in kinds]
     first = {
         name: (one.file.uri, arrow.field(name).type)
@@ -83,27 +83,28 @@ def _missing_in_some(name: str, found: Partitioned, codes: I64, schemas: Sequenc
     )
 
 
-def _check_field_ids(arrow: pa.Schema, columns: Sequence[str], wanted: Mapping[str, int], uri: str) -> None:
-    """That a file's columns are those that its table means by their names; `wanted` is empty where it has no numbers.
+def _names_in(arrow: pa.Schema, columns: Sequence[str], found: Partitioned) -> dict[str, str | None]:
+    """What a file calls those columns that have another name there; None of one that it lacks, though it has the name.
 
     Raises:
-        DataError: one was renamed, or dropped and added again.
+        DataError: the table has no such column.
     """
-    ids = {one.name: int(one.metadata[_FIELD_ID]) for one in arrow if _FIELD_ID in (one.metadata or {})}
-    for name in columns if wanted else ():
-        if name not in wanted:
-            fix = f"correct its name; the table has {', '.join(wanted)}"
+    if not found.field_ids:
+        return {name: found.physical[name] for name in columns if name in found.physical}
+    for name in columns:
+        if name not in found.field_ids:
+            fix, uri = f"correct its name; the table has {', '.join(found.field_ids)}", found.files[0].file.uri
             raise DataError(f"the table has no column {name!r} at this version", file=uri, column=name, fix=fix)
-        before = next((other for other, number in ids.items() if number == wanted[name]), name)
-        if before != name or ids.get(name, wanted[name]) != wanted[name]:
-            has = "another column" if before == name else f"another column, and the table's is {before!r} here"
-            raise DataError(
-                f"{name!r} is {has}: columns of the table were renamed, or dropped and added again, and files are read "
-                "by the names of their columns",
-                file=uri,
-                column=name,
-                fix="rewrite the table's older files (rewrite_data_files), or read a version from before the change",
-            )
+    ids = {int(one.metadata[_FIELD_ID]): one.name for one in arrow if _FIELD_ID in (one.metadata or {})}
+    there = {name: ids.get(found.field_ids[name]) for name in columns} if ids else {}
+    return {name: own for name, own in there.items() if own != name and (own is not None or name in arrow.names)}
+
+
+def _renamed(arrow: pa.Schema, names: Mapping[str, str | None]) -> pa.Schema:
+    """A file's columns as the table calls them."""
+    own = {there: name for name, there in names.items()}
+    kept = [one for one in arrow if one.name in own or one.name not in names]
+    return pa.schema([one.with_name(own.get(one.name, one.name)) for one in kept])
 
 
 def file_table(
@@ -116,13 +117,18 @@ def file_table(
         conditions: filters of rows.
     """
     which, names, folders = folders_of((one.file.uri for one in found.files), (one.values for one in found.files))
+    codes, schemas = _schemas(facts)
+    renames = [_names_in(schema, columns, found) for schema in schemas]
+    texts = [json.dumps(own) if own else None for own in renames]
     lists = _list(facts, "group_rows")
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lists.value_lengths().to_numpy(), dtype=np.int64)])
     arrays = [pa.array(which, pa.int32()), pa.array(names, pa.string())]
     arrays += [_flat(facts, name) for name in ("size_bytes", "changed_ns", "footer", "etag")]
     arrays.append(pa.array(_row_bytes(facts, columns), pa.float32()))
+    arrays.append(pa.array([one.file.deleted for one in found.files], pa.binary()))
+    arrays.append(pa.array([texts[code] for code in codes.tolist()], pa.string()))
     group_rows = lists.flatten().to_numpy().astype(np.int64)
-    left_out = _left_out(found, facts, offsets, conditions)
+    left_out = _left_out(found, facts, offsets, conditions, [renames[code] for code in codes.tolist()])
     return FileTable(tuple(folders), pa.record_batch(arrays, schema=COLUMNS), offsets, group_rows, left_out)
 
 
@@ -158,8 +164,14 @@ def _row_bytes(facts: pa.Table, columns: Sequence[str]) -> npt.NDArray[np.float6
     return total
 
 
-def _left_out(found: Partitioned, facts: pa.Table, offsets: I64, conditions: Sequence[Condition]) -> Mask:
-    """Row groups whose smallest and largest values say that no row can pass."""
+def _left_out(
+    found: Partitioned,
+    facts: pa.Table,
+    offsets: I64,
+    conditions: Sequence[Condition],
+    renames: Sequence[Mapping[str, str | None]],
+) -> Mask:
+    """Row groups whose smallest and largest values say that no row can pass; not by columns of another name."""
     out = np.zeros(offsets[-1], np.bool_)
     for condition in conditions:
         if LOW + condition.column not in facts.column_names:
@@ -167,6 +179,7 @@ def _left_out(found: Partitioned, facts: pa.Table, offsets: I64, conditions: Seq
         low, high = (_list(facts, side + condition.column).flatten() for side in (LOW, HIGH))
         if pa.types.is_null(low.type):
             continue
-        in_file = np.array([condition.column not in one.values for one in found.files])
+        name = condition.column
+        in_file = np.array([name not in {**one.values, **own} for one, own in zip(found.files, renames, strict=True)])
         out |= ~condition.may_hold(low, high) & np.repeat(in_file, np.diff(offsets))
     return out

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.source.partitions import Values
 from rayrec.data.storage.opening import Version
 
 I64 = npt.NDArray[np.int64]
@@ -27,6 +26,8 @@ COLUMNS = pa.schema(
         ("footer", pa.int64()),
         ("etag", pa.int64()),
         ("row_bytes", pa.float32()),
+        ("deleted", pa.binary()),
+        ("names", pa.string()),
     ]
 )
 
@@ -38,30 +39,19 @@ class DataFile:
     Args:
         version: what it was when its footer was read.
         partition: columns that its folders give, with their value.
+        deleted: which rows are not read, ascending, as int64.
+        names: as JSON, what the file calls columns that have another name there; null of those that it lacks.
     """
 
     uri: str
     version: Version
     partition: Partition = ()
+    deleted: bytes | None = None
+    names: str | None = None
 
     @property
     def size_bytes(self) -> int:
         return self.version.size_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class FileFacts(DataFile):
-    """One file and its row groups.
-
-    Args:
-        group_rows: rows of its row groups.
-        row_bytes: about how many bytes a decoded row takes.
-        left_out: row groups in which no row can pass the filters.
-    """
-
-    group_rows: tuple[int, ...] = ()
-    row_bytes: float = 0.0
-    left_out: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +78,8 @@ def _received(folders: tuple[tuple[str, Partition], ...], sent: bytes) -> FileNa
         return FileNames(folders, reader.read_next_batch())
 
 
-@dataclass(frozen=True)
-class FileTable(Sequence[FileFacts]):
+@dataclass(frozen=True, eq=False)
+class FileTable:
     """Files and their row groups, in reading order.
 
     Args:
@@ -120,36 +110,9 @@ class FileTable(Sequence[FileFacts]):
     def __len__(self) -> int:
         return int(self.columns.num_rows)
 
-    @overload
-    def __getitem__(self, index: int) -> FileFacts: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[FileFacts]: ...
-    def __getitem__(self, index: int | slice) -> FileFacts | list[FileFacts]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        number = range(len(self))[index]
-        first, last = self.offsets[number : number + 2].tolist()
-        (file,) = self.take(np.array([number]))
-        return FileFacts(
-            file.uri,
-            file.version,
-            file.partition,
-            tuple(self.group_rows[first:last].tolist()),
-            float(self.columns.column("row_bytes")[number].as_py()),
-            frozenset(np.flatnonzero(self.left_out[first:last]).tolist()),
-        )
-
-    def __iter__(self) -> Iterator[FileFacts]:
-        return (self[number] for number in range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, FileTable):
-            return NotImplemented
-        arrays = ((getattr(self, name), getattr(other, name)) for name in ("offsets", "group_rows", "left_out"))
-        same = self.folders == other.folders and self.columns.equals(other.columns)
-        return same and all(np.array_equal(*pair) for pair in arrays)
-
-    __hash__ = None  # type: ignore[assignment]
+    def __getitem__(self, number: int) -> DataFile:
+        (file,) = self.take(np.array([range(len(self))[number]]))
+        return file
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "rows_before"}
@@ -167,14 +130,9 @@ class FileTable(Sequence[FileFacts]):
 
     def select(self, numbers: I64) -> FileTable:
         """A table of some of the files."""
-        starts, stops = self.offsets[numbers], self.offsets[numbers + 1]
-        groups = ranges(starts, stops)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(stops - starts)])
-        used, folder = np.unique(self.columns.column("folder").to_numpy()[numbers], return_inverse=True)
-        columns = self.columns.take(pa.array(numbers))
-        columns = columns.set_column(0, COLUMNS.field(0), pa.array(folder.reshape(-1), pa.int32()))
-        folders = tuple(self.folders[number] for number in used.tolist())
-        return FileTable(folders, columns, offsets, self.group_rows[groups], self.left_out[groups])
+        starts, stops, some = self.offsets[numbers], self.offsets[numbers + 1], self.names(numbers)
+        groups, offsets = ranges(starts, stops), np.concatenate([np.zeros(1, np.int64), np.cumsum(stops - starts)])
+        return FileTable(some.folders, some.columns, offsets, self.group_rows[groups], self.left_out[groups])
 
     @property
     def uris(self) -> list[str]:
@@ -185,7 +143,7 @@ class FileTable(Sequence[FileFacts]):
 
 def _file(row: dict[str, Any], folder: str, partition: Partition) -> DataFile:
     version = Version(row["size_bytes"], row["changed_ns"], row["footer"], row["etag"])
-    return DataFile(join(folder, row["name"]), version, partition)
+    return DataFile(join(folder, row["name"]), version, partition, row["deleted"], row["names"])
 
 
 def ranges(starts: I64, stops: I64) -> I64:
@@ -208,7 +166,7 @@ def join(folder: str, name: str) -> str:
 
 
 def folders_of(
-    uris: Iterable[str], values: Iterable[Values]
+    uris: Iterable[str], values: Iterable[Mapping[str, int | str | None]]
 ) -> tuple[list[int], list[str], list[tuple[str, Partition]]]:
     """The folder of each file as a number, its name, and the folders."""
     numbers: dict[str, int] = {}

@@ -58,22 +58,22 @@ class FooterIndex:
     @classmethod
     def open(cls, path: str | Path | None, shared: Sequence[str] = ()) -> FooterIndex:
         """What the files hold; nothing where one is missing or damaged."""
-        index = cls(None if path is None else str(path), shared)
-        for one in ([] if path is None else [str(path)]) + list(shared):
-            table = _load(one)
-            index._kept.append(table)
-            index._used.append(np.zeros(len(table), np.bool_))
-        return index
+        index = cls(None if path is None else str(path))
+        if path is not None:
+            index._load(str(path))
+        return index.also(shared)
 
     def also(self, shared: Sequence[str]) -> FooterIndex:
         """Reads further index files."""
         for one in shared:
             if one not in self.shared:
                 self.shared = [*self.shared, one]
-                table = _load(one)
-                self._kept.append(table)
-                self._used.append(np.zeros(len(table), np.bool_))
+                self._load(one)
         return self
+
+    def _load(self, path: str) -> None:
+        self._kept.append(_load(path))
+        self._used.append(np.zeros(len(self._kept[-1]), np.bool_))
 
     def known(self, found: Sequence[Found], statistics: Collection[str] | None) -> tuple[I64, pa.Table]:
         """Places of the files that are known, and their facts in that order.

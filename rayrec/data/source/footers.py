@@ -5,11 +5,10 @@ What follows from them for one data set is `manifest.py`'s matter, where they ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -30,12 +29,6 @@ FILES_PER_TASK = 64
 FILES_FOR_RAY = 512
 
 
-class Connect(Protocol):
-    """Connects Ray for the time of a block."""
-
-    def __call__(self) -> AbstractContextManager[object]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class FooterReading:
     """How footers are read.
@@ -43,12 +36,12 @@ class FooterReading:
     Args:
         index: those that were read before.
         patience: with reads that fail.
-        connect: what to do for Ray to be there where there are more than `FILES_FOR_RAY` to read; default: nothing.
+        connect: connects Ray for the time of a block, where there are more than `FILES_FOR_RAY` to read.
     """
 
     index: FooterIndex | None = None
     patience: Patience = field(default_factory=Patience)
-    connect: Connect = nullcontext
+    connect: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 def read_footers(found: Sequence[Found], statistics: Collection[str] | None, how: FooterReading) -> pa.Table:

@@ -1,19 +1,26 @@
 """Tables of Delta Lake and Iceberg: which version they have, and the Parquet files that one consists of.
 
-A version never changes, so a run that names it reads the same rows whatever is written meanwhile. Rows that are deleted
-by lists beside the files are not left out here; such a version is refused. Neither library is needed for anything else.
+A version never changes, so a run that names it reads the same rows whatever is written meanwhile. Rows that lists
+beside the files delete (Delta's deletion vectors, Iceberg's positions) come as positions in each file, and readers
+leave them out; what the libraries cannot read is refused by name. Neither library is needed for anything else.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from urllib.parse import unquote
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from rayrec.data.errors import DataError
 from rayrec.data.storage.files import NEVER, Found
-from rayrec.data.storage.locations import escaped, locate, without_secrets
+from rayrec.data.storage.locations import escaped, locate, open_filesystem, plain_path, without_secrets
+from rayrec.data.storage.opening import open_parquet
 from rayrec.data.storage.servers import Server
 
 TableFormat = Literal["delta", "iceberg"]
@@ -26,28 +33,16 @@ class TableFiles:
     Args:
         hive: whether folders named `key=value` hold columns that the files lack.
         field_ids: of columns, where the table knows them by numbers: a name may have been another column's before.
+        physical: of columns, what the files call them, where that is another name.
     """
 
     files: tuple[Found, ...]
     hive: bool
     field_ids: Mapping[str, int] = field(default_factory=dict)
+    physical: Mapping[str, str] = field(default_factory=dict)
 
 
-class LakeTable(Protocol):
-    """An opened table."""
-
-    def newest(self) -> int:
-        """The version that the table has now."""
-
-    def files(self, version: int) -> TableFiles:
-        """The files of a version.
-
-        Raises:
-            DataError: no such version, or one that cannot be read file by file.
-        """
-
-
-def open_table(kind: TableFormat, path: str) -> LakeTable:
+def open_table(kind: TableFormat, path: str) -> _Delta | _Iceberg:
     """Opens a table.
 
     Args:
@@ -78,11 +73,7 @@ class _Delta:
 
     def files(self, version: int) -> TableFiles:
         table = self._at(version)
-        metadata = table.metadata()
-        if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
-            raise _refused(self._path, version, "names columns otherwise than its files (columnMapping)")
-        if "deletionVectors" in (table.protocol().reader_features or ()) and (file := _with_vector(table)):
-            raise _refused(self._path, version, f"has deletion vectors, as for {file}; rewrite it (OPTIMIZE, REORG)")
+        metadata, deleted = table.metadata(), self._deleted(table, version)
         facts = table.get_add_actions(flatten=True)
         place, found = locate(self._path), []
         for path, size in zip(facts["path"].to_pylist(), facts["size_bytes"].to_pylist(), strict=True):
@@ -90,8 +81,26 @@ class _Delta:
             for column in metadata.partition_columns:
                 if f"/{column}=" not in f"/{inner}":
                     raise _refused(self._path, version, f"keeps {path} in no folder {column}=…")
-            found.append(Found(path if "://" in path else place.uri_of(f"{place.path}/{inner}"), size, NEVER))
-        return _not_empty(found, self._path, hive=True)
+            uri = path if "://" in path else place.uri_of(f"{place.path}/{inner}")
+            found.append(Found(uri, size, NEVER, deleted.pop(plain_path(uri), None)))
+        if deleted:
+            raise _refused(self._path, version, f"has a deletion vector for {next(iter(deleted))}, which it has not")
+        fields = json.loads(table.schema().to_json())["fields"]
+        physical = {one["name"]: one["metadata"].get("delta.columnMapping.physicalName") for one in fields}
+        names = {name: there for name, there in physical.items() if there not in (None, name)}
+        return replace(_not_empty(found, self._path, hive=True), physical=names)
+
+    def _deleted(self, table: Any, version: int) -> dict[str, bytes]:
+        """The positions of deleted rows, by file."""
+        if "deletionVectors" not in (table.protocol().reader_features or ()):
+            return {}
+        try:
+            vectors = pa.table(table.deletion_vectors())
+        except Exception as error:  # its errors have no common class but this
+            problem = f"has deletion vectors that cannot be read ({_first_line(error)}); rewrite it (OPTIMIZE, REORG)"
+            raise _refused(self._path, version, problem) from error
+        kept = ((uri, np.array(mask)) for uri, mask in zip(*(c.to_pylist() for c in vectors.columns), strict=True))
+        return {plain_path(uri).removeprefix("file://"): _positions(np.flatnonzero(~mask)) for uri, mask in kept}
 
     def _at(self, version: int | None) -> Any:
         try:
@@ -101,15 +110,9 @@ class _Delta:
             raise _cannot_open("Delta", self._path, which, error) from error
 
 
-def _with_vector(table: Any) -> str | None:
-    """A file that has a deletion vector, or what is wrong with one."""
-    try:
-        for batch in table.deletion_vectors():
-            for uri in batch["filepath"].to_pylist():
-                return str(uri)
-    except Exception as error:  # one is there, but cannot be read
-        return _first_line(error)
-    return None
+def _positions(rows: npt.NDArray[np.integer]) -> bytes:
+    """As `Found.deleted` has them."""
+    return np.unique(rows).astype(np.int64).tobytes()
 
 
 class _Iceberg:
@@ -149,16 +152,40 @@ class _Iceberg:
                 problem, file=self._path, fix="name one of them; snapshots that expire cannot be read again"
             )
         found, scan = [], self._table.scan(snapshot_id=version)
-        for task in scan.plan_files():
+        try:
+            tasks = list(scan.plan_files())
+        except ValueError as error:
+            problem = f"cannot be read by pyiceberg ({_first_line(error)}); rewrite it (rewrite_data_files)"
+            raise _refused(self._path, version, problem) from error
+        lists = {one.file_path: one for task in tasks for one in task.delete_files}
+        deleted = {path: self._deleted(one) for path, one in lists.items()}
+        for task in tasks:
             file = task.file
-            if task.delete_files:
-                problem = f"has delete files, as for {file.file_path}; rewrite it (rewrite_data_files)"
-                raise _refused(self._path, version, problem)
+            given = (deleted[one.file_path].get(file.file_path) for one in task.delete_files)
+            rows = [positions for positions in given if positions is not None]
             if file.file_format.name != "PARQUET":
                 raise _refused(self._path, version, f"holds {file.file_format.name} files, as {file.file_path}")
-            found.append(Found(uri_of(file.file_path, self._options), file.file_size_in_bytes, NEVER))
+            gone = _positions(np.concatenate(rows)) if rows else None
+            found.append(Found(uri_of(file.file_path, self._options), file.file_size_in_bytes, NEVER, gone))
         field_ids = {column.name: column.field_id for column in scan.projection().fields}
         return replace(_not_empty(found, self._path, hive=False), field_ids=field_ids)
+
+    def _deleted(self, file: Any) -> dict[str, npt.NDArray[np.int64]]:
+        """The positions that a file of deletions lists, by file."""
+        uri = uri_of(file.file_path, self._options)
+        if file.file_format.name == "PUFFIN":
+            from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
+            from pyiceberg.table.puffin import PuffinFile
+
+            filesystem, path = open_filesystem(uri)
+            with filesystem.open_input_file(path) as source:
+                vectors = deletion_vectors_from_puffin_file(PuffinFile(source.read()))
+            return {one.referenced_data_file: one.to_vector().to_numpy() for one in vectors}
+        with open_parquet(uri) as parquet:
+            table = parquet.read(["file_path", "pos"])
+        paths, rows = table["file_path"].dictionary_encode().combine_chunks(), table["pos"].to_numpy()
+        codes = paths.indices.to_numpy()
+        return {path: rows[codes == code] for code, path in enumerate(paths.dictionary.to_pylist())}
 
 
 def uri_of(path: str, options: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.source.dataset import DataSet
@@ -29,7 +30,7 @@ from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS, Windows
 from rayrec.data.storage.files import find_files
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Manifest:
     """A data set as its footers describe it. Picklable; made once, by the driver.
 
@@ -142,6 +143,16 @@ class Manifest:
         return int(self.windows.rows.sum())
 
     @property
+    def deleted_rows(self) -> int:
+        """Rows of its files that the table does not have any more."""
+        return (pc.sum(pc.binary_length(self.files.columns.column("deleted"))).as_py() or 0) // 8
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether rows of its windows are not read."""
+        return bool(self.filters) or self.deleted_rows > 0
+
+    @property
     def num_files(self) -> int:
         return len(self.files)
 
@@ -162,6 +173,9 @@ class Manifest:
             digest.update(files.columns.column(name).to_numpy(zero_copy_only=False).tobytes())
         for array in (files.offsets, files.group_rows, self.windows.parts, self.windows.edges):
             digest.update(array.tobytes())
+        for name in ("deleted", "names"):
+            if (column := files.columns.column(name)).null_count < len(column):
+                digest.update(repr(column.to_pylist()).encode())
         if self.filters:
             digest.update(repr(self.filters).encode())
         return digest.hexdigest()[:32]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from rayrec.data.mapping.arrow_types import floats_of
 from rayrec.data.mapping.hashing import mix64_array, seed_of
 
 _NEGATIVES = 3  # keeps these draws apart from the orders of windows and rows for one seed
@@ -28,10 +28,7 @@ def draw(
         label: of the rows, any type of number.
         first: the place of the first of them in the window.
     """
-    array = label.combine_chunks()
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    numbers = pc.cast(array, pa.float64(), safe=False).fill_null(1.0).to_numpy(zero_copy_only=False)
+    numbers = floats_of(label.combine_chunks())
     draws = mix64_array(np.arange(first, first + len(numbers)), seed_of(seed, epoch, _NEGATIVES, window))
     mask: npt.NDArray[np.bool_] = (numbers != 0) | (draws < np.uint64(int(rate * 2**64)))
     return mask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +24,22 @@ def each(function: Callable[[A], T], inputs: Iterable[A]) -> Iterator[T]:
     Raises:
         DataError: what the function raised, wherever it ran.
     """
-    return on_ray(function, inputs) if _ray_has_room() else in_threads(function, inputs)
+    return in_tasks(function, inputs) if _ray_has_room() else in_threads(function, inputs)
+
+
+def one_by_one(function: Callable[[A], T], inputs: Iterable[A], *, on_ray: bool) -> Iterator[T]:
+    """As `each`, for work that keeps a CPU busy: in this process, or `on_ray` in a task with a CPU an input."""
+    if not on_ray:
+        return map(function, inputs)
+    start_ray()
+    return in_tasks(function, inputs, cpus=1.0)
+
+
+def start_ray() -> None:
+    """Connects the Ray that RAY_ADDRESS names, or starts a local one, unless one is connected."""
+    import ray
+
+    ray.init(ignore_reinit_error=True, logging_level=logging.ERROR)
 
 
 def in_threads(function: Callable[[A], T], inputs: Iterable[A], threads: int = _THREADS) -> Iterator[T]:
@@ -32,7 +48,7 @@ def in_threads(function: Callable[[A], T], inputs: Iterable[A], threads: int = _
         yield from _ahead(lambda item: pool.submit(function, item).result, inputs, 2 * threads)
 
 
-def on_ray(
+def in_tasks(
     function: Callable[[A], T], inputs: Iterable[A], cpus: float = _CPUS, at_once: int | None = None
 ) -> Iterator[T]:
     """As `each`, in tasks of the Ray that is connected.

@@ -1,20 +1,27 @@
-"""Files with the columns that their folders give."""
+"""Files with the columns that their folders give: Hive partitions, folders named `key=value`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 
 from rayrec.data.errors import DataError
-from rayrec.data.source.filters import Condition
+from rayrec.data.source.filters import Condition, only_passing
 from rayrec.data.source.lake import TableFiles
-from rayrec.data.source.partitions import Values, partitions_of
 from rayrec.data.storage.files import Found, find_files
 from rayrec.data.storage.locations import plain_path
+from rayrec.data.storage.opening import Version, open_parquet
 
+READ_ROWS = 65_536
+NULL = "__HIVE_DEFAULT_PARTITION__"
+Values = dict[str, int | str | None]
+
+_INT = re.compile(r"-?\d{1,18}")
 Types = dict[str, pa.DataType]
 
 
@@ -28,11 +35,12 @@ class PartitionedFile:
 
 @dataclass(frozen=True, slots=True)
 class Partitioned:
-    """Files with their partitions, the type of every partition column, and the numbers that a table has for columns."""
+    """Files with their partitions, the type of every partition column, and as in `TableFiles` how columns are found."""
 
     files: Sequence[PartitionedFile]
     types: Types
     field_ids: Mapping[str, int] = field(default_factory=dict)
+    physical: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -65,7 +73,7 @@ def find_partitioned(
     """
     if isinstance(paths, TableFiles):
         found = Partitioned.of(paths.files, wanted if paths.hive else (), as_text)
-        return replace(found, field_ids=paths.field_ids)
+        return replace(found, field_ids=paths.field_ids, physical=paths.physical)
     return Partitioned.of(find_files(paths), wanted, as_text)
 
 
@@ -75,6 +83,27 @@ def with_partition(batch: pa.RecordBatch, one: PartitionedFile, types: Types) ->
     for name, value in one.values.items():
         table = table.append_column(name, pa.repeat(pa.scalar(value, types[name]), len(table)))
     return table
+
+
+def tables_of(
+    one: PartitionedFile,
+    types: Types,
+    columns: Sequence[str] | None = None,
+    conditions: Sequence[Condition] = (),
+    at_once: int | None = None,
+) -> Iterator[pa.Table]:
+    """A file's rows that pass, a part at a time, with the columns of its folders; raises as `open_parquet`.
+
+    Args:
+        columns: that are read; None: all.
+        at_once: rows of a part, before conditions, at most.
+    """
+    with open_parquet(one.file.uri, Version(one.file.size_bytes)) as parquet:
+        names = None if columns is None else [name for name in columns if name not in one.values]
+        if names == []:
+            names = parquet.schema_arrow.names[:1]  # which say how many rows there are
+        for batch in parquet.iter_batches(min(at_once or READ_ROWS, READ_ROWS), columns=names, use_threads=False):
+            yield only_passing(with_partition(batch, one, types), conditions, one.file.uri)
 
 
 def with_partitions(arrow: pa.Schema, types: Types) -> pa.Schema:
@@ -89,3 +118,41 @@ def nothing_left(uri: str, conditions: Sequence[Condition]) -> DataError:
         return DataError("the data set has no rows", file=uri, fix="check how the files were written")
     wanted = " and ".join(f"`{condition}`" for condition in conditions)
     return DataError(f"no row can pass the filters {wanted}; looked at files like this one", file=uri, fix="check them")
+
+
+def partitions_of(
+    uris: Sequence[str], wanted: Collection[str] | None, as_text: Collection[str] = ()
+) -> tuple[list[Values], dict[str, pa.DataType]]:
+    """The partition columns of each file, and their types: int64 where all values are whole numbers, else string.
+
+    Args:
+        wanted: columns that are read from folder names; None: all.
+        as_text: columns whose whole numbers stay texts.
+
+    Raises:
+        DataError: a key that comes twice in one path.
+    """
+    texts = [_texts(uri, wanted) for uri in uris]
+    types: dict[str, pa.DataType] = {}
+    for name in sorted({name for found in texts for name in found}):
+        values = [found.get(name) for found in texts]
+        whole = name not in as_text and all(value is None or _INT.fullmatch(value) for value in values)
+        types[name] = pa.int64() if whole and any(value is not None for value in values) else pa.string()
+    return [{name: _typed(text, types[name]) for name, text in found.items()} for found in texts], types
+
+
+def _texts(uri: str, wanted: Collection[str] | None) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for folder in uri.split("/")[:-1]:
+        key, equals, value = folder.partition("=")
+        name = unquote(key)
+        if not equals or not name or (wanted is not None and name not in wanted):
+            continue
+        if name in found:
+            raise DataError(f"two folders of the path are named {name}=…", file=uri, fix="rename one of them")
+        found[name] = None if value == NULL else unquote(value)
+    return found
+
+
+def _typed(text: str | None, kind: pa.DataType) -> int | str | None:
+    return text if text is None or kind != pa.int64() else int(text)

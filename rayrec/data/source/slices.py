@@ -6,6 +6,7 @@ that was written anew, or whose storage is away, ends the reading: its rows may 
 
 from __future__ import annotations
 
+import json
 import resource
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from rayrec.data.source.decoded_size import check_size
 from rayrec.data.source.file_table import DataFile
 from rayrec.data.source.filters import Condition, Mask, rows_that_pass
 from rayrec.data.source.manifest import Manifest
-from rayrec.data.source.windows import Slices, Window
+from rayrec.data.source.windows import Slices
 from rayrec.data.storage.opening import open_parquet, unreadable
 from rayrec.data.storage.retries import Patience, with_patience
 
@@ -124,22 +125,12 @@ def read_slices(
     return table if plain == table.schema else table.cast(plain), missing
 
 
-def slices_of(manifest: Manifest, window: Window) -> tuple[FileSlice, ...]:
+def slices_of(manifest: Manifest, number: int) -> tuple[FileSlice, ...]:
     """The parts of files that a window consists of."""
-    numbers = sorted({part.file for part in window.slices})
-    files = dict(zip(numbers, manifest.files.take(np.array(numbers)), strict=True))
-    offsets, group_rows = manifest.files.offsets, manifest.files.group_rows
-    return tuple(
-        FileSlice(
-            files[part.file],
-            part.row_group,
-            int(group_rows[offsets[part.file] + part.row_group]),
-            part.start,
-            part.stop,
-            part.first_row,
-        )
-        for part in window.slices
-    )
+    first, last = manifest.windows.edges[number : number + 2]
+    found = manifest.windows.slices(np.arange(first, last))
+    files, places = np.unique(found.file, return_inverse=True)
+    return tuple(slices_from(replace(found, file=places.reshape(-1)), manifest.files.take(files)))
 
 
 def slices_from(columns: Slices, files: Sequence[DataFile]) -> list[FileSlice]:
@@ -149,34 +140,45 @@ def slices_from(columns: Slices, files: Sequence[DataFile]) -> list[FileSlice]:
     return [FileSlice(files[file], *rest) for file, *rest in rows]
 
 
-def passing(table: pa.Table, missing: Sequence[Unreadable], filters: Sequence[Condition]) -> Mask:
-    """For every row whether it passes the filters; unreadable rows do, so that they are reported."""
-    mask = rows_that_pass(table, filters)
-    for part in missing:
-        mask[part.start : part.stop] = True
+def passing(
+    slices: Sequence[FileSlice], table: pa.Table, missing: Sequence[Unreadable], filters: Sequence[Condition]
+) -> Mask:
+    """For every row of slices whether it is not deleted and passes the filters; unreadable rows do, to be reported."""
+    mask, at = rows_that_pass(table, filters), 0
+    for part in slices:
+        if part.file.deleted:
+            rows = np.frombuffer(part.file.deleted, np.int64) - part.first_row - part.start
+            mask[at + rows[slice(*np.searchsorted(rows, [0, part.rows]))]] = False
+        at += part.rows
+    for some in missing:
+        mask[some.start : some.stop] = True
     return mask
 
 
 def _read_file(parts: Sequence[FileSlice], columns: Columns, streams: RowGroupStreams) -> list[pa.Table]:
     """Slices of one file, its partitions among their columns."""
-    partition = dict(parts[0].file.partition)
-    names = [name for name, _ in columns if name not in partition]
+    file = parts[0].file
+    partition, own = dict(file.partition), json.loads(file.names or "{}")
+    names = [own.get(name, name) for name, _ in columns if name not in partition]
     try:
-        return [_in_order(table, columns, partition) for table in _tables(parts, names, streams)]
+        tables = _tables(parts, [name for name in names if name is not None], streams)
+        return [_in_order(table, columns, partition, own) for table in tables]
     except (pa.ArrowException, OSError, KeyError) as error:
         streams.close()
         open_parquet(parts[0].uri, parts[0].file.version).close()  # which says so of a file that is another one now
         raise unreadable(parts[0].uri, error) from error
 
 
-def _in_order(table: pa.Table, columns: Columns, partition: Mapping[str, int | str | None]) -> pa.Table:
+def _in_order(
+    table: pa.Table, columns: Columns, partition: Mapping[str, int | str | None], own: Mapping[str, str | None]
+) -> pa.Table:
     """The columns in their order and types, whatever those are in the file; null where the file lacks one."""
     arrays = []
     for name, kind in columns:
         if name in partition:
             arrays.append(pa.repeat(pa.scalar(partition[name], kind), table.num_rows))
-        elif name in table.column_names:
-            found = table.column(name)
+        elif own.get(name, name) in table.column_names:
+            found = table.column(own.get(name, name))
             arrays.append(found if found.type == kind else found.cast(kind))
         else:  # the manifest refuses files that may not
             arrays.append(pa.nulls(table.num_rows, kind))

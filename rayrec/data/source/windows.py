@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -18,30 +17,13 @@ _AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
-    """Rows `[start, stop)` of one row group; `first_row` is the row of the file that the row group starts with."""
-
-    file: int
-    row_group: int
-    start: int
-    stop: int
-    first_row: int
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Rows that are read and shuffled together: neighbouring row groups, or a part of a very large one."""
-
-    slices: tuple[Slice, ...]
-
-    @property
-    def rows(self) -> int:
-        return sum(s.stop - s.start for s in self.slices)
-
-
-@dataclass(frozen=True, slots=True)
 class Slices:
-    """Slices in columns, [S] each: the file, the row group in it, its rows, and as in `Slice`."""
+    """Rows `[start, stop)` of row groups, in columns, [S] each.
+
+    Args:
+        file: its number; row_group: in it.
+        group_rows: of the whole row group, which starts with the row `first_row` of its file.
+    """
 
     file: I64
     row_group: I64
@@ -51,9 +33,10 @@ class Slices:
     first_row: I64
 
 
-@dataclass(frozen=True)
-class Windows(Sequence[Window]):
-    """All windows of some files: cut where windows begin in the sequence of all slices.
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """All windows of some files: rows that are read and shuffled together, of neighbouring row groups or a part of a
+    very large one.
 
     Args:
         files: whose rows they hold; row groups that are left out, or empty, have no slices.
@@ -101,28 +84,6 @@ class Windows(Sequence[Window]):
 
     def __len__(self) -> int:
         return len(self.edges) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> Window: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Window]: ...
-    def __getitem__(self, index: int | slice) -> Window | list[Window]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        number = range(len(self))[index]
-        found = self.slices(np.arange(self.edges[number], self.edges[number + 1]))
-        columns = (found.file, found.row_group, found.start, found.stop, found.first_row)
-        return Window(tuple(Slice(*values) for values in zip(*(c.tolist() for c in columns), strict=True)))
-
-    def __iter__(self) -> Iterator[Window]:
-        return (self[number] for number in range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Windows):
-            return NotImplemented
-        return np.array_equal(self.parts, other.parts) and np.array_equal(self.edges, other.edges)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("files", "parts", "edges")}

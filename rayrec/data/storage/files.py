@@ -22,11 +22,12 @@ NEVER = 0
 @dataclass(frozen=True, slots=True)
 class Found:
     """A file: how to name it (`uri`, absolute), how many bytes it had, and when it was last changed: `NEVER` for a file
-    of a table, None where that is not known."""
+    of a table, None where that is not known; `deleted`: which of its rows a table does not have any more, as int64."""
 
     uri: str
     size_bytes: int
     changed_ns: int | None = None
+    deleted: bytes | None = None
 
 
 def find_files(paths: str | Sequence[str], suffixes: Sequence[str] = PARQUET) -> list[Found]:

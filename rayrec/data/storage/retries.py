@@ -48,7 +48,8 @@ def with_patience(work: Callable[[], T], uri: str, patience: Patience) -> T:
         try:
             return work()
         except DataError as error:
-            if not _may_pass(error):
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or isinstance(cause, FileNotFoundError):
                 raise
             if _answers(uri):
                 failures, away_since = failures + 1, None
@@ -60,10 +61,6 @@ def with_patience(work: Callable[[], T], uri: str, patience: Patience) -> T:
                     raise _unavailable(error, uri, patience) from error
         time.sleep(wait_s * random.uniform(0.5, 1.0))  # ranks that failed together should not come back together
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-
-
-def _may_pass(error: DataError) -> bool:
-    return isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError)
 
 
 def _answers(uri: str) -> bool:

@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import repeat
-from types import TracebackType
 
 from rayrec.data.mapping.map_rows import check_rows_of
 from rayrec.data.mapping.schema import Schema
@@ -30,7 +29,7 @@ from rayrec.models.batch import Batch
 Item = tuple[Batch, Cursor]
 
 
-class BatchStream:
+class BatchStream(Iterator[Item]):
     """Iterates over this rank's part of what is left of the cursor's epoch: `(batch, cursor after it)`.
 
     Over all ranks every row that filters and down-sampling leave comes exactly once. Batches have exactly `batch_rows`
@@ -112,6 +111,7 @@ class BatchStream:
             manifest.filters,
             negative_rate,
             interleave=interleave if shuffle else 1,
+            deletes=manifest.leaves_out,
         )
         reader, activity = choose(options), Activity()
 
@@ -126,10 +126,6 @@ class BatchStream:
             return make_batches(tables, schema, wanted, part, options.bad_rows, skipped, fewer, block_ends)
 
         self._prefetcher = Prefetcher(batches, options.prefetch_batches, activity)
-
-    def __iter__(self) -> Iterator[Item]:
-        """The batches that have not been taken yet."""
-        return self
 
     def __next__(self) -> Item:
         batch, cursor = self._prefetcher.take(self._options.longest_wait_s)
@@ -159,7 +155,5 @@ class BatchStream:
     def __enter__(self) -> BatchStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate, chain, pairwise
@@ -181,7 +181,7 @@ class _Pool:
 
 
 def make_batches(
-    tables: Iterator[pa.Table],
+    tables: Generator[pa.Table],
     schema: Schema,
     sizes: Iterable[int],
     part: RankPart,
@@ -231,13 +231,11 @@ def make_batches(
             yield ready, pool.cursor(part, consumed)
         raise
     finally:
-        close = getattr(tables, "close", None)
-        if close is not None:
-            close()
+        tables.close()
 
 
 def make_steps(
-    tables: Iterator[pa.Table],
+    tables: Generator[pa.Table],
     schema: Schema,
     steps: Iterable[int],
     part: RankPart,
@@ -270,9 +268,7 @@ def make_steps(
             yield collate(pool.take_until(end), schema), pool.cursor(part, end)
             end = next(ends_of_steps, None)
     finally:
-        close = getattr(tables, "close", None)
-        if close is not None:
-            close()
+        tables.close()
 
 
 def _ends(batch: pa.RecordBatch, seen: int) -> I64:

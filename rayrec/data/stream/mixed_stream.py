@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from rayrec.sparse import KeyedJaggedTensor
 Item = tuple[Batch, Cursor]
 
 
-class MixedStream:
+class MixedStream(Iterator[Item]):
     """Iterates over this rank's part of what is left of the cursor's epoch, as `BatchStream` does.
 
     Over all ranks every row of the data set that lasts longest comes once, and those of the others in whole passes and
@@ -91,10 +90,6 @@ class MixedStream:
         self._cursors, self._rows_given = [part.start_cursor for part in self._parts], cursor.given
         self.start_cursor = Cursor.join(self._cursors, cursor.given)
 
-    def __iter__(self) -> Iterator[Item]:
-        """The batches that have not been taken yet."""
-        return self
-
     def __next__(self) -> Item:
         longest = self._parts[self._longest]
         while not longest.over:
@@ -144,9 +139,7 @@ class MixedStream:
     def __enter__(self) -> MixedStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain
-from typing import Protocol
 
 import pyarrow as pa
 
@@ -24,10 +23,8 @@ HEAD_ROWS = 65_536
 CORES_FOR_RAY = 3
 
 
-class Reader(Protocol):
-    """Gives the table of every piece, in order, in one or more parts."""
-
-    def __call__(self, pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]: ...
+Reader = Callable[[Iterable[Piece], Recipe, ReadOptions], Iterator[pa.Table]]
+"""Gives the table of every piece, in order, in one or more parts."""
 
 
 def read_local(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> Iterator[pa.Table]:

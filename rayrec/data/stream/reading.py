@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,7 @@ from rayrec.data.order.interleave import positions
 from rayrec.data.order.intervals import Interval, count, spans
 from rayrec.data.order.rank_part import PieceColumns, RankPart
 from rayrec.data.source.filters import Condition, Mask
+from rayrec.data.source.manifest import Manifest
 from rayrec.data.source.negatives import draw
 from rayrec.data.source.slices import (
     Columns,
@@ -36,10 +36,12 @@ from rayrec.data.source.slices import (
     passing,
     read_slices,
     slices_from,
+    slices_of,
     within,
 )
 from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.records import PROBLEM, no_problems, to_array
+from rayrec.data.stream.shared_manifest import Planner
 
 I64 = npt.NDArray[np.int64]
 
@@ -134,6 +136,7 @@ class Recipe:
         filters: rows that do not pass are skipped.
         negative_rate: the part of the negatives that is read.
         interleave: windows whose rows come mixed.
+        deletes: whether files have rows that are deleted.
     """
 
     columns: Columns
@@ -147,21 +150,16 @@ class Recipe:
     filters: tuple[Condition, ...] = ()
     negative_rate: float = 1.0
     interleave: int = 1
-
-    @property
-    def interleaves(self) -> bool:
-        return self.interleave > 1
+    deletes: bool = False
 
     @property
     def leaves_out(self) -> bool:
         """Whether good rows may be left out."""
-        return bool(self.filters) or self.negative_rate < 1
+        return bool(self.filters) or self.negative_rate < 1 or self.deletes
 
-
-class Planner(Protocol):
-    """Says piece by piece what a rank reads, as `rank_part.EpochPlanner` does."""
-
-    def pieces(self, part: RankPart, passed: int) -> PieceColumns: ...
+    @property
+    def interleaves(self) -> bool:
+        return self.interleave > 1
 
 
 def pieces_of(planner: Planner, part: RankPart, block_ends: deque[int] | None = None) -> Iterator[Piece]:
@@ -248,7 +246,7 @@ def _mapped(piece: Piece, recipe: Recipe, streams: RowGroupStreams | None) -> tu
     table, missing = read_slices(slices, recipe.columns, recipe.patience, streams)
     ends = piece.ends if recipe.leaves_out or recipe.interleaves else None
     if recipe.leaves_out:
-        mask = passing(table, missing, recipe.filters) & _drawn(table, piece.window, first, recipe)
+        mask = passing(slices, table, missing, recipe.filters) & _drawn(table, piece.window, first, recipe)
         chosen = mask[order]
         order, ends = order[chosen], piece.ends[chosen]
     kept: I64 | None = None
@@ -275,17 +273,13 @@ def _drawn(table: pa.Table, window: int, first: int, recipe: Recipe) -> Mask:
     )
 
 
-def read_rows(
-    slices: Sequence[FileSlice],
-    columns: Columns,
-    filters: Sequence[Condition],
-    *,
-    redact: bool = False,
-) -> tuple[pa.Table, Problems]:
+def read_window(manifest: Manifest, number: int, *, redact: bool = False) -> tuple[pa.Table, Problems]:
     """The rows of a window that pass the filters, as they lie in the files, and what could not be read of them."""
-    table, missing = read_slices(slices, columns, Patience())
-    kept = np.flatnonzero(passing(table, missing, filters)) if filters else None
-    problems = _problems(Origin(tuple(slices), kept), missing, kept, redact)
+    slices = slices_of(manifest, number)
+    table, missing = read_slices(slices, manifest.columns, Patience())
+    mask = passing(slices, table, missing, manifest.filters) if manifest.leaves_out else None
+    kept = None if mask is None else np.flatnonzero(mask)
+    problems = _problems(Origin(slices, kept), missing, kept, redact)
     return (table if kept is None else table.take(pa.array(kept))), problems
 
 

@@ -23,25 +23,12 @@ SENT_WHOLE_BYTES = 256 << 10  # less than this is sent to every worker: an actor
 _PATIENCE_S = 120.0
 
 
-class ManifestHolder:
-    """The actor: plans epochs for every rank, on the one copy of the manifest."""
-
-    def __init__(self, file: str) -> None:
-        self._planner = EpochPlanner(pickle.loads(Path(file).read_bytes()))
-
-    def open(self, cursor: Cursor, ordering: Ordering, rank: int, world_size: int) -> RankPart:
-        return self._planner.open(cursor, ordering, rank, world_size)
-
-    def pieces(self, part: RankPart, passed: int) -> PieceColumns:
-        return self._planner.pieces(part, passed)
-
-
 @dataclass(frozen=True)
 class SharedManifest:
     """Stands for a manifest in workers, and asks its holder for what they read.
 
     Args:
-        rows, num_files, nbytes, columns, filters: the manifest's.
+        rows, num_files, nbytes, columns, filters, leaves_out: the manifest's.
         fingerprint: the manifest's.
     """
 
@@ -52,6 +39,7 @@ class SharedManifest:
     fingerprint: str
     columns: tuple[tuple[str, pa.DataType], ...]
     filters: tuple[Condition, ...]
+    leaves_out: bool
 
     @classmethod
     def of(cls, manifest: Manifest, folder: Path) -> SharedManifest:
@@ -64,12 +52,12 @@ class SharedManifest:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        made: Any = ray.remote(num_cpus=0)(ManifestHolder)
+        made: Any = ray.remote(num_cpus=0)(EpochPlanner)
         options = made.options(max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
         file = folder / f"{manifest.fingerprint}.pickle"
         file.write_bytes(pickle.dumps(manifest))
         about = (manifest.rows, manifest.num_files, manifest.nbytes, manifest.fingerprint)
-        return cls(options.remote(str(file)), *about, manifest.columns, manifest.filters)
+        return cls(options.remote(file), *about, manifest.columns, manifest.filters, manifest.leaves_out)
 
     @property
     def parts(self) -> tuple[SharedManifest, ...]:
@@ -105,7 +93,10 @@ class SharedManifest:
             ) from error
 
 
-def planner_of(manifest: Manifest | SharedManifest) -> EpochPlanner | SharedManifest:
+Planner = EpochPlanner | SharedManifest
+
+
+def planner_of(manifest: Manifest | SharedManifest) -> Planner:
     """Who says what a rank reads of it."""
     return manifest if isinstance(manifest, SharedManifest) else EpochPlanner(manifest)
 

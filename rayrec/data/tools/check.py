@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,15 @@ import pyarrow.compute as pc
 from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_list
 from rayrec.data.mapping.derive import derive
-from rayrec.data.mapping.lists import unnest
+from rayrec.data.mapping.lists import ids_of, unnest
 from rayrec.data.mapping.map_rows import check_rows_of, map_rows, one_array
-from rayrec.data.mapping.problems import Problems, Unplaced
-from rayrec.data.mapping.rows import Ids
-from rayrec.data.mapping.schema import DenseFeature, Schema, SparseFeature
+from rayrec.data.mapping.problems import Problems
+from rayrec.data.mapping.rows import Ids, Rows
+from rayrec.data.mapping.schema import Schema
 from rayrec.data.options import BadRows
 from rayrec.data.order.mix import Mix
 from rayrec.data.source.manifest import Manifest
-from rayrec.data.source.slices import slices_of
-from rayrec.data.stream.reading import read_rows
+from rayrec.data.stream.reading import read_window
 
 MAX_IDS = 20_000_000
 LONGEST_SHOWN = 100
@@ -33,29 +31,57 @@ LONGEST_SHOWN = 100
 
 @dataclass(slots=True)
 class FeatureReport:
-    """What one sparse feature holds after mapping.
+    """What one sparse feature holds after mapping, counted window by window.
 
     Args:
         table_rows: rows of its table.
+        column: that its ids are in.
+        used: [table_rows], which of them some id has.
         ids: ids in all bags.
         nulls: null ids and lists.
-        used_rows: table rows that some id has.
-        distinct_ids: different ids before mapping; counted up to `MAX_IDS`, None beyond.
+        distinct: different ids before mapping; None where there are more than `MAX_IDS`.
         lengths: [LONGEST_SHOWN + 1], how many bags have each length, the last one for all that are longer.
     """
 
     name: str
     table_rows: int
+    column: str
+    used: npt.NDArray[np.bool_]
     ids: int = 0
     nulls: int = 0
-    used_rows: int = 0
-    distinct_ids: int | None = 0
+    distinct: pa.Array | None = field(default_factory=lambda: pa.nulls(0))
     lengths: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(LONGEST_SHOWN + 1, np.int64))
+
+    @property
+    def used_rows(self) -> int:
+        return int(self.used.sum())
+
+    @property
+    def distinct_ids(self) -> int | None:
+        return None if self.distinct is None else len(self.distinct)
 
     @property
     def collisions(self) -> int | None:
         """Ids that share their row with another one, beyond the first."""
-        return None if self.distinct_ids is None else max(0, self.distinct_ids - self.used_rows)
+        return None if self.distinct is None else max(0, len(self.distinct) - self.used_rows)
+
+    def add(self, column: pa.Array, ids: Ids, good: npt.NDArray[np.bool_]) -> None:
+        """Counts a window: its raw column, its mapped rows, and which of them are good."""
+        lengths = np.ones(len(good), np.int64) if ids.offsets is None else np.diff(ids.offsets)
+        first, last = ids.span(0, len(good))
+        self.used[ids.values[first:last][np.repeat(good, lengths)]] = True
+        self.ids += int(lengths[good].sum())
+        self.lengths += np.bincount(np.minimum(lengths[good], LONGEST_SHOWN), minlength=LONGEST_SHOWN + 1)
+        self.nulls += column.null_count + (unnest(column).leaf.null_count if is_list(column.type) else 0)
+        if self.distinct is not None:
+            found = ids_of(column)
+            self.distinct = pc.unique(pa.concat_arrays([self.distinct.cast(found.type), found]))
+            self.distinct = self.distinct if len(self.distinct) <= MAX_IDS else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        names = ("name", "table_rows", "ids", "nulls", "used_rows", "distinct_ids", "collisions")
+        return {name: getattr(self, name) for name in names} | {"lengths": self.lengths.tolist()}
 
 
 @dataclass(slots=True)
@@ -67,22 +93,15 @@ class NumberReport:
     lowest: float = float("inf")
     highest: float = float("-inf")
     mean: float = 0.0
+    values: int = 0
 
-
-class _Number:
-    """Measures one dense feature, window by window."""
-
-    def __init__(self, feature: DenseFeature, place: slice) -> None:
-        self.feature, self.place, self.report, self._count = feature, place, NumberReport(feature.name), 0
-
-    def add(self, good: npt.NDArray[np.float32], columns: Mapping[str, pa.ChunkedArray | pa.Array]) -> None:
-        report, values = self.report, good[:, self.place]
-        report.nulls += columns[self.feature.column].null_count
+    def add(self, values: npt.NDArray[np.float32], column: pa.Array) -> None:
+        """Measures a window: the feature's good rows, and its raw column."""
+        self.nulls += column.null_count
         if values.size:
-            self._count += values.size
-            report.lowest = min(report.lowest, float(values.min()))
-            report.highest = max(report.highest, float(values.max()))
-            report.mean += (float(values.mean(dtype=np.float64)) - report.mean) * values.size / self._count
+            self.values += values.size
+            self.lowest, self.highest = min(self.lowest, float(values.min())), max(self.highest, float(values.max()))
+            self.mean += (float(values.mean(dtype=np.float64)) - self.mean) * values.size / self.values
 
 
 @dataclass(slots=True)
@@ -91,79 +110,25 @@ class CheckReport:
     are several), and every feature.
     """
 
-    rows: int
-    bad_rows: int
-    reasons: Counter[str]
-    samples: list[DataError]
-    positives: int
     features: list[FeatureReport]
-    numbers: list[NumberReport] = field(default_factory=list)
+    numbers: list[NumberReport]
+    rows: int = 0
+    bad_rows: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    samples: list[DataError] = field(default_factory=list)
+    positives: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        features = [
-            {
-                "name": f.name,
-                "table_rows": f.table_rows,
-                "ids": f.ids,
-                "nulls": f.nulls,
-                "used_rows": f.used_rows,
-                "distinct_ids": f.distinct_ids,
-                "collisions": f.collisions,
-                "lengths": f.lengths.tolist(),
-            }
-            for f in self.features
-        ]
         return {
             "rows": self.rows,
             "bad_rows": self.bad_rows,
             "reasons": dict(self.reasons),
             "samples": [s.to_dict() for s in self.samples],
             "positives": self.positives,
-            "features": features,
+            "features": [f.to_dict() for f in self.features],
             "numbers": [asdict(one) for one in self.numbers],
         }
-
-
-class _Feature:
-    """Counts one feature, window by window."""
-
-    def __init__(self, feature: SparseFeature, table_rows: int) -> None:
-        self.feature, self.report = feature, FeatureReport(feature.name, table_rows)
-        self._used = np.zeros(table_rows, dtype=np.bool_)
-        self._distinct: pa.Array | None = None
-
-    def add(self, column: pa.ChunkedArray | pa.Array, ids: Ids, good: npt.NDArray[np.bool_]) -> None:
-        report = self.report
-        lengths = np.ones(len(good), np.int64) if ids.offsets is None else np.diff(ids.offsets)
-        first, last = ids.span(0, len(good))
-        self._used[ids.values[first:last][np.repeat(good, lengths)]] = True
-        report.ids += int(lengths[good].sum())
-        report.lengths += np.bincount(np.minimum(lengths[good], LONGEST_SHOWN), minlength=LONGEST_SHOWN + 1)
-        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
-            self._add_raw(chunk)
-
-    def _add_raw(self, array: pa.Array) -> None:
-        report = self.report
-        report.nulls += array.null_count
-        if is_list(array.type):
-            array = unnest(array).leaf
-            report.nulls += array.null_count
-        if pa.types.is_struct(array.type):
-            array = pc.struct_field(array, "id")
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        if report.distinct_ids is None:
-            return
-        found = pc.unique(array.drop_null())
-        self._distinct = found if self._distinct is None else pc.unique(pa.concat_arrays([self._distinct, found]))
-        report.distinct_ids = len(self._distinct)
-        if report.distinct_ids > MAX_IDS:
-            report.distinct_ids = self._distinct = None
-
-    def finish(self) -> FeatureReport:
-        self.report.used_rows = int(self._used.sum())
-        return self.report
 
 
 def check(
@@ -179,34 +144,34 @@ def check(
     """
     check_rows_of(schema, rows_of)
     bad_rows = bad_rows or BadRows()
-    features = [_Feature(f, rows_of[f.name]) for f in schema.sparse]
-    ends = np.cumsum([0, *(f.width for f in schema.dense)]).tolist()
-    numbers = [_Number(f, slice(*span)) for f, span in zip(schema.dense, pairwise(ends), strict=True)]
-    report = CheckReport(0, 0, Counter(), [], 0, [])
-    windows = ((part, window) for part in data.parts for window in part.windows)
-    for part, window in windows:
-        table, problems = read_rows(slices_of(part, window), part.columns, part.filters, redact=bad_rows.redact)
-        rows = map_rows(table, schema, rows_of, problems)
-        bad = problems.rows()
-        report.rows += table.num_rows
-        good = np.ones(table.num_rows, dtype=np.bool_)
-        good[bad] = False
-        report.bad_rows += len(bad)
-        report.reasons.update(problems.reasons())
-        report.samples += [problems.error(int(row)) for row in bad[: max(0, bad_rows.samples - len(report.samples))]]
-        columns = {name: table.column(name) for name in schema.feature_columns}
-        if schema.derived:
-            columns = derive(
-                schema.derived_needed,
-                {name: one_array(column) for name, column in columns.items()},
-                Problems(Unplaced()),
-            )
-        for number in numbers:
-            number.add(rows.dense[good], columns)
-        first_label = rows.targets.label.reshape(len(rows), -1)[:, 0]
-        report.positives += int((first_label[good] == 1).sum())
-        for feature, ids in zip(features, rows.ids, strict=True):
-            feature.add(columns[feature.feature.column], ids, good)
-    report.numbers = [number.report for number in numbers]
-    report.features = [feature.finish() for feature in features]
+    tables = [(f, rows_of[f.name]) for f in schema.sparse]
+    report = CheckReport(
+        [FeatureReport(f.name, size, f.column, np.zeros(size, np.bool_)) for f, size in tables],
+        [NumberReport(f.name) for f in schema.dense],
+    )
+    for part in data.parts:
+        for window in range(len(part.windows)):
+            table, problems = read_window(part, window, redact=bad_rows.redact)
+            rows = map_rows(table, schema, rows_of, problems)
+            report.reasons.update(problems.reasons())
+            bad = problems.rows()
+            more = bad[: max(0, bad_rows.samples - len(report.samples))]
+            report.samples += [problems.error(row) for row in more.tolist()]
+            _add(report, table, rows, bad, schema)
     return report
+
+
+def _add(report: CheckReport, table: pa.Table, rows: Rows, bad: npt.NDArray[np.int64], schema: Schema) -> None:
+    """Counts a window."""
+    good = np.ones(table.num_rows, dtype=np.bool_)
+    good[bad] = False
+    report.rows, report.bad_rows = report.rows + table.num_rows, report.bad_rows + len(bad)
+    report.positives += int((rows.targets.label.reshape(len(rows), -1)[good, 0] == 1).sum())
+    columns = {name: one_array(table.column(name)) for name in schema.feature_columns}
+    columns = derive(schema.derived_needed, columns, Problems())
+    first = 0
+    for number, dense in zip(report.numbers, schema.dense, strict=True):
+        number.add(rows.dense[good, first : first + dense.width], columns[dense.column])
+        first += dense.width
+    for feature, ids in zip(report.features, rows.ids, strict=False):  # lists of sequences follow
+        feature.add(columns[feature.column], ids, good)

@@ -6,15 +6,14 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.mapping.arrow_types import is_list, is_text, without_views
+from rayrec.data.mapping.arrow_types import UNITS, decoded, floats_of, is_list, is_text, seconds_of, without_views
 from rayrec.data.mapping.lists import unnest
-from rayrec.data.mapping.sequences import UNITS
 from rayrec.data.mapping.targets import LATEST_S
-from rayrec.data.tools.quantiles import bucket_edges
 
 TIME_NAMES = ("timestamp", "time", "ts", "date", "datetime", "event_time", "created_at", "unix_time")
 WEIGHT_NAMES = ("weight", "sample_weight", "importance_weight")
@@ -101,7 +100,7 @@ def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[i
     role, note = _role(name, column.type, leaf, width)
     if pat.is_struct(leaf.type) and role == "weighted_id_list":
         leaf = pc.struct_field(leaf, "id")
-    leaf = leaf.dictionary_decode() if pat.is_dictionary(leaf.type) else leaf
+    leaf = decoded(leaf)
     low, high = _ends(leaf)
     role, note = _by_values(name, role, note, array, leaf, low, high)
     if span is not None and low is not None and high is not None and role == "id":
@@ -186,17 +185,15 @@ def _all_whole(leaf: pa.Array) -> bool:
 
 
 def _outside_times(leaf: pa.Array) -> bool:
-    kind = pa.timestamp("ms") if pat.is_date(leaf.type) else leaf.type
-    if not pat.is_timestamp(kind):
+    if not (pat.is_timestamp(leaf.type) or pat.is_date(leaf.type)):
         return False
-    ends = pc.min_max(leaf.cast(kind).cast(pa.int64())).as_py()
-    return not (ends["min"] >= 0 and ends["max"] < LATEST_S * UNITS[kind.unit])
+    seconds = seconds_of(leaf, "s")
+    return not (seconds.min(initial=0) >= 0 and seconds.max(initial=0) < LATEST_S)
 
 
 def _numbers(facts: ColumnFacts, leaf: pa.Array) -> ColumnFacts:
     """Mean, deviation, and whether a logarithm helps; a column of one value, or of nulls, is of no use."""
-    kind = pa.uint8() if pat.is_boolean(leaf.type) else leaf.type
-    numbers = leaf.cast(kind).drop_null().cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    numbers = floats_of(leaf)
     numbers = numbers[np.isfinite(numbers)]
     if not len(numbers) or numbers.min() == numbers.max():
         return replace(facts, role="unused", note="one value in all rows that were looked at")
@@ -231,7 +228,7 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str
     if pat.is_boolean(plain):
         return ("dense", "") if leaf.null_count else ("label", "")
     if pat.is_integer(plain):
-        values = pc.unique(leaf if not pat.is_dictionary(leaf.type) else leaf.dictionary_decode()).drop_null()
+        values = pc.unique(decoded(leaf)).drop_null()
         if len(values) and not leaf.null_count and pc.all(pc.is_in(values, pa.array([0, 1]).cast(values.type))).as_py():
             return "label", ""
         is_id = _named_id(name.lower()) or len(values) < _FEW
@@ -257,3 +254,21 @@ def _distinct(leaf: pa.Array, share: float) -> tuple[int, int]:
     once, twice = (pc.sum(pc.equal(counts, n)).as_py() or 0 for n in (1, 2))
     unseen = once * once / (2 * twice) if twice else once * (once - 1) / 2
     return seen, int(seen + min(unseen, seen * (1 / share - 1)))
+
+
+def bucket_edges(ascending: npt.NDArray[np.floating], count: int) -> list[float]:
+    """Boundaries of buckets of about equal frequency; a value as frequent as a bucket has one of its own."""
+    values, counts = np.unique(ascending, return_counts=True)
+    own = np.flatnonzero(counts * count >= len(ascending))
+    rest = np.repeat(np.delete(values, own), np.delete(counts, own))
+    shares = np.linspace(0, 1, max(count - len(own), 1) + 1)[:-1]
+    parts = np.quantile(rest, shares, method="lower") if len(rest) else rest
+    after = values[np.minimum(own + 1, len(values) - 1)]
+    edges = np.unique(np.concatenate([parts, values[own], after]))
+    return [float(one) for one in (edges[edges > values[0]] if len(values) > 1 else values)]
+
+
+def quantiles(ascending: npt.NDArray[np.floating], count: int) -> list[float]:
+    """Different values at the ends of so many parts of equal frequency."""
+    found = np.unique(np.quantile(ascending, np.linspace(0, 1, count + 1), method="closest_observation"))
+    return [float(one) for one in found]

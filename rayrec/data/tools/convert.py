@@ -14,11 +14,11 @@ from typing import Protocol
 import pyarrow as pa
 
 from rayrec.data.errors import DataError
+from rayrec.data.source.parallel import one_by_one
 from rayrec.data.storage.files import Found, find_files
 from rayrec.data.storage.formats import SUFFIXES, format_of
 from rayrec.data.storage.locations import local_path, plain_path
 from rayrec.data.tools.avro import Avro
-from rayrec.data.tools.on_ray import each
 from rayrec.data.tools.orc import Orc
 from rayrec.data.tools.parquet_parts import Layout, write_parts
 from rayrec.data.tools.text_files import Csv, JsonLines
@@ -97,7 +97,7 @@ def convert(
     except OSError as error:
         problem = f"the folder cannot be made: {error.strerror}"
         raise DataError(problem, file=str(folder), fix="name another one, on every node the same") from error
-    yield from each(partial(_convert, schema=schema, layout=layout or Layout()), tasks, on_ray=on_ray)
+    yield from one_by_one(partial(_convert, schema=schema, layout=layout or Layout()), tasks, on_ray=on_ray)
 
 
 def _format(uri: str, header: bool | None) -> Format:

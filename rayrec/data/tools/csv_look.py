@@ -45,10 +45,11 @@ def look(stream: pa.NativeFile, delimiter: str, header: bool | None) -> Look:
         return Look([], header is not False, frozenset())
     first, below = lines[0], lines[1:]
     if header is None:
-        header = not any(map(_is_value, first)) and 2 * _coming_again(first, below) < len(first)
+        named = not any(_VALUE.fullmatch(cell.strip()) for cell in first)
+        header = named and 2 * _coming_again(first, below) < len(first)
     columns = first if header else [f"c{at}" for at in range(len(first))]
-    values = below if header else lines
-    padded = (name for at, name in enumerate(columns) if _padded([line[at] for line in values if at < len(line)]))
+    rows = below if header else lines
+    padded = (name for at, name in enumerate(columns) if _padded([row[at] for row in rows if at < len(row)]))
     return Look(columns, header, frozenset(padded))
 
 
@@ -62,11 +63,6 @@ def _lines(stream: pa.NativeFile, delimiter: str) -> list[list[str]]:
         return [line for line in islice(csv.reader(io.StringIO(text), delimiter=delimiter), _LOOK_LINES) if line]
     except csv.Error:  # a cell too long for Python's reader
         return []
-
-
-def _is_value(cell: str) -> bool:
-    """Whether it is a number or a date."""
-    return _VALUE.fullmatch(cell.strip()) is not None
 
 
 def _coming_again(first: Sequence[str], below: Sequence[Sequence[str]]) -> int:

@@ -14,21 +14,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rayrec.data.errors import DataError
-from rayrec.data.mapping.arrow_types import is_list
-from rayrec.data.mapping.columns import check_feature_types
+from rayrec.data.mapping.arrow_types import floats_of, is_list
+from rayrec.data.mapping.columns import check_types
 from rayrec.data.mapping.dense import transformed
-from rayrec.data.mapping.derive import as_floats, derive
+from rayrec.data.mapping.derive import derive
 from rayrec.data.mapping.derived import Buckets, Derived
 from rayrec.data.mapping.lists import unnest
 from rayrec.data.mapping.map_rows import one_array
-from rayrec.data.mapping.problems import Problems, Unplaced
+from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.schema import DenseFeature, Schema
 from rayrec.data.mapping.transforms import Fitted, MinMax, Quantile, Standardize, Transform
 from rayrec.data.order.mix import Mix
 from rayrec.data.source.manifest import Manifest
-from rayrec.data.source.slices import slices_of
-from rayrec.data.stream.reading import read_rows
-from rayrec.data.tools.quantiles import bucket_edges, quantiles
+from rayrec.data.stream.reading import read_window
+from rayrec.data.tools.column_facts import bucket_edges, quantiles
 
 Floats = npt.NDArray[np.floating]
 
@@ -68,11 +67,11 @@ def fit(data: Manifest | Mix, schema: Schema, sample_rows: int = SAMPLE_ROWS) ->
             numbers = _finite(columns[spec.column], spec.name)
             spec = spec.model_copy(update={"boundaries": bucket_edges(numbers, spec.quantiles)})
         if spec.name in needed:
-            columns = derive([spec], columns, Problems(Unplaced()))
+            columns = derive([spec], columns, Problems())
         derived.append(spec)
     dense = [_fitted(feature, columns[feature.column]) for feature in schema.dense]
     done = schema.model_copy(update={"derived": derived, "dense": dense})
-    check_feature_types(done, table.schema, "the sample")
+    check_types(done, table.schema, "the sample", labelled=False)
     return done
 
 
@@ -102,14 +101,10 @@ def _by_quantiles(spec: Derived) -> bool:
 
 
 def _unfitted(step: Transform) -> Transform:
-    match step:
-        case Standardize():
-            return Standardize()
-        case MinMax():
-            return MinMax()
-        case Quantile():
-            return Quantile(quantiles=step.quantiles)
-    return step
+    if not isinstance(step, Fitted):
+        return step
+    found = {"mean", "std", "lowest", "highest", "boundaries"} & set(type(step).model_fields)
+    return step.model_copy(update=dict.fromkeys(found))
 
 
 def _sample(data: Manifest | Mix, columns: list[str], rows: int) -> pa.Table:
@@ -118,8 +113,7 @@ def _sample(data: Manifest | Mix, columns: list[str], rows: int) -> pa.Table:
     for part in data.parts:
         wanted = -(-rows // len(data.parts))
         for number in _spread(len(part.windows)):
-            window = part.windows[number]
-            table, problems = read_rows(slices_of(part, window), part.columns, part.filters)
+            table, problems = read_window(part, number)
             if problems:
                 raise problems.error(int(problems.rows()[0]))
             tables.append(table.select(columns).slice(0, wanted))
@@ -143,8 +137,8 @@ def _finite(array: pa.Array, name: str) -> Floats:
 
 def _numbers(array: pa.Array) -> Floats:
     """The finite numbers of an array, or of its lists."""
-    numbers = as_floats(unnest(array).leaf if is_list(array.type) else array)[1]
-    return numbers[np.isfinite(numbers)].astype(np.float64)
+    numbers = floats_of(unnest(array).leaf if is_list(array.type) else array)
+    return numbers[np.isfinite(numbers)]
 
 
 def _fitted(feature: DenseFeature, array: pa.Array) -> DenseFeature:

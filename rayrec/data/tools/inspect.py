@@ -16,7 +16,7 @@ import pyarrow.types as pat
 
 from rayrec.data.errors import DataError
 from rayrec.data.source.filters import only_passing, parse_all
-from rayrec.data.source.partitioned import Partitioned, nothing_left, with_partition
+from rayrec.data.source.partitioned import Partitioned, nothing_left, tables_of
 from rayrec.data.storage.files import find_files
 from rayrec.data.storage.opening import Version, open_parquet
 from rayrec.data.tools.column_facts import ColumnFacts, column_facts
@@ -69,13 +69,13 @@ def inspect(
         with open_parquet(one.file.uri, Version(one.file.size_bytes)) as parquet:
             rows += parquet.metadata.num_rows
             _widen(spans, parquet.metadata)
-            wanted = -(-sample_rows // len(found.files))
-            for batch in parquet.iter_batches(min(wanted, 65_536)):
-                tables.append(only_passing(with_partition(batch, one, found.types), conditions, one.file.uri))
-                looked_at += batch.num_rows
-                wanted -= batch.num_rows
-                if wanted <= 0:
-                    break
+        wanted = -(-sample_rows // len(found.files))
+        for table in tables_of(one, found.types, at_once=wanted):
+            tables.append(only_passing(table, conditions, one.file.uri))
+            looked_at += len(table)
+            wanted -= len(table)
+            if wanted <= 0:
+                break
     if not any(len(table) for table in tables):
         raise nothing_left(everything.files[0].file.uri, conditions)
     try:

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from rayrec.data.errors import DataError, suggestion
-from rayrec.data.mapping.arrow_types import is_list, is_text
+from rayrec.data.mapping.arrow_types import decoded, is_list, is_text
+from rayrec.data.mapping.problems import Problems
+from rayrec.data.mapping.schema import Task
+from rayrec.data.mapping.targets import map_label
 from rayrec.data.tools.column_facts import ColumnFacts
 
 LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y")
@@ -35,6 +37,12 @@ class LabelChoice:
     schema: dict[str, Any]
     positives: npt.NDArray[np.bool_]
     why: str
+
+    @classmethod
+    def of(cls, schema: dict[str, Any], array: pa.Array, why: str) -> LabelChoice:
+        """That of a label and its column's values."""
+        labels = map_label(array, Task(name="label", **schema), Problems())
+        return cls(schema["column"], schema, labels == 1, why)
 
 
 def choose_label(table: pa.Table, binary: Sequence[str], wanted: str | None) -> LabelChoice | None:
@@ -99,26 +107,25 @@ def _parts(wanted: str, columns: Sequence[str]) -> tuple[str, str, str]:
 
 
 def _values(table: pa.Table, column: str) -> pa.Array:
-    array = table.column(column).combine_chunks()
-    array = array.dictionary_decode() if pat.is_dictionary(array.type) else array
+    array = decoded(table.column(column).combine_chunks())
     return array.cast(pa.large_string()) if is_text(array.type) else array
 
 
 def _plain(table: pa.Table, column: str, why: str) -> LabelChoice:
-    return LabelChoice(column, {"column": column}, _equal(_values(table, column), 1), why)
+    return LabelChoice.of({"column": column}, _values(table, column), why)
 
 
 def _two_values(array: pa.Array, column: str) -> LabelChoice:
     """Of 0 and 1 the label itself; of two other values the rarer one is 1."""
     values = _by_count(array)
     if len(values) == 2 and set(values) == {0, 1}:
-        return LabelChoice(column, {"column": column}, _equal(array, 1), "by --label")
+        return LabelChoice.of({"column": column}, array, "by --label")
     comparable = is_text(array.type) or pat.is_integer(array.type)
     if len(values) == 2 and comparable:
         other, rare = values
         schema = {"column": column, "positive": rare, "negative": other}
         why = f"the rarer of its two values, {rare!r}, is 1; the other way: --label '{column}={other}'"
-        return LabelChoice(column, schema, _equal(array, rare), why)
+        return LabelChoice.of(schema, array, why)
     _refuse_one_value(values, column)
     ways = [f"--label '{column}={values[0]}'"] if comparable else []
     if isinstance(values[0], int | float):
@@ -142,7 +149,7 @@ def _one_value(array: pa.Array, column: str, text: str) -> LabelChoice:
     _refuse_one_value(values, column)
     others = [value for value in values if value != positive]
     schema = {"column": column, "positive": positive} | ({"negative": others[0]} if len(others) == 1 else {})
-    return LabelChoice(column, schema, _equal(array, positive), "by --label")
+    return LabelChoice.of(schema, array, "by --label")
 
 
 def _from_number_on(array: pa.Array, column: str, text: str) -> LabelChoice:
@@ -151,12 +158,12 @@ def _from_number_on(array: pa.Array, column: str, text: str) -> LabelChoice:
     except (ValueError, pa.ArrowException) as error:
         problem = f"--label {column}>={text} compares numbers; the column holds {array.type}"
         raise DataError(problem, column=column, fix=f"give {USAGE}") from error
-    positives = numbers >= least
-    if positives.all() or not positives.any():
-        which = "every row is" if positives.all() else "no row is"
+    chosen = LabelChoice.of({"column": column, "at_least": least}, array, "by --label")
+    if chosen.positives.all() or not chosen.positives.any():
+        which = "every row is" if chosen.positives.all() else "no row is"
         problem = f"{which} at least {least:g}; the column goes from {numbers.min():g} to {numbers.max():g}"
         raise DataError(problem, column=column, fix="give a number between them")
-    return LabelChoice(column, {"column": column, "at_least": least}, positives, "by --label")
+    return chosen
 
 
 def _by_count(array: pa.Array) -> list[Any]:
@@ -174,10 +181,3 @@ def _refuse_one_value(values: Sequence[Any], column: str) -> None:
 
 def _shown(values: Sequence[Any]) -> str:
     return ", ".join(map(repr, values[:_MOST_SHOWN])) + (", …" if len(values) > _MOST_SHOWN else "")
-
-
-def _equal(array: pa.Array, value: Any) -> npt.NDArray[np.bool_]:
-    if pat.is_boolean(array.type):
-        array = array.cast(pa.uint8())
-    found: npt.NDArray[np.bool_] = pc.equal(array, value).to_numpy(zero_copy_only=False)
-    return found

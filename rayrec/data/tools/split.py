@@ -15,12 +15,10 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from rayrec.data.errors import DataError
-from rayrec.data.mapping.arrow_types import without_views
+from rayrec.data.mapping.arrow_types import UNITS, decoded
 from rayrec.data.mapping.hashing import mix64_array, seed_of
-from rayrec.data.mapping.sequences import UNITS
 from rayrec.data.source.filters import Condition
-from rayrec.data.source.partitioned import Partitioned, with_partition
-from rayrec.data.storage.opening import Version, open_parquet
+from rayrec.data.source.partitioned import Partitioned, tables_of
 from rayrec.data.tools.parquet_parts import Layout, write_parts
 
 Mask = npt.NDArray[np.bool_]
@@ -28,7 +26,6 @@ Held = Callable[[pa.Table, int], Mask]
 """Which rows of a table, whose first one has this number in the data set, are held out."""
 
 _HELD = 4  # keeps these draws apart from other hashes
-_READ_ROWS = 65_536
 _MOST_TIMES = 1 << 21
 
 
@@ -73,9 +70,9 @@ def _times(found: Partitioned, column: str) -> tuple[npt.NDArray[np.int64], pa.D
     """The column's values, or evenly chosen ones of very many."""
     kept: list[npt.NDArray[np.int64]] = []
     stride, kind = 1, pa.int64()
-    for table in _tables(found, [column]):
+    for table in (table for one in found.files for table in tables_of(one, found.types, [column])):
         array = table.column(column).combine_chunks()
-        array = array.dictionary_decode() if pat.is_dictionary(array.type) else array
+        array = decoded(array)
         kind, numbers = array.type, array.cast(pa.int32() if pat.is_date32(array.type) else pa.int64(), safe=False)
         kept.append(numbers.drop_null().to_numpy()[::stride].astype(np.int64))
         if sum(map(len, kept)) > _MOST_TIMES:
@@ -97,7 +94,7 @@ def write_split(found: Partitioned, held: Held, train: Path, evaluation: Path, l
 
     def chosen(folder: Path) -> Iterator[pa.RecordBatch]:
         first, schema = 0, None
-        for table in _tables(found, None):
+        for table in (table for one in found.files for table in tables_of(one, found.types)):
             schema = schema or table.schema
             try:
                 part = table.select(schema.names).cast(schema)
@@ -113,13 +110,3 @@ def write_split(found: Partitioned, held: Held, train: Path, evaluation: Path, l
             file = found.files[0].file.uri
             raise DataError("too few rows to set some aside for evaluation", file=file, fix="give more rows")
     return rows[train], rows[evaluation]
-
-
-def _tables(found: Partitioned, columns: list[str] | None) -> Iterator[pa.Table]:
-    """All rows, file by file, a part at a time, with the columns of their folders."""
-    for one in found.files:
-        with open_parquet(one.file.uri, Version(one.file.size_bytes)) as parquet:
-            there = None if columns is None else [name for name in columns if name not in one.values]
-            for batch in parquet.iter_batches(_READ_ROWS, columns=there, use_threads=False):
-                table = with_partition(batch, one, found.types)
-                yield table.cast(pa.schema([field.with_type(without_views(field.type)) for field in table.schema]))

@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.data.errors import DataError
-from rayrec.data.mapping.schema import Schema
-from rayrec.data.source.dataset import DataSet
-from rayrec.data.source.manifest import Manifest
 from rayrec.data.source.partitioned import Partitioned
 from rayrec.data.storage.files import PARQUET, find_files
 from rayrec.data.storage.formats import SUFFIXES
 from rayrec.data.tools.convert import convert
-from rayrec.data.tools.fit import fit, for_reading, statistics, without_statistics
 from rayrec.data.tools.inspect import Inspection, inspect
 from rayrec.data.tools.parquet_parts import Layout
 from rayrec.data.tools.split import by_hash, from_time, last_by_time, write_split
@@ -75,15 +71,16 @@ def start(
     converted = paths == [str(folder / "rows")]
     found = inspect(paths, label=label)
     dim = 8 if found.rows < 20_000 else 16 if found.rows < 2 * _MANY else 32
-    proposal = found.proposal(dim, folder / "vocabularies")
-    if not proposal["tables"]:
+    if not found.proposal(dim)["tables"]:
         fix = "rayrec trains embedding tables; give data with a column of users, items or categories"
         raise DataError("no column holds ids or categories", fix=fix)
-    time = proposal["schema"].get("timestamp", {}).get("column")
+    time = next((column.name for column in found.columns if column.role == "timestamp"), None)
     data = _divided(paths, time, folder, copy=converted, tell=tell)
     if converted:
         shutil.rmtree(folder / "rows")
-    proposal["schema"] |= _fitted(proposal["schema"], data["train"])
+    train = data["train"] if isinstance(data["train"], dict) else {"path": data["train"]}
+    seen = inspect(train["path"], filters=train.get("filters", ()), label=label)  # held-out rows shape nothing
+    proposal = seen.proposal(dim, folder / "vocabularies")
     model = _model(found.rows, dim, len(proposal["schema"]["dense"]))
     return Started({"name": name, "data": data, **proposal, "model": model, **_training(found.rows, machine)}, found)
 
@@ -137,13 +134,6 @@ def _divided(paths: Sequence[str], time: str | None, folder: Path, *, copy: bool
     trained, evaluated = write_split(found, held, train, evaluation, _LAYOUT)
     tell(f"{trained:,} rows to train on and {evaluated:,} to evaluate on, in {folder}")
     return {"train": str(train), "eval": str(evaluation)}
-
-
-def _fitted(raw: dict[str, Any], train: Any) -> dict[str, Any]:
-    """The parts of a schema that hold statistics, of the rows to train on alone."""
-    schema = without_statistics(Schema.model_validate(raw))
-    data = DataSet.model_validate({"path": train} if isinstance(train, str) else train)
-    return statistics(fit(Manifest.of(data, for_reading(schema).for_training), schema))
 
 
 def _model(rows: int, dim: int, num_dense: int) -> dict[str, Any]:

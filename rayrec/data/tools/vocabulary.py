@@ -24,17 +24,16 @@ from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.mapping.columns import column_missing
 from rayrec.data.mapping.hashing import hash_texts, mix64_array
-from rayrec.data.source.filters import Condition, only_passing, parse_all
-from rayrec.data.source.partitioned import PartitionedFile, Types, find_partitioned, with_partition, with_partitions
+from rayrec.data.mapping.lists import ids_of
+from rayrec.data.source.filters import Condition, parse_all
+from rayrec.data.source.parallel import one_by_one
+from rayrec.data.source.partitioned import PartitionedFile, Types, find_partitioned, tables_of, with_partitions
 from rayrec.data.storage.locations import local_path
 from rayrec.data.storage.opening import open_parquet
-from rayrec.data.tools.counting import add_up, counts, ids_of
-from rayrec.data.tools.on_ray import each
 
 _PARTS = 64
 _SPILL_IDS = 4 << 20
 _RANGE_IDS = 4 << 20
-_READ_ROWS = 262_144
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def count_column(
         found = find_partitioned(paths, {column, *(condition.column for condition in conditions)})
         work = partial(_count_file, column=column, conditions=conditions, types=found.types, folder=folder)
         files = enumerate(found.that_pass(conditions).files)
-        spills = [spill for some in each(work, files, on_ray=on_ray) for spill in some]
+        spills = [spill for some in one_by_one(work, files, on_ray=on_ray) for spill in some]
         _check_one_kind(spills, column)
         parts = [_merge(part, spills, folder, min_count) for part in range(_PARTS)]
         sizes = sum((sizes for _, sizes, _ in parts), Counter[int]())
@@ -106,19 +105,17 @@ def _count_file(
     waiting: list[pa.Table] = []
     with open_parquet(uri) as parquet:
         arrow = with_partitions(parquet.schema_arrow, {name: types[name] for name in one.values})
-        if column not in arrow.names:
-            raise column_missing(column, arrow, uri, "correct the column's name")
-        wanted = [name for name in (column, *(c.column for c in conditions)) if name not in one.values]
-        names = wanted or parquet.schema_arrow.names[:1]  # which say how many rows there are
-        for batch in parquet.iter_batches(_READ_ROWS, columns=names, use_threads=False):
-            chunks = only_passing(with_partition(batch, one, types), conditions, uri).column(column).chunks
-            waiting += [counts(_plain(ids, uri, column)) for chunk in chunks for ids in ids_of(chunk)]
-            if sum(map(len, waiting)) > _SPILL_IDS:
-                waiting = [add_up(pa.concat_tables(waiting))]
-                if len(waiting[0]) > _SPILL_IDS // 2:
-                    spills.append(_spill(waiting.pop(), folder / f"{number}-{len(spills)}"))
+    if column not in arrow.names:
+        raise column_missing(column, arrow, uri, "correct the column's name")
+    names = dict.fromkeys((column, *(condition.column for condition in conditions)))
+    for table in tables_of(one, types, [*names], conditions):
+        waiting += [_counts(_plain(ids_of(chunk), uri, column)) for chunk in table.column(column).chunks]
+        if sum(map(len, waiting)) > _SPILL_IDS:
+            waiting = [_add_up(pa.concat_tables(waiting))]
+            if len(waiting[0]) > _SPILL_IDS // 2:
+                spills.append(_spill(waiting.pop(), folder / f"{number}-{len(spills)}"))
     if waiting:
-        spills.append(_spill(add_up(pa.concat_tables(waiting)), folder / f"{number}-{len(spills)}"))
+        spills.append(_spill(_add_up(pa.concat_tables(waiting)), folder / f"{number}-{len(spills)}"))
     return spills
 
 
@@ -129,6 +126,17 @@ def _plain(ids: pa.Array, uri: str, column: str) -> pa.Array:
         fix = "write them as such; numbers are dense features, which need no vocabulary"
         raise DataError(f"ids are integers or strings, not {ids.type}", file=uri, column=column, fix=fix)
     return ids.cast(pa.int64(), safe=False)
+
+
+def _counts(ids: pa.Array) -> pa.Table:
+    """How often each comes: `id` and `count`."""
+    found = ids.value_counts()
+    return pa.table({"id": found.field("values"), "count": found.field("counts")})
+
+
+def _add_up(table: pa.Table) -> pa.Table:
+    """Each id once, with the sum of its counts."""
+    return table.group_by("id").aggregate([("count", "sum")]).rename_columns(["id", "count"])
 
 
 def _spill(table: pa.Table, path: Path) -> Path:
@@ -152,7 +160,7 @@ def _check_one_kind(spills: Sequence[Path], column: str) -> None:
 
 def _merge(part: int, spills: Sequence[Path], folder: Path, min_count: int) -> tuple[Path, Counter[int], int]:
     """A file of one part's ids that come often enough, how many have each count, and how many ids there are."""
-    table = add_up(pa.concat_tables(pq.ParquetFile(spill).read_row_group(part) for spill in spills))
+    table = _add_up(pa.concat_tables(pq.ParquetFile(spill).read_row_group(part) for spill in spills))
     kept = table.filter(pc.greater_equal(table["count"], min_count))
     path = folder / f"part-{part}"
     pq.write_table(kept, path)

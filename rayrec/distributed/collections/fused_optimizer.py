@@ -10,8 +10,7 @@ import torch
 from rayrec.distributed.collections.sharded_table import LocalShard, ShardedTable
 from rayrec.distributed.kernel import Kernel, UpdatingKernel
 from rayrec.distributed.kernel.choice import updating
-from rayrec.optim import CombinedOptimizer
-from rayrec.optim.fused import FusedOptimizer
+from rayrec.optim import CombinedOptimizer, FusedOptimizer
 
 STEP = "step"  # torch's name for the number of updates in an optimizer's state
 

@@ -44,14 +44,7 @@ class Examples:
         Raises:
             ValueError: there are no inverse indices.
         """
-        given = kjt.inverse_indices_or_none()
-        if given is None:
-            sizes = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True))
-            raise ValueError(
-                f"batch sizes differ by key ({sizes}); give inverse_indices, which say which list stands for each "
-                "example"
-            )
-        keys, lists_KB = given
+        keys, lists_KB = kjt.inverse_indices()
         return lists_KB[[keys.index(feature) for feature in self._features]].t().contiguous()
 
     def expand(self, vectors: torch.Tensor, lists_BE: torch.Tensor) -> torch.Tensor:

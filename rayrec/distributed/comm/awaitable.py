@@ -84,16 +84,6 @@ for _name in f"{_ARITHMETIC} {_OTHERS}".split():  # Python looks operators up on
 LazyAwaitable.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-class NoWait(Awaitable[T]):
-    """A result that is known already, as an awaitable."""
-
-    def __init__(self, obj: T) -> None:
-        self._obj = obj
-
-    def _wait_impl(self) -> T:
-        return self._obj
-
-
 class Deferred(LazyAwaitable[T]):
     """A lazy result that `finish` computes."""
 

@@ -20,7 +20,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 
 import torch
@@ -109,12 +108,13 @@ class HostLink:
         )
         firsts, offsets = [0, *accumulate(come)], [0, *accumulate(leave)]
         _check(output, inputs, firsts.pop() == output.nbytes and offsets.pop() == inputs.nbytes)
-        rank, own, source = self.rank, leave[self.rank], inputs.data_ptr()
-        first, end = offsets[rank], offsets[rank] + own
-        ctypes.memmove(output.data_ptr() + firsts[rank], source + first, own)
-        pieces = ((source, first), (source + end, inputs.nbytes - end))
-        places = [offset if other < rank else offset - own for other, offset in enumerate(offsets)]
-        return self._begin(partial(_copy, pieces), sum(leave) - own, places, leave, _into(output, firsts, come))
+        own, source = self.rank, inputs.data_ptr()
+        ctypes.memmove(output.data_ptr() + firsts[own], source + offsets[own], leave[own])
+
+        def write(rank: int, address: int) -> None:
+            ctypes.memmove(address, source + offsets[rank], leave[rank])
+
+        return self._send_each(leave, write, _into(output, firsts, come))
 
     def all_gather(self, output: torch.Tensor, inputs: torch.Tensor, come: Sequence[int]) -> Wait:
         """Sends all of `inputs` to every rank, and receives `come[r]` bytes of each into `output`."""
@@ -123,9 +123,11 @@ class HostLink:
         _check(output, inputs, firsts.pop() == output.nbytes and come[rank] == size)
         ctypes.memmove(output.data_ptr() + firsts[rank], source, size)
         world = len(come)
-        return self._begin(
-            partial(_copy, [(source, size)]), size, [0] * world, [size] * world, _into(output, firsts, come)
-        )
+
+        def fill(address: int) -> None:
+            ctypes.memmove(address, source, size)
+
+        return self._begin(fill, size, [0] * world, [size] * world, _into(output, firsts, come))
 
     def exchange(self, parts: Sequence[Sequence[torch.Tensor]], own: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         """Sends the flat, contiguous tensors `parts[r]` to each rank r; the function that it returns waits for every
@@ -138,10 +140,12 @@ class HostLink:
             messages[rank] = own.new_empty(size // own.element_size())
             ctypes.memmove(messages[rank].data_ptr(), address, size)
 
-        others = [part for rank, part in enumerate(parts) if rank != self.rank]
-        pieces = [(piece.data_ptr(), piece.nbytes) for part in others for piece in part]
-        places = self._places(leave)
-        wait = self._begin(partial(_copy, pieces), places.pop(), places, leave, Arrival(None, read))
+        def write(rank: int, address: int) -> None:
+            for piece in parts[rank]:
+                ctypes.memmove(address, piece.data_ptr(), piece.nbytes)
+                address += piece.nbytes
+
+        wait = self._send_each(leave, write, Arrival(None, read))
 
         def wait_for_messages() -> list[torch.Tensor]:
             wait()
@@ -163,18 +167,18 @@ class HostLink:
             read: takes a rank's message at an address, of some bytes, where that rank has made it. It is called in the
                 order of ranks, at the latest by the wait, maybe in another thread.
         """
-        places = self._places(leave)
-        num_bytes = places.pop()
+        return self._send_each(leave, write, Arrival(come, read))
+
+    def _send_each(self, leave: Sequence[int], write: Callable[[int, int], None], arrival: Arrival) -> Wait:
+        """Sends a message of its own, of `leave[r]` bytes, to each other rank r."""
+        others = (size if rank != self.rank else 0 for rank, size in enumerate(leave))
+        *places, num_bytes = accumulate(others, initial=0)
 
         def fill(address: int) -> None:
             for peer in self._peers:
                 write(peer.rank, address + places[peer.rank])
 
-        return self._begin(fill, num_bytes, places, leave, Arrival(come, read))
-
-    def _places(self, leave: Sequence[int]) -> list[int]:
-        """Where each rank's message begins if others' follow one another, and the end of all."""
-        return list(accumulate((size if rank != self.rank else 0 for rank, size in enumerate(leave)), initial=0))
+        return self._begin(fill, num_bytes, places, leave, arrival)
 
     def _begin(
         self,
@@ -247,13 +251,6 @@ class HostLink:
         if isinstance(error, TimeoutError):
             return TimeoutError(f"rank {peer.rank} has not come to an exchange within {self._timeout_s:g} s")
         return ConnectionError(f"rank {peer.rank} has ended, or has left its process group")
-
-
-def _copy(pieces: Iterable[tuple[int, int]], target: int) -> None:
-    """Copies pieces of memory (address, bytes) to an address, one after the other."""
-    for source, size in pieces:
-        ctypes.memmove(target, source, size)
-        target += size
 
 
 def _into(output: torch.Tensor, firsts: Sequence[int], sizes: Sequence[int]) -> Arrival:

@@ -1,13 +1,15 @@
-"""The update of fbgemm's CPU tables by a compiled loop: the sums and the optimizer's formula of fbgemm's own backward.
+"""The update of CPU tables by a compiled loop: the sums and the optimizer's formula of fbgemm's own backward.
 
 Of a whole step on two ranks the loop takes 0.90 to 0.99 of the time with 10 ids a bag and more, and 0.80 to 0.84 with
 1000 tables of few bags; with 26 tables and one id a bag 0.95 to 1.05. So there fbgemm's own stays, but for tables with
-several lookups, for which it has another, slower one (jobs/RESULTS.md).
+several lookups, for which it has another, slower one (jobs/RESULTS.md). bfloat16, which fbgemm does not have on a CPU,
+is always trained by the loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -17,45 +19,57 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from rayrec.compiled import in_threads, loops
 from rayrec.distributed.kernel.interface import LocalTable, Lookups
-from rayrec.distributed.kernel.row_kernel import make_anchor
-from rayrec.distributed.kernel.tbe import TBE, padded
 
 _RULES = {  # by their names in the loop's module
     EmbOptimType.EXACT_SGD: "SGD",
     EmbOptimType.EXACT_ADAGRAD: "ADAGRAD",
     EmbOptimType.EXACT_ROWWISE_ADAGRAD: "ROWWISE_ADAGRAD",
 }
+_LOOPS = "rayrec.distributed.kernel.update_loops"
 _MOST = 2**32  # rows of a table, and numbers of a gradient
 MANY_LOOKUPS, FEW_BAGS = 100, 256  # of a kernel, each of at most so many bags
 MANY_IDS = 4  # of a bag
 
 
-class CompiledUpdate:
-    """Trains the tables of one TBE; see `possible`.
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Where a kernel's tables lie.
 
     Args:
-        tbe: on a CPU.
-        tables: that it has.
+        held: returns the tables' numbers, and those of their optimizer's state or None, each as one tensor.
+        first_weights, first_states: the first number of each table in them.
+        widths: numbers of a row, of each table.
+    """
+
+    held: Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
+    first_weights: Sequence[int]
+    first_states: Sequence[int]
+    widths: Sequence[int]
+
+
+class CompiledUpdate:
+    """Trains the tables of one kernel; see `possible`.
+
+    Args:
+        memory: of the tables.
+        tables: of the kernel.
         table_of_lookup: for each lookup, the index of its table in `tables`; ascending.
     """
 
-    def __init__(self, tbe: TBE, tables: Sequence[LocalTable], table_of_lookup: Sequence[int]) -> None:
-        self._tbe, self._loop, spec = tbe, loops("rayrec.distributed.kernel.update_loops"), tables[0].update
-        self._rule, self._eps = getattr(self._loop, _RULES[spec.optimizer]), np.float32(spec.eps)
+    def __init__(self, memory: Memory, tables: Sequence[LocalTable], table_of_lookup: Sequence[int]) -> None:
+        loop, spec = loops(_LOOPS), tables[0].update
+        self._loop = loop.train_for(str(tables[0].config.data_type.dtype).removeprefix("torch."))
+        self._held, self._rule, self._eps = memory.held, getattr(loop, _RULES[spec.optimizer]), np.float32(spec.eps)
         of_tables = np.arange(len(tables) + 1)
-        dims = [padded(table.cols.size) for table in tables]
         self._first_lookup_T = np.searchsorted(np.array(table_of_lookup), of_tables).astype(np.int64)
-        cols = list(accumulate((dims[table] for table in table_of_lookup), initial=0))
+        cols = list(accumulate((memory.widths[table] for table in table_of_lookup), initial=0))
         self._col_L, self._width = np.array(cols[:-1], np.uint64), cols[-1]
-        self._dim_T = np.array(dims, np.int64)
+        self._dim_T = np.array(memory.widths, np.int64)
         self._bits_T = np.array([max(1, (table.rows.size - 1).bit_length()) for table in tables], np.int64)
-        self._first_weight_T = np.array([w.storage_offset() for w in tbe.split_embedding_weights()], np.uint64)
-        self._has_state = bool(spec.rule.rowwise)
-        states = [state for (state,) in tbe.split_optimizer_states()] if self._has_state else []
-        first_states = [state.storage_offset() for state in states] or [0] * len(tables)
-        self._first_state_T = np.array(first_states, np.uint64)
+        self._first_weight_T = np.array(memory.first_weights, np.uint64)
+        self._first_state_T = np.array(memory.first_states, np.uint64)
         self._num_lookups, self._several = len(table_of_lookup), len(table_of_lookup) > len(tables)
-        self._anchor = make_anchor(torch.device("cpu"))
+        self._anchor = torch.zeros(0, requires_grad=True)  # so that autograd calls the backward
 
     def pays(self, lookups: Lookups) -> bool:
         """Whether it is the faster one for a batch of this shape."""
@@ -65,22 +79,23 @@ class CompiledUpdate:
 
     @staticmethod
     def possible(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> bool:
-        """Whether the loop can train these tables: in fp32, on a CPU, the lookups of each side by side."""
+        """Whether the loop can train these tables: on a CPU, the lookups of each side by side, rounded to the nearest
+        number, without weight decay."""
         in_order = all(here <= there for here, there in zip(table_of_lookup, table_of_lookup[1:], strict=False))
+        spec, itself = tables[0].update, tables[0].config.data_type.dtype == torch.float32
         return (
             device.type == "cpu"
             and in_order
-            and tables[0].config.data_type.dtype == torch.float32
-            and tables[0].update.optimizer in _RULES
+            and (itself or not spec.stochastic_rounding)
+            and not spec.weight_decay
+            and spec.optimizer in _RULES
             and all(table.rows.size < _MOST for table in tables)
-            and loops("rayrec.distributed.kernel.update_loops") is not None
+            and loops(_LOOPS) is not None
         )
 
-    def pooled(self, lookups: Lookups) -> torch.Tensor:
-        """The TBE's bags; backward trains, at the learning rate of now."""
-        with torch.no_grad():
-            bags = self._tbe(lookups.ids, lookups.offsets, lookups.weights)
-        out: torch.Tensor = _Trained.apply(self._anchor, bags, self, lookups, self._tbe.get_learning_rate())
+    def trained(self, bags: torch.Tensor, lookups: Lookups, rate: float) -> torch.Tensor:
+        """The bags of `lookups`, whose backward trains at this learning rate."""
+        out: torch.Tensor = _Trained.apply(self._anchor, bags, self, lookups, rate)
         return out
 
     def train(self, lookups: Lookups, grad: torch.Tensor, rate: float) -> None:
@@ -91,15 +106,24 @@ class CompiledUpdate:
         given = torch.empty(0) if lookups.weights is None else lookups.weights.detach().to(torch.float32).contiguous()
         ids = lookups.ids.to(torch.int64).contiguous().numpy().view(np.uint64)
         first_id_T = offsets[torch.from_numpy(self._first_lookup_T) * grad.shape[0]].numpy()
-        weight = self._tbe.weights_host.detach().numpy()
-        state = self._tbe.momentum1_host.detach().numpy() if self._has_state else np.empty(0, np.float32)
+        weights, states = self._held()
+        weight, state = _numbers(weights), np.empty(0, np.float32) if states is None else _numbers(states)
         in_threads(
-            self._loop.train,
+            self._loop,
             np.diff(first_id_T),
             (ids, offsets.numpy(), given.numpy(), grad.to(torch.float32).contiguous().numpy().reshape(-1)),
             (self._width, grad.shape[0], self._first_lookup_T, self._col_L, self._bits_T, self._dim_T),
             (weight, self._first_weight_T, state, self._first_state_T, self._rule, np.float32(rate), self._eps),
         )
+
+
+def _numbers(tensor: torch.Tensor) -> np.ndarray:
+    """The flat memory of a tensor, in the type in which the loops see it."""
+    flat = tensor.detach().view(-1)
+    if flat.dtype == torch.float32:
+        return flat.numpy()
+    bits = flat.view(torch.int16).numpy()
+    return bits if flat.dtype == torch.bfloat16 else bits.view(np.uint16)
 
 
 class _Trained(torch.autograd.Function):

@@ -10,9 +10,9 @@ from weakref import WeakSet
 
 import torch
 
-from rayrec.distributed.kernel.compiled_update import CompiledUpdate
+from rayrec.distributed.kernel.compiled_update import CompiledUpdate, Memory
 from rayrec.distributed.kernel.interface import LocalTable, Lookups, of_inner
-from rayrec.distributed.kernel.tbe import Padding, make_tbe, set_count
+from rayrec.distributed.kernel.tbe import TBE, Padding, make_tbe, set_count
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, Span
 
 
@@ -61,7 +61,7 @@ class _Update:
 
 
 class FusedKernel:
-    """Tables of one dtype, optimizer and share in a cache, in one TBE; on a CPU a compiled loop updates fp32 tables.
+    """Tables of one dtype, optimizer and share in a cache, in one TBE; on a CPU a compiled loop may update them.
 
     Args:
         tables: the rectangles; of one width, if padded and with optimizer state of one number a row.
@@ -79,7 +79,7 @@ class FusedKernel:
         self._updates = UpdateCount()
         self._sets_count = rule.corrects_bias
         possible = CompiledUpdate.possible(self.tables, table_of_lookup, device)
-        self._compiled = CompiledUpdate(self._tbe, self.tables, table_of_lookup) if possible else None
+        self._compiled = CompiledUpdate(_memory(self._tbe), self.tables, table_of_lookup) if possible else None
 
     def __repr__(self) -> str:
         return f"FusedKernel({[table.config.name for table in self.tables]}, {self.tables[0].optimizer})"
@@ -93,7 +93,9 @@ class FusedKernel:
         weights_train = lookups.weights is not None and lookups.weights.requires_grad
         trains = torch.is_grad_enabled() and not weights_train
         if trains and self._compiled is not None and self._compiled.pays(lookups):
-            bags = self._compiled.pooled(lookups)
+            with torch.no_grad():
+                bags = self._tbe(lookups.ids, lookups.offsets, lookups.weights)
+            bags = self._compiled.trained(bags, lookups, float(self._tbe.get_learning_rate()))
         else:
             bags = self._tbe(lookups.ids, lookups.offsets, lookups.weights)
         if self._padding is not None:
@@ -135,6 +137,17 @@ class FusedKernel:
     @iteration.setter
     def iteration(self, value: int) -> None:
         self._updates.done = value
+
+
+def _memory(tbe: TBE) -> Memory:
+    """Where a TBE on a CPU has its tables."""
+    weights, states = tbe.split_embedding_weights(), [held[0] for held in tbe.split_optimizer_states() if held]
+    return Memory(
+        held=lambda: (tbe.weights_host, tbe.momentum1_host if states else None),
+        first_weights=[weight.storage_offset() for weight in weights],
+        first_states=[state.storage_offset() for state in states] or [0] * len(weights),
+        widths=[weight.shape[1] for weight in weights],
+    )
 
 
 class Stack:

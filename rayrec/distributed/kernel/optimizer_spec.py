@@ -159,8 +159,8 @@ def _decay_mode(given: object, weight_decay: float) -> DecayMode | None:
 
 
 def twin(optimizer: type[torch.optim.Optimizer]) -> tuple[Rule, DecayMode | None]:
-    """The rule of a torch optimizer, or of one in rayrec.optim, and its mode of weight decay."""
-    named = getattr(optimizer, "fused_rule", None)  # of rayrec.optim, which does not import fbgemm
+    """The rule of a torch optimizer, or of one in rayrec.torchrec.optim, and its mode of weight decay."""
+    named = getattr(optimizer, "fused_rule", None)  # set by rayrec.torchrec.optim
     if named is not None:
         return rule_of(named), None
     for rule in RULES.values():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rayrec.distributed.comm.host_memory import use_large_pages
 from rayrec.distributed.kernel import optimizer_formulas as formulas
+from rayrec.distributed.kernel.compiled_update import CompiledUpdate, Memory
 from rayrec.distributed.kernel.interface import LocalTable, Lookups
 
 
@@ -69,17 +72,18 @@ class RowMatrix:
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
         first = tables[0]
         self.dim = first.cols.size
-        self._sizes = [table.rows.size for table in tables]
-        *starts, total = [0, *accumulate(self._sizes)]
+        self.sizes = [table.rows.size for table in tables]
+        *starts, total = [0, *accumulate(self.sizes)]
         on_host = torch.tensor([starts[t] for t in table_of_lookup])
         self._first_row = {"cpu": on_host, device.type: on_host.to(device)}
-        self.num_lookups = len(table_of_lookup)
+        self.table_of_lookup, self.num_lookups = list(table_of_lookup), len(table_of_lookup)
         self.spare = total
         self.weight_RD = torch.zeros(total + 1, self.dim, dtype=first.config.data_type.dtype, device=device)
+        use_large_pages(self.weight_RD)
 
     def split(self, whole: torch.Tensor) -> list[torch.Tensor]:
         """A tensor with one number, or one vector, for each row of the matrix, as views of each table's rows."""
-        return list(whole[: self.spare].split(self._sizes))
+        return list(whole[: self.spare].split(self.sizes))
 
     def rows_of(self, ids: torch.Tensor, lengths_LB: torch.Tensor) -> torch.Tensor:
         """int64 `[N]`: the row in the matrix of each id, which counts from the first row of its table."""
@@ -167,13 +171,30 @@ class RowKernel:
     def __repr__(self) -> str:
         return f"RowKernel({[table.config.name for table in self.tables]}, {self.spec})"
 
+    @cached_property
+    def compiled(self) -> CompiledUpdate | None:
+        """The update of bags by a compiled loop; None where there is none for this kernel."""
+        table_of_lookup, sizes, device = self.matrix.table_of_lookup, self.matrix.sizes, self.matrix.weight_RD.device
+        shared = self.spec.replicas is not None and self.spec.replicas.every_step
+        if shared or not CompiledUpdate.possible(self.tables, table_of_lookup, device):
+            return None
+        firsts, state = list(accumulate(sizes[:-1], initial=0)), next(iter(self.state.values()), None)
+        per_row = 1 if state is None else state[0].numel()
+        memory = Memory(
+            held=lambda: (self.matrix.weight_RD, state),
+            first_weights=[first * self.matrix.dim for first in firsts],
+            first_states=[first * per_row for first in firsts],
+            widths=[self.matrix.dim] * len(sizes),
+        )
+        return CompiledUpdate(memory, self.tables, table_of_lookup)
+
     def pooled(self, lookups: Lookups) -> torch.Tensor:
         of_rows = self.matrix.row_lookups(lookups)
-        out: torch.Tensor = _Lookup.apply(self._anchor, self, of_rows.ids, of_rows.offsets, of_rows.weights)
+        out: torch.Tensor = _Lookup.apply(self._anchor, self, of_rows.ids, of_rows.offsets, of_rows.weights, lookups)
         return out
 
     def vectors(self, lookups: Lookups) -> torch.Tensor:
-        out: torch.Tensor = _Lookup.apply(self._anchor, self, self.matrix.row_lookups(lookups).ids, None, None)
+        out: torch.Tensor = _Lookup.apply(self._anchor, self, self.matrix.row_lookups(lookups).ids, None, None, None)
         return out
 
     def train(self, rows: torch.Tensor, grads: torch.Tensor, rate: float | None) -> tuple[torch.Tensor, ...]:
@@ -210,8 +231,9 @@ class _Lookup(torch.autograd.Function):
         rows: torch.Tensor,
         offsets: torch.Tensor | None,
         weights: torch.Tensor | None,
+        bags: Lookups | None,
     ) -> torch.Tensor:
-        ctx.kernel, ctx.given, ctx.rate = kernel, (rows, offsets, weights), kernel.learning_rate
+        ctx.kernel, ctx.given, ctx.rate, ctx.bags = kernel, (rows, offsets, weights), kernel.learning_rate, bags
         return kernel.matrix.look_up(rows, offsets, weights)
 
     @staticmethod
@@ -219,6 +241,10 @@ class _Lookup(torch.autograd.Function):
         (grad,), (rows, offsets, weights) = grads, ctx.given
         kernel: RowKernel = ctx.kernel
         weight_grad = kernel.matrix.weight_gradients(rows, offsets, grad) if ctx.needs_input_grad[4] else None
-        groups = RowGroups.of(rows)
-        kernel.train(groups.distinct, kernel.matrix.row_gradients(groups, offsets, weights, grad), ctx.rate)
-        return None, None, None, None, weight_grad
+        if ctx.bags is not None and kernel.compiled is not None:
+            kernel.iteration += 1
+            kernel.compiled.train(ctx.bags, grad, ctx.rate)
+        else:
+            groups = RowGroups.of(rows)
+            kernel.train(groups.distinct, kernel.matrix.row_gradients(groups, offsets, weights, grad), ctx.rate)
+        return None, None, None, None, weight_grad, None

@@ -17,6 +17,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     WeightDecayMode,
 )
 
+from rayrec.distributed.comm.host_memory import use_large_pages
 from rayrec.distributed.kernel.interface import LocalTable
 from rayrec.distributed.kernel.optimizer_rules import DecayMode
 from rayrec.distributed.plan.shards import DEFAULT_LOAD_FACTOR, EmbeddingComputeKernel
@@ -53,7 +54,7 @@ def make_tbe(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], devic
         )
         for table in tables
     ]
-    return SplitTableBatchedEmbeddingBagsCodegen(
+    tbe = SplitTableBatchedEmbeddingBagsCodegen(
         embedding_specs=specs,
         feature_table_map=list(table_of_lookup),
         weights_precision=_PRECISION[first.config.data_type.dtype],
@@ -73,6 +74,10 @@ def make_tbe(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], devic
         bounds_check_mode=BoundsCheckMode.NONE,  # ids are checked before they are sent
         device=device,
     )
+    for name in ("weights_host", "momentum1_host", "momentum2_host"):
+        if hasattr(tbe, name):
+            use_large_pages(getattr(tbe, name))
+    return tbe
 
 
 def set_count(tbe: TBE, updates: int) -> None:

@@ -6,13 +6,15 @@ the row is updated once, from memory that was asked for a few ids before. Suffix
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numba as nb
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from rayrec.compiled import compiled
 
@@ -23,9 +25,10 @@ _AHEAD = nb.uint64(24)  # ids between asking for a row and its update
 _MANY = 4096  # ids that are worth a digit of 11 bits
 _TYPES = dict.fromkeys(("offsets", "first_lookup_T", "bits_T", "dim_T"), "int64[::1]")
 _TYPES |= dict.fromkeys(("ids", "col_L", "first_weight_T", "first_state_T"), "uint64[::1]")
-_TYPES |= dict.fromkeys(("given_N", "grad", "weight", "state"), "float32[::1]")
+_TYPES |= dict.fromkeys(("given_N", "grad", "state"), "float32[::1]")
 _TYPES |= dict.fromkeys(("num_bags", "width", "rule", "start", "stop"), "int64")
 _TYPES |= {"rate": "float32", "eps": "float32"}
+WEIGHTS = {"float32": "float32[::1]", "float16": "uint16[::1]", "bfloat16": "int16[::1]"}  # how loops see tables
 
 
 @intrinsic
@@ -42,6 +45,55 @@ def _prefetch(typing: Any, array: Any, place: Any) -> Any:  # pragma: no cover (
         return context.get_dummy_value()
 
     return nb.types.void(array, place), generate
+
+
+_FLOAT, _HALF_FLOAT, _WORD, _SHORT = ir.FloatType(), ir.HalfType(), ir.IntType(32), ir.IntType(16)
+
+
+def _in_llvm(source: Any, target: Any, build: Callable[[Any, Any], Any]) -> Any:
+    """A function from a number of one type to one of another, built of LLVM's instructions."""
+
+    @intrinsic
+    def convert(typing: Any, number: Any) -> Any:  # pragma: no cover (runs in the compiler)
+        return target(source), lambda context, builder, signature, args: build(builder, args[0])
+
+    return convert
+
+
+def _rounded(builder: Any, number: Any) -> Any:  # pragma: no cover (runs in the compiler)
+    """The nearest bfloat16, of two equally near ones the even one."""
+    bits, by = builder.bitcast(number, _WORD), _WORD(16)
+    even = builder.and_(builder.lshr(bits, by), _WORD(1))
+    near = builder.add(bits, builder.add(even, _WORD(0x7FFF)))
+    no_number = builder.fcmp_unordered("uno", number, number)
+    return builder.trunc(builder.lshr(builder.select(no_number, bits, near), by), _SHORT)
+
+
+def _widened(builder: Any, bits: Any) -> Any:  # pragma: no cover (runs in the compiler)
+    return builder.bitcast(builder.shl(builder.zext(bits, _WORD), _WORD(16)), _FLOAT)
+
+
+_to_bfloat, _of_bfloat = _in_llvm(nb.float32, nb.int16, _rounded), _in_llvm(nb.int16, nb.float32, _widened)
+_to_half = _in_llvm(nb.float32, nb.uint16, lambda at, number: at.bitcast(at.fptrunc(number, _HALF_FLOAT), _SHORT))
+_of_half = _in_llvm(nb.uint16, nb.float32, lambda at, bits: at.fpext(at.bitcast(bits, _HALF_FLOAT), _FLOAT))
+
+
+def _moved(weight: Any, place: Any, step: Any) -> None:
+    """Adds to a weight of any of the three types."""
+
+
+@overload(_moved, inline="always")
+def _moved_in(weight: Any, place: Any, step: Any) -> Any:  # pragma: no cover (runs in the compiler)
+    def of_float(weight: Any, place: Any, step: Any) -> None:
+        weight[place] += step
+
+    def of_half(weight: Any, place: Any, step: Any) -> None:
+        weight[place] = _to_half(_of_half(weight[place]) + step)
+
+    def of_bfloat(weight: Any, place: Any, step: Any) -> None:
+        weight[place] = _to_bfloat(_of_bfloat(weight[place]) + step)
+
+    return {nb.float32: of_float, nb.uint16: of_half, nb.int16: of_bfloat}[weight.dtype]
 
 
 @nb.njit
@@ -68,8 +120,14 @@ def _sorted(key_N: Any, other_N: Any, size: Any, bits: Any, digit: Any) -> Any:
     return key_N
 
 
-@compiled(_TYPES, fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy")
-def train(
+@cache
+def train_for(dtype: str) -> Any:
+    """`_train`, compiled for tables of a number format."""
+    types = _TYPES | {"weight": WEIGHTS[dtype]}
+    return compiled(types, fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy")(_train)
+
+
+def _train(
     ids: Any,
     offsets: Any,
     given_N: Any,
@@ -159,7 +217,7 @@ def train(
                 for col in range(dim):
                     total = state[place + nb.uint64(col)] + sum_D[col] * sum_D[col]
                     state[place + nb.uint64(col)] = total
-                    weight[first + nb.uint64(col)] -= rate * sum_D[col] / (np.sqrt(total) + eps)
+                    _moved(weight, first + nb.uint64(col), -rate * sum_D[col] / (np.sqrt(total) + eps))
             else:
                 if rule == ROWWISE_ADAGRAD:
                     square = nb.float32(0)
@@ -169,5 +227,5 @@ def train(
                     state[states + row] = total
                     factor = rate / (np.sqrt(total) + eps)
                 for col in range(dim):
-                    weight[first + nb.uint64(col)] -= factor * sum_D[col]
+                    _moved(weight, first + nb.uint64(col), -factor * sum_D[col])
     return -1

@@ -3,7 +3,6 @@
 from rayrec.distributed import (
     Awaitable,
     EmbeddingComputeKernel,
-    NoWait,
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
     ShardingEnv,
@@ -27,7 +26,7 @@ from rayrec.torchrec.distributed.train_pipeline import (
     TrainPipelineBase,
     TrainPipelineSparseDist,
 )
-from rayrec.torchrec.distributed.types import ParameterSharding, ShardedTensor
+from rayrec.torchrec.distributed.types import NoWait, ParameterSharding, ShardedTensor
 from rayrec.torchrec.distributed.utils import get_unsharded_module_names, sharded_model_copy
 from rayrec.torchrec.not_offered import names_left_out
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from rayrec.distributed.collections.embedding_bag import ShardedCollection
 from rayrec.distributed.comm.awaitable import Awaitable, LazyAwaitable
-from rayrec.optim.fused import FusedOptimizerModule
 from rayrec.streamable import Multistreamable
+from rayrec.torchrec.optim.fused import FusedOptimizerModule
 
 Ids = TypeVar("Ids")
 Vectors = TypeVar("Vectors")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardingSpec, ShardMetadata
 
-from rayrec.distributed.comm.awaitable import Awaitable, LazyAwaitable, NoWait
+from rayrec.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.plan.module_sharder import ShardingPlanner
 from rayrec.distributed.plan.sharding_plan import ModuleSharding, ShardingPlan
@@ -83,6 +83,16 @@ __all__ = [
 
 K = TypeVar("K")
 T = TypeVar("T")
+
+
+class NoWait(Awaitable[T]):
+    """A result that is known already, as an awaitable."""
+
+    def __init__(self, obj: T) -> None:
+        self._obj = obj
+
+    def _wait_impl(self) -> T:
+        return self._obj
 
 
 @dataclass(frozen=True, init=False)

@@ -11,14 +11,13 @@ from rayrec.modules import (
     EmbeddingCollectionInterface,
     EmbeddingConfig,
     FeatureProcessedEmbeddingBagCollection,
-    KTRegroupAsDict,
     LowRankCrossNet,
-    LowRankMixtureCrossNet,
     Perceptron,
     PoolingType,
     SwishLayerNorm,
-    VectorCrossNet,
 )
+from rayrec.torchrec.modules.crossnet import LowRankMixtureCrossNet, VectorCrossNet
+from rayrec.torchrec.modules.regroup import KTRegroupAsDict
 from rayrec.torchrec.not_offered import names_left_out
 
 __getattr__ = names_left_out(__name__)

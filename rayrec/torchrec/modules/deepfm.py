@@ -31,7 +31,7 @@ class DeepFM(nn.Module):
 
 
 class FactorizationMachine(nn.Module):
-    """Σ_{i<j} x_i x_j over all numbers of an example (for a sum over its vectors, see `rayrec.modules.fm`)."""
+    """Σ_{i<j} x_i x_j over all numbers of an example (for a sum over its vectors, see `rayrec.models.deepfm`)."""
 
     def forward(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         """`[B, 1]` of tensors of shape `[B, …]`."""

@@ -78,18 +78,18 @@ def dtype_to_data_type(dtype: torch.dtype) -> DataType:
 
 def data_type_to_sparse_type(data_type: DataType) -> Any:
     """fbgemm's name of a number format."""
-    from rayrec.sparse.ops import sparse_type
+    from fbgemm_gpu.split_embedding_configs import SparseType
 
-    return sparse_type(data_type.value)
+    return getattr(SparseType, data_type.value)
 
 
 def pooling_type_to_pooling_mode(pooling_type: PoolingType, sharding_type: ShardingType | None = None) -> Any:
     """fbgemm's name of a pooling. Row-wise shards of a mean return sums, which are divided after they are added up."""
-    from rayrec.sparse.ops import pooling_mode
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 
     rows = sharding_type in (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
     mean_of_parts = rows and pooling_type is PoolingType.MEAN
-    return pooling_mode("SUM" if mean_of_parts else pooling_type.value)
+    return getattr(PoolingMode, "SUM" if mean_of_parts else pooling_type.value)
 
 
 def pooling_type_to_str(pooling_type: PoolingType) -> str:

@@ -10,7 +10,7 @@ from torch import nn
 
 from rayrec.modules.configs import EmbeddingBagConfig, EmbeddingConfig
 from rayrec.modules.embedding import EmbeddingBagCollection, EmbeddingCollection
-from rayrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from rayrec.optim.in_backward import apply_optimizer_in_backward
 from rayrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from rayrec.torchrec.not_offered import names_left_out
 

@@ -1,5 +1,5 @@
 """`torchrec.optim.apply_optimizer_in_backward`."""
 
-from rayrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from rayrec.optim.in_backward import apply_optimizer_in_backward
 
 __all__ = ["apply_optimizer_in_backward"]

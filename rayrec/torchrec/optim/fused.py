@@ -1,5 +1,32 @@
-"""`torchrec.optim.fused`."""
+"""`torchrec.optim.fused`: optimizers that run inside backward, and modules with such an optimizer."""
 
-from rayrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from rayrec.optim import FusedOptimizer, KeyedOptimizer
 
 __all__ = ["EmptyFusedOptimizer", "FusedOptimizer", "FusedOptimizerModule"]
+
+
+class EmptyFusedOptimizer(FusedOptimizer):
+    """The optimizer of a module without fused parameters."""
+
+    def __init__(self) -> None:
+        super().__init__({}, {}, [])
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Nothing to do."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing to do."""
+
+
+class FusedOptimizerModule(ABC):
+    """A module whose parameters are trained in backward."""
+
+    @property
+    @abstractmethod
+    def fused_optimizer(self) -> KeyedOptimizer:
+        """The optimizer."""

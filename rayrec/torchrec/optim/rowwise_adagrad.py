@@ -1,7 +1,7 @@
 """`torchrec.optim.rowwise_adagrad`."""
 
-from rayrec.optim import RowWiseAdagrad
 from rayrec.torchrec.not_offered import names_left_out
+from rayrec.torchrec.optim.rowwise import RowWiseAdagrad
 
 __getattr__ = names_left_out(__name__)
 

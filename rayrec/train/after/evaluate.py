@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +15,9 @@ from rayrec.train.errors import TrainError
 from rayrec.train.run.choice import NEWEST, choose
 from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder, write_json
-from rayrec.train.run.log import Record
+from rayrec.train.run.log import Course, Record
 from rayrec.train.setup import build
 from rayrec.train.worker.session import Job
-
-
-@dataclass
-class _Ending:
-    """Hears only how a job ended, and of checkpoints that are damaged or away, which goes to stderr."""
-
-    fatal: str | None = None
-    done: Record | None = None
-    stopped: str | None = None
-    step: int = 0
-    world_size: int = 0
-    attempt: int = 0
-    nodes: frozenset[str] = frozenset()
-
-    def __call__(self, record: Record) -> None:
-        if record.get("event") in ("damaged", "storage"):
-            notice(record["message"])
-        elif record["kind"] == "fatal":
-            self.fatal = self.fatal or record["error"]
-        elif record["kind"] == "excused":
-            self.fatal = None
-        elif record["kind"] == "done":
-            self.done = record
-        elif record["kind"] == "stopped":
-            self.stopped = "interrupted"
 
 
 def evaluate_run(
@@ -78,7 +52,14 @@ def evaluate_run(
     folder = RunFolder(Path(run_dir).absolute())
     raw = config_of_run(folder, allow_code=allow_code or factory is not None)
     job = _job(raw, folder, data, num_workers, factory, checkpoint)
-    outcome = run_job(job, _Ending(), display, attempts_before=0)
+    course = Course()
+
+    def hear(record: Record) -> None:
+        course.hear(record)
+        if record.get("event") in ("damaged", "storage"):
+            notice(record["message"])
+
+    outcome = run_job(job, course, hear, display, attempts_before=0)
     write_json(folder.path / "evaluation.json", outcome)
     display.say(f"read the checkpoint of step {outcome['step']}: {outcome['checkpoint']}")
     for line in evaluation_lines(f"{outcome['data']} (step {outcome['step']})", outcome):

@@ -12,8 +12,7 @@ import torch
 
 from rayrec.data import Manifest, Schema
 from rayrec.data import Mapping as RowMapping
-from rayrec.data.source.slices import slices_of
-from rayrec.data.stream.reading import read_rows
+from rayrec.data.stream.reading import read_window
 from rayrec.inference import Model
 from rayrec.metrics import LabelMetrics
 from rayrec.train.after.export import exported_run
@@ -85,7 +84,7 @@ def _some_rows(config: TrainConfig, mapping: RowMapping) -> pa.Table:
     manifest = Manifest.of(config.data.eval, config.data_schema.for_training)
     random, tables = np.random.default_rng(_SEED), list[pa.Table]()
     for number in random.permutation(len(manifest.windows)):
-        table, problems = read_rows(slices_of(manifest, manifest.windows[number]), manifest.columns, manifest.filters)
+        table, problems = read_window(manifest, number)
         if problems:
             raise problems.error(int(problems.rows()[0]))
         _, errors = mapping.to_batch_and_errors(table)

@@ -93,6 +93,10 @@ def check_attention(model: ModelConfig, schema: Schema) -> None:
             raise _refuse(
                 path, f"history {history} must be lists of one sequence; list them together in schema.sequences"
             )
+        longest = [one.max_length for one in schema.sparse if one.name in history]
+        most = getattr(args_of(model.name)(**model.args), "max_length", None)
+        if most is not None and any(length is None or length > most for length in longest):
+            raise _refuse("model.args.max_length", f"{most} is less than {history} may have: {longest}; cut them to it")
         read = {column_of.get(name, name) for name in history}
         targets = {column_of.get(name, name) for name in one["target"]} | {task.column for task in schema.tasks}
         if both := sorted(read & targets):

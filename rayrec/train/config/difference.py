@@ -8,8 +8,8 @@ from typing import Any
 
 def differing(configs: Sequence[Any]) -> dict[str, list[Any]]:
     """The fields in which configs differ, with the value of each, None where it has none."""
-    flat = [_flat(config) for config in configs]
-    values = {name: [one.get(name) for one in flat] for name in dict.fromkeys(name for one in flat for name in one)}
+    every = [flat(config) for config in configs]
+    values = {name: [one.get(name) for one in every] for name in dict.fromkeys(name for one in every for name in one)}
     return {name: given for name, given in values.items() if any(value != given[0] for value in given)}
 
 
@@ -18,7 +18,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(_without_nulls(one) == _without_nulls(other))
 
 
-def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+def flat(node: Any, mark: str = ".", prefix: str = "") -> dict[str, Any]:
     """`{"trainer.epochs": 2, …}`; a list of named sections is taken by name, any other as one value."""
     if isinstance(node, Mapping) and node:
         parts = {str(key): value for key, value in node.items()}
@@ -29,7 +29,7 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
     return {
         key: value
         for name, part in parts.items()
-        for key, value in _flat(part, f"{prefix}.{name}" if prefix else name).items()
+        for key, value in flat(part, mark, f"{prefix}{mark}{name}" if prefix else name).items()
     }
 
 

@@ -1,10 +1,10 @@
-"""The built-in models' own arguments as fields, read from their constructors: each is described in one place."""
+"""The built-in models' own arguments as fields, read from their constructors and the specs that these take."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -15,22 +15,36 @@ from rayrec.train.config.section import Section
 
 # What the trainer gives itself.
 GIVEN = frozenset(
-    {"self", "tables", "num_dense", "is_weighted", "task_weights", "label_kinds", "device", "tables_device"}
+    {"self", "tables", "num_dense", "is_weighted", "task_weights", "label_kinds", "device", "tables_device", "attend"}
 )
+Described = tuple[str, Any, Any, str]  # name, type, default (... where there is none), meaning
 
 
 @cache
 def args_of(name: str) -> type[BaseModel]:
     """The section `model.args` of a built-in model."""
-    model: Any = BUILT_IN[name]
-    hints = get_type_hints(model if inspect.isfunction(model) else model.__init__)
-    fields: dict[str, Any] = {}
-    for parameter in inspect.signature(model).parameters.values():
-        if parameter.name not in GIVEN:
-            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-            meaning = _meaning(model.__doc__ or "", parameter.name)
-            fields[parameter.name] = (_as_list(hints[parameter.name]), Field(default=default, description=meaning))
+    fields: dict[str, Any] = {
+        argument: (_as_list(kind), Field(default=default, description=meaning))
+        for argument, kind, default, meaning in _described(BUILT_IN[name])
+        if argument not in GIVEN
+    }
     return create_model(f"{name}_args", __base__=Section, **fields)
+
+
+def _described(model: Any) -> Iterator[Described]:
+    """The parameters of a class or function. Those of `**inputs: Annotated[Any, SPEC, …]` are the fields of the specs,
+    but those that it has itself."""
+    hints = get_type_hints(model if inspect.isfunction(model) else model.__init__, include_extras=True)
+    parameters = inspect.signature(model).parameters
+    for parameter in parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            for spec in get_args(hints[parameter.name])[1:]:
+                yield from (one for one in _described(spec) if one[0] not in parameters)
+        else:
+            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+            owners = model.__mro__ if inspect.isclass(model) else (model,)
+            meanings = (_meaning(owner.__doc__ or "", parameter.name) for owner in owners)
+            yield parameter.name, hints[parameter.name], default, next(filter(None, meanings), "")
 
 
 def wrong_args(model: str, args: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -12,17 +12,14 @@ from rayrec.train.config.section import Section
 class ScheduleConfig(Section):
     """The learning rate over the steps: `lr` times a factor, which warms up, stays at 1, and decays."""
 
-    kind: Literal["constant", "linear", "step", "cosine", "polynomial"] = Field(
-        default="constant",
-        description="how it decays: not at all; on a line; by `gamma` every `decay_steps`; on half a cosine; as "
-        "`(1 - t)^power`, which with `power: 2` is MLPerf's DLRM",
-    )
+    kind: Literal["constant", "linear", "step", "cosine", "polynomial"] = "constant"
+    """how it decays: not at all; on a line; by `gamma` every `decay_steps`; on half a cosine; as `(1 - t)^power`, which
+    with `power: 2` is MLPerf's DLRM"""
     warmup_steps: int = Field(default=0, ge=0, description="steps from `warmup_from` up to 1, on a line")
     warmup_from: float = Field(default=0.0, ge=0, le=1, description="factor that the warm-up starts from")
     decay_from: int = Field(default=0, ge=0, description="step that the decay starts at, at the earliest after warm-up")
-    decay_steps: int | None = Field(
-        default=None, ge=1, description="steps of the decay, or between two of `step`; needed where there is a decay"
-    )
+    decay_steps: int | None = Field(default=None, ge=1)
+    """steps of the decay, or between two of `step`; needed where there is a decay"""
     end: float = Field(default=0.0, ge=0, le=1, description="factor after the decay (not read by `step`)")
     power: float = Field(default=2.0, gt=0, description="of `polynomial`")
     gamma: float = Field(default=0.1, gt=0, le=1, description="of `step`")
@@ -40,14 +37,11 @@ class DenseOptimizerConfig(Section):
     kind: Literal["sgd", "adam", "adamw", "adagrad"] = Field(default="adam", description="the optimizer")
     lr: float = Field(default=0.001, gt=0, description="learning rate")
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay")
-    max_gradient_norm: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="gradients of all its parameters together are scaled down to this norm"
-    )
-    ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        default=None,
-        description="decay of a running average of the dense weights (tables apart), e.g. 0.999: evaluations, exports "
-        "and predictions use the average; `null`: the weights themselves",
-    )
+    max_gradient_norm: Annotated[float, Field(gt=0)] | None = None
+    """gradients of all its parameters together are scaled down to this norm"""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """decay of a running average of the dense weights (tables apart), e.g. 0.999: evaluations, exports and predictions
+    use the average; `null`: the weights themselves"""
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="the learning rate over the steps")
 
 
@@ -61,16 +55,14 @@ class SparseOptimizerConfig(Section):
 
     kind: SparseKind = Field(default="rowwise_adagrad", description="the optimizer")
     lr: float = Field(default=0.05, gt=0, description="learning rate")
-    eps: float = Field(
-        default=1e-8, gt=0, description="added to the root of the squared gradients (not read by sgd and lars_sgd)"
-    )
+    eps: float = Field(default=1e-8, gt=0)
+    """added to the root of the squared gradients (not read by sgd and lars_sgd)"""
     beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean gradient, of adam and lamb")
     beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the mean squared gradient, of adam and lamb")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="of lars_sgd")
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay of the rows that a batch touches")
-    stochastic_rounding: bool = Field(
-        default=False, description="round 16-bit tables up or down at random, so that small updates are not lost"
-    )
+    stochastic_rounding: bool = False
+    """round 16-bit tables up or down at random, so that small updates are not lost"""
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="the learning rate over the steps")
 
 
@@ -78,9 +70,8 @@ class TableOptimizerConfig(Section):
     """What one table's optimizer has other than `optimizers.sparse`; `null` is as there."""
 
     kind: SparseKind | None = Field(default=None, description="the optimizer")
-    lr: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="learning rate, times the schedule of `optimizers.sparse`"
-    )
+    lr: Annotated[float, Field(gt=0)] | None = None
+    """learning rate, times the schedule of `optimizers.sparse`"""
     eps: Annotated[float, Field(gt=0)] | None = Field(default=None, description="as in `optimizers.sparse`")
     weight_decay: Annotated[float, Field(ge=0)] | None = Field(default=None, description="as in `optimizers.sparse`")
 
@@ -88,28 +79,22 @@ class TableOptimizerConfig(Section):
 class FreezeConfig(Section):
     """Parameters that stand still."""
 
-    names: str = Field(
-        min_length=1, description="tables, or dense parameters, by name; `*` stands for anything, e.g. `over_arch.*`"
-    )
-    until: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="steps after which they are trained; `null`: never"
-    )
+    names: str = Field(min_length=1)
+    """tables, or dense parameters, by name; `*` stands for anything, e.g. `over_arch.*`"""
+    until: Annotated[int, Field(ge=1)] | None = None
+    """steps after which they are trained; `null`: never"""
 
 
 class OptimizersConfig(Section):
     """How parameters change."""
 
     dense: DenseOptimizerConfig = Field(default=DenseOptimizerConfig(), description="optimizer of the dense parameters")
-    sparse: SparseOptimizerConfig = Field(
-        default=SparseOptimizerConfig(), description="optimizer of the embedding tables"
-    )
-    tables: dict[str, TableOptimizerConfig] = Field(
-        default={}, description="table name → what its optimizer has other than `sparse`"
-    )
-    freeze: list[FreezeConfig] = Field(
-        default=[],
-        description="parameters that stand still; what a frozen table's optimizer keeps still follows its gradients",
-    )
+    sparse: SparseOptimizerConfig = SparseOptimizerConfig()
+    """optimizer of the embedding tables"""
+    tables: dict[str, TableOptimizerConfig] = Field(default={})
+    """table name → what its optimizer has other than `sparse`"""
+    freeze: list[FreezeConfig] = Field(default=[])
+    """parameters that stand still; what a frozen table's optimizer keeps still follows its gradients"""
 
     def of_table(self, name: str) -> SparseOptimizerConfig:
         """The optimizer of a table."""

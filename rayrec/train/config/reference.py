@@ -132,7 +132,7 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseM
 def _meaning(model: type[BaseModel], name: str, field: FieldInfo) -> str:
     """The field's description, or what the docstring of its class says of it under `Args:`."""
     if field.description:
-        return field.description
+        return " ".join(field.description.split())
     for owner in model.__mro__:
         _, _, listed = (owner.__doc__ or "").partition("Args:\n")
         found = re.search(rf"^\s+{name}: (.*(?:\n {{12,}}\S.*)*)", listed, re.MULTILINE)

@@ -18,41 +18,26 @@ KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
 class DataConfig(Section):
     """Where the examples are."""
 
-    train: TrainingData = Field(
-        description="the training rows: a path (Parquet file, folder or glob), a list of paths, or a section; a list "
-        "of sections: data sets that are mixed by weight"
-    )
-    eval: DataSet | None = Field(
-        default=None,
-        description="the evaluation rows: a path, a list of paths, or a section; `null`: train without evaluation",
-    )
-    eval_sets: dict[str, DataSet] = Field(
-        default={},
-        description="name → further rows that evaluations of all rows are also made on, e.g. one country's: a section "
-        "with `path` and `filters`",
-    )
-    test: DataSet | None = Field(
-        default=None,
-        description="rows that the trained model is evaluated on once, at the end; nothing is chosen by them",
-    )
-    negative_rate: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="the part of the training rows with label 0 that is read, drawn anew each epoch; evaluations "
-        "correct predictions for it",
-    )
-    shuffle: Shuffle | Literal["none"] = Field(
-        default=Shuffle(),
-        description="how rows are mixed in training; `none`: steps go along the order of the files (their names, then "
-        "their rows), for logs in the order of time",
-    )
-    progressive: str | None = Field(
-        default=None,
-        description="a column whose values are folders of `data.train`, as `day` of `day=2024-01-02`: each epoch "
-        "trains on one value, in their order, and is evaluated on the next; `trainer.epochs` is all but the last, and "
-        "the same command goes on at the smallest value above the last one trained on",
-    )
+    train: TrainingData
+    """the training rows: a path (Parquet file, folder or glob), a list of paths, or a section; a list of sections: data
+    sets that are mixed by weight"""
+    eval: DataSet | None = None
+    """the evaluation rows: a path, a list of paths, or a section; `null`: train without evaluation"""
+    eval_sets: dict[str, DataSet] = Field(default={})
+    """name → further rows that evaluations of all rows are also made on, e.g. one country's: a section with `path` and
+    `filters`"""
+    test: DataSet | None = None
+    """rows that the trained model is evaluated on once, at the end; nothing is chosen by them"""
+    negative_rate: float = Field(default=1.0, gt=0, le=1)
+    """the part of the training rows with label 0 that is read, drawn anew each epoch; evaluations correct predictions
+    for it"""
+    shuffle: Shuffle | Literal["none"] = Shuffle()
+    """how rows are mixed in training; `none`: steps go along the order of the files (their names, then their rows), for
+    logs in the order of time"""
+    progressive: str | None = None
+    """a column whose values are folders of `data.train`, as `day` of `day=2024-01-02`: each epoch trains on one value,
+    in their order, and is evaluated on the next; `trainer.epochs` is all but the last, and the same command goes on at
+    the smallest value above the last one trained on"""
     read: ReadOptions = Field(default=ReadOptions(), description="how the files are read")
 
     @model_validator(mode="after")
@@ -85,21 +70,15 @@ class TableConfig(Section):
 class LossConfig(Section):
     """The loss of binary labels; labels that are numbers have squared error."""
 
-    kind: Literal["bce", "focal", "mse"] = Field(
-        default="bce",
-        description="`bce`: binary cross-entropy; `focal`: less of rows that are predicted well; `mse`: squared error "
-        "of the probability",
-    )
-    label_smoothing: float = Field(
-        default=0.0, ge=0, lt=1, description="labels are moved by half of it towards the other one (not read by focal)"
-    )
-    gamma: float = Field(
-        default=2.0, ge=0, description="of `focal`: times `(1 - p)^gamma`, p of the label that is there"
-    )
-    alpha: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        default=None,
-        description="of `focal`: weight of positives, that of negatives is `1 - alpha`; `null`: 1 for both",
-    )
+    kind: Literal["bce", "focal", "mse"] = "bce"
+    """`bce`: binary cross-entropy; `focal`: less of rows that are predicted well; `mse`: squared error of the
+    probability"""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """labels are moved by half of it towards the other one (not read by focal)"""
+    gamma: float = Field(default=2.0, ge=0)
+    """of `focal`: times `(1 - p)^gamma`, p of the label that is there"""
+    alpha: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """of `focal`: weight of positives, that of negatives is `1 - alpha`; `null`: 1 for both"""
 
     @model_validator(mode="after")
     def _focal_is_not_smoothed(self) -> LossConfig:
@@ -111,23 +90,16 @@ class LossConfig(Section):
 class ModelConfig(Section):
     """The model: a built-in one by name, or a user's own by import path."""
 
-    name: str | None = Field(
-        default=None, description="a built-in model, e.g. `dlrm`; leave out when `factory` is given"
-    )
-    factory: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
-        description="`package.module:function` that is called as `function(tables=…, num_dense=…, device=…, **args)` "
-        "and returns an `nn.Module` with `loss, logits = model(batch)`",
-    )
-    args: dict[str, Any] = Field(
-        default={}, description="further arguments of the model, e.g. `dense_arch`, `over_arch`"
-    )
-    loss: LossConfig = Field(
-        default=LossConfig(),
-        description="what is made small; a kind alone is short for `{kind: …}`. For built-in models, and others that "
-        "end with a `rayrec.models.Head`",
-    )
+    name: str | None = None
+    """a built-in model, e.g. `dlrm`; leave out when `factory` is given"""
+    factory: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`package.module:function` that is called as `function(tables=…, num_dense=…, device=…, **args)` and returns an
+    `nn.Module` with `loss, logits = model(batch)`"""
+    args: dict[str, Any] = Field(default={})
+    """further arguments of the model, e.g. `dense_arch`, `over_arch`"""
+    loss: LossConfig = LossConfig()
+    """what is made small; a kind alone is short for `{kind: …}`. For built-in models, and others that end with a
+    `rayrec.models.Head`"""
 
     @field_validator("loss", mode="before")
     @classmethod
@@ -152,15 +124,12 @@ class ConstraintConfig(Section):
         min_length=1,
         description=f"any of {', '.join(KERNELS)}; `dense` tables are trained by `optimizers.dense`",
     )
-    min_partition: Annotated[int, Field(ge=4)] | None = Field(
-        default=None, description="narrowest column cut, for column-wise sharding"
-    )
-    cache_load_factor: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="share of the rows in the device cache, under `fused_uvm_caching`; `null`: planned"
-    )
-    pooling_factor: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="mean number of ids in a bag, for the planner's estimates"
-    )
+    min_partition: Annotated[int, Field(ge=4)] | None = None
+    """narrowest column cut, for column-wise sharding"""
+    cache_load_factor: Annotated[float, Field(gt=0, le=1)] | None = None
+    """share of the rows in the device cache, under `fused_uvm_caching`; `null`: planned"""
+    pooling_factor: Annotated[float, Field(gt=0)] | None = None
+    """mean number of ids in a bag, for the planner's estimates"""
 
     @field_validator("sharding_types")
     @classmethod
@@ -176,16 +145,12 @@ class ConstraintConfig(Section):
 class WireConfig(Section):
     """Number formats in which embedding vectors and their gradients travel between workers; all else is float32."""
 
-    vectors: Literal["fp32", "fp16", "bf16", "fp8", "int8"] = Field(
-        default="fp32", description="of vectors; `fp8` and `int8` have a scale for every 32 numbers"
-    )
+    vectors: Literal["fp32", "fp16", "bf16", "fp8", "int8"] = "fp32"
+    """of vectors; `fp8` and `int8` have a scale for every 32 numbers"""
     gradients: Literal["fp32", "fp16", "bf16", "fp8", "int8"] = Field(default="fp32", description="of gradients")
-    gradient_scale: float = Field(
-        default=1.0,
-        gt=0,
-        description="gradients are multiplied by it while they travel as `fp16` or `bf16`, for `fp16` holds nothing "
-        "below 6e-8; a power of two rounds nothing",
-    )
+    gradient_scale: float = Field(default=1.0, gt=0)
+    """gradients are multiplied by it while they travel as `fp16` or `bf16`, for `fp16` holds nothing below 6e-8; a
+    power of two rounds nothing"""
 
 
 class ShardingConfig(Section):
@@ -193,70 +158,47 @@ class ShardingConfig(Section):
 
     wire: WireConfig = Field(default=WireConfig(), description="number formats between workers")
 
-    constraints: dict[str, ConstraintConfig] = Field(
-        default={}, description="table name → what the planner may do with it"
-    )
-    replicas: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        default=1,
-        description="2D parallelism: groups of workers that have all tables each, sharded inside the group; it divides "
-        "`trainer.num_workers` (of `[least, most]` workers: the largest number up to it that divides those there are); "
-        "`auto`: as many as make the shortest step, as planned",
-    )
-    sync_every: int = Field(
-        default=1,
-        ge=1,
-        description="steps after which groups are synchronized. 1: gradients are averaged in every step, and groups "
-        "are one training on the global batch; N: each trains its tables on its own rows for N steps, then they are "
-        "averaged",
-    )
+    constraints: dict[str, ConstraintConfig] = Field(default={})
+    """table name → what the planner may do with it"""
+    replicas: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    """2D parallelism: groups of workers that have all tables each, sharded inside the group; it divides
+    `trainer.num_workers` (of `[least, most]` workers: the largest number up to it that divides those there are);
+    `auto`: as many as make the shortest step, as planned"""
+    sync_every: int = Field(default=1, ge=1)
+    """steps after which groups are synchronized. 1: gradients are averaged in every step, and groups are one training
+    on the global batch; N: each trains its tables on its own rows for N steps, then they are averaged"""
     plan: str | None = Field(default=None, description="path of a `plan.json` to use as it is; `null`: plan at start")
-    calibration: str | None = Field(
-        default=None,
-        description="file of `jobs/calibrate.py` with speeds to plan by; `null`: `calibration.json` in `storage.path`, "
-        "if it is there, else presets",
-    )
+    calibration: str | None = None
+    """file of `jobs/calibrate.py` with speeds to plan by; `null`: `calibration.json` in `storage.path`, if it is there,
+    else presets"""
 
 
 class InitFromConfig(Section):
     """Weights that a new run begins with, tables and layers by name; what optimizers keep begins anew."""
 
     path: str = Field(min_length=1, description="a run folder (its newest checkpoint) or a checkpoint; a path or URI")
-    renames: dict[str, str] = Field(
-        default={}, description="name there → name here, of a table, a layer, or a module with all that is in it"
-    )
+    renames: dict[str, str] = Field(default={})
+    """name there → name here, of a table, a layer, or a module with all that is in it"""
     fresh: list[str] = Field(default=[], description="tables, layers and modules here that are not taken")
 
 
 class StorageConfig(Section):
     """Where a run is kept."""
 
-    path: str = Field(
-        default="runs",
-        min_length=1,
-        description="folder of runs, on a cluster one that every node sees; or a URI, e.g. `s3://bucket/runs`",
-    )
+    path: str = Field(default="runs", min_length=1)
+    """folder of runs, on a cluster one that every node sees; or a URI, e.g. `s3://bucket/runs`"""
     keep: int = Field(default=3, ge=1, description="newest checkpoints that are kept")
-    keep_best: Metric | None = Field(
-        default=None,
-        description="figure of the evaluation by which the best checkpoint stays too; one is made for each evaluation",
-    )
-    background: bool = Field(
-        default=True,
-        description="checkpoints are copied to host memory, where there is room, and written while training goes on "
-        "(where on CPUs, with a fortieth of one for each rank); `false`: training waits until they are written",
-    )
-    wait_s: float = Field(
-        default=30.0,
-        ge=0,
-        description="seconds that training waits for a checkpoint which is still being written when others are due; "
-        "then those are left out",
-    )
-    patience_s: float = Field(
-        default=600.0,
-        ge=0,
-        description="seconds to wait for storage that is away or takes nothing where there is no going on without it: "
-        "at a start, after a loss and for a run's last checkpoint; a line every minute says so",
-    )
+    keep_best: Metric | None = None
+    """figure of the evaluation by which the best checkpoint stays too; one is made for each evaluation"""
+    background: bool = True
+    """checkpoints are copied to host memory, where there is room, and written while training goes on (where on CPUs,
+    with a fortieth of one for each rank); `false`: training waits until they are written"""
+    wait_s: float = Field(default=30.0, ge=0)
+    """seconds that training waits for a checkpoint which is still being written when others are due; then those are
+    left out"""
+    patience_s: float = Field(default=600.0, ge=0)
+    """seconds to wait for storage that is away or takes nothing where there is no going on without it: at a start,
+    after a loss and for a run's last checkpoint; a line every minute says so"""
 
 
 def _only(given: list[str] | None, allowed: list[str], what: str) -> list[str] | None:

@@ -33,9 +33,8 @@ class TrainConfig(Section):
             turns it into a `ConfigError` that reads well.
     """
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][\w.\-]*$", description="name of the run, and of its folder below `storage.path`"
-    )
+    name: str = Field(pattern=r"^[A-Za-z0-9][\w.\-]*$")
+    """name of the run, and of its folder below `storage.path`"""
     data: DataConfig = Field(description="where the examples are")
     data_schema: Schema = Field(alias="schema", description="what the columns mean")
     tables: list[TableConfig] = Field(min_length=1, description="embedding tables")
@@ -43,9 +42,8 @@ class TrainConfig(Section):
     optimizers: OptimizersConfig = Field(default=OptimizersConfig(), description="how parameters change")
     sharding: ShardingConfig = Field(default=ShardingConfig(), description="how tables are spread over the workers")
     trainer: TrainerConfig = Field(default=TrainerConfig(), description="how the run goes")
-    init_from: InitFromConfig | None = Field(
-        default=None, description="weights to begin with; a path alone is short for `{path: …}`"
-    )
+    init_from: InitFromConfig | None = None
+    """weights to begin with; a path alone is short for `{path: …}`"""
     storage: StorageConfig = Field(default=StorageConfig(), description="where the run is kept")
 
     @field_validator("init_from", mode="before")

@@ -29,21 +29,15 @@ class EarlyStoppingConfig(Section):
 class GuardsConfig(Section):
     """What ends a run that learns nothing; checked where figures are logged."""
 
-    max_ne: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="normalized entropy above which, `patience` times in a row, the run ends"
-    )
-    min_auc: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        default=None, description="AUC below which, `patience` times in a row, the run ends, e.g. 0.505"
-    )
-    dead_gradients: bool = Field(
-        default=True, description="end where the gradients of all dense parameters are 0, `patience` times in a row"
-    )
-    halvings: int = Field(
-        default=0,
-        ge=0,
-        description="how often training goes back to the last checkpoint with half the learning rates where the loss "
-        "is not finite any more, before that ends the run",
-    )
+    max_ne: Annotated[float, Field(gt=0)] | None = None
+    """normalized entropy above which, `patience` times in a row, the run ends"""
+    min_auc: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """AUC below which, `patience` times in a row, the run ends, e.g. 0.505"""
+    dead_gradients: bool = True
+    """end where the gradients of all dense parameters are 0, `patience` times in a row"""
+    halvings: int = Field(default=0, ge=0)
+    """how often training goes back to the last checkpoint with half the learning rates where the loss is not finite any
+    more, before that ends the run"""
     after_steps: int = Field(default=0, ge=0, description="steps without checks (warm-up)")
     patience: int = Field(default=5, ge=1, description="logged lines in a row that must be bad")
 
@@ -52,11 +46,9 @@ class MetricConfig(Section):
     """A figure of one's own in evaluations: any `torchmetrics.Metric`."""
 
     name: str = Field(pattern=r"^[A-Za-z][\w@.\-]*$", description="its name among the evaluation's figures")
-    factory: str = Field(
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
-        description="`package.module:Class`, e.g. `torchmetrics.classification:BinaryF1Score`; its `update` gets "
-        "probabilities and labels (of a number: predictions and numbers), without weights",
-    )
+    factory: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`package.module:Class`, e.g. `torchmetrics.classification:BinaryF1Score`; its `update` gets probabilities and
+    labels (of a number: predictions and numbers), without weights"""
     args: dict[str, Any] = Field(default={}, description="arguments of the class")
     label: str | None = Field(default=None, description="which of several labels; `null`: the first")
 
@@ -64,9 +56,8 @@ class MetricConfig(Section):
 class ProfileConfig(Section):
     """torch's profiler over some steps."""
 
-    steps: list[Annotated[int, Field(ge=1)]] = Field(
-        min_length=2, max_length=2, description="first and last step, e.g. `[100, 110]`; at most 100 of them"
-    )
+    steps: list[Annotated[int, Field(ge=1)]] = Field(min_length=2, max_length=2)
+    """first and last step, e.g. `[100, 110]`; at most 100 of them"""
     shapes: bool = Field(default=False, description="also record the shapes of tensors")
 
     @model_validator(mode="after")
@@ -82,104 +73,62 @@ class ProfileConfig(Section):
 class TrainerConfig(Section):
     """How the run goes."""
 
-    num_workers: Annotated[int, Field(ge=0)] | Annotated[list[int], Field(min_length=2, max_length=2)] = Field(
-        default=2,
-        description="workers, one a GPU; 0 trains in this process, without Ray Train; `[least, most]`: as many as the "
-        "cluster has room for, fewer after a loss, more when nodes come (reads then reserve no CPUs)",
-    )
+    num_workers: Annotated[int, Field(ge=0)] | Annotated[list[int], Field(min_length=2, max_length=2)] = 2
+    """workers, one a GPU; 0 trains in this process, without Ray Train; `[least, most]`: as many as the cluster has room
+    for, fewer after a loss, more when nodes come (reads then reserve no CPUs)"""
     batch_size: int = Field(default=1024, ge=1, description="rows of a step, over all workers together")
-    micro_batches: int = Field(
-        default=1,
-        ge=1,
-        description="parts that a worker works through a batch in, one after the other, for less memory; the step is "
-        "the same, for tables too",
-    )
-    accumulate_steps: int = Field(
-        default=1,
-        ge=1,
-        description="steps whose gradients are averaged before the dense parameters change; tables change in each. "
-        "`micro_batches` instead saves memory at the same result",
-    )
+    micro_batches: int = Field(default=1, ge=1)
+    """parts that a worker works through a batch in, one after the other, for less memory; the step is the same, for
+    tables too"""
+    accumulate_steps: int = Field(default=1, ge=1)
+    """steps whose gradients are averaged before the dense parameters change; tables change in each. `micro_batches`
+    instead saves memory at the same result"""
     epochs: int = Field(default=1, ge=1, description="passes over the training rows")
     seed: int = Field(default=0, ge=0, description="seed of weights and of the order of rows")
-    log_every: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="steps between two lines of `metrics.jsonl`; `null`: by `log_every_s`"
-    )
-    log_every_s: float = Field(
-        default=10.0, gt=0, description="seconds between two lines of `metrics.jsonl`, where `log_every` is `null`"
-    )
-    timeline_steps: int = Field(
-        default=3,
-        ge=0,
-        le=50,
-        description="steps near the start whose parts are drawn by worker in the report; 0: none",
-    )
-    profile: ProfileConfig | None = Field(
-        default=None,
-        description="record these steps of rank 0 with torch's profiler, as a trace in `profile/` of the run folder",
-    )
-    checkpoint_every: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="steps between two checkpoints, `null`: not by steps; one more is made at the end"
-    )
-    checkpoint_every_minutes: Annotated[float, Field(gt=0)] | None = Field(
-        default=15.0, description="the same in minutes; both may be given"
-    )
-    eval_every: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="steps between two evaluations within an epoch; one more is made at its end"
-    )
-    eval_every_minutes: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="the same in minutes; both may be given"
-    )
-    eval_rows: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="about how many of the first rows evaluations within an epoch read; `null`: all"
-    )
+    log_every: Annotated[int, Field(ge=1)] | None = None
+    """steps between two lines of `metrics.jsonl`; `null`: by `log_every_s`"""
+    log_every_s: float = Field(default=10.0, gt=0)
+    """seconds between two lines of `metrics.jsonl`, where `log_every` is `null`"""
+    timeline_steps: int = Field(default=3, ge=0, le=50)
+    """steps near the start whose parts are drawn by worker in the report; 0: none"""
+    profile: ProfileConfig | None = None
+    """record these steps of rank 0 with torch's profiler, as a trace in `profile/` of the run folder"""
+    checkpoint_every: Annotated[int, Field(ge=1)] | None = None
+    """steps between two checkpoints, `null`: not by steps; one more is made at the end"""
+    checkpoint_every_minutes: Annotated[float, Field(gt=0)] | None = 15.0
+    """the same in minutes; both may be given"""
+    eval_every: Annotated[int, Field(ge=1)] | None = None
+    """steps between two evaluations within an epoch; one more is made at its end"""
+    eval_every_minutes: Annotated[float, Field(gt=0)] | None = None
+    """the same in minutes; both may be given"""
+    eval_rows: Annotated[int, Field(ge=1)] | None = None
+    """about how many of the first rows evaluations within an epoch read; `null`: all"""
     metrics: list[MetricConfig] = Field(default=[], description="further figures of evaluations")
-    early_stopping: EarlyStoppingConfig | None = Field(
-        default=None, description="end when evaluations do not get better any more; `null`: never"
-    )
+    early_stopping: EarlyStoppingConfig | None = None
+    """end when evaluations do not get better any more; `null`: never"""
     guards: GuardsConfig = Field(default=GuardsConfig(), description="what ends a run that learns nothing")
-    use_gpu: bool | Literal["auto"] = Field(
-        default="auto",
-        description="`auto`: GPUs where there are any; a machine with fewer than `num_workers` trains with one worker "
-        "a GPU, and says so",
-    )
-    cpus_per_worker: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
-        default="auto",
-        description="CPUs a worker reserves in Ray; `auto`: up to 1, leaving half of the CPUs for reading",
-    )
-    threads_per_worker: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        default="auto", description="compute threads of a worker; `auto`: the CPUs of a machine shared by its workers"
-    )
-    dense_precision: Literal["fp32", "bf16"] = Field(
-        default="fp32",
-        description="of the products in the dense part while training; weights, tables and evaluations stay fp32",
-    )
-    compile_dense: bool = Field(
-        default=False,
-        description="compile the dense layers (`torch.compile`; needs a C++ compiler): the first steps take up to a "
-        "minute",
-    )
-    max_failures: int = Field(
-        default=3, ge=0, description="how often in a row workers may fail without a new checkpoint before the run fails"
-    )
-    grace_s: float = Field(
-        default=30.0,
-        ge=0,
-        description="seconds that SIGTERM, Ctrl-C or a closed terminal leave for a last checkpoint before the run ends",
-    )
-    hang_s: float = Field(
-        default=900.0,
-        gt=0,
-        description="seconds without any movement after which a worker reports its stacks and all workers restart",
-    )
-    wait_for_resources_s: float = Field(
-        default=30.0, ge=0, description="seconds to wait for a cluster's CPUs and GPUs to become free before refusing"
-    )
-    wait_for_room_s: Annotated[float, Field(gt=0)] | None = Field(
-        default=None,
-        description="seconds that a run which lost a node waits for room for its workers before it fails; `null`: "
-        "until there is room. Looked at every two minutes at least; a line every minute says what is missing",
-    )
+    use_gpu: bool | Literal["auto"] = "auto"
+    """`auto`: GPUs where there are any; a machine with fewer than `num_workers` trains with one worker a GPU, and says
+    so"""
+    cpus_per_worker: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    """CPUs a worker reserves in Ray; `auto`: up to 1, leaving half of the CPUs for reading"""
+    threads_per_worker: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """compute threads of a worker; `auto`: the CPUs of a machine shared by its workers"""
+    dense_precision: Literal["fp32", "bf16"] = "fp32"
+    """of the products in the dense part while training; weights, tables and evaluations stay fp32"""
+    compile_dense: bool = False
+    """compile the dense layers (`torch.compile`; needs a C++ compiler): the first steps take up to a minute"""
+    max_failures: int = Field(default=3, ge=0)
+    """how often in a row workers may fail without a new checkpoint before the run fails"""
+    grace_s: float = Field(default=30.0, ge=0)
+    """seconds that SIGTERM, Ctrl-C or a closed terminal leave for a last checkpoint before the run ends"""
+    hang_s: float = Field(default=900.0, gt=0)
+    """seconds without any movement after which a worker reports its stacks and all workers restart"""
+    wait_for_resources_s: float = Field(default=30.0, ge=0)
+    """seconds to wait for a cluster's CPUs and GPUs to become free before refusing"""
+    wait_for_room_s: Annotated[float, Field(gt=0)] | None = None
+    """seconds that a run which lost a node waits for room for its workers before it fails; `null`: until there is room.
+    Looked at every two minutes at least; a line every minute says what is missing"""
     timeout_s: int = Field(default=300, ge=1, description="seconds after which a stuck exchange between workers fails")
 
     @property

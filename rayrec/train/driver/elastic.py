@@ -9,26 +9,19 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rayrec.train.config import TrainConfig, TrainerConfig
 from rayrec.train.driver.preemption import Notices, draining_nodes
 from rayrec.train.driver.resources import Demand
 from rayrec.train.looking import looking
+from rayrec.train.run.log import Course
 
 NEVER_S = 1e9
 REQUEST = "request"
 LOOK_EVERY_S = 1.0
 SETTLED_S = 22.0  # after which Ray's own account of a new node is up to date unasked: it is made every 20 s
 FIRST_WAIT_S, LONGEST_WAIT_S = 60.0, 600.0
-
-
-class Attempt(Protocol):
-    """What is known of the attempt that runs: its number, its workers (0 before there is one) and their nodes."""
-
-    attempt: int
-    world_size: int
-    nodes: frozenset[str]
 
 
 def room_for(each: Mapping[str, float], nodes: Sequence[Mapping[str, float]], most: int) -> int:
@@ -58,7 +51,7 @@ class Growth:
         self._nodes: frozenset[str] = frozenset()
         self._requested = False
 
-    def due(self, running: Attempt, room: int, nodes: Collection[str], now: float, *, counted: bool = False) -> bool:
+    def due(self, running: Course, room: int, nodes: Collection[str], now: float, *, counted: bool = False) -> bool:
         """Whether to ask for growth now; once an attempt.
 
         Args:
@@ -86,7 +79,7 @@ class Growth:
 
 @contextmanager
 def resizing(
-    trainer: TrainerConfig, need: Demand, running: Attempt, ask: Callable[[str], object], local: bool
+    trainer: TrainerConfig, need: Demand, running: Course, ask: Callable[[str], object], local: bool
 ) -> Iterator[None]:
     """Watch the cluster from a thread while the body runs, and ask for a restart where a node of the run is about to be
     taken away, or where there is room for more workers of an elastic run."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rayrec.data.stream.shared_manifest import shared
 from rayrec.train.driver.cluster import Cluster, await_resources, connected
@@ -22,58 +22,38 @@ from rayrec.train.driver.resources import Demand, demand_of, for_its_gpus
 from rayrec.train.driver.room import waiting_for_room
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted, TrainError, describe
-from rayrec.train.run.log import Mailbox, Record, ask, drained
+from rayrec.train.run.log import Course, Mailbox, Record, ask, drained
 from rayrec.train.worker.start import start_worker
 
 if TYPE_CHECKING:
     from rayrec.train.worker.session import Job
 
 
-class Listener(Protocol):
-    """Takes the records of a job, and remembers how it ended.
+Hear = Callable[[Record], object]
+
+
+def run_job(job: Job, course: Course, hear: Hear, display: Display, attempts_before: int) -> dict[str, Any]:
+    """Run a job to its end and return the outcome that its rank 0 reported.
 
     Args:
-        fatal: why it failed.
-        done: the record of its end.
-        stopped: what the workers said when they stopped on request.
-        step: the last step heard of.
-        world_size: workers of the attempt that runs; 0 before there is one.
-        attempt: its number.
-        nodes: Ray's ids of the nodes that it is on.
-    """
-
-    fatal: str | None
-    done: Record | None
-    stopped: str | None
-    world_size: int
-    attempt: int
-    nodes: frozenset[str]
-
-    @property
-    def step(self) -> int: ...
-
-    def __call__(self, record: Record) -> None: ...
-
-
-def run_job(job: Job, listener: Listener, display: Display, attempts_before: int) -> dict[str, Any]:
-    """Run a job to its end and return the outcome that its rank 0 reported.
+        course: heard by `hear`, which takes the records.
 
     Raises:
         TrainError: it failed, with the cause; `ResourceError` where Ray has not what it needs, `Interrupted` where it
             was stopped by a signal.
     """
     if job.config.trainer.num_workers == 0:
-        signals = _run_alone(job, listener, display, attempts_before)
+        signals = _run_alone(job, course, hear, display, attempts_before)
     else:
         with connected(job.config.trainer.elastic) as cluster:
-            signals = _run_on_ray(job, listener, display, attempts_before, cluster)
-    if listener.stopped is not None:
-        raise signals.interrupted(listener.stopped)
-    if listener.fatal is not None:
-        raise TrainError(listener.fatal)
-    if listener.done is None:
-        raise TrainError(f"the workers ended at step {listener.step} without a result; look into Ray's logs")
-    outcome: dict[str, Any] = listener.done["outcome"]
+            signals = _run_on_ray(job, course, hear, display, attempts_before, cluster)
+    if course.stopped is not None:
+        raise signals.interrupted(course.stopped)
+    if course.fatal is not None:
+        raise TrainError(course.fatal)
+    if course.done is None:
+        raise TrainError(f"the workers ended at step {course.step} without a result; look into Ray's logs")
+    outcome: dict[str, Any] = course.done["outcome"]
     return outcome
 
 
@@ -90,7 +70,7 @@ def _stop_signals(job: Job, ask: Callable[[], object], display: Display) -> Stop
     return StopSignals(ask_and_report, grace_s)
 
 
-def _run_alone(job: Job, listener: Listener, display: Display, attempts_before: int) -> StopSignals:
+def _run_alone(job: Job, course: Course, hear: Hear, display: Display, attempts_before: int) -> StopSignals:
     """Run it in this process, and return what signals came meanwhile."""
     import torch
 
@@ -102,18 +82,20 @@ def _run_alone(job: Job, listener: Listener, display: Display, attempts_before: 
     mailbox = Mailbox(attempts_before)
     signals = _stop_signals(job, mailbox.ask_stop, display)
     try:
-        with listening(signals), drained(mailbox.take, listener, display.tolerance):
+        with listening(signals), drained(mailbox.take, hear, display.tolerance):
             run_beside(lambda: work_alone(job, mailbox), signals)
     except (KeyboardInterrupt, SystemExit):
         raise signals.interrupted("interrupted") from None
     except Interrupted:
         raise
     except Exception as error:
-        raise TrainError(listener.fatal or describe(error)) from error
+        raise TrainError(course.fatal or describe(error)) from error
     return signals
 
 
-def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before: int, cluster: Cluster) -> StopSignals:
+def _run_on_ray(
+    job: Job, course: Course, hear: Hear, display: Display, attempts_before: int, cluster: Cluster
+) -> StopSignals:
     """Run it by Ray Train's workers, and return what signals came meanwhile."""
     import ray
 
@@ -132,24 +114,24 @@ def _run_on_ray(job: Job, listener: Listener, display: Display, attempts_before:
     signals = _stop_signals(job, lambda: ask(actor.ask_stop), display)
     exported = ExportedMetrics(job.config.name, trainer.batch_size)
 
-    def hear(record: Record) -> None:
+    def heard(record: Record) -> None:
         with display.tolerance:
             exported(record)
-        listener(record)
+        hear(record)
 
     try:
         with (
             listening(signals),
-            drained(lambda: ask(actor.take), hear, display.tolerance),
+            drained(lambda: ask(actor.take), heard, display.tolerance),
             shared(job.train, job.eval) as (train, evaluation),
-            resizing(trainer, need, listener, lambda reason: ask(actor.ask_restart, reason), cluster.local),
+            resizing(trainer, need, course, lambda reason: ask(actor.ask_restart, reason), cluster.local),
             waiting_for_room(trainer.wait_for_room_s, need, actor, cluster, display),
             # A process that is frozen as a whole cannot report: Ray's controller gets no answer.
             defaults({"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}),
         ):
             _fit(replace(job, train=train, eval=evaluation), actor, need, signals, cluster)
     except _GaveUp:
-        if listener.fatal is None and listener.stopped is None:  # all records have been heard by now
+        if course.fatal is None and course.stopped is None:  # all records have been heard by now
             raise
     finally:
         with suppress(Exception):  # the cluster may be gone

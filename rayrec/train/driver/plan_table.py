@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from rayrec.distributed.planner.report.text import human_bytes
 from rayrec.train.driver.terminal import plain
 
 
@@ -22,7 +23,7 @@ def plan_table(plan: Mapping[str, Any], most: int = 60) -> Table:
         shards = sharding["shards"]
         rows, dim = (max(s["shard_offsets"][i] + s["shard_sizes"][i] for s in shards) for i in (0, 1))
         kind, kernel = sharding["sharding_type"], sharding["compute_kernel"]
-        shown.add_row(plain(name), f"{rows:,} × {dim}", kind, kernel, _sizes(shards), _ranks(sharding["ranks"]))
+        shown.add_row(plain(name), f"{rows:,} × {dim}", kind, kernel, _sizes(shards), ranks_text(sharding["ranks"]))
     if len(tables) > most:
         shown.caption = f"and {len(tables) - most} more tables"
     return shown
@@ -34,7 +35,7 @@ def _sizes(shards: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(shards)} of {rows:,} × {cols}"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     """`0–3, 6`."""
     parts: list[list[int]] = []
     for rank in ranks:
@@ -48,8 +49,8 @@ def _ranks(ranks: Sequence[int]) -> str:
 def memory_lines(plan: Mapping[str, Any]) -> list[str]:
     """One line a rank: bytes of weights, optimizer state and dense parameters."""
     return [
-        f"rank {rank['rank']}: {bytes_text(rank['weights_bytes'])} weights, "
-        f"{bytes_text(rank['optimizer_bytes'])} optimizer, {bytes_text(rank['dense_bytes'])} dense"
+        f"rank {rank['rank']}: {human_bytes(rank['weights_bytes'])} weights, "
+        f"{human_bytes(rank['optimizer_bytes'])} optimizer, {human_bytes(rank['dense_bytes'])} dense"
         for rank in plan.get("memory", [])
     ]
 
@@ -67,13 +68,4 @@ def host_lines(plan: Mapping[str, Any]) -> list[str]:
 def _host_words(host: Mapping[str, Any]) -> str:
     each = "rank" if host["ranks"] == 1 else "ranks"
     gpu = f", {host['gpu']}" if host["gpu"] else ""
-    return f"host of {host['ranks']} {each} ({bytes_text(host['memory_bytes'])}, {host['cpus']:g} CPUs{gpu})"
-
-
-def bytes_text(count: float) -> str:
-    """A number of bytes for people: `1.5 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+    return f"host of {host['ranks']} {each} ({human_bytes(host['memory_bytes'])}, {host['cpus']:g} CPUs{gpu})"

@@ -13,40 +13,9 @@ from typing import Any
 from rayrec.train.driver.console import Display
 from rayrec.train.errors import StorageError
 from rayrec.train.run.folder import RunFolder, write_json
-from rayrec.train.run.log import Record
+from rayrec.train.run.log import Course, Record, figures_of
 
 KEPT = ("train", "eval", "event", "timeline")
-CURVES = {
-    "train": (
-        "loss",
-        "ne",
-        "auc",
-        "rmse",
-        "r2",
-        "samples_per_second",
-        "data_wait_fraction",
-        "exchange_fraction",
-        "stall_fraction",
-    ),
-    "eval": (
-        "auc",
-        "gauc",
-        "ne",
-        "logloss",
-        "calibration",
-        "auprc",
-        "accuracy",
-        "ctr",
-        "mse",
-        "ndcg@10",
-        "recall@10",
-        "rmse",
-        "mae",
-        "r2",
-    ),
-}
-
-
 MOST_KEPT = 100_000
 
 
@@ -135,45 +104,26 @@ class Recorder:
         self._folder, self._display, self._on_checkpoint, self._also = folder, display, on_checkpoint, also
         self._metrics = Lines(folder.metrics, display)
         self._board: Any = None
-        self._step = 0
-        self._reasons: list[str] = []
         self._restart: str | None = None
-        self.world_size = 0
-        self.nodes: frozenset[str] = frozenset()
-        self.fatal: str | None = None
-        self.done: Record | None = None
-        self.stopped: str | None = None
+        self.reasons: list[str] = []  # why the worker group failed, since one has begun
         self.recoveries = 0
-        self.attempt = 0
+        self.course = Course()
 
     def __call__(self, record: Record) -> None:
-        self._remember(record)
-        with self._display.tolerance:
-            if record["kind"] in KEPT:
-                self._metrics.add(json.dumps(record))
-        with self._display.tolerance:
-            self._show(record)
-        self._also(record)
-
-    def _remember(self, record: Record) -> None:
-        self.attempt = max(self.attempt, record["attempt"])
-        if record["kind"] != "begin":
-            self._step = max(self._step, int(record.get("step") or 0))
         match record["kind"]:
             case "begin":
                 self._begin(record)
             case "restart":
                 self._restart = record["reason"]
             case "failure":
-                self._reasons.append(record["reason"])
-            case "fatal":
-                self.fatal = self.fatal or record["error"]
-            case "excused":
-                self.fatal = None
-            case "stopped":
-                self.stopped = record["message"]
-            case "done":
-                self.done = record
+                self.reasons.append(record["reason"])
+        self.course.hear(record)
+        with self._display.tolerance:
+            if record["kind"] in KEPT:
+                self._metrics.add(json.dumps(record))
+        with self._display.tolerance:
+            self._show(record)
+        self._also(record)
 
     def _show(self, record: Record) -> None:
         match record["kind"]:
@@ -187,7 +137,7 @@ class Recorder:
                 self._display.progress(record)
             case "train" | "eval" as kind:
                 with reporting_errors(self._display, self._folder.tensorboard):
-                    self._curves(kind, record)
+                    self._curves(record)
                 (self._display.train if kind == "train" else self._display.evaluation)(record)
             case "event":
                 self._display.event(record)
@@ -202,22 +152,20 @@ class Recorder:
             self._folder.result.unlink(missing_ok=True)  # an earlier end of this run is its result until it goes on
         resumed = record["resumed_step"]
         where = f"resumed from the checkpoint of step {resumed}" if resumed is not None else "started again at step 0"
-        before, self.world_size = self.world_size, int(record["world_size"])
-        if before and before != self.world_size:
-            where = f"{where}, on {self.world_size} instead of {before} workers"
-        self.nodes = frozenset(record.get("nodes", ()))
+        before, now = self.course.world_size, int(record["world_size"])
+        if before and before != now:
+            where = f"{where}, on {now} instead of {before} workers"
         if self._restart is not None:
             reason, self._restart = self._restart, None
             self._event(record, "resized", f"{reason}: {where}")
-        elif self._reasons:
+        elif self.reasons:
             self.recoveries += 1
-            reason = "; ".join(dict.fromkeys(self._reasons))
-            self._reasons = []
-            text = f"worker group failed at step {self._step} ({reason}); restarted, {where}"
+            reason = "; ".join(dict.fromkeys(self.reasons))
+            self.reasons = []
+            text = f"worker group failed at step {self.course.step} ({reason}); restarted, {where}"
             self._event(record, "recovered", text)
         elif resumed is not None:
             self._event(record, "resumed", where)
-        self._step = resumed or 0
 
     def _event(self, record: Record, event: str, message: str) -> None:
         self(
@@ -231,26 +179,13 @@ class Recorder:
             }
         )
 
-    @property
-    def last_reason(self) -> str | None:
-        """Why the worker group failed, if no new one has started since."""
-        return "; ".join(dict.fromkeys(self._reasons)) or None
-
-    @property
-    def step(self) -> int:
-        """The last step heard of."""
-        return self._step
-
-    def _curves(self, kind: str, record: Record) -> None:
+    def _curves(self, record: Record) -> None:
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(self._folder.tensorboard), flush_secs=10)
-        curves = {kind: record, **{f"{kind}/{task}": of for task, of in record.get("tasks", {}).items()}}
-        for place, values in curves.items():
-            for name in CURVES[kind]:
-                if values.get(name) is not None:
-                    self._board.add_scalar(f"{place}/{name}", values[name], record["step"], walltime=record["time"])
+        for name, value in figures_of(record).items():
+            self._board.add_scalar(name, value, record["step"], walltime=record["time"])
 
     def close(self) -> None:
         """Write out what is still in memory."""

@@ -6,12 +6,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from rayrec.stop_signals import STOP_SIGNALS
 from rayrec.train.errors import Interrupted
+from rayrec.train.looking import beside
 
 TICK_S = 0.1
 
@@ -82,19 +84,8 @@ def run_beside(act: Callable[[], object], signals: StopSignals) -> None:
         Interrupted: the stop took too long; the thread is left behind.
         BaseException: what `act` raised.
     """
-    raised: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            act()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=body, name="rayrec-run", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(TICK_S)
-        if thread.is_alive() and (late := signals.overdue) is not None:
+    done = beside(act, "rayrec-run")
+    while not wait([done], TICK_S).done:
+        if (late := signals.overdue) is not None:
             raise signals.interrupted(late)
-    if raised:
-        raise raised[0]
+    done.result()

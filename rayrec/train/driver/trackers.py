@@ -9,29 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.data.errors import suggestion
+from rayrec.train.config.difference import flat
 from rayrec.train.driver.callbacks import Callback, RunInfo
 from rayrec.train.errors import TrainError
+from rayrec.train.run.log import figures_of
 
 if TYPE_CHECKING:
     from rayrec.train.run.result import Result
 
 RUN_TAG = "rayrec.run"
-OF_NO_FIGURE = frozenset({"kind", "step", "time", "attempt", "partial"})
-
-
-def figures_of(kind: str, record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record by path, such as `train/loss` and `eval/tasks/click/auc`."""
-    figures = flat({name: value for name, value in record.items() if name not in OF_NO_FIGURE}, "/", f"{kind}/")
-    return {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
-
-
-def flat(values: Mapping[str, Any], mark: str, prefix: str = "") -> dict[str, Any]:
-    """Values by path, the parts of it joined by `mark`."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        path = f"{prefix}{name}"
-        found |= flat(value, mark, path + mark) if isinstance(value, Mapping) else {path: value}
-    return found
 
 
 def _id_of(run: RunInfo) -> str:
@@ -43,10 +29,9 @@ class _Tracker(Callback):
     """Hands figures to `log`."""
 
     def on_step(self, record: Mapping[str, Any]) -> None:
-        self.log(figures_of("train", record), int(record["step"]))
+        self.log(figures_of(record), int(record["step"]))
 
-    def on_evaluation(self, record: Mapping[str, Any]) -> None:
-        self.log(figures_of("eval", record), int(record["step"]))
+    on_evaluation = on_step
 
     def log(self, figures: dict[str, float], step: int) -> None:
         raise NotImplementedError
@@ -74,7 +59,7 @@ class MLflow(_Tracker):
         earlier = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{tag}'", max_results=1)
         made = earlier[0] if earlier else self._client.create_run(experiment, run_name=run.name, tags={RUN_TAG: tag})
         self._run_id = made.info.run_id
-        for name, value in {} if earlier else flat(run.config.to_dict(), ".").items():
+        for name, value in {} if earlier else flat(run.config.to_dict()).items():
             self._client.log_param(self._run_id, name, str(value)[:500])
 
     def log(self, figures: dict[str, float], step: int) -> None:
@@ -117,7 +102,7 @@ class Comet(_Tracker):
 
         self._run: Any = comet_ml.start(project_name=self._project, experiment_key=_id_of(run))
         self._run.set_name(run.name)
-        self._run.log_parameters(flat(run.config.to_dict(), "."))
+        self._run.log_parameters(flat(run.config.to_dict()))
 
     def log(self, figures: dict[str, float], step: int) -> None:
         self._run.log_metrics(figures, step=step)

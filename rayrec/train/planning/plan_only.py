@@ -8,11 +8,12 @@ from pathlib import Path
 
 from rayrec.distributed import ShardingPlan
 from rayrec.distributed.planner import PlanResult, Topology, diff, explain, write_html
+from rayrec.distributed.planner.report.text import human_bytes
 from rayrec.distributed.planner.sharding_groups import Grouped
 from rayrec.train.config import TrainConfig
 from rayrec.train.config.file import text_of
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.plan_table import bytes_text, plan_table
+from rayrec.train.driver.plan_table import plan_table
 from rayrec.train.errors import StorageError
 from rayrec.train.planning.groups import plan_groups
 from rayrec.train.run.folder import write_json
@@ -64,7 +65,7 @@ def group_words(groups: Grouped, sync_every: int) -> str:
     often = "every step" if sync_every == 1 else f"every {sync_every} steps"
     return (
         f"{groups.layout.replicas} groups of {groups.layout.group_size} workers, alike after {often}: "
-        f"{groups.sync_s * 1e3:.2f} ms and {bytes_text(groups.sync_bytes)} a step and worker, as predicted; "
+        f"{groups.sync_s * 1e3:.2f} ms and {human_bytes(groups.sync_bytes)} a step and worker, as predicted; "
         "the plan of each:"
     )
 

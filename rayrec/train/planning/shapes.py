@@ -10,10 +10,10 @@ from rich.table import Table
 
 from rayrec.distributed.planner import NoPlanError, Topology
 from rayrec.distributed.planner.cost.terms import Cost
+from rayrec.distributed.planner.report.text import human_bytes
 from rayrec.distributed.planner.sharding_groups import Grouped
 from rayrec.train.config import TrainConfig
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.plan_table import bytes_text
 from rayrec.train.driver.terminal import plain
 from rayrec.train.planning.plan_only import make_groups
 from rayrec.train.setup import build
@@ -128,7 +128,7 @@ def shapes_table(shapes: Sequence[Shape], gpu: str) -> Table:
             first = (shape.problem or "").splitlines()[0]
             table.add_row(shape.world, f"{shape.batch_size:,}", "–", "–", "–", plain(f"does not fit: {first}"))
             continue
-        memory = f"{bytes_text(shape.memory_bytes)} of {bytes_text(shape.memory_there)}"
+        memory = f"{human_bytes(shape.memory_bytes)} of {human_bytes(shape.memory_there)}"
         speed = f"{shape.batch_size / shape.step_s:,.0f}"
         table.add_row(
             shape.world, f"{shape.batch_size:,}", f"{shape.step_s * 1e3:.2f} ms", speed, memory, str(shape.binds)

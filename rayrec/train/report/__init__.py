@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 from rayrec.train.errors import StorageError
 from rayrec.train.report.page import page
 from rayrec.train.report.run import read_run
+from rayrec.train.run.folder import write_atomically
 
 
 def write_report(run_dir: Path) -> Path:
@@ -26,14 +26,10 @@ def write_report(run_dir: Path) -> Path:
     Raises:
         ValueError: `run_dir` is not a run folder, or the report cannot be written there.
     """
-    run_dir = Path(run_dir)
-    report = run_dir / "report.html"
-    text = page(read_run(run_dir), time.time())
-    partial = run_dir / f".report-{os.getpid()}.html"
+    report = Path(run_dir) / "report.html"
+    text = page(read_run(Path(run_dir)), time.time())
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(report)
+        write_atomically(report, text)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise StorageError(f"report {report}: cannot be written ({error.strerror or error})") from error
     return report

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Collection, Sequence
+
+from markupsafe import Markup
 
 from rayrec.train.report.run import Line, history, number, of_task, task_names
+from rayrec.train.report.templates import Column, table
 
 FIGURES = {
     "auc": "AUC",
@@ -24,67 +26,63 @@ MOST_ROWS = 200
 ALWAYS = ("auc", "ne", "logloss", "calibration")  # of a label that is 0 or 1
 
 
-def evaluations_table(evals: Sequence[Line]) -> str:
+def evaluations_table(evals: Sequence[Line]) -> Markup:
     """A row for each evaluation that stands, and each of several labels; the best AUC, or RMSE, is marked."""
     lines, _ = history(evals)
-    if not lines:
-        return ""
-    names = task_names(lines)
-    shown = _shown(lines, names)
-    rows = [
-        _row(name, [epoch_text(line), count_text(line, "step")], line, shown, best=line is best and len(of) > 1)
-        for name, of in [(name, of_task(lines, name)) for name in names] or [("", lines)]
-        for best in [max(of, key=_goodness)]
-        for line in of
-        if line is best or line in of[-MOST_ROWS:]
-    ]
+    rows, marked = list[tuple[str, Sequence[str], Line]](), set[int]()
+    for name, of in _by_label(lines):
+        best = max(of, key=_goodness)
+        for line in of:
+            if line is best or line in of[-MOST_ROWS:]:
+                if line is best and len(of) > 1:
+                    marked.add(len(rows))
+                rows.append((name, [epoch_text(line), count_text(line, "step")], line))
     note = f"<p class='note'>the last {MOST_ROWS} evaluations, and the best of those that are drawn</p>"
-    table = _table(["label"] if names else [], ["epoch", "step", *shown.values(), "rows"], rows)
-    return table + (note if len(lines) > MOST_ROWS else "")
+    return _table(lines, ["epoch", "step"], rows, marked) + Markup(note if len(lines) > MOST_ROWS else "")
 
 
-def by_time_table(evals: Sequence[Line]) -> str:
+def by_time_table(evals: Sequence[Line]) -> Markup:
     """The last evaluation's figures by stretches of time (UTC); nothing where rows have no times."""
     lines, _ = history(evals)
     stretches = lines[-1].get("by_time") if lines else None
     lines = [line for line in stretches if isinstance(line, dict)] if isinstance(stretches, list) else []
+    rows = [(name, [str(line.get("start"))], line) for name, of in _by_label(lines) for line in of]
+    return _table(lines, ["from (UTC)"], rows)
+
+
+def _by_label(lines: Sequence[Line]) -> list[tuple[str, Sequence[Line]]]:
+    """The lines of each of several labels, with its name."""
     if not lines:
-        return ""
-    names = task_names(lines)
-    shown = _shown(lines, names)
-    rows = [
-        _row(name, [escape(str(line.get("start")))], line, shown)
-        for name, of in [(name, of_task(lines, name)) for name in names] or [("", lines)]
-        for line in of
-    ]
-    return _table(["label"] if names else [], ["from (UTC)", *shown.values(), "rows"], rows)
+        return []
+    return [(name, of_task(lines, name)) for name in task_names(lines)] or [("", lines)]
 
 
 def _goodness(line: Line) -> float:
     return -(number(line, "rmse") or 0.0) if "rmse" in line else number(line, "auc") or 0.0
 
 
-def _shown(lines: Sequence[Line], names: Sequence[str]) -> dict[str, str]:
+def _shown(lines: Sequence[Line]) -> dict[str, str]:
     """The figures that some line has, of any of several labels."""
-    every = [line for name in names for line in of_task(lines, name)] or lines
+    every = [line for _, of in _by_label(lines) for line in of] or lines
     always = () if all("rmse" in line for line in every) else ALWAYS
     return {key: title for key, title in FIGURES.items() if key in always or any(key in line for line in every)}
 
 
-def _row(task: str, first: Sequence[str], line: Line, shown: Mapping[str, str], best: bool = False) -> str:
-    """`task` is the name of the label, where there are several."""
-    cells = [*first, *(figure_text(line, key) for key in shown), count_text(line, "samples")]
-    return (
-        f"<tr{' class=best' if best else ''}>{f'<td>{escape(task)}</td>' if task else ''}"
-        + "".join(f"<td class='num'>{cell}</td>" for cell in cells)
-        + "</tr>"
-    )
-
-
-def _table(names: Sequence[str], numbers: Sequence[str], rows: Sequence[str]) -> str:
-    head = "".join(f"<th>{name}</th>" for name in names) + "".join(f"<th class='num'>{name}</th>" for name in numbers)
-    body = "".join(rows)
-    return f"<div class='wide'><table class='even'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+def _table(
+    lines: Sequence[Line],
+    first: Sequence[str],
+    rows: Sequence[tuple[str, Sequence[str], Line]],
+    marked: Collection[int] = (),
+) -> Markup:
+    """Rows of (label, first cells, figures)."""
+    shown = _shown(lines)
+    labels = [Column("label")] if task_names(lines) else []
+    columns = [*labels, *(Column(name, "num") for name in (*first, *shown.values(), "rows"))]
+    cells = [
+        [*([name] if labels else []), *start, *(figure_text(line, key) for key in shown), count_text(line, "samples")]
+        for name, start, line in rows
+    ]
+    return table(columns, cells, "even", marked)
 
 
 def figure_text(line: Line, key: str) -> str:

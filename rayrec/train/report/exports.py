@@ -4,62 +4,49 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from markupsafe import Markup
+
 from rayrec.train.report.evaluations import count_text
 from rayrec.train.report.run import Line, number
+from rayrec.train.report.templates import Column, table
 
 PAGE = "parity.html"
 
 
-def exports_table(exports: Sequence[Line], run_dir: Path) -> str:
+COLUMNS = (
+    Column("export"), Column("version"), Column("step", "num"), Column("tables"), Column("dense"), Column("target"),
+    Column("size of fp32", "num"), Column("AUC as trained", "num"), Column("AUC exported", "num"),
+    Column("within its limits"),
+)  # fmt: skip
+LINK = Markup("<a href='{}' title='{}'>{}</a>")
+REMOVED = Markup("<span class='soft' title='{}'>{} (removed)</span>")
+
+
+def exports_table(exports: Sequence[Line], run_dir: Path) -> Markup:
     """Newest first, each with a link to its page; a removed one is marked."""
-    if not exports:
-        return ""
-    rows = "".join(_row(line, run_dir) for line in reversed(exports))
-    head = "".join(
-        f"<th{kind}>{name}</th>"
-        for name, kind in (
-            ("export", ""),
-            ("version", ""),
-            ("step", " class='num'"),
-            ("tables", ""),
-            ("dense", ""),
-            ("target", ""),
-            ("size of fp32", " class='num'"),
-            ("AUC as trained", " class='num'"),
-            ("AUC exported", " class='num'"),
-            ("within its limits", ""),
-        )
-    )
-    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    return table(COLUMNS, [_cells(line, run_dir) for line in reversed(exports)])
 
 
-def _row(line: Line, run_dir: Path) -> str:
+def _cells(line: Line, run_dir: Path) -> list[object]:
     folder = Path(str(line.get("path", "")))
-    page = folder / PAGE
-    name, path = escape(folder.name), escape(str(folder), quote=True)
+    page, share = folder / PAGE, number(line, "share")
+    link = REMOVED.format(folder, folder.name)
     if page.exists():
-        name = f"<a href='{quote(os.path.relpath(page, run_dir.absolute()))}' title='{path}'>{name}</a>"
-    else:
-        name = f"<span class='soft' title='{path}'>{name} (removed)</span>"
-    share = number(line, "share")
-    cells = [
-        ("", name),
-        ("", escape(str(line.get("version", "")))),
-        ("num", count_text(line, "step")),
-        ("", escape(str(line.get("tables", "")))),
-        ("", escape(str(line.get("dense", "")))),
-        ("", escape(str(line.get("target", "")))),
-        ("num", "–" if share is None else f"{share:.0%}"),
-        ("num", _auc(line.get("trained"))),
-        ("num", _auc(line.get("exported"))),
-        ("", "yes" if line.get("within_limits") else "no"),
+        link = LINK.format(quote(os.path.relpath(page, run_dir.absolute())), folder, folder.name)
+    return [
+        link,
+        line.get("version", ""),
+        count_text(line, "step"),
+        *(line.get(name, "") for name in ("tables", "dense", "target")),
+        "–" if share is None else f"{share:.0%}",
+        _auc(line.get("trained")),
+        _auc(line.get("exported")),
+        "yes" if line.get("within_limits") else "no",
     ]
-    return "<tr>" + "".join(f"<td class='{kind}'>{text}</td>" for kind, text in cells) + "</tr>"
 
 
 def _auc(figures: Any) -> str:

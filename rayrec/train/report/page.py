@@ -4,85 +4,83 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from pathlib import Path
+
+from markupsafe import Markup
 
 from rayrec.train.report.evaluations import by_time_table, count_text, epoch_text, evaluations_table, figure_text
 from rayrec.train.report.exports import exports_table
 from rayrec.train.report.importance import importance_table
 from rayrec.train.report.plan import memory_section, plan_section, time_section
-from rayrec.train.report.run import ENDS, Line, RunRecord, history, number, of_task, task_names
+from rayrec.train.report.run import ENDS, Line, RunRecord, history, number, of_task, points_of, task_names
 from rayrec.train.report.skipped import skipped_rows, skipped_section
-from rayrec.train.report.svg import Chart, Mark, Points, evenly, svg_chart
+from rayrec.train.report.svg import Chart, Mark, evenly, svg_chart
+from rayrec.train.report.templates import Column, render, table
 from rayrec.train.report.timeline import timeline_section
 
 MOST_EVENTS, MOST_MARKS = 200, 150
 KEY = re.compile(r"^(\s*(?:- )*)([\w.\-]+)(?=:)", re.MULTILINE)
+KIND = Markup("<span class='key {}'>{}</span>")
+PROFILE = Markup("<a href='profile/{}'>{}</a>")
 
 
 def page(run: RunRecord, now: float) -> str:
     """The whole HTML document; `now` (unix seconds) is the time of writing that it states."""
-    sections = [
-        _header(run),
-        _notices(run),
-        _cards(run),
-        _charts(run),
-        _section("Evaluations", evaluations_table(run.evals)),
-        _section("Last evaluation by time", by_time_table(run.evals)),
-        _section("Permutation importance", importance_table(run.importance)),
-        _section("Exports", exports_table(run.exports, run.path)),
-        _section("Sharding plan", plan_section(run.plan, run.table_bits) if run.plan and run.plan.plan else ""),
-        _section("Memory by rank", memory_section(run.memory) if run.memory else ""),
-        _section("Predicted time by rank", time_section(run.times) if run.times else ""),
-        _section("Steps by rank", timeline_section(run.timeline, run.times) if run.timeline else ""),
-        _section("Profiles", _profiles(run)),
-        _section("Rows left out", skipped_section(run.events)),
-        _section("Events", _events(run)),
-        _section("Configuration", _config(run)),
-        f"<footer>rayrec · {escape(str(run.path))} · written {_clock(now)}</footer>",
-    ]
-    style, script = (Path(__file__).with_name(name).read_text("utf-8") for name in ("report.css", "report.js"))
-    return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{escape(run.name)} · rayrec</title><link rel='icon' href='data:,'>\n<style>{style}</style></head>\n"
-        f"<body><main>{''.join(sections)}</main>\n<script>{script}</script></body></html>\n"
+    charts, keys = _charts(run)
+    sections = {
+        "Evaluations": evaluations_table(run.evals),
+        "Last evaluation by time": by_time_table(run.evals),
+        "Permutation importance": importance_table(run.importance),
+        "Exports": exports_table(run.exports, run.path),
+        "Sharding plan": plan_section(run.plan, run.table_bits) if run.plan and run.plan.plan else "",
+        "Memory by rank": memory_section(run.memory) if run.memory else "",
+        "Predicted time by rank": time_section(run.times) if run.times else "",
+        "Steps by rank": timeline_section(run.timeline, run.times) if run.timeline else "",
+        "Profiles": _profiles(run),
+        "Rows left out": skipped_section(run.events),
+        "Events": _events(run),
+        "Configuration": _config(run),
+    }
+    return render(
+        "report",
+        run=run,
+        title=run.name,
+        when=f"started {_clock(run.first_time)}" if run.first_time is not None else "",
+        notices=list(_notices(run)),
+        cards=_cards(run),
+        charts=Markup("").join(svg_chart(chart, run.steps) for chart in charts),
+        keys=keys,
+        sections=list(sections.items()),
+        written=_clock(now),
     )
 
 
-def _header(run: RunRecord) -> str:
-    when = f"started {_clock(run.first_time)}" if run.first_time is not None else ""
-    return (
-        f"<header><h1>{escape(run.name)}</h1><span class='status {run.status}'>{run.status}</span>"
-        f"<span class='when'>{when}</span></header>"
-    )
-
-
-def _notices(run: RunRecord) -> str:
+def _notices(run: RunRecord) -> Iterator[tuple[str, str]]:
     """What a reader must know before the figures: how it ended, what could not be read."""
-    notices = []
     if run.status in ENDS:
         verb = "failed" if run.status == "failed" else "was interrupted"
-        notices.append(("failed", f"The run {verb}. {(run.end or {}).get('message', '')}"))
+        yield "failed", f"The run {verb}. {(run.end or {}).get('message', '')}"
     elif run.status == "unfinished" and run.last_time is not None:
-        notices.append(("", f"No result yet: still running, or ended early. Last entry {_clock(run.last_time)}."))
+        yield "", f"No result yet: still running, or ended early. Last entry {_clock(run.last_time)}."
     recovered = [line for line in run.events if line.get("event") == "recovered"]
     if recovered:
         times = "once" if len(recovered) == 1 else f"{len(recovered)} times"
-        notices.append(("recovered", f"Recovered {times}: {recovered[-1].get('message', '')}"))
+        yield "recovered", f"Recovered {times}: {recovered[-1].get('message', '')}"
     skipped = skipped_rows(run.events)
     if skipped:
-        notices.append(
-            ("", f"Left out {skipped:,} row{'' if skipped == 1 else 's'} that could not be used; see below.")
-        )
+        yield "", f"Left out {skipped:,} row{'' if skipped == 1 else 's'} that could not be used; see below."
     warned = (run.result or {}).get("warnings")
-    notices += [("", f"Warning: {text}") for text in (warned if isinstance(warned, list) else [])]
-    notices += [("failed", f"Not shown: {problem}") for problem in run.problems]
-    return "".join(f"<p class='notice {kind}'>{escape(text)}</p>" for kind, text in notices)
+    for text in warned if isinstance(warned, list) else []:
+        yield "", f"Warning: {text}"
+    for problem in run.problems:
+        yield "failed", f"Not shown: {problem}"
 
 
-def _cards(run: RunRecord) -> str:
+Card = tuple[str, str, str, str]  # name, value, what it is about, look
+
+
+def _cards(run: RunRecord) -> list[Card]:
     result = run.result or {}
     evaluation = run.evals[-1] if run.evals else result.get("eval") or {}
     rates = [rate for line in run.train if (rate := number(line, "samples_per_second"))]
@@ -92,7 +90,7 @@ def _cards(run: RunRecord) -> str:
     checkpoint = str(result.get("checkpoint") or _last_checkpoint(run) or "")
     seconds = run.last_time - run.first_time if run.first_time is not None and run.last_time is not None else None
     attempts = max((int(number(line, "attempt") or 0) for line in run.lines), default=0)
-    cards = [
+    return [
         *(_number_cards if "rmse" in {**train, **evaluation} else _binary_cards)(run, train, evaluation),
         ("Throughput", f"{rate:,.0f}" if rate else "–", "samples / s", ""),
         ("Waiting for data", *_waited(run), ""),
@@ -101,10 +99,6 @@ def _cards(run: RunRecord) -> str:
         *_best_card(result.get("best")),
         ("Checkpoint", checkpoint.rstrip("/").rsplit("/", 1)[-1] or "–", checkpoint, ""),
     ]
-    return "<div class='cards'>" + "".join(_card(*card) for card in cards) + "</div>"
-
-
-Card = tuple[str, str, str, str]  # name, value, what it is about, look
 
 
 def _best_card(best: object) -> list[Card]:
@@ -125,12 +119,7 @@ def _binary_cards(run: RunRecord, train: Line, evaluation: Line) -> list[Card]:
             _best(run.evals, "ne", min) or _training(train, "ne"),
             "lead",
         ),
-        (
-            "Log loss",
-            figure_text(evaluation, "logloss"),
-            _evaluated_on(evaluation),
-            "lead",
-        ),
+        ("Log loss", figure_text(evaluation, "logloss"), _evaluated_on(evaluation), "lead"),
         ("Calibration", figure_text(evaluation, "calibration"), "predicted / observed positives", "lead"),
     ]
 
@@ -166,15 +155,8 @@ def _waited(run: RunRecord) -> tuple[str, str]:
     return (f"{known[len(known) // 2]:.1%}", "of the time, median") if known else ("–", "")
 
 
-def _card(name: str, value: str, about: str, kind: str) -> str:
-    hint = escape(about, quote=True)
-    return (
-        f"<div class='card {kind}'><div class='name'>{escape(name)}</div><div class='value' title='{escape(value)}'>"
-        f"{escape(value)}</div><div class='about' title='{hint}'>{escape(about)}</div></div>"
-    )
-
-
-def _charts(run: RunRecord) -> str:
+def _charts(run: RunRecord) -> tuple[list[Chart], list[tuple[str, str]]]:
+    """The charts, and what their marks mean: pairs of a CSS class and a text."""
     standing, undone = history(run.train)
     evals, _ = history(run.evals)
     shown = [line for line in run.events if number(line, "step") is not None]
@@ -187,9 +169,9 @@ def _charts(run: RunRecord) -> str:
     def curve(key: str, dots: str | None = None, task: str = "", **look: object) -> Chart:
         train, lost, scored = (of_task(lines, task) if task else lines for lines in (standing, undone, evals))
         return Chart(
-            curve=_points(train, key),
-            undone=_points(lost, key),
-            dots=_points(scored, dots) if dots else (),
+            curve=points_of(train, key),
+            undone=points_of(lost, key),
+            dots=points_of(scored, dots) if dots else (),
             marks=marks,
             **look,  # type: ignore[arg-type]
         )
@@ -225,13 +207,9 @@ def _charts(run: RunRecord) -> str:
         ),
     ]
     charts += [_rate_chart(standing, name, marks) for name in _moving_rates(standing)]
-    drawn = "".join(svg_chart(chart, run.steps) for chart in charts)
     kinds = [kind for kind in ("checkpoint", "recovered", "resumed", *ENDS) if any(m.kind == kind for m in marks)]
     keys = [("train", "training"), ("dot", "evaluation"), *((kind, kind) for kind in kinds)]
-    if undone:
-        keys.append(("undone", "done again after going back to a checkpoint"))
-    legend = "".join(f"<span class='key {kind}'>{text}</span>" for kind, text in keys)
-    return f"<h2>Over steps</h2><div class='charts'>{drawn}</div><div class='legend'>{legend}</div>"
+    return charts, [*keys, *([("undone", "done again after going back to a checkpoint")] if undone else [])]
 
 
 def _moving_rates(lines: Sequence[Line]) -> list[str]:
@@ -246,7 +224,7 @@ def _moving_rates(lines: Sequence[Line]) -> list[str]:
 
 def _rate_chart(lines: Sequence[Line], name: str, marks: Sequence[Mark]) -> Chart:
     rates = [{"step": line.get("step"), "lr": (line.get("lr") or {}).get(name)} for line in lines]
-    return Chart(title=f"Learning rate, {name}", curve=_points(rates, "lr"), marks=marks, unit="{:.3g}".format)
+    return Chart(title=f"Learning rate, {name}", curve=points_of(rates, "lr"), marks=marks, unit="{:.3g}".format)
 
 
 def _mark(line: Line) -> Mark:
@@ -255,43 +233,30 @@ def _mark(line: Line) -> Mark:
     return Mark(step=step, kind=kind, text=f"{kind} at step {step:,.0f}: {line.get('message', '')}".rstrip(": "))
 
 
-def _points(lines: Sequence[Line], key: str) -> Points:
-    pairs = ((number(line, "step"), number(line, key)) for line in lines)
-    return [(step, value) for step, value in pairs if step is not None and value is not None]
-
-
-def _events(run: RunRecord) -> str:
-    if not run.events:
-        return ""
-    rows = "".join(
-        f"<tr><td class='soft'>{_clock(number(line, 'time'))}</td><td class='num'>{count_text(line, 'step')}</td>"
-        f"<td><span class='key {kind}'>{kind}</span></td>"
-        f"<td class='text'>{escape(str(line.get('message', '')))}</td></tr>"
+def _events(run: RunRecord) -> Markup:
+    rows = [
+        [_clock(number(line, "time")), count_text(line, "step"), KIND.format(kind, kind), line.get("message", "")]
         for line in run.events[-MOST_EVENTS:]
-        for kind in [escape(str(line.get("event")), quote=True)]
-    )
-    head = "<th>time</th><th class='num'>step</th><th>event</th><th>what happened</th>"
+        for kind in [line.get("event")]
+    ]
+    columns = (Column("time", "soft"), Column("step", "num"), Column("event"), Column("what happened", "text"))
     left_out = run.num_events - MOST_EVENTS
     more = f"<p class='note'>{left_out:,} earlier events are in metrics.jsonl</p>" if left_out > 0 else ""
-    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{more}"
+    return table(columns, rows) + Markup(more)
 
 
-def _profiles(run: RunRecord) -> str:
+def _profiles(run: RunRecord) -> Markup:
     """Links to the traces of torch's profiler."""
-    links = [f"<a href='profile/{escape(name, quote=True)}'>{escape(name)}</a>" for name in run.profiles]
-    how = "traces of rank 0; open them in <a href='https://ui.perfetto.dev'>ui.perfetto.dev</a>"
-    return f"<p>{', '.join(links)}: {how}</p>" if links else ""
+    links = Markup(", ").join(PROFILE.format(name, name) for name in run.profiles)
+    how = Markup("traces of rank 0; open them in <a href='https://ui.perfetto.dev'>ui.perfetto.dev</a>")
+    return Markup("<p>{}: {}</p>").format(links, how) if links else Markup("")
 
 
-def _config(run: RunRecord) -> str:
+def _config(run: RunRecord) -> Markup:
     if run.config_text is None:
-        return ""
+        return Markup("")
     text = KEY.sub(r"\1<b>\2</b>", escape(run.config_text, quote=False))
-    return f"<details><summary>config.yaml, as resolved</summary><pre>{text}</pre></details>"
-
-
-def _section(title: str, body: str) -> str:
-    return f"<h2>{title}</h2><div class='panel'>{body}</div>" if body else ""
+    return Markup(f"<details><summary>config.yaml, as resolved</summary><pre>{text}</pre></details>")
 
 
 def _epochs(run: RunRecord) -> str:

@@ -104,6 +104,12 @@ def number(line: Line, key: str) -> float | None:
     return value
 
 
+def points_of(lines: Sequence[Line], key: str | None) -> list[tuple[float, float]]:
+    """(step, value) of the lines that have both."""
+    pairs = ((number(line, "step"), number(line, key)) for line in lines if key is not None)
+    return [(step, value) for step, value in pairs if step is not None and value is not None]
+
+
 def task_names(lines: Sequence[Line]) -> list[str]:
     """The names of several labels, from the last line that has figures of them; none where there is one label."""
     found: Line = next((line["tasks"] for line in reversed(lines) if isinstance(line.get("tasks"), dict)), {})

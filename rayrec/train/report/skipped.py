@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
+
+from markupsafe import Markup
 
 from rayrec.train.report.run import Line, number
+from rayrec.train.report.templates import Column, table
 
 MOST_SAMPLES = 50
+NOTE = Markup("<p class='note'>{}</p>")
 COLUMNS = {
     "problem": "what is wrong",
     "column": "column",
@@ -18,28 +21,18 @@ COLUMNS = {
 }
 
 
-def skipped_section(events: Sequence[Line]) -> str:
+def skipped_section(events: Sequence[Line]) -> Markup:
     """How many rows were left out of what, and the described ones with their places; nothing where there were none."""
     skipped = [line for line in events if line.get("event") == "skipped"]
-    if not skipped:
-        return ""
-    notes = "".join(f"<p class='note'>{escape(str(line.get('message', '')))}</p>" for line in skipped[-MOST_SAMPLES:])
+    notes = [NOTE.format(line.get("message", "")) for line in skipped[-MOST_SAMPLES:]]
     samples = [sample for line in skipped for sample in line.get("samples") or () if isinstance(sample, dict)]
-    head = "".join(f"<th>{title}</th>" for title in COLUMNS.values())
-    rows = "".join(
-        "<tr>" + "".join(f"<td class='text'>{_cell(sample, key)}</td>" for key in COLUMNS) + "</tr>"
-        for sample in samples[:MOST_SAMPLES]
-    )
+    columns = [Column(title, "text") for title in COLUMNS.values()]
+    rows = [["–" if sample.get(key) is None else sample[key] for key in COLUMNS] for sample in samples[:MOST_SAMPLES]]
     more = len(samples) - MOST_SAMPLES
-    rest = f"<p class='note'>{more:,} more are in metrics.jsonl</p>" if more > 0 else ""
-    return f"{notes}<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{rest}"
+    rest = [NOTE.format(f"{more:,} more are in metrics.jsonl")] if more > 0 else []
+    return Markup("").join([*notes, table(columns, rows), *rest])
 
 
 def skipped_rows(events: Sequence[Line]) -> int:
     """Rows of all events."""
     return sum(int(number(line, "count") or 0) for line in events if line.get("event") == "skipped")
-
-
-def _cell(sample: Line, key: str) -> str:
-    value = sample.get(key)
-    return "–" if value is None else escape(str(value))

@@ -6,8 +6,11 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from html import escape
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from markupsafe import Markup
+
+from rayrec.train.report.templates import render
 
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 18, 28
@@ -15,11 +18,9 @@ MAX_POINTS = 600  # a longer curve is averaged down to this many points
 MAX_DOTS = 300
 SMOOTHED_FROM = 40  # points; a shorter curve is readable as it is
 
-# Inside, what leaves the plot is cut off.
-PLOT = (
-    f"<svg x='{LEFT}' y='{TOP - 6}' width='{WIDTH - LEFT - RIGHT + 4}' height='{HEIGHT - TOP - BOTTOM + 6}' "
-    f"viewBox='{LEFT} {TOP - 6} {WIDTH - LEFT - RIGHT + 4} {HEIGHT - TOP - BOTTOM + 6}'>"
-)
+EDGES = {
+    "width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "top": TOP, "bottom": HEIGHT - BOTTOM
+}  # fmt: skip
 
 T = TypeVar("T")
 Points = Sequence[tuple[float, float]]
@@ -78,33 +79,30 @@ class _Scale:
         return "M" + "L".join(f"{self.x(step)} {self.y(value)}" for step, value in points)
 
 
-def svg_chart(chart: Chart, last_step: float) -> str:
+def svg_chart(chart: Chart, last_step: float) -> Markup:
     """The chart as an HTML `figure`, its step axis from 0 to `last_step`; says so where there is nothing to draw."""
     curve = thin(chart.curve, MAX_POINTS)
-    chart = replace(chart, dots=evenly(chart.dots, MAX_DOTS))
-    trend = moving_average(curve) if chart.smooth and len(curve) > SMOOTHED_FROM else curve
+    chart = replace(chart, curve=curve, dots=evenly(chart.dots, MAX_DOTS))
+    smoothed = chart.smooth and len(curve) > SMOOTHED_FROM
+    trend = moving_average(curve) if smoothed else curve
     latest = chart.dots[-1][1] if chart.dots else trend[-1][1] if trend else None
-    heading = f"<b>{escape(chart.title)}</b>"
-    if latest is not None:
-        heading += f"<span class='latest {'dot' if chart.dots else chart.colour}'>{escape(chart.unit(latest))}</span>"
-    caption = f"<figcaption>{heading}</figcaption>"
-    if not curve and not chart.dots:
-        return f"<figure class='chart'>{caption}<div class='nothing'>nothing recorded yet</div></figure>"
+    if latest is None:
+        return render("chart", chart=chart, latest=None, scale=None)
     scale = _Scale((0, max(last_step, 1)), _value_range(chart, curve, trend))
-    parts = [
-        *_grid(scale, percent=chart.unit(1).endswith("%")),
-        *_reference(scale, chart.reference, [*chart.dots] or trend),
-        *_marks(scale, chart.marks),
-        PLOT,
-        *_curves(scale, chart, curve, trend),
-        "</svg>",
-        *_dots(scale, chart),
-    ]
-    hover = escape(json.dumps({"curve": _hover(trend), "dots": _hover(chart.dots)}), quote=True)
-    return (
-        f"<figure class='chart'>{caption}<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img' data-last='{scale.steps[1]:g}' "
-        f"aria-label='{escape(chart.title, quote=True)} over steps' data-hover='{hover}'>"
-        f"{''.join(parts)}</svg></figure>"
+    percent = chart.unit(1).endswith("%")
+    return render(
+        "chart",
+        chart=chart,
+        trend=trend,
+        undone=thin(chart.undone, MAX_POINTS),
+        smoothed=smoothed,
+        latest=latest,
+        scale=scale,
+        value_ticks=[(scale.y(value), _tick(value, percent)) for value in ticks(*scale.values)],
+        step_ticks=[(scale.x(step), _tick(step)) for step in ticks(*scale.steps, about=6) if step == int(step)],
+        reference=_reference(scale, chart.reference, [*chart.dots] or trend),
+        hover=json.dumps({"curve": _hover(trend), "dots": _hover(chart.dots)}),
+        **EDGES,
     )
 
 
@@ -159,22 +157,6 @@ def _value_range(chart: Chart, curve: Points, trend: Points) -> tuple[float, flo
     return low, high if high > low else low + 1.0
 
 
-def _grid(scale: _Scale, percent: bool) -> list[str]:
-    parts = []
-    for value in ticks(*scale.values):
-        y = scale.y(value)
-        parts.append(f"<line class='grid' x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y}' y2='{y}'/>")
-        parts.append(
-            f"<text class='tick' x='{LEFT - 8}' y='{y + 3.5}' text-anchor='end'>{_tick(value, percent)}</text>"
-        )
-    for step in ticks(*scale.steps, about=6):
-        if step == int(step):
-            x, y = scale.x(step), HEIGHT - BOTTOM + 17
-            parts.append(f"<text class='tick' x='{x}' y='{y}' text-anchor='middle'>{_tick(step)}</text>")
-    y = HEIGHT - BOTTOM
-    return [*parts, f"<line class='axis' x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y}' y2='{y}'/>"]
-
-
 def _tick(value: float, percent: bool = False) -> str:
     if percent:
         return f"{value * 100:.6g}%"
@@ -185,54 +167,12 @@ def _tick(value: float, percent: bool = False) -> str:
     return f"{value:.6g}"
 
 
-def _reference(scale: _Scale, reference: tuple[float, str] | None, beside: Points) -> list[str]:
-    """A dotted line, its name at the end where the points are farther away."""
+def _reference(scale: _Scale, reference: tuple[float, str] | None, beside: Points) -> dict[str, Any] | None:
+    """Where a dotted line is drawn, with its name at the end where the points are farther away; None: nowhere."""
     if not reference or not scale.values[0] <= reference[0] <= scale.values[1]:
-        return []
-    y = scale.y(reference[0])
+        return None
     at_end = abs(beside[-1][1] - reference[0]) >= abs(beside[0][1] - reference[0]) and len(beside) > 1
-    x, anchor = (WIDTH - RIGHT, "end") if at_end else (LEFT + 4, "start")
-    return [
-        f"<line class='reference' x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y}' y2='{y}'/>",
-        f"<text class='tick' x='{x}' y='{y - 5}' text-anchor='{anchor}'>{escape(reference[1])}</text>",
-    ]
-
-
-def _marks(scale: _Scale, marks: Sequence[Mark]) -> list[str]:
-    parts = []
-    for mark in marks:
-        x, bottom = scale.x(mark.step), HEIGHT - BOTTOM
-        title = f"<title>{escape(mark.text)}</title>"
-        if mark.kind == "checkpoint":
-            shape = f"<path d='M{x} {bottom - 6}l4 6h-8z'/>"
-        else:
-            shape = f"<line x1='{x}' x2='{x}' y1='{TOP}' y2='{bottom}'/><circle cx='{x}' cy='{TOP}' r='4'/>"
-        parts.append(f"<g class='mark {escape(mark.kind, quote=True)}'>{title}{shape}</g>")
-    return parts
-
-
-def _curves(scale: _Scale, chart: Chart, curve: Points, trend: Points) -> list[str]:
-    parts = []
-    if len(chart.undone) > 1:
-        parts.append(f"<path class='line undone' d='{scale.path(thin(chart.undone, MAX_POINTS))}'/>")
-    if len(trend) == 1:
-        (step, value) = trend[0]
-        return [*parts, f"<circle class='only {chart.colour}' cx='{scale.x(step)}' cy='{scale.y(value)}' r='3'/>"]
-    if trend is not curve:
-        parts.append(f"<path class='line faint {chart.colour}' d='{scale.path(curve)}'/>")
-    if trend:
-        parts.append(f"<path class='line {chart.colour}' d='{scale.path(trend)}'/>")
-    return parts
-
-
-def _dots(scale: _Scale, chart: Chart) -> list[str]:
-    if not chart.dots:
-        return []
-    parts = [f"<path class='line dots' d='{scale.path(chart.dots)}'/>"]
-    for step, value in chart.dots:
-        title = f"<title>evaluation at step {step:,.0f}: {escape(chart.unit(value))}</title>"
-        parts.append(f"<circle class='dot' cx='{scale.x(step)}' cy='{scale.y(value)}' r='4.5'>{title}</circle>")
-    return parts
+    return {"y": scale.y(reference[0]), "at_end": at_end, "text": reference[1]}
 
 
 def _hover(points: Points) -> list[list[float]]:

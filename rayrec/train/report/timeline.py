@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
+
+from markupsafe import Markup
 
 from rayrec.train.report.run import Line
 from rayrec.train.report.svg import ticks
+from rayrec.train.report.templates import Column, render, table
 
 WIDTH, LABEL = 1100, 70
 LANES = (  # name, height and kinds of spans: what holds others is above them
@@ -28,6 +30,12 @@ NAMES = {
     "vectors": "receiving vectors",
     "exchange": "waiting in exchanges",
 }
+COLUMNS = [
+    Column("rank"),
+    *(Column(NAMES.get(name, name), "num") for name in ("step", "rows", "exchange", "lookup")),
+    Column("lookups, of the mean", "num"),
+    Column("as planned", "num"),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +47,7 @@ class Span:
     ms: float
 
 
-def timeline_section(line: Line, times: Sequence[Mapping[str, Any]]) -> str:
+def timeline_section(line: Line, times: Sequence[Mapping[str, Any]]) -> Markup:
     """The spans of `line`, a record of metrics.jsonl; nothing where it has none.
 
     Args:
@@ -47,19 +55,32 @@ def timeline_section(line: Line, times: Sequence[Mapping[str, Any]]) -> str:
     """
     ranks = _spans(line.get("ranks"))
     if not any(ranks):
-        return ""
-    first = line.get("first_step")
-    kinds = [kind for _, _, of in LANES for kind in of if any(span.name == kind for spans in ranks for span in spans)]
-    legend = "".join(f"<span class='key span-{kind}'>{NAMES[kind]}</span>" for kind in kinds)
-    note = f"<span class='note'>from step {escape(f'{first:,}')} on</span>" if isinstance(first, int) else ""
-    explanation = (
-        "<p class='note'>as each worker's host sees it, from a common start; on a GPU work goes on behind it. Lookups "
-        "are compared with the mean of the workers shown.</p>"
+        return Markup("")
+    first, height = line.get("first_step"), sum(height for _, height, _ in LANES) + 10
+    tops = [6 + rank * height for rank in range(len(ranks))]
+    end = max(span.start + span.ms for spans in ranks for span in spans) or 1.0
+    scale = (WIDTH - LABEL - 10) / end
+    return render(
+        "timeline",
+        kinds=[kind for _, _, of in LANES for kind in of if any(s.name == kind for spans in ranks for s in spans)],
+        names=NAMES,
+        first=first if isinstance(first, int) else None,
+        width=WIDTH,
+        bottom=tops[-1] + height,
+        ranks=list(enumerate(tops)),
+        spans=[placed for spans, top in zip(ranks, tops, strict=True) for placed in _placed(spans, top, scale)],
+        marks=[(LABEL + value * scale, value) for value in ticks(0.0, end, about=8)],
+        means=table(COLUMNS, _means(ranks, times)),
     )
-    return (
-        f"<div class='legend'>{legend}{note}</div><div class='wide'>{_picture(ranks)}</div>"
-        f"<div class='wide'>{_table(ranks, times)}</div>{explanation}"
-    )
+
+
+def _placed(spans: Sequence[Span], top: int, scale: float) -> Iterator[tuple[Span, float, int, float, int]]:
+    """Each span with its x, y, width and height."""
+    for _, height, kinds in LANES:
+        for span in spans:
+            if span.name in kinds:
+                yield span, LABEL + span.start * scale, top, max(0.6, span.ms * scale), height - 1
+        top += height
 
 
 def _spans(ranks: object) -> list[list[Span]]:
@@ -79,31 +100,7 @@ def _lists(value: object) -> list[list[Any]]:
     return [of for of in value if isinstance(of, list)] if isinstance(value, list) else []
 
 
-def _picture(ranks: Sequence[Sequence[Span]]) -> str:
-    end = max(span.start + span.ms for spans in ranks for span in spans) or 1.0
-    scale = (WIDTH - LABEL - 10) / end
-    parts, y = [], 6
-    for rank, spans in enumerate(ranks):
-        parts.append(f"<text class='name' x='0' y='{y + 13}'>rank {rank}</text>")
-        for _, height, kinds in LANES:
-            for span in spans:
-                if span.name in kinds:
-                    x, width = LABEL + span.start * scale, max(0.6, span.ms * scale)
-                    parts.append(
-                        f"<rect class='span span-{span.name}' x='{x:.1f}' y='{y}' width='{width:.1f}' "
-                        f"height='{height - 1}'><title>{NAMES[span.name]}: {span.ms:.3f} ms</title></rect>"
-                    )
-            y += height
-        y += 10
-    for value in ticks(0.0, end, about=8):
-        x = LABEL + value * scale
-        parts.append(f"<line class='grid' x1='{x:.1f}' x2='{x:.1f}' y1='0' y2='{y - 4}'/>")
-        parts.append(f"<text class='tick' x='{x:.1f}' y='{y + 10}' text-anchor='middle'>{value:g} ms</text>")
-    height = y + 18
-    return f"<svg class='plan' width='{WIDTH}' height='{height}' viewBox='0 0 {WIDTH} {height}'>{''.join(parts)}</svg>"
-
-
-def _table(ranks: Sequence[Sequence[Span]], times: Sequence[Mapping[str, Any]]) -> str:
+def _means(ranks: Sequence[Sequence[Span]], times: Sequence[Mapping[str, Any]]) -> list[list[object]]:
     """Means over the steps; the planned lookups beside the measured ones, both over their mean."""
     steps = [max(1, sum(span.name == "update" for span in spans)) for spans in ranks]
     means = [
@@ -112,15 +109,9 @@ def _table(ranks: Sequence[Sequence[Span]], times: Sequence[Mapping[str, Any]]) 
     ]
     measured = _balance([mean["lookup"] for mean in means])
     planned = _balance([_seconds(times[rank]) if rank < len(times) else 0.0 for rank in range(len(ranks))])
-    rows = []
-    for rank, mean in enumerate(means):
-        step = sum(mean[kind] for kind in LANES[0][2])
-        cells = [f"{step:.2f} ms", f"{mean['rows']:.2f} ms", f"{mean['exchange']:.2f} ms", f"{mean['lookup']:.2f} ms"]
-        cells += [measured[rank], planned[rank]]
-        rows.append(f"<tr><td>{rank}</td>{''.join(f'<td class=num>{cell}</td>' for cell in cells)}</tr>")
-    heads = ("step", NAMES["rows"], NAMES["exchange"], NAMES["lookup"], "lookups, of the mean", "as planned")
-    head = "<th>rank</th>" + "".join(f"<th class=num>{name}</th>" for name in heads)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    totals = [(sum(mean[kind] for kind in LANES[0][2]), mean) for mean in means]
+    texts = [[f"{ms:.2f} ms" for ms in (step, mean["rows"], mean["exchange"], mean["lookup"])] for step, mean in totals]
+    return [[rank, *texts[rank], measured[rank], planned[rank]] for rank in range(len(ranks))]
 
 
 def _balance(values: Sequence[float]) -> list[str]:

@@ -39,6 +39,16 @@ MOST_CHANGES = 5  # of one field, that an error shows
 REMOTE = ".storage"
 
 
+class _File:
+    """A file or folder of a run, as its path."""
+
+    def __init__(self, name: str, doc: str | None = None) -> None:
+        self._name, self.__doc__ = name, doc
+
+    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """`<storage path>/<run name>/` and what lies in it.
@@ -70,35 +80,15 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def footers(self) -> Path:
-        """What the data's footers said, so that the same command again need not read them all."""
-        return self.path / "footers.arrow"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def exports(self) -> Path:
-        """A line for each export that was made of the run."""
-        return self.path / "exports.jsonl"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
+    config = _File("config.yaml")
+    plan = _File("plan.json")
+    metrics = _File("metrics.jsonl")
+    footers = _File("footers.arrow", "What the data's footers said, so that the same command again need not read all.")
+    result = _File("result.json")
+    exports = _File("exports.jsonl", "A line for each export that was made of the run.")
+    report = _File("report.html")
+    tensorboard = _File("tensorboard")
+    ray_state = _File(".ray_train", "Where Ray Train keeps its own notes; not a part of the run.")
 
     @property
     def checkpoints(self) -> str:
@@ -108,15 +98,6 @@ class RunFolder:
             return str(self.path / "checkpoints")
         place, mark, options = remote.partition("?")
         return f"{place}/checkpoints{mark}{options}"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def ray_state(self) -> Path:
-        """Where Ray Train keeps its own notes; not a part of the run."""
-        return self.path / ".ray_train"
 
     def create(self) -> None:
         """Make the folder and prove that it can be written.

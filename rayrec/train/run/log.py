@@ -1,9 +1,10 @@
 """The event log of a run: workers send records (plain dicts), the driver keeps and shows them.
 
-    send   a worker calls `Sink.put`; the sink is the `Mailbox` itself, or `ActorSink` where that is a Ray actor
+    send   a worker calls `Sink.put`; the sink is the `Mailbox` itself, or `sink_to` it where that is a Ray actor
     hold   the `Mailbox` numbers attempts, knows who has failed and what the driver has asked for
     hear   `drained` takes what has come, from a thread of the driver, and hands each record to its `Recorder`
-    keep   `driver/recorder.py` appends lines to metrics.jsonl and TensorBoard, and remembers how the run went
+    know   a `Course` knows how the job goes and how it ended
+    keep   `driver/recorder.py` appends lines to metrics.jsonl and TensorBoard
     show   `driver/console.py` writes for people; `driver/exported.py` for Prometheus
 
 Workers never wait for the driver. Kinds of records: begin, plan, progress, train, eval, event, failure and restart
@@ -16,13 +17,17 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
+from rayrec.train.config.difference import flat
 from rayrec.train.tolerance import Tolerance
 
 Record = dict[str, Any]
+# Of a record, no figure of the model; what a batch looks up in each of many tables is in metrics.jsonl.
+OF_NO_FIGURE = frozenset({"kind", "step", "time", "attempt", "partial", "tables"})
 Waiting = tuple[int, str]  # exchanges that a rank has begun, and the line of code in which it waits for the others
 
 
@@ -141,53 +146,78 @@ class Mailbox:
         return [self._records.popleft() for _ in range(len(self._records))]
 
 
-def ask(method: Any, *given: Any) -> Any:
+def ask(method: Any, *given: Any, **named: Any) -> Any:
     """The answer of a mailbox that is an actor."""
     import ray
 
-    return ray.get(method.remote(*given), timeout=30)
+    return ray.get(method.remote(*given, **named), timeout=30)
 
 
-@dataclass(frozen=True, slots=True)
-class ActorSink:
-    """Sends to a mailbox that is a Ray actor."""
-
-    actor: Any
-    timeout_s: float = 30.0
-
-    def begin(self, leader: bool) -> bool:
-        return bool(self._get(self.actor.begin.remote(leader)))
+class _ActorSink:
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
 
     def put(self, record: Record) -> None:
-        self.actor.put.remote(record)
+        self._actor.put.remote(record)
 
     def flush(self, record: Record) -> None:
-        self._get(self.actor.put.remote(record))
+        ask(self._actor.put, record)
 
-    def failed_ranks(self) -> int:
-        return int(self._get(self.actor.failed_ranks.remote()))
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(ask, getattr(self._actor, name))
 
-    def stop_requested(self) -> bool:
-        return bool(self._get(self.actor.stop_requested.remote()))
 
-    def restart_reason(self) -> str | None:
-        reason: str | None = self._get(self.actor.restart_reason.remote())
-        return reason
+def sink_to(actor: Any) -> Sink:
+    """A mailbox that is a Ray actor, as a sink: each call but `put` waits for the answer."""
+    return cast(Sink, _ActorSink(actor))
 
-    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
-        everyone: dict[int, Waiting] = self._get(self.actor.waiting.remote(rank, place))
-        return everyone
 
-    def _get(self, answer: Any) -> Any:
-        import ray
+@dataclass
+class Course:
+    """How a job goes, as far as its records say.
 
-        return ray.get(answer, timeout=self.timeout_s)
+    Args:
+        attempt, step: the last ones heard of.
+        world_size, nodes: workers of the attempt that runs, and Ray's ids of the nodes that it is on; 0 before it.
+        fatal: why it failed; `done`: the record of its end; `stopped`: what was said when it stopped on request.
+    """
+
+    attempt: int = 0
+    step: int = 0
+    world_size: int = 0
+    nodes: frozenset[str] = frozenset()
+    fatal: str | None = None
+    done: Record | None = None
+    stopped: str | None = None
+
+    def hear(self, record: Record) -> None:
+        self.attempt = max(self.attempt, record["attempt"])
+        match record["kind"]:
+            case "begin":
+                self.step, self.world_size = record["resumed_step"] or 0, int(record["world_size"])
+                self.nodes = frozenset(record.get("nodes", ()))
+                return
+            case "fatal":
+                self.fatal = self.fatal or record["error"]
+            case "excused":
+                self.fatal = None
+            case "stopped":
+                self.stopped = record["message"] or "interrupted"
+            case "done":
+                self.done = record
+        self.step = max(self.step, int(record.get("step") or 0))
+
+
+def figures_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a train or eval record by path, such as `train/loss` and `eval/tasks/click/auc`."""
+    figures = flat({record["kind"]: {name: of for name, of in record.items() if name not in OF_NO_FIGURE}}, "/")
+    return {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
 
 
 @contextlib.contextmanager
 def drained(
     take: Callable[[], list[Record]],
-    handle: Callable[[Record], None],
+    handle: Callable[[Record], object],
     tolerance: Tolerance | None = None,
     every_s: float = 0.2,
 ) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """What `result.json` holds."""
-        names = (
-            "eval", "train", "world_size", "epochs", "steps", "samples_per_second", "checkpoint", "recoveries",
-            "ended", "warnings", "best", "test",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "folder"}
 
     @classmethod
     def from_dict(cls, folder: Path, raw: Mapping[str, Any]) -> Result:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rayrec.train.errors import describe, is_retryable
-from rayrec.train.run.log import ActorSink, Sink
+from rayrec.train.run.log import Sink, sink_to
 from rayrec.train.worker.lockstep import RankError, StopRequested
 from rayrec.train.worker.loop import fit, score_checkpoint
 from rayrec.train.worker.session import Job, Session, session_alone, session_on_ray, set_threads
@@ -24,7 +24,7 @@ def work_on_ray(job: Job, mailbox: Any) -> None:
 
     context = ray.train.get_context()
     set_threads(job.config, context.get_local_world_size())
-    sink, trainer = ActorSink(mailbox), job.config.trainer
+    sink, trainer = sink_to(mailbox), job.config.trainer
     rank, world_size = context.get_world_rank(), context.get_world_size()
     with Watch(sink, rank, world_size, hang_s=trainer.hang_s) as watch:
         attempt(job, sink, rank, world_size, lambda: session_on_ray(sink, trainer.timeout_s, watch.stop_requested))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 from rayrec.data.storage.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Patience
 from rayrec.train.errors import is_lost_peer
-from rayrec.train.looking import looking
+from rayrec.train.looking import beside, looking
 from rayrec.train.worker.lockstep import Control
 
 T = TypeVar("T")
@@ -82,20 +82,7 @@ def within(seconds: float, act: Callable[[], T]) -> T:
         TimeoutError: it takes longer.
         Exception: what `act` raised.
     """
-    results: list[T] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            results.append(act())
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="rayrec-storage", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
+    done = beside(act, "rayrec-storage")
+    if not wait([done], seconds).done:
         raise TimeoutError(f"the storage has not answered for {seconds:g} s")
-    return results[0]
+    return done.result()

@@ -23,11 +23,6 @@ from rayrec.distributed.planner.machine.topology import Topology
 from rayrec.distributed.planner.tables.table import Table
 
 Floats = NDArray[np.float64]
-INPUT = [Cost._fields.index(name) for name in ("input_intra", "input_inter")]
-OUTPUT = [Cost._fields.index(name) for name in ("output_intra", "output_inter")]
-GRADIENT = [Cost._fields.index(name) for name in ("gradient_intra", "gradient_inter")]
-LOOKUP = [Cost._fields.index("lookup")]
-UPDATE = [Cost._fields.index(name) for name in ("backward", "host")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,43 +83,6 @@ class Estimate:
         """Maximum over mean lookup load; 1 is perfect balance."""
         mean = float(self.lookup_R.mean())
         return float(self.lookup_R.max()) / mean if mean > 0 else 1.0
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of the embedding part of a step when ranks wait for each other at every exchange."""
-        return self.step_on(len(self.cost_RT))
-
-    def step_on(self, processors: int, alone: float = 1.0) -> float:
-        """Return `step_s` if the ranks share `processors` processors, possibly fewer than ranks.
-
-        Exchange times already include all ranks. Between exchanges, ranks work at first all at once and at the end
-        only the busiest, and ranks that work slow each other down (`slowdown`).
-
-        Args:
-            processors: processors of all ranks together.
-            alone: `Device.alone`.
-        """
-        exchanges = sum(float(self.cost_RT[:, terms].sum(axis=1).max()) for terms in (INPUT, OUTPUT, GRADIENT))
-        works = [self.cost_RT[:, LOOKUP].sum(axis=1), self.cost_RT[:, UPDATE].sum(axis=1) + self.routing_s]
-        return self.collectives_s + exchanges + sum(_together(work, processors, alone) for work in works)
-
-
-def _together(work_R: Floats, processors: int, alone: float) -> float:
-    """Return the seconds until all ranks are done; between the ends of the (k+1)-th and k-th busiest, k ranks work."""
-    falling = np.append(np.sort(work_R)[::-1], 0.0)
-    slow = [slowdown(count, len(work_R), processors, alone) for count in range(1, len(work_R) + 1)]
-    return float(((falling[:-1] - falling[1:]) * slow).sum())
-
-
-def slowdown(count: int, ranks: int, processors: int, alone: float) -> float:
-    """Return the factor on a rank's work while `count` of `ranks` work; 1 if all work, each on its own processor.
-
-    A single working rank needs `alone`; each further one adds the same amount (shared caches and memory). More ranks
-    than processors take turns.
-    """
-    most = min(ranks, processors)
-    crowd = alone + (1.0 - alone) * (min(count, most) - 1) / (most - 1) if most > 1 else 1.0
-    return crowd * max(1.0, count / processors)
 
 
 def evaluate(

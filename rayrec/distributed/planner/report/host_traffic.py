@@ -1,24 +1,10 @@
-"""Traffic of a plan between hosts: predicted bytes per step, and how pooled vectors cross."""
+"""How a plan's pooled vectors cross hosts."""
 
 from __future__ import annotations
 
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ShardingType
-from rayrec.distributed.planner.cost.estimate import Estimate
-from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.distributed.planner.machine.topology import Topology
-
-BETWEEN_HOSTS = ("input_inter", "output_inter", "gradient_inter")
-
-
-def bytes_into_hosts(estimate: Estimate, topology: Topology) -> list[float]:
-    """Return the predicted bytes of ids, vectors and gradients that each host receives from other hosts per step.
-
-    The planner's seconds are bytes divided by the link's bandwidth.
-    """
-    terms = [Cost._fields.index(name) for name in BETWEEN_HOSTS]
-    by_rank = estimate.cost_RT[:, terms].sum(axis=1) * topology.device.inter_host_bw
-    return [float(by_rank[host.first_rank : host.first_rank + host.num_ranks].sum()) for host in topology.hosts]
 
 
 def exchange_text(plan: ShardingPlan, topology: Topology) -> str:

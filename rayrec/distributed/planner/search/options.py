@@ -121,8 +121,9 @@ def options(number: int, table: Table, topology: Topology, off_device: bool) -> 
     found = []
     for kind, kernels in table.kernels.items():
         for kernel, factor, ceiling in _kernels(table, kernels, off_device):
-            cuts = list(_cuts(table, kind, kernel, factor, topology))
-            at_best = cuts if ceiling == factor else list(_cuts(table, kind, kernel, ceiling, topology))
+            recipe = _Recipe(table=table, kind=kind, kernel=kernel, factor=factor, topology=topology)
+            cuts = list(_cuts(recipe))
+            at_best = cuts if ceiling == factor else list(_cuts(replace(recipe, factor=ceiling)))
             for units, best in zip(cuts, at_best, strict=True):
                 row_cuts = _row_cuts(table, kind, topology)
                 shared = [shared_seconds(table, kind, len(units), count, topology) for count in row_cuts]
@@ -163,35 +164,27 @@ def _kernels(table: Table, kernels: tuple[str, ...], off_device: bool) -> Iterat
                 yield kernel, factor, ceiling
 
 
-def _cuts(table: Table, kind: str, kernel: str, factor: float, topology: Topology) -> Iterator[tuple[Unit, ...]]:
-    everything = Span(0, table.dim)
+def _cuts(recipe: _Recipe) -> Iterator[tuple[Unit, ...]]:
+    table, topology = recipe.table, recipe.topology
     hosts = usable_hosts(table, topology)
-    match ShardingType(kind):
+    match ShardingType(recipe.kind):
         case ShardingType.TABLE_WISE:
-            yield (_rank_unit(table, kind, kernel, factor, everything, topology),)
+            yield recipe.units(Scope.RANK, 1)
         case ShardingType.COLUMN_WISE:
             for parts in _column_counts(table, len(table.ranks)):
-                yield _columns(table, kind, kernel, factor, parts, topology)
+                yield recipe.units(Scope.RANK, parts)
         case ShardingType.TABLE_COLUMN_WISE:
             most = max((topology.hosts[h].num_ranks for h in hosts), default=0)
             for parts in _column_counts(table, most) if most else ():
-                yield _columns(table, kind, kernel, factor, parts, topology)
-        case ShardingType.ROW_WISE:
-            yield (_world_unit(table, kind, kernel, factor, topology, block_counts(table.rows, len(table.ranks))),)
-        case ShardingType.DATA_PARALLEL:
-            copies = {table.rows: topology.world_size}
-            yield (_world_unit(table, kind, kernel, factor, topology, copies),)
+                yield recipe.units(Scope.RANK, parts)
+        case ShardingType.ROW_WISE | ShardingType.DATA_PARALLEL:
+            yield recipe.units(Scope.WORLD, 1)
         case ShardingType.TABLE_ROW_WISE:
             if hosts:
-                yield (_host_unit(table, kind, kernel, factor, everything, topology),)
+                yield recipe.units(Scope.HOST, 1)
         case ShardingType.GRID_SHARD:
             for parts in _column_counts(table, len(hosts)) if hosts else ():
-                spans = even_widths(table.dim, parts)
-                made = {
-                    width: _host_unit(table, kind, kernel, factor, Span(0, width), topology)
-                    for width in {span.size for span in spans}
-                }
-                yield tuple(replace(made[span.size], cols=span) for span in spans)
+                yield recipe.units(Scope.HOST, parts)
 
 
 def usable_hosts(table: Table, topology: Topology) -> list[int]:
@@ -208,82 +201,61 @@ def _column_counts(table: Table, most: int) -> list[int]:
     return [parts for parts in COLUMN_CUTS if parts <= widest] or [1]
 
 
-def _columns(table: Table, kind: str, kernel: str, factor: float, parts: int, topology: Topology) -> tuple[Unit, ...]:
-    spans = even_widths(table.dim, parts)
-    made = {
-        width: _rank_unit(table, kind, kernel, factor, Span(0, width), topology)
-        for width in {span.size for span in spans}
-    }
-    return tuple(replace(made[span.size], cols=span) for span in spans)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recipe:
+    """What the units of one option have in common."""
 
+    table: Table
+    kind: str
+    kernel: str
+    factor: float
+    topology: Topology
 
-def _rank_unit(table: Table, kind: str, kernel: str, factor: float, cols: Span, topology: Topology) -> Unit:
-    shape = (table.rows, cols.size)
-    costs = [shard_cost(table, kind, kernel, shape, size, topology, factor) for size in host_sizes(topology)]
-    held = shard_storage(table, kind, kernel, shape, topology, factor)
-    return Unit(
-        scope=Scope.RANK,
-        cols=cols,
-        seconds=tuple(cost.total for cost in costs),
-        lookup=tuple(cost.lookup for cost in costs),
-        work=min(cost.total for cost in costs),
-        device_bytes=(held.device,) * len(costs),
-        host_bytes=(held.host,) * len(costs),
-        total_device_bytes=held.device,
-        total_host_bytes=held.host,
-    )
+    def units(self, scope: Scope, parts: int) -> tuple[Unit, ...]:
+        """Return `parts` units side by side."""
+        spans = even_widths(self.table.dim, parts)
+        made = {width: self._unit(scope, width) for width in {span.size for span in spans}}
+        return tuple(replace(made[span.size], cols=span) for span in spans)
 
+    def _unit(self, scope: Scope, width: int) -> Unit:
+        """Return a unit of the first `width` columns; costs are those of a rank with most rows."""
+        sizes = host_sizes(self.topology)
+        counts = [self._blocks(scope, size) for size in sizes]
+        of = (self.table, self.kind, self.kernel)
+        cost = [
+            {n: shard_cost(*of, (n, width), size, self.topology, self.factor) for n in each}
+            for each, size in zip(counts, sizes, strict=True)
+        ]
+        held = {n: shard_storage(*of, (n, width), self.topology, self.factor) for each in counts for n in each}
+        largest = [max(each) for each in counts]
+        if scope is Scope.WORLD:  # its ranks are on hosts of all sizes
+            work = sum(min(of_size[n].total for of_size in cost) * count for n, count in counts[0].items())
+        else:
+            works = zip(counts, cost, strict=True)
+            work = min(sum(of_size[n].total * count for n, count in each.items()) for each, of_size in works)
+        return Unit(
+            scope=scope,
+            cols=Span(0, width),
+            seconds=tuple(of_size[n].total for of_size, n in zip(cost, largest, strict=True)),
+            lookup=tuple(of_size[n].lookup for of_size, n in zip(cost, largest, strict=True)),
+            work=work,
+            device_bytes=tuple(held[n].device for n in largest),
+            host_bytes=tuple(held[n].host for n in largest),
+            total_device_bytes=min(sum(held[n].device * count for n, count in each.items()) for each in counts),
+            total_host_bytes=min(sum(held[n].host * count for n, count in each.items()) for each in counts),
+        )
 
-def _host_unit(table: Table, kind: str, kernel: str, factor: float, cols: Span, topology: Topology) -> Unit:
-    """Return a unit cut by rows over one host; costs are those of the first rank, which has a full block."""
-    costs, works, held, totals, host_totals = [], [], [], [], []
-    for size in host_sizes(topology):
-        counts = block_counts(table.rows, size)
-        each = {n: shard_cost(table, kind, kernel, (n, cols.size), size, topology, factor) for n in counts}
-        bytes_of = {n: shard_storage(table, kind, kernel, (n, cols.size), topology, factor) for n in counts}
-        costs.append(each[max(counts)])
-        held.append(bytes_of[max(counts)])
-        works.append(sum(each[n].total * count for n, count in counts.items()))
-        totals.append(sum(bytes_of[n].device * count for n, count in counts.items()))
-        host_totals.append(sum(bytes_of[n].host * count for n, count in counts.items()))
-    return Unit(
-        scope=Scope.HOST,
-        cols=cols,
-        seconds=tuple(cost.total for cost in costs),
-        lookup=tuple(cost.lookup for cost in costs),
-        work=min(works),
-        device_bytes=tuple(storage.device for storage in held),
-        host_bytes=tuple(storage.host for storage in held),
-        total_device_bytes=min(totals),
-        total_host_bytes=min(host_totals),
-    )
-
-
-def _world_unit(
-    table: Table, kind: str, kernel: str, factor: float, topology: Topology, counts: dict[int, int]
-) -> Unit:
-    """Return a unit on all ranks of the table; costs are those of a rank with most rows.
-
-    Args:
-        counts: number of shards by number of rows.
-    """
-    costs = {
-        n: [shard_cost(table, kind, kernel, (n, table.dim), size, topology, factor) for size in host_sizes(topology)]
-        for n in counts
-    }
-    held = {n: shard_storage(table, kind, kernel, (n, table.dim), topology, factor) for n in counts}
-    first = max(counts)
-    return Unit(
-        scope=Scope.WORLD,
-        cols=Span(0, table.dim),
-        seconds=tuple(cost.total for cost in costs[first]),
-        lookup=tuple(cost.lookup for cost in costs[first]),
-        work=sum(min(cost.total for cost in costs[n]) * count for n, count in counts.items()),
-        device_bytes=(held[first].device,) * len(costs[first]),
-        host_bytes=(held[first].host,) * len(costs[first]),
-        total_device_bytes=sum(held[n].device * count for n, count in counts.items()),
-        total_host_bytes=sum(held[n].host * count for n, count in counts.items()),
-    )
+    def _blocks(self, scope: Scope, host_size: int) -> dict[int, int]:
+        """Return the number of a unit's shards by number of rows."""
+        match scope:
+            case Scope.RANK:
+                return {self.table.rows: 1}
+            case Scope.HOST:
+                return block_counts(self.table.rows, host_size)
+            case Scope.WORLD if self.kind == ShardingType.DATA_PARALLEL.value:
+                return {self.table.rows: self.topology.world_size}
+            case _:
+                return block_counts(self.table.rows, len(self.table.ranks))
 
 
 def block_counts(rows: int, parts: int) -> dict[int, int]:

@@ -1,0 +1,84 @@
+"""Every page of the Python reference begins with an example that runs and uses the page's names."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
+# No example shows these classes: values that functions return or take, and bases to derive from.
+WITHOUT = {
+    "checkpoint": {"Outcome"},
+    "data": {"FooterIndex", "FooterReading", "Mapping", "Mix", "MixedStream", "Shuffle", "Task", "Vocabulary"},
+    "distributed": {
+        "Awaitable",
+        "ModuleSharder",
+        "NoWait",
+        "ParameterSharding",
+        "ShardedEmbeddingCollection",
+        "ShardingPlanner",
+    },
+    "inference": {"Parity", "Trained"},
+    "models": {"Retriever", "Sequence"},
+    "modules": {"BaseEmbeddingConfig", "FeatureProcessorsCollection"},
+    "optim": {"EmptyFusedOptimizer", "FusedOptimizer", "FusedOptimizerModule", "KeyedOptimizer", "OptimizerWrapper"},
+    "quant": {"EmbeddingCollection", "TablePlace"},
+}
+
+
+def package_of(example: Path) -> str:
+    return "rayrec" if example.stem == "top" else f"rayrec.{example.stem}"
+
+
+def own_names(package: str) -> set[str]:
+    """Public classes and functions, errors left out."""
+    module = importlib.import_module(package)
+    found = {name: getattr(module, name) for name in module.__all__}
+    own = {name: what for name, what in found.items() if getattr(what, "__module__", "").startswith("rayrec")}
+    return {name for name, what in own.items() if not (inspect.isclass(what) and issubclass(what, Exception))}
+
+
+def names_used(package: str) -> set[str]:
+    """Names of a package that any example imports and uses."""
+    used = set()
+    for example in EXAMPLES:
+        tree = ast.parse(example.read_text(encoding="utf-8"))
+        imported = {
+            alias.asname or alias.name: alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == package
+            for alias in node.names
+        }
+        used |= {imported[node.id] for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in imported}
+    return used
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", str(example)]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")], "an example leaves files"
+
+
+def test_every_page_of_the_reference_has_an_example() -> None:
+    pages = [line for line in (ROOT / "docs/mkdocs.yml").read_text().splitlines() if "reference/python/" in line]
+    assert len(pages) == len(EXAMPLES)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_use_the_public_names_of_their_package(example: Path) -> None:
+    package = package_of(example)
+    used = names_used(package)
+    if package == "rayrec":  # its names are those of other packages
+        used = used.union(*(names_used(package_of(other)) for other in EXAMPLES))
+    missing = own_names(package) - used
+    assert missing == WITHOUT.get(example.stem, set())
