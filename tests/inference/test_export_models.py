@@ -20,7 +20,7 @@ from rayrec.train.config.file import parse_config
 from tests.inference.runs import trainer_scores, write_weighted
 from tests.train import small
 
-IN_OTHER_TESTS = {"din", "mmoe", "ple", "esmm"}  # models/test_ranker_runs.py
+IN_OTHER_TESTS = {"bst", "din", "mmoe", "ple", "esmm"}  # models/test_ranker_runs.py
 assert set(MODELS) == {"dlrm", "dcn", "deepfm"} | IN_OTHER_TESTS, "a new model needs a run here"
 ARGS: dict[str, dict[str, Any]] = {
     "dlrm": {"dense_arch": [16, 6], "over_arch": [16, 1]},

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -252,7 +253,7 @@ def test_five_times_its_capacity_slows_no_request_that_it_takes(model: Path) -> 
         assert until(lambda: ask(port, "/healthz"), 60)
         run(None, 1, 2)
         capacity = len(run(None, 4, 2)[0]) / 4
-        steady, _ = run(0.8 * capacity, 8, CLIENTS)
+        steady, refused_before = run(0.8 * capacity, 8, CLIENTS)
         accepted, refused = run(5 * capacity, 10, 40)
         time.sleep(5)
         after, refused_after = run(0.8 * capacity, 8, CLIENTS)
@@ -260,7 +261,8 @@ def test_five_times_its_capacity_slows_no_request_that_it_takes(model: Path) -> 
         print({name: f"{len(times)}, p99 {p99(times) * 1e3:.0f} ms" for name, times in told.items()})
         assert len(refused) > 2 * len(accepted) and p99(accepted) <= 2 * p99(steady)
         assert p99(refused) < max(p99(accepted), 0.1)
-        assert p99(after) <= 1.5 * p99(steady) and len(refused_after) <= 0.05 * len(after)
+        assert statistics.median(after) <= 1.5 * statistics.median(steady)
+        assert len(after) >= 0.8 * len(steady) and len(refused_after) <= 1.5 * len(refused_before) + 0.05 * len(after)
     finally:
         server.kill()
         server.wait()
