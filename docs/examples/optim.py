@@ -9,14 +9,12 @@ from rayrec.optim import (
     GradientClipping,
     GradientClippingOptimizer,
     KeyedOptimizerWrapper,
-    RowWiseAdagrad,
-    WarmupOptimizer,
-    WarmupPolicy,
-    WarmupStage,
     apply_optimizer_in_backward,
     in_backward_optimizer_filter,
 )
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.optim.rowwise import RowWiseAdagrad
+from rayrec.torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 
 class Model(torch.nn.Module):
