@@ -2,14 +2,14 @@
 
 import torch
 
-from rayrec.metrics import BinaryMetrics, BucketedMetrics, GroupedAuc, LabelMetrics, LogitBins, NumberMetrics
+from rayrec.metrics import BucketedMetrics, GroupedAuc, LabelMetrics, LogitBins
 
 logits, labels = torch.tensor([2.0, -1.0, 0.5, -2.0]), torch.tensor([1.0, 0.0, 0.0, 1.0])
-binary = BinaryMetrics(bins=LogitBins(count=1024))
+binary = LabelMetrics(["binary"], bins=LogitBins(count=1024))
 binary.update(logits, labels)
 print(binary.compute())  # auc, ne, logloss, calibration, …
 
-numbers = NumberMetrics()
+numbers = LabelMetrics(["number"])
 numbers.update(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 2.0]))
 assert abs(numbers.compute()["rmse"] - 0.125**0.5) < 1e-6
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from rayrec.models import DCN, DIN, DLRM, ESMM, MODELS, PLE, Batch, DeepFM, MMoE, mean_loss
-from rayrec.modules import EmbeddingBagConfig
+from rayrec.models import DCN, DIN, DLRM, ESMM, MODELS, PLE, Batch, DeepFM, bst, hstu, mean_loss, mmoe, sasrec
+from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 tables = [EmbeddingBagConfig(50, 8, name, feature_names=[name]) for name in ("item", "seen")]
@@ -17,6 +17,7 @@ for model in (
     DCN(tables, num_dense=3, dense_arch=[16, 8], over_arch=[16, 1], cross_layers=2, cross_rank=4, **here),
     DeepFM(tables, num_dense=3, deep_arch=[16, 1], **here),
     DIN(tables, num_dense=3, attention=attention, over_arch=[16, 1], **here),
+    bst(tables, num_dense=3, attention=attention, over_arch=[16, 1], max_length=4, **here),
 ):
     loss, logits = model(batch)
     loss.backward()
@@ -25,8 +26,13 @@ for model in (
 
 # Several labels: a column of `label` for each task.
 two = Batch(dense=batch.dense, sparse=ids, label=torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
-for tasks in (MMoE(tables, 3, task_weights=[1.0, 1.0], **here), PLE(tables, 3, task_weights=[1.0, 1.0], **here)):
+for tasks in (mmoe(tables, 3, task_weights=[1.0, 1.0], **here), PLE(tables, 3, task_weights=[1.0, 1.0], **here)):
     assert tasks(two)[1].shape == (2, 2)
 clicks_and_sales = ESMM(tables, 3, task_weights=[1.0, 1.0], **here)
 assert clicks_and_sales(two)[1].shape == (2, 2)
+
+# Retrievers have vectors of users and of items.
+items = [EmbeddingConfig(50, 8, "item", feature_names=["seen"])]
+for retriever in (sasrec(items, 0, history="seen", **here), hstu(items, 0, history="seen", **here)):
+    assert retriever.num_items == 50
 print("names for model.name in a config:", ", ".join(MODELS))

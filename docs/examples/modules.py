@@ -13,16 +13,15 @@ from rayrec.modules import (
     EmbeddingCollectionInterface,
     EmbeddingConfig,
     FeatureProcessedEmbeddingBagCollection,
-    KTRegroupAsDict,
     LowRankCrossNet,
-    LowRankMixtureCrossNet,
     Perceptron,
     PoolingType,
     PositionWeightedProcessor,
     SwishLayerNorm,
-    VectorCrossNet,
 )
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.modules.crossnet import LowRankMixtureCrossNet, VectorCrossNet
+from rayrec.torchrec.modules.regroup import KTRegroupAsDict
 
 user = EmbeddingBagConfig(name="user", num_embeddings=100, embedding_dim=8, feature_names=["user"])
 tags = EmbeddingBagConfig(

@@ -5,22 +5,16 @@ import torch
 from rayrec.distributed import DistributedModelParallel
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.optim import (
-    LAMB,
     CombinedOptimizer,
     GradientClipping,
     GradientClippingOptimizer,
     KeyedOptimizerWrapper,
-    LarsSGD,
-    PartialRowWiseAdam,
-    PartialRowWiseLAMB,
-    RowWiseAdagrad,
-    WarmupOptimizer,
-    WarmupPolicy,
-    WarmupStage,
     apply_optimizer_in_backward,
     in_backward_optimizer_filter,
 )
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.optim.rowwise import RowWiseAdagrad
+from rayrec.torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 
 class Model(torch.nn.Module):
@@ -49,9 +43,3 @@ for _ in range(2):
     parallel(KeyedJaggedTensor(["user"], torch.tensor([3, 4]), lengths=torch.tensor([1, 1]))).sum().backward()
     optimizer.step()
 assert any("user" in key for key in optimizer.state_dict()["state"])
-
-# The others, as optimizers of any parameters.
-weight = torch.nn.Parameter(torch.ones(4, 8))
-for kind in (LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB):
-    weight.grad = torch.ones_like(weight)
-    kind([weight], lr=0.01).step()

@@ -2,7 +2,8 @@
 
 import torch
 
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor, validate
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from rayrec.torchrec.sparse.jagged_tensor_validator import validate
 
 # Two features of three examples: user has one id each, tags 2, 0 and 1.
 batch = KeyedJaggedTensor(["user", "tags"], torch.tensor([7, 8, 9, 1, 2, 3]), lengths=torch.tensor([1, 1, 1, 2, 0, 1]))
