@@ -162,12 +162,6 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("rayrec/data/order/epoch.py", "maxsize=8", "maxsize=7", "size of a cache"),
     ("rayrec/data/order/epoch.py", "maxsize=8", "maxsize=9", "size of a cache"),
-    (
-        "rayrec/data/order/rank_part.py",
-        "most = int(array.max(initial=0))",
-        "most = int(array.max(initial= 1))",
-        "a byte holds either",
-    ),
     ("rayrec/data/source/decoded_size.py", "use_threads=False", "use_threads=True", "threads change no value"),
     ("rayrec/data/source/footer_index.py", "@dataclass(slots=True)", "@dataclass(slots=False)", "slots save memory"),
     ("rayrec/data/source/slices.py", "use_threads=False", "use_threads=True", "threads change no value"),
