@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from abc import ABCMeta
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Self
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from rayrec.sparse import ops
 from rayrec.sparse.text import jagged_text
-from rayrec.sparse.traced import Traceable
 from rayrec.streamable import Pipelineable
 
 
@@ -26,6 +28,22 @@ def counts_of(kind: str, name: str, given: torch.Tensor | None) -> torch.Tensor 
     if given.numel():
         raise ValueError(f"{kind}: {name} are {given.dtype}; an integer type is needed, such as torch.int64")
     return given.new_zeros(int(name == "offsets"), dtype=torch.int64)
+
+
+class Traceable(ABCMeta):
+    """Of a class whose call with a proxy as an argument is a node of the graph that is traced."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        for given in (*args, *kwargs.values()):
+            if isinstance(given, fx.Proxy):
+                return given.tracer.create_proxy("call_function", cls, args, kwargs)
+        return super().__call__(*args, **kwargs)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The constructor's, for `inspect.signature` and help."""
+        made = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return made.replace(parameters=list(made.parameters.values())[1:])
 
 
 class Jagged(Pipelineable, metaclass=Traceable):

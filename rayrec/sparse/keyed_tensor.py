@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from rayrec.sparse.traced import Traceable
+from rayrec.sparse.jagged import Traceable
 from rayrec.streamable import Pipelineable
 
 

@@ -221,12 +221,6 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("rayrec/data/tools/vocabulary.py", "> _SPILL_IDS:", ">= _SPILL_IDS:", "when it is spilled changes no count"),
     (
-        "rayrec/distributed/comm/host_link.py",
-        "offset if other < rank else",
-        "offset if other <= rank else",
-        "nobody reads the place of the own part",
-    ),
-    (
         "rayrec/distributed/kernel/row_kernel.py",
         "torch.sort(rows, stable=True)",
         "torch.sort(rows, stable=False)",
@@ -340,10 +334,7 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "enable_inplace_copy_batch: bool = True,",
         "the argument is taken for TorchRec's sake and not read",
     ),
-    ("rayrec/metrics/binary.py", "return figures[0]", "return figures[ -1]", "without names there is one label"),
     ("rayrec/metrics/binary.py", "labels_BT > 0.5", "labels_BT >= 0.5", "labels are 0 or 1"),
-    ("rayrec/metrics/binary.py", "persistent=False", "persistent=True", "nobody asks this module for a state_dict"),
-    ("rayrec/metrics/binary.py", "self.totals[:, 0]", "self.totals[:, 1]", "only shape and type are taken"),
     ("rayrec/metrics/grouped.py", "return figures[0]", "return figures[ -1]", "without names there is one label"),
     (
         "rayrec/metrics/histogram.py",
@@ -358,19 +349,12 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "of one dimension the first is the last",
     ),
     (
-        "rayrec/metrics/labels.py",
-        "self._parts[0][1].update(logits, labels, weights_B)",
-        "self._parts[ -1][1].update(logits, labels, weights_B)",
-        "there is one part",
-    ),
-    (
         "rayrec/torchrec/metrics/metric_module.py",
         '(0.0, float("inf"))',
         '(1.0, float("inf"))',
         "a short cut; any lapse lies between 0 and infinity",
     ),
     ("rayrec/torchrec/metrics/metric_module.py", '(0.0, float("inf"))', '(-1.0, float("inf"))', "no lapse is below 0"),
-    ("rayrec/metrics/numbers.py", "return figures[0]", "return figures[ -1]", "without names there is one label"),
     (
         "rayrec/torchrec/metrics/rec_metric.py",
         "isinstance(parts[0], torch.Tensor)",

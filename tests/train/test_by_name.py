@@ -57,7 +57,7 @@ NONE: dict[str, Any] = dict.fromkeys(("factory", "display", "data"))
         (
             Search,
             {**dict.fromkeys(("concurrent", "grace", "track")), "trials": 10, "metric": "auc", "seed": 0}
-            | {"algorithm": "random"},
+            | {"algorithm": "random", "lower": False},
         ),
         (Trial, {"error": None}),
     ],
