@@ -251,6 +251,8 @@ def _asked(command: str, folder: str) -> Iterator[tuple[str, float, str]]:
             yield command, time.perf_counter() - begin, line.strip()
             begin, ask = time.perf_counter(), line.partition(": ")[2].strip()
             answer = subprocess.run(ask, shell=True, cwd=folder, capture_output=True, text=True)
+            if answer.returncode or not answer.stdout:
+                raise RuntimeError(f"{ask!r} after {line!r} ended with {answer.returncode}: {answer.stderr[-2000:]}")
             yield ask, time.perf_counter() - begin, answer.stdout
         finally:
             served.send_signal(signal.SIGINT)
