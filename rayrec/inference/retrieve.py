@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 
 import numpy as np
@@ -94,13 +95,8 @@ def files_of(data: str) -> list[Path]:
     path = Path(data)
     if path.is_file():
         return [path]
-    found = sorted(
-        path.glob("*.parquet")
-        if path.is_dir()
-        else Path().glob(data)
-        if not path.is_absolute()
-        else Path("/").glob(data.lstrip("/"))
-    )
+    named = path.glob("*.parquet") if path.is_dir() else map(Path, glob(data, recursive=True, include_hidden=True))
+    found = sorted(named)
     if not found:
         raise ExportError(f"{data}: there is no Parquet file")
     return found
