@@ -28,7 +28,7 @@ from rayrec.distributed.planner.report.text import bar, columns, human_bytes, hu
 from rayrec.distributed.planner.search.bound import _pigeonhole, lower_bound, make_choices
 from rayrec.distributed.planner.search.choose import _cheapest_that_fit, choose, mixtures
 from rayrec.distributed.planner.search.problem import make_problem
-from rayrec.distributed.planner.search.solve import _tolerance, best_solution
+from rayrec.distributed.planner.search.solve import _stop_at, best_solution
 from rayrec.distributed.planner.search.what_if import _least
 from rayrec.distributed.planner.sharding_groups import group_topology, grouped
 from rayrec.distributed.planner.tables.table import Table
@@ -261,8 +261,8 @@ def test_mixtures_take_some_options_of_the_other_picks() -> None:
 
 def test_more_care_is_taken_up_to_two_hundred_tables() -> None:
     problem = small_problem(1 << 30)
-    found = [_tolerance(replace(problem, tables=problem.tables[:1] * count)) for count in (200, 201)]
-    assert [(care.target, care.enough) for care in found] == [(1.0005, 1.002), (1.005, 1.02)]
+    found = [_stop_at(replace(problem, tables=problem.tables[:1] * count), 1.0) for count in (200, 201)]
+    assert found == [(1.0005, 1.002), (1.005, 1.02)]
 
 
 def test_tables_off_the_device_are_looked_at_where_memory_costs_much() -> None:

@@ -19,7 +19,7 @@ from rayrec.distributed.planner import (
 )
 from rayrec.distributed.planner.cost.seconds import shard_cost
 from rayrec.distributed.planner.cost.terms import ShardBytes
-from rayrec.distributed.planner.search.what_if import fits
+from rayrec.distributed.planner.search.solve import fits
 from tests.planner.problems import KINDS, SHARDER, collection, drawn, table
 from tests.ranks import Ranks
 

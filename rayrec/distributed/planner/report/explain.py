@@ -10,7 +10,7 @@ from rayrec.distributed.planner.cost.estimate import Estimate
 from rayrec.distributed.planner.cost.memory import RESERVE_SHARE
 from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.distributed.planner.report.result import PlanResult
-from rayrec.distributed.planner.report.shard_costs import ShardCost, shard_costs_on
+from rayrec.distributed.planner.report.shard_costs import ShardCost, shard_costs
 from rayrec.distributed.planner.report.text import LIGHT, bar, columns, human_bytes, human_seconds
 from rayrec.distributed.planner.search.what_if import Change, attempt, halved, unconstrained
 from rayrec.distributed.planner.tables.table import Table
@@ -114,7 +114,7 @@ def _time_binds(result: PlanResult) -> str:
     shares = ", ".join(f"{TERM_NAMES[name]} {terms[name] / total:.0%}" for name in top)
     if estimate.fixed_s > terms[top[0]]:
         shares = f"collectives and routing {estimate.fixed_s / total:.0%}, {shares}"
-    heavy = sorted(shard_costs_on(result, worst), key=lambda each: -each.cost.total)[:3]
+    heavy = sorted(shard_costs(result, worst), key=lambda each: -each.cost.total)[:3]
     return f"time: rank {worst} ({shares}); heaviest there: {_named(heavy, total)}"
 
 
@@ -127,7 +127,7 @@ def _memory_binds(result: PlanResult) -> str:
     room = [held - float(kept) for held, kept in zip(_memory(result), estimate.reserve_R, strict=True)]
     shares = [float(taken) / max(1.0, left) for taken, left in zip(estimate.tables_R, room, strict=True)]
     fullest = max(range(len(shares)), key=lambda rank: (shares[rank], -rank))
-    heavy = sorted(shard_costs_on(result, fullest), key=lambda each: -each.storage.device)[:3]
+    heavy = sorted(shard_costs(result, fullest), key=lambda each: -each.storage.device)[:3]
     named = ", ".join(f"{p.label!r} {human_bytes(p.storage.device)}" for p in heavy) or "nothing"
     taken = f"{human_bytes(float(estimate.tables_R[fullest]))} of {human_bytes(room[fullest])}"
     share = f"{shares[fullest]:.0%} of what rank {fullest} has for them"
@@ -155,7 +155,7 @@ def advice(result: PlanResult) -> list[Advice]:
 def _changes(result: PlanResult) -> Iterator[tuple[Change, Table | None]]:
     topology, tables = result.topology, result.tables
     by_key = {table.key: table for table in tables}
-    heavy = sorted(shard_costs_on(result, result.estimate.worst_rank), key=lambda each: -each.cost.total)
+    heavy = sorted(shard_costs(result, result.estimate.worst_rank), key=lambda each: -each.cost.total)
     for key in dict.fromkeys(each.key for each in heavy[:3]):
         table = by_key[key]
         freed = unconstrained(table, topology)

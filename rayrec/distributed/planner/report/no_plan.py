@@ -24,8 +24,8 @@ def no_plan_error(problem: Problem, stuck: Stuck, dense_bytes: int) -> NoPlanErr
     reason = _no_option(table, problem) if not problem.options[stuck.table] else None
     reason = reason or (_too_large(lone[0], problem) if lone else _too_much(table, problem))
     changes = islice(changes_that_fit(problem.tables, problem.topology, dense_bytes, (lone or [table])[0].key), LISTED)
-    helps = [change.text for change in changes]
-    fix = f" What would fit: {'; or '.join(helps)}." if helps else " No small change fits; more memory is needed."
+    helps = "; or ".join(changes)
+    fix = f" What would fit: {helps}." if helps else " No small change fits; more memory is needed."
     return NoPlanError(f"no plan: {reason}.{fix}")
 
 

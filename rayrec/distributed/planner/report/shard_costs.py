@@ -26,11 +26,6 @@ class ShardCost:
     storage: ShardBytes
 
 
-def shard_costs_on(result: PlanResult, rank: int) -> list[ShardCost]:
-    """Return the shards on `rank`."""
-    return list(shard_costs(result, rank))
-
-
 def shard_costs(result: PlanResult, rank: int | None = None) -> Iterator[ShardCost]:
     """Yield the shards of the plan, or those on `rank`, table by table."""
     tables, topology = {table.key: table for table in result.tables}, result.topology

@@ -47,6 +47,16 @@ class Packing:
     def worst_s(self) -> float:
         return float(self.seconds_R.max())
 
+    @property
+    def loads(self) -> tuple[tuple[Floats, Floats], ...]:
+        """Every load of the ranks (R) with what each unit adds to it (UC)."""
+        return (
+            (self.seconds_R, self.seconds_UC),
+            (self.lookup_R, self.lookup_UC),
+            (self.device_R, self.device_UC),
+            (self.host_bytes_R, self.host_bytes_UC),
+        )
+
 
 def pack(
     problem: Problem, chosen: Sequence[Option], extra_s: float = 0.0, memory_weight: float = 0.0
@@ -164,10 +174,8 @@ def _place_on_ranks(problem: Problem, packing: Packing, memory_weight: float) ->
             return Stuck(table=table)
         kind = problem.class_R[rank]
         packing.place_U[u] = rank
-        packing.seconds_R[rank] += packing.seconds_UC[u, kind]
-        packing.lookup_R[rank] += packing.lookup_UC[u, kind]
-        packing.device_R[rank] += packing.device_UC[u, kind]
-        packing.host_bytes_R[rank] += packing.host_bytes_UC[u, kind]
+        for load, size in packing.loads:
+            load[rank] += size[u, kind]
         packing.held_TR[table, rank] = True
     return None
 

@@ -164,12 +164,7 @@ def _apply(problem: Problem, packing: Packing, step: Exchange) -> None:
 
 
 def _shift(problem: Problem, packing: Packing, unit: int, source: int, target: int) -> None:
-    for load, size in (
-        (packing.seconds_R, packing.seconds_UC),
-        (packing.lookup_R, packing.lookup_UC),
-        (packing.device_R, packing.device_UC),
-        (packing.host_bytes_R, packing.host_bytes_UC),
-    ):
+    for load, size in packing.loads:
         load[source] -= size[unit, problem.class_R[source]]
         load[target] += size[unit, problem.class_R[target]]
     packing.place_U[unit] = target

@@ -12,6 +12,7 @@ from itertools import combinations
 
 import numpy as np
 
+from rayrec.distributed.planner.cost.memory import reserves
 from rayrec.distributed.planner.cost.seconds import COLLECTIVES, fixed_seconds
 from rayrec.distributed.planner.machine.topology import Topology
 from rayrec.distributed.planner.search.bound import Choices, lower_bound, make_choices
@@ -30,19 +31,6 @@ UNIT_LIMITS = (1.0, 0.5, 0.25, 0.12)  # maximum seconds of one unit, times the l
 BYTE_LIMITS = (1.0, 0.5, 0.25, 0.1)  # maximum bytes of one unit, times a rank's room
 MEMORY_COSTS = 1.05  # if the slowest rank exceeds the bound without memory limits by this factor, try host memory
 REFINED = 6  # number of packings to refine per set of executors
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tolerance:
-    """When the search stops, as factors on the lower bound.
-
-    Args:
-        target: stop reducing the slowest rank here.
-        enough: below this, balanced lookups matter more than the slowest rank.
-    """
-
-    target: float
-    enough: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +66,9 @@ def best_solution(tables: Sequence[Table], topology: Topology, reserve_R: Floats
     return kept[0], replace(kept[1], bound_s=min(answer.bound_s, other.bound_s))
 
 
-def feasible(tables: Sequence[Table], topology: Topology, reserve_R: Floats) -> bool:
+def fits(tables: Sequence[Table], topology: Topology, dense_bytes: int) -> bool:
     """Return whether the search finds a plan; checks sums of bytes first and does not refine."""
+    reserve_R = reserves(tables, topology, dense_bytes)
     for off_device in (False, True):
         problem = make_problem(tables, topology, reserve_R, off_device)
         if not all(problem.options):
@@ -165,7 +154,7 @@ def _solve(problem: Problem, choices: Choices, usable_O: Bools, bound_s: float) 
             for picked in choose(problem, choices, usable_O, bound_s, limit, byte_limit, with_lookups)
         ]
 
-    enough_s = bound_s * _tolerance(problem).enough
+    _, enough_s = _stop_at(problem, bound_s)
     for byte_limit in BYTE_LIMITS:
         first = picks(byte_limit, False)
         packed = packings(first)
@@ -179,22 +168,23 @@ def _solve(problem: Problem, choices: Choices, usable_O: Bools, bound_s: float) 
     return stuck or Stuck(table=0)
 
 
-def _tolerance(problem: Problem) -> Tolerance:
-    few = len(problem.tables) <= MANY_TABLES
-    return Tolerance(target=1.0005, enough=1.002) if few else Tolerance(target=1.005, enough=1.02)
+def _stop_at(problem: Problem, bound_s: float) -> tuple[float, float]:
+    """Return the seconds of the slowest rank to aim at, and those below which balanced lookups matter more."""
+    target, enough = (1.0005, 1.002) if len(problem.tables) <= MANY_TABLES else (1.005, 1.02)
+    return bound_s * target, bound_s * enough
 
 
 def _refine_best(problem: Problem, packed: list[Packing], bound_s: float) -> Packing:
     """Refine the packings, fastest first, until one is close to the bound and balanced."""
     packed.sort(key=lambda packing: packing.worst_s)
-    care, limit = _tolerance(problem), 200 + 10 * problem.world_size
+    (target_s, enough_s), limit = _stop_at(problem, bound_s), 200 + 10 * problem.world_size
     best, best_rating = packed[0], (float("inf"), float("inf"))
     for packing in packed[:REFINED]:
-        refine(problem, packing, bound_s * care.target, bound_s * care.enough, TARGET_LOOKUP, limit)
-        rating = (max(packing.worst_s, bound_s * care.enough), _lookup_ratio(packing))
+        refine(problem, packing, target_s, enough_s, TARGET_LOOKUP, limit)
+        rating = (max(packing.worst_s, enough_s), _lookup_ratio(packing))
         if rating < best_rating:
             best, best_rating = packing, rating
-        if best_rating[0] <= bound_s * care.enough and best_rating[1] <= TARGET_LOOKUP:
+        if best_rating[0] <= enough_s and best_rating[1] <= TARGET_LOOKUP:
             break
     for enough in LOOKUP_PRICES:
         if _lookup_ratio(best) > WORST_LOOKUP:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rayrec.distributed.planner.cost.memory import reserves
 from rayrec.distributed.planner.machine.topology import Topology
-from rayrec.distributed.planner.search.solve import Solution, best_solution, feasible
+from rayrec.distributed.planner.search.solve import Solution, best_solution, fits
 from rayrec.distributed.planner.tables.from_model import for_world
 from rayrec.distributed.planner.tables.table import Table, TableKey
 
@@ -26,9 +26,8 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A change, and the slowest rank and sharding types of its plan."""
+    """The slowest rank and sharding types of a changed problem's plan."""
 
-    change: Change
     worst_s: float
     sharding_of: dict[TableKey, str]
 
@@ -40,12 +39,7 @@ def attempt(change: Change, dense_bytes: int) -> Tried | None:
     if not isinstance(answer, Solution):
         return None
     kinds = {table.key: o.sharding_type for table, o in zip(problem.tables, answer.packing.chosen, strict=True)}
-    return Tried(change=change, worst_s=answer.worst_s, sharding_of=kinds)
-
-
-def fits(tables: Sequence[Table], topology: Topology, dense_bytes: int) -> bool:
-    """Return whether there is a plan."""
-    return feasible(tables, topology, reserves(tables, topology, dense_bytes))
+    return Tried(worst_s=answer.worst_s, sharding_of=kinds)
 
 
 def unconstrained(table: Table, topology: Topology) -> Table:
@@ -68,10 +62,8 @@ def halved(tables: Sequence[Table]) -> tuple[Table, ...]:
     return tuple(replace(t, element_bytes=min(t.element_bytes, 2)) for t in tables)
 
 
-def changes_that_fit(
-    tables: Sequence[Table], topology: Topology, dense_bytes: int, stuck: TableKey
-) -> Iterator[Change]:
-    """Yield changes that have a plan, smallest first: fewer constraints, 16-bit weights, more hosts."""
+def changes_that_fit(tables: Sequence[Table], topology: Topology, dense_bytes: int, stuck: TableKey) -> Iterator[str]:
+    """Yield descriptions of changes that have a plan, smallest first: fewer constraints, 16-bit weights, more hosts."""
     listed = tuple(tables)
     name = next(t.label for t in listed if t.key == stuck)
     freed = tuple(unconstrained(t, topology) if t.key == stuck else t for t in listed)
@@ -81,26 +73,19 @@ def changes_that_fit(
         ("drop all constraints on sharding types, kernels and ranks", all_freed),
     ):
         if changed != listed and fits(changed, topology, dense_bytes):
-            yield Change(text=text, tables=changed, topology=topology)
+            yield text
             break
     half = _fewest_in_half(listed, topology, dense_bytes)
     if half:
         names = ", ".join(repr(t.label) for t in half[:3]) + (f" and {len(half) - 3} more" if len(half) > 3 else "")
-        yield Change(text=f"data_type FP16 for {names}", tables=listed, topology=topology)
+        yield f"data_type FP16 for {names}"
     hosts = _fewest_hosts(listed, topology, dense_bytes)
     if hosts is not None:
         wider = topology.with_hosts(hosts)
-        yield Change(
-            text=f"{wider.world_size} ranks ({hosts} hosts of {wider.local_world_size}) instead of "
-            f"{topology.world_size}",
-            tables=listed,
-            topology=wider,
-        )
+        yield f"{wider.world_size} ranks ({hosts} hosts of {wider.local_world_size}) instead of {topology.world_size}"
     local = _fewest_ranks(listed, topology, dense_bytes) if len(topology.hosts) == 1 else None
     if local is not None:
-        yield Change(
-            text=f"{local} ranks on the host instead of {topology.world_size}", tables=listed, topology=topology
-        )
+        yield f"{local} ranks on the host instead of {topology.world_size}"
 
 
 def _fewest_in_half(tables: tuple[Table, ...], topology: Topology, dense_bytes: int) -> tuple[Table, ...]:
