@@ -231,6 +231,7 @@ def p99(times: list[float]) -> float:
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.timeout(200)
 def test_five_times_its_capacity_slows_no_request_that_it_takes(model: Path) -> None:
     """The rest is refused at once, and after five seconds all is as before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -36,10 +37,14 @@ def one_by_one(function: Callable[[A], T], inputs: Iterable[A], *, on_ray: bool)
 
 
 def start_ray() -> None:
-    """Connects the Ray that RAY_ADDRESS names, or starts a local one, unless one is connected."""
+    """Connects the Ray that RAY_ADDRESS names, or starts a local one, unless one is connected.
+
+    Without an address Ray would look for the one that this machine started last, which may have died.
+    """
     import ray
 
-    ray.init(ignore_reinit_error=True, logging_level=logging.ERROR)
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    ray.init(address=address, ignore_reinit_error=True, logging_level=logging.ERROR)
 
 
 def in_threads(function: Callable[[A], T], inputs: Iterable[A], threads: int = _THREADS) -> Iterator[T]:

@@ -81,8 +81,14 @@ class WandB(_Tracker):
     def on_start(self, run: RunInfo) -> None:
         import wandb
 
-        known = {"project": self._project, "name": run.name, "id": _id_of(run), "dir": str(run.folder)}
-        self._run: Any = wandb.init(**known, resume="allow", config=run.config.to_dict())
+        self._run: Any = wandb.init(
+            project=self._project,
+            name=run.name,
+            id=_id_of(run),
+            dir=str(run.folder),
+            resume="allow",
+            config=run.config.to_dict(),
+        )
 
     def log(self, figures: dict[str, float], step: int) -> None:
         self._run.log(figures, step=step)
