@@ -20,6 +20,8 @@ from tests.ranks import close_pools
 
 TESTS = Path(__file__).parent
 GATE, ROOM = TESTS / "ranks.py", Path(__file__)  # any two files that all workers see: only their locks matter
+INSIDE = "RAYREC_INSIDE_A_TEST"
+WITHIN = INSIDE in os.environ  # a test has started this pytest, and has passed the gate for it
 
 
 @contextmanager
@@ -38,6 +40,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
     Waiting is not counted as the test's time, for which it may have a limit.
     """
+    if WITHIN:
+        return (yield)
+    os.environ[INSIDE] = "1"
     if item.get_closest_marker("alone"):
         with locked(GATE, fcntl.LOCK_EX), locked(ROOM, fcntl.LOCK_EX):
             return (yield)
