@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from rayrec.data.errors import first_line
 from rayrec.data.storage.locations import local_path, open_filesystem, plain_path
 from rayrec.inference import artifact, compiled, graph, processor
 from rayrec.inference.artifact import ExportError, Index
@@ -317,6 +318,6 @@ def _bytes_of(vocabulary: str) -> Iterator[bytes]:
                 yield chunk
     except OSError as error:
         raise ExportError(
-            f"the vocabulary {vocabulary} cannot be read: {str(error).splitlines()[0]}; put it back where the run's "
+            f"the vocabulary {vocabulary} cannot be read: {first_line(error)}; put it back where the run's "
             "config names it: an export holds a copy"
         ) from error

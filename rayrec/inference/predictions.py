@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.checkpoint.folder import open_folder
+from rayrec.data.errors import first_line
 from rayrec.data.storage.locations import locate
 
 _PART = re.compile(r"part-(\d{6,})\.parquet")
@@ -95,7 +96,7 @@ class Output:
         try:
             yield
         except OSError as error:
-            reason = error.strerror or str(error).splitlines()[0]
+            reason = error.strerror or first_line(error)
             raise ValueError(
                 f"{self} cannot be {what} ({reason}); check address, permissions and room, and run the same command "
                 "again: parts that are there stay"

@@ -16,6 +16,7 @@ import pyarrow as pa
 import torch
 
 from rayrec.data import DataError, Mapping, Schema
+from rayrec.data.errors import first_line
 from rayrec.inference.context import I64
 from rayrec.models import Batch
 from rayrec.serve.arrow import read_stream
@@ -95,7 +96,7 @@ class Reader:
                 return batch, None
             return self._with_contexts([query.context for query in queries], rows, query_of)
         except _UNREADABLE as error:
-            raise BadRequest(422, f"the rows cannot be read: {str(error).splitlines()[0][:300]}") from error
+            raise BadRequest(422, f"the rows cannot be read: {first_line(error)[:300]}") from error
 
     def _arrow(self, body: bytes) -> Query:
         table = read_stream(body, self._limits)

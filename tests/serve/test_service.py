@@ -214,19 +214,25 @@ def another_version(model: Path, target: Path, **index: Any) -> Path:
     return target
 
 
+def version_of(model: Path, target: Path, value: float) -> Path:
+    """Another version, whose table of users holds this number alone: its scores are its own."""
+    folder = another_version(model, target)
+    data = bytearray((folder / "tables.bin").read_bytes())
+    data[: 40 * 8 * 4] = np.full(40 * 8, value, np.float32).tobytes()
+    (folder / "tables.bin").write_bytes(data)
+    raw = json.loads((folder / "export.json").read_text())
+    raw["files"]["tables.bin"][1] = checksum(folder / "tables.bin")
+    (folder / "export.json").write_text(json.dumps(raw))
+    return folder
+
+
 def test_versions_swap_under_load_and_no_answer_mixes_them(model: Path, tmp_path: Path) -> None:
     """Every version has its own table bytes, so that an answer tells which one it came from."""
     root = tmp_path / "models"
     root.mkdir()
     expected: dict[str, Any] = {}
     for number in range(6):
-        folder = another_version(model, root / f"v{number}")
-        data = bytearray((folder / "tables.bin").read_bytes())
-        data[: 40 * 8 * 4] = np.full(40 * 8, number / 2, np.float32).tobytes()  # the users' table
-        (folder / "tables.bin").write_bytes(data)
-        raw = json.loads((folder / "export.json").read_text())
-        raw["files"]["tables.bin"][1] = checksum(folder / "tables.bin")
-        (folder / "export.json").write_text(json.dumps(raw))
+        folder = version_of(model, root / f"v{number}", number / 2)
         service = Service([ModelSpec(name="ctr", path=folder)])
         expected[f"v{number}"] = service.score(json.dumps({"rows": [GOOD] * 20}).encode(), JSON).scores["label"][0]
     assert len(set(expected.values())) == 6

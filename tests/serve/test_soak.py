@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayrec.inference.artifact import checksum
 from rayrec.serve import ModelSpec, Service
 from rayrec.serve.requests import JSON
 from rayrec.serve.versions import switch
 from tests.serve.server import GOOD
 from tests.serve.test_on_ray import ask, until
-from tests.serve.test_service import another_version
+from tests.serve.test_service import version_of
 
 pytest.importorskip("ray.serve")
 
@@ -111,13 +110,7 @@ def versions_of(model: Path, root: Path) -> dict[str, Any]:
     """Four versions below `root` that score differently, and the scores of each."""
     expected = {}
     for number in range(4):
-        folder = another_version(model, root / f"v{number}")
-        data = bytearray((folder / "tables.bin").read_bytes())
-        data[: 40 * 8 * 4] = np.full(40 * 8, number / 3, np.float32).tobytes()
-        (folder / "tables.bin").write_bytes(data)
-        raw = json.loads((folder / "export.json").read_text())
-        raw["files"]["tables.bin"][1] = checksum(folder / "tables.bin")
-        (folder / "export.json").write_text(json.dumps(raw))
+        folder = version_of(model, root / f"v{number}", number / 3)
         expected[folder.name] = Service([ModelSpec(path=folder)]).score(BODY, JSON).scores["label"]
     assert len({float(scores[0]) for scores in expected.values()}) == 4
     return expected

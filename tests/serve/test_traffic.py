@@ -7,17 +7,15 @@ import logging
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rayrec.cli.main import run
-from rayrec.inference.artifact import checksum
 from rayrec.serve import ModelSpec, Service
 from rayrec.serve.http import App
 from rayrec.serve.requests import JSON
 from rayrec.serve.traffic import by_share, place_of
 from tests.serve.server import GOOD, Server
-from tests.serve.test_service import another_version
+from tests.serve.test_service import version_of
 
 BODY = json.dumps({"rows": [GOOD]}).encode()
 
@@ -27,13 +25,7 @@ def versions(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """v1, v2 and v3, of which v2 and v3 score differently."""
     root = tmp_path_factory.mktemp("models")
     for number in (1, 2, 3):
-        folder = another_version(model, root / f"v{number}")
-        data = bytearray((folder / "tables.bin").read_bytes())
-        data[: 40 * 8 * 4] = np.full(40 * 8, number / 2, np.float32).tobytes()
-        (folder / "tables.bin").write_bytes(data)
-        raw = json.loads((folder / "export.json").read_text())
-        raw["files"]["tables.bin"][1] = checksum(folder / "tables.bin")
-        (folder / "export.json").write_text(json.dumps(raw))
+        version_of(model, root / f"v{number}", number / 2)
     return root
 
 

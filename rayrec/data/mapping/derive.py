@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.errors import DataError
+from rayrec.data.errors import DataError, first_line
 from rayrec.data.mapping.arrow_types import decoded, floats_of, is_list, is_text, nulls_of, plain_numbers
 from rayrec.data.mapping.buffers import I64
 from rayrec.data.mapping.derived import (
@@ -64,9 +64,8 @@ def derive(specs: Sequence[Derived], columns: Mapping[str, pa.Array], problems: 
             out[spec.name] = _MAKERS[type(spec)](spec, [out[name] for name in spec.inputs], problems)
         except (pa.ArrowException, TypeError, AttributeError) as error:
             types = ", ".join(f"{name}: {out[name].type}" for name in spec.inputs)
-            text = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise DataError(
-                f"derived column {spec.name!r} ({spec.kind}) cannot be made of {types}: {text}",
+                f"derived column {spec.name!r} ({spec.kind}) cannot be made of {types}: {first_line(error)}",
                 column=spec.inputs[0],
                 fix="correct its columns in schema.derived, or convert them",
             ) from error

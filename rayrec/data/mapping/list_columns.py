@@ -171,7 +171,7 @@ def lookup(spec: Lookup, arrays: list[pa.Array], _: Problems) -> pa.Array:
     if spec.key is None:
         wanted = pa.scalar(spec.value, pa.string() if isinstance(spec.value, str) else pa.int64()).cast(keys.type)
     else:
-        by_row = arrays[1].dictionary_decode() if pat.is_dictionary(arrays[1].type) else arrays[1]
+        by_row = decoded(arrays[1])
         if not (is_text(by_row.type) == is_text(keys.type) or pat.is_null(by_row.type)):
             raise TypeError("keys of another type than the map's")
         wanted = by_row.take(pa.array(rows)).cast(keys.type)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.mapping.arrow_types import is_list, without_views
+from rayrec.data.mapping.arrow_types import decoded, is_list, nulls_of, without_views
 from rayrec.data.mapping.buffers import I64, Mask, empty
 
 N = TypeVar("N", bound=np.generic)
@@ -54,7 +54,7 @@ def take_bags(values: npt.NDArray[N], offsets: I64, order: I64) -> tuple[npt.NDA
 
 def unnest(array: pa.Array) -> Lists:
     """One level of any Arrow list array, sliced or not."""
-    nulls = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+    nulls = nulls_of(array)
     if nulls is None and (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
         offsets = array.offsets.to_numpy().astype(np.int64)
         return Lists(array.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0], None)
@@ -68,7 +68,7 @@ def ids_of(array: pa.Array) -> pa.Array:
     while is_list(array.type):
         array = unnest(array).leaf
     array = pc.struct_field(array, "id") if pa.types.is_struct(array.type) else array
-    return (array.dictionary_decode() if pa.types.is_dictionary(array.type) else array).drop_null()
+    return decoded(array).drop_null()
 
 
 def offsets_of(lengths: npt.NDArray[np.integer]) -> I64:

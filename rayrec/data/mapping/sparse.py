@@ -143,8 +143,7 @@ def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[Tab
         (rows, own memory; which ids are null, or None; positions outside `[0, num_rows)` whose rows are meaningless,
         or None).
     """
-    if pa.types.is_dictionary(leaf.type) and not is_text(leaf.type):
-        leaf = leaf.dictionary_decode()
+    leaf = leaf if is_text(leaf.type) else decoded(leaf)
     mapping = feature.mapping
     if is_text(leaf.type):
         return _map_texts(leaf, mapping, num_rows)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.errors import DataError
+from rayrec.data.errors import DataError, first_line
 from rayrec.data.mapping.arrow_types import is_list, is_text, leaf_of, plain_type, type_of
 from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.schema import Schema, SparseFeature
@@ -81,7 +81,7 @@ def _array(name: str, values: Any, kind: pa.DataType | None = None) -> pa.Array 
     try:
         return pa.array(values, from_pandas=from_pandas) if kind is None else _typed(values, kind, from_pandas)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        text = str(error).splitlines()[0]
+        text = first_line(error)
         problem = f"the values have no type in common: {text}"
         fix = "give values of one type"
         if kind is not None:

@@ -144,7 +144,7 @@ def _number_label(array: pa.Array, task: Task, problems: Problems) -> F32:
     with np.errstate(over="ignore"):
         labels: F32 = floats_of(array).astype(np.float32)
     bad, fix = np.flatnonzero(~np.isfinite(labels)), "remove the row or correct its label"
-    value = "the label must be a finite number"
-    problems.add(bad, task.column, value, fix, lambda k: str(array[int(bad[k])].as_py()))
+    problem = "the label must be a finite number"
+    problems.add(bad, task.column, problem, fix, lambda k: str(array[int(bad[k])].as_py()))
     labels[bad] = 0
     return labels

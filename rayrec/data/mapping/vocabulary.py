@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from rayrec.data.errors import DataError
-from rayrec.data.mapping.arrow_types import is_text, without_views
+from rayrec.data.mapping.arrow_types import decoded, is_text, without_views
 from rayrec.data.mapping.buffers import I64, U64
 from rayrec.data.mapping.hashing import hash_texts, mix64_array
 from rayrec.data.mapping.id_index import IdIndex, Twice
@@ -146,7 +146,7 @@ class _Source:
             for batch in parquet.iter_batches(_READ_IDS, columns=["id"], use_threads=False):
                 ids = batch.column(0)
                 ids = ids.cast(without_views(ids.type))
-                yield ids.dictionary_decode() if pa.types.is_dictionary(ids.type) else ids
+                yield decoded(ids)
 
     def id_at(self, place: int) -> str:
         """One id, for an error."""

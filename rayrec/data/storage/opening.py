@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from rayrec.data.errors import DataError, FileChanged
+from rayrec.data.errors import DataError, FileChanged, first_line
 from rayrec.data.storage.files import format_of, how_to_convert
 from rayrec.data.storage.locations import open_filesystem
 
@@ -142,6 +142,5 @@ def _etag(source: pa.NativeFile) -> int | None:
 
 def unreadable(uri: str, error: Exception) -> DataError:
     """The error of a file that is there but cannot be read."""
-    first_line = str(error).strip().split("\n")[0]
     fix = "write the file again, or remove it" if format_of(uri) is None else how_to_convert(uri)
-    return DataError(f"the file is not readable as Parquet: {first_line}", file=uri, fix=fix)
+    return DataError(f"the file is not readable as Parquet: {first_line(error)}", file=uri, fix=fix)

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.orc as paorc
 
-from rayrec.data.errors import DataError
+from rayrec.data.errors import DataError, first_line
 from rayrec.data.storage.locations import open_filesystem
 
 _ROWS = 8192
@@ -132,8 +132,8 @@ class Orc:
                     for name, kind in zip(schema.names, schema.types, strict=True)
                 ]
             except (pa.ArrowException, OSError) as error:
-                text = str(error).splitlines()[0]
-                raise DataError(f"stripe {number} is not readable: {text}", file=uri, fix="write it again") from error
+                problem = f"stripe {number} is not readable: {first_line(error)}"
+                raise DataError(problem, file=uri, fix="write it again") from error
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -142,5 +142,5 @@ def _open_orc(uri: str) -> paorc.ORCFile:
     try:
         return paorc.ORCFile(filesystem.open_input_file(path))
     except (pa.ArrowException, OSError) as error:
-        text = str(error).splitlines()[0]
-        raise DataError(f"the file is not readable as ORC: {text}", file=uri, fix="write the file again") from error
+        problem = f"the file is not readable as ORC: {first_line(error)}"
+        raise DataError(problem, file=uri, fix="write the file again") from error

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.json as pajson
 
-from rayrec.data.errors import DataError
+from rayrec.data.errors import DataError, first_line
 from rayrec.data.storage.locations import open_filesystem
 
 NULLS = ["", "NULL", "null", "\\N"]  # not NA: a country
@@ -222,7 +222,7 @@ def _stream(uri: str) -> pa.NativeFile:
     try:
         return filesystem.open_input_stream(path, compression="detect")
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"the file cannot be opened: {str(error).splitlines()[0]}", file=uri, fix="check it") from error
+        raise DataError(f"the file cannot be opened: {first_line(error)}", file=uri, fix="check it") from error
 
 
 def _wrong(uri: str, line: int | None, text: str, column: str | None) -> DataError:

@@ -148,6 +148,11 @@ class TrainerConfig(Section):
         """Workers that the run has where there is room."""
         return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
 
+    @property
+    def own_metrics(self) -> list[dict[str, Any]]:
+        """`metrics` as plain values, as `lower_is_better` takes them."""
+        return [metric.model_dump() for metric in self.metrics]
+
     def counts_early(self, most_rows: int | None) -> bool:
         """Whether an evaluation of so many rows counts for `early_stopping`: figures of unlike rows do not compare."""
         within_epochs = self.eval_every is not None or self.eval_every_minutes is not None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import ray
 
+from rayrec.data.errors import first_line
 from rayrec.local_ray import quiet_unless_debug
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.ray_start import (
@@ -80,10 +81,9 @@ def _init(address: str | None) -> None:
     try:
         ray.init(address=address, **quiet_unless_debug())
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TrainError(
-            f"RAY_ADDRESS={address}: no Ray cluster answers there ({reason}); start one with `ray start --head`, or "
-            f"unset RAY_ADDRESS to train on a local Ray"
+            f"RAY_ADDRESS={address}: no Ray cluster answers there ({first_line(error)}); start one with "
+            f"`ray start --head`, or unset RAY_ADDRESS to train on a local Ray"
         ) from error
 
 

@@ -134,8 +134,7 @@ def tune(
     if config.data.eval is None:
         raise TrainError("data.eval: a search compares evaluations; name rows to evaluate on")
     check_metric(search.metric, config)
-    lower = lower_is_better(search.metric, [own.model_dump() for own in config.trainer.metrics])
-    search = replace(search, lower=lower)
+    search = replace(search, lower=lower_is_better(search.metric, config.trainer.own_metrics))
     space, raw = space_of(search.params), config.to_dict()
     check_space(raw, space)
     folder = folder_of(config)

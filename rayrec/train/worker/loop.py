@@ -294,8 +294,8 @@ class Loop:
             self.saver.note_scores(position, scores)
         early = self.config.trainer.early_stopping
         if early is not None and self.ended is None and self.config.trainer.counts_early(most_rows):
-            own = [metric.model_dump() for metric in self.config.trainer.metrics]
-            position = replace(position, best=position.best.after(scores, position.step, early, own))
+            best = position.best.after(scores, position.step, early, self.config.trainer.own_metrics)
+            position = replace(position, best=best)
             self.ended = position.best.end(early)
             if self.ended is not None:
                 self._report("event", position, event="ended", message=f"ends at step {position.step}: {self.ended}")

@@ -55,7 +55,7 @@ class Saver:
     def __init__(self, job: Job, session: Session, report: ReportEvent) -> None:
         self._job, self._session, self._report = job, session, report
         storage = job.config.storage
-        best = best_by(storage.keep_best, [own.model_dump() for own in job.config.trainer.metrics])
+        best = best_by(storage.keep_best, job.config.trainer.own_metrics)
         still_s = max(storage.patience_s, LEAST_STILL_S)
         self.store = CheckpointStore(job.checkpoints, storage.keep, best, still_s, job.launch)
         self._group = session.control.group
