@@ -22,7 +22,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from rayrec.train.config import TrainerConfig
+from rayrec.train.config.trainer import TrainerConfig
 from tests import kuberay
 from tests.movielens.test_prepare import drawn_ratings, write_recbole
 

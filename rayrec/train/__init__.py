@@ -11,8 +11,8 @@ from rayrec._imports import lazy_names
 from rayrec.train.errors import Interrupted, ResourceError, StorageError, TrainError
 
 if TYPE_CHECKING:
-    from rayrec.train.config import TrainConfig
     from rayrec.train.config.file import ConfigError, load_config
+    from rayrec.train.config.train_config import TrainConfig
     from rayrec.train.driver.callbacks import Callback, RunInfo
     from rayrec.train.run.result import Result
     from rayrec.train.trainer import Trainer
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __getattr__ = lazy_names(
     __name__,
     {
-        "config": "TrainConfig",
+        "config.train_config": "TrainConfig",
         "config.file": "ConfigError load_config",
         "driver.callbacks": "Callback RunInfo",
         "run.result": "Result",

@@ -18,7 +18,7 @@ from rayrec.data.mapping.columns import fill_id_types
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.source.periods import Periods
 from rayrec.data.storage.retries import Patience
-from rayrec.train.config import TrainConfig
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver import warnings
 from rayrec.train.driver.callbacks import Callback, Callbacks, RunInfo
 from rayrec.train.driver.cluster import connected

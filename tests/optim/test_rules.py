@@ -13,7 +13,7 @@ from rayrec.distributed.kernel.choice import check_trainable, make_pooling_kerne
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.distributed.planner.tables.from_model import state_bytes
 from rayrec.modules import EmbeddingBagConfig
-from rayrec.train.config import SparseOptimizerConfig
+from rayrec.train.config.optimizers import SparseOptimizerConfig
 
 TABLE = EmbeddingBagConfig(name="t", num_embeddings=5, embedding_dim=8, feature_names=["f"])
 

@@ -25,8 +25,9 @@ from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import ResourceError, StorageError, TrainError
-from rayrec.train.config import TrainConfig, TrainerConfig
 from rayrec.train.config.file import parse_config
+from rayrec.train.config.train_config import TrainConfig
+from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.elastic import REQUEST, note_request, reading_unreserved, room_for
 from rayrec.train.driver.failures import failure_reason, line_of, too_often
 from rayrec.train.driver.plan_table import _sizes, host_lines, memory_lines, ranks_text

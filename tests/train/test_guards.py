@@ -12,7 +12,7 @@ from torch import nn
 
 from rayrec.models import DLRM, Batch
 from rayrec.train import TrainError
-from rayrec.train.config import EarlyStoppingConfig, GuardsConfig
+from rayrec.train.config.trainer import EarlyStoppingConfig, GuardsConfig
 from rayrec.train.worker.guards import Best, Guards
 from rayrec.train.worker.lockstep import RankError
 from tests.train.small import write_all

@@ -18,7 +18,8 @@ from ray.train.v2.api.exceptions import ControllerError
 from rich.console import Console
 
 from rayrec.data.storage.retries import Patience
-from rayrec.train.config import StorageConfig, TrainerConfig
+from rayrec.train.config.sections import StorageConfig
+from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.failures import FAILED_STARTS, failure_reporter, patient
 from rayrec.train.driver.preemption import Notices

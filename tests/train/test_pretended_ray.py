@@ -25,7 +25,7 @@ from ray.train.torch import TorchTrainer
 from rich.console import Console
 
 from rayrec.train import Interrupted, ResourceError, TrainError
-from rayrec.train.config import TrainerConfig
+from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver import elastic
 from rayrec.train.driver.cluster import Cluster, await_resources, connected
 from rayrec.train.driver.console import Display

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.train import ResourceError
-from rayrec.train.config import TrainerConfig
 from rayrec.train.config.file import parse_config
+from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.resources import Supply, demand, for_its_gpus, refuse_if_short
 from rayrec.train.setup.build import rows_of
 from tests.train.small import raw_config

@@ -19,8 +19,8 @@ from rayrec.inference.export import Export, Trained, Wanted, export
 from rayrec.inference.graph import Inputs
 from rayrec.inference.parity import FIGURES
 from rayrec.models import Batch
-from rayrec.train.config import TrainConfig
 from rayrec.train.config.file import parse_config
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import StorageError, TrainError
 from rayrec.train.report import write_report
 from rayrec.train.run.choice import NEWEST, Tell, choose

@@ -16,8 +16,8 @@ from rayrec.data.stream.reading import read_window
 from rayrec.inference import Model
 from rayrec.metrics import LabelMetrics
 from rayrec.train.after.export import exported_run
-from rayrec.train.config import TrainConfig
 from rayrec.train.config.file import parse_config
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import TrainError
 from rayrec.train.report import write_report
 from rayrec.train.run.choice import NEWEST

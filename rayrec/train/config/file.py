@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from rayrec.data.errors import suggestion
 from rayrec.data.storage.locations import without_secrets
-from rayrec.train.config import TrainConfig
 from rayrec.train.config.reference import fields_at, type_at
+from rayrec.train.config.train_config import TrainConfig
 
 Location = tuple[str | int, ...]
 

@@ -16,7 +16,7 @@ HEAD = ["| field | type | default | meaning |", "|---|---|---|---|"]
 
 def config_reference() -> str:
     """Every field of the config in Markdown: a chapter a section, with tables of path, type, default and meaning."""
-    from rayrec.train.config import TrainConfig
+    from rayrec.train.config.train_config import TrainConfig
 
     sections = {name: field for name, field in _fields(TrainConfig) if _models(field.annotation)}
     plain = [name for name, _ in _fields(TrainConfig) if name not in sections]
@@ -96,7 +96,7 @@ def type_at(location: Sequence[str | int]) -> str:
 
 
 def _models_at(location: Sequence[str | int]) -> list[type[BaseModel]]:
-    from rayrec.train.config import TrainConfig
+    from rayrec.train.config.train_config import TrainConfig
 
     models: list[type[BaseModel]] = [TrainConfig]
     keyed = False

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rayrec.train.config import TrainConfig
+    from rayrec.train.config.train_config import TrainConfig
     from rayrec.train.run.result import Result
 
 

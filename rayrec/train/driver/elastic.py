@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rayrec.train.config import TrainConfig, TrainerConfig
+from rayrec.train.config.train_config import TrainConfig
+from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.preemption import Notices, draining_nodes
 from rayrec.train.driver.resources import Demand
 from rayrec.train.looking import looking

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayrec.train.config import TrainConfig, TrainerConfig
+from rayrec.train.config.train_config import TrainConfig
+from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.errors import ResourceError
 
 MIN_WORKER_CPUS = 0.25

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rayrec.train.config import TrainConfig
+from rayrec.train.config.train_config import TrainConfig
 
 
 def at_start(config: TrainConfig, rows: int, cores: float | None) -> list[str]:

@@ -14,7 +14,7 @@ from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from rayrec.distributed.planner.cost.estimate import Estimate
 from rayrec.distributed.planner.sharding_groups import Grouped, choose_groups, group_topology, grouped
 from rayrec.distributed.replicas import GroupLayout
-from rayrec.train.config import TrainConfig
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.setup import build
 
 

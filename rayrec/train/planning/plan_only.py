@@ -10,8 +10,8 @@ from rayrec.distributed import ShardingPlan
 from rayrec.distributed.planner import PlanResult, Topology, diff, explain, write_html
 from rayrec.distributed.planner.report.text import human_bytes
 from rayrec.distributed.planner.sharding_groups import Grouped
-from rayrec.train.config import TrainConfig
 from rayrec.train.config.file import text_of
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.plan_table import plan_table
 from rayrec.train.errors import StorageError

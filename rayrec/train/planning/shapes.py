@@ -12,7 +12,7 @@ from rayrec.distributed.planner import NoPlanError, Topology
 from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.distributed.planner.report.text import human_bytes
 from rayrec.distributed.planner.sharding_groups import Grouped
-from rayrec.train.config import TrainConfig
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.terminal import plain
 from rayrec.train.planning.plan_only import make_groups

@@ -11,7 +11,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from rayrec.train.config import TrainConfig
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import TrainError
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.paths import in_job_package

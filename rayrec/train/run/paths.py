@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rayrec.train.config import TrainConfig
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import TrainError
 
 

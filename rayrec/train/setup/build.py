@@ -31,9 +31,10 @@ from rayrec.models import BUILT_IN
 from rayrec.models.loss import BCE, Head, Loss
 from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
 from rayrec.optim import GradientClipping, GradientClippingOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
-from rayrec.train.config import ConstraintConfig, TrainConfig
 from rayrec.train.config.file import text_of
 from rayrec.train.config.optimizers import SparseOptimizerConfig
+from rayrec.train.config.sections import ConstraintConfig
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import TrainError
 
 Factory = Callable[..., nn.Module]

@@ -13,7 +13,7 @@ from rayrec.checkpoint.tools import find
 from rayrec.checkpoint.warm_start import Names
 from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.vocabulary import vocabulary_checksum
-from rayrec.train.config import TrainConfig
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.terminal import notice
 from rayrec.train.errors import StorageError, TrainError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rayrec.train.config import ScheduleConfig
+from rayrec.train.config.optimizers import ScheduleConfig
 
 
 def factor(schedule: ScheduleConfig, step: int) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayrec.data.source.dataset import DataSet
-from rayrec.train.config import TrainConfig
+from rayrec.train.config.train_config import TrainConfig
 
 
 def with_versions(config: TrainConfig, earlier: Mapping[str, Any] | None) -> TrainConfig:

@@ -20,9 +20,9 @@ from rich.console import Console
 from rayrec.checkpoint.folder import open_folder
 from rayrec.data.errors import suggestion
 from rayrec.data.storage.locations import open_filesystem
-from rayrec.train.config import LOWER_IS_BETTER, TrainConfig
 from rayrec.train.config.file import parse_config
-from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric, lower_is_better
+from rayrec.train.config.train_config import TrainConfig
+from rayrec.train.config.trainer import LOWER_IS_BETTER, OF_NUMBERS, ONLY_OF_NUMBERS, Metric, lower_is_better
 from rayrec.train.driver.callbacks import Callback
 from rayrec.train.driver.cluster import Cluster, connected
 from rayrec.train.driver.console import Display

@@ -12,7 +12,8 @@ from rayrec.data import Schema, empty_batch
 from rayrec.metrics import BucketedMetrics, GroupedAuc, LabelMetrics
 from rayrec.metrics.ranking import Jagged, RankingMetrics, target_ranks
 from rayrec.models import Batch, Retriever
-from rayrec.train.config import MetricConfig, TrainConfig
+from rayrec.train.config.train_config import TrainConfig
+from rayrec.train.config.trainer import MetricConfig
 from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import Purpose, StopRequested, in_step
 from rayrec.train.worker.own_metrics import OwnMetrics

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayrec.train.config import EarlyStoppingConfig, GuardsConfig
-from rayrec.train.config.trainer import lower_is_better
+from rayrec.train.config.trainer import EarlyStoppingConfig, GuardsConfig, lower_is_better
 from rayrec.train.worker.lockstep import RankError
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rayrec.data import Schema
-from rayrec.train.config import MetricConfig
+from rayrec.train.config.trainer import MetricConfig
 from rayrec.train.errors import TrainError
 from rayrec.train.setup import build
 from rayrec.train.worker.lockstep import Control

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from rayrec.train.config import ProfileConfig
+from rayrec.train.config.trainer import ProfileConfig
 
 FOLDER = "profile"
 

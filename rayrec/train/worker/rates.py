@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rayrec.optim import KeyedOptimizer
-from rayrec.train.config import TrainConfig
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import TrainError
 from rayrec.train.setup import build
 

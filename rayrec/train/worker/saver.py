@@ -28,7 +28,7 @@ from rayrec.checkpoint.warm_start import load_weights
 from rayrec.data.mapping.fingerprint import as_before
 from rayrec.data.storage.retries import Patience
 from rayrec.distributed.comm import broadcast_object
-from rayrec.train.config import TrainConfig
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.run.choice import best_by
 from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import Every

@@ -19,7 +19,7 @@ from rayrec.data.stream.shared_manifest import SharedManifest
 from rayrec.distributed.comm import Group
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.planner.machine.calibration import Calibration
-from rayrec.train.config import TrainConfig
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Sink
 from rayrec.train.setup.build import Factory

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train.config import TrainConfig
+from rayrec.train.config.train_config import TrainConfig
 
 
 def touched(sparse: KeyedJaggedTensor, tables: Iterable[tuple[str, Iterable[str]]]) -> dict[str, dict[str, Any]]:
