@@ -53,7 +53,7 @@ class Underway:
     def start(self, save: Save, beside_training: bool = False, shares_cpus: bool = False) -> None:
         assert self._job is None
         self._waited_s = 0.0
-        self._job = Job(save, save.manifest.step, beside_training, shares_cpus)
+        self._job = Job(save, beside_training, shares_cpus)
 
     def settle(self, group: comm.Group, patience_s: float = math.inf, still_s: float = math.inf) -> bool:
         """Wait until every rank's part of the save is over; remove what a failed one left. A collective.
@@ -71,7 +71,7 @@ class Underway:
         began = time.monotonic()
         late = deadline(patience_s - self._waited_s)
         if self._job is not None:
-            self._job.hurry()
+            self._job.pace.hurry()
         for pause in pauses():
             job = self._job
             mine = _State(False, None, late(), False)
@@ -81,7 +81,7 @@ class Underway:
             states = comm.all_gather_object(mine, group)
             errors = [state.error for state in states if state.error is not None]
             if job is not None and errors:
-                job.stop()
+                job.pace.stop()
             if not any(state.running for state in states):
                 break
             if states[0].late or any(state.still for state in states):  # rank 0's clock decides for all
@@ -124,9 +124,9 @@ class Underway:
     def close(self, seconds: float) -> None:
         """Let the save come to its end, at the end of this process's part of the run; exchanges nothing."""
         if self._job is not None:
-            self._job.hurry()
+            self._job.pace.hurry()
             self._job.join(seconds)
-            self._job.stop()
+            self._job.pace.stop()
 
 
 def _remove_soon(job: Job) -> None:

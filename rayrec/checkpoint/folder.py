@@ -12,71 +12,13 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 Bytes = bytes | memoryview
 _BUCKETS = ("s3", "gcs", "abfs")  # no folders there, and an object appears when it is complete
-
-
-class Sink(Protocol):
-    """A large file while it is written."""
-
-    def write(self, data: Bytes, /) -> Any: ...
-
-
-class Source(Protocol):
-    """A file whose ranges are read."""
-
-    def read_into(self, offset: int, view: memoryview) -> int:
-        """Fills `view` from `offset` on; returns how many bytes there were."""
-
-    def forget(self, offset: int, nbytes: int) -> None:
-        """These bytes are not read again on this machine."""
-
-
-class Folder(Protocol):
-    """A folder; files in it are accessed by name. Errors are `OSError`, a missing file `FileNotFoundError`."""
-
-    @property
-    def path(self) -> str:
-        """As a user would write it."""
-
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-
-    @property
-    def remote(self) -> bool:
-        """Whether every request takes a while, however few bytes it is for."""
-
-    def sub(self, name: str) -> Folder:
-        """A folder inside this one."""
-
-    def parent(self) -> Folder:
-        """The folder that this one lies in."""
-
-    def names(self) -> list[str]:
-        """What lies here; nothing where the folder does not exist."""
-
-    def read(self, name: str) -> bytes: ...
-
-    def write(self, name: str, data: bytes) -> None:
-        """Replaces a small file."""
-
-    def create(self, name: str) -> Any:
-        """Context manager of a `Sink`; the file is complete when it is left without an error."""
-
-    def open(self, name: str) -> Any:
-        """Context manager of a `Source`."""
-
-    def remove(self, name: str) -> None:
-        """A file; it need not be there."""
-
-    def remove_all(self) -> None:
-        """The folder with all that is in it."""
 
 
 def open_folder(place: str | Path | Folder) -> Folder:
@@ -99,28 +41,35 @@ def open_folder(place: str | Path | Folder) -> Folder:
 
 
 class LocalFolder:
-    """On a file system that the operating system has mounted."""
+    """A folder on a file system that the operating system has mounted; files in it are accessed by name.
 
-    remote = False
+    Errors are `OSError`, a missing file `FileNotFoundError`.
+    """
+
+    remote = False  # whether every request takes a while, however few bytes it is for
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @property
     def path(self) -> str:
+        """As a user would write it."""
         return str(self._path)
 
     @property
     def name(self) -> str:
+        """The last part of the path."""
         return self._path.name
 
     def sub(self, name: str) -> LocalFolder:
+        """A folder inside this one."""
         return LocalFolder(self._path / name)
 
     def parent(self) -> LocalFolder:
         return LocalFolder(self._path.absolute().parent)
 
     def names(self) -> list[str]:
+        """What lies here; nothing where the folder does not exist."""
         try:
             return sorted(os.listdir(self._path))
         except FileNotFoundError:
@@ -130,6 +79,7 @@ class LocalFolder:
         return (self._path / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
+        """Replaces a small file."""
         temporary = _temporary(name)
         try:
             with self.create(temporary) as file:
@@ -142,7 +92,8 @@ class LocalFolder:
         self._sync()
 
     @contextmanager
-    def create(self, name: str) -> Iterator[Sink]:
+    def create(self, name: str) -> Iterator[_WholeWrites]:
+        """A large file, written in pieces; it is complete when the body is left without an error."""
         self._path.mkdir(parents=True, exist_ok=True)
         with open(self._path / name, "wb", buffering=0) as file:
             yield _WholeWrites(file)
@@ -151,13 +102,16 @@ class LocalFolder:
 
     @contextmanager
     def open(self, name: str) -> Iterator[Source]:
+        """A file whose ranges are read."""
         with open(self._path / name, "rb", buffering=0) as file:
             yield _LocalSource(file.fileno())
 
     def remove(self, name: str) -> None:
+        """A file; it need not be there."""
         (self._path / name).unlink(missing_ok=True)
 
     def remove_all(self) -> None:
+        """The folder with all that is in it."""
         with suppress(FileNotFoundError):
             shutil.rmtree(self._path)
 
@@ -215,6 +169,7 @@ class _LocalSource:
         self._descriptor = descriptor
 
     def read_into(self, offset: int, view: memoryview) -> int:
+        """Fills `view` from `offset` on; returns how many bytes there were."""
         done = 0
         while done < len(view):
             read = os.preadv(self._descriptor, [view[done:]], offset + done)
@@ -224,11 +179,12 @@ class _LocalSource:
         return done
 
     def forget(self, offset: int, nbytes: int) -> None:
+        """These bytes are not read again on this machine."""
         _forget(self._descriptor, offset, nbytes)
 
 
 class ArrowFolder:
-    """On a file system of pyarrow's own: object stores, HDFS."""
+    """The same on a file system of pyarrow's own: object stores, HDFS."""
 
     remote = True
 
@@ -271,7 +227,7 @@ class ArrowFolder:
         self._files.move(self._at(temporary), self._at(name))
 
     @contextmanager
-    def create(self, name: str) -> Iterator[Sink]:
+    def create(self, name: str) -> Iterator[Any]:
         if self._files.type_name not in _BUCKETS:
             self._files.create_dir(self._inner, recursive=True)
         with self._files.open_output_stream(self._at(name)) as stream:
@@ -305,3 +261,7 @@ class _ArrowSource:
 
     def forget(self, offset: int, nbytes: int) -> None:
         """Nothing is kept."""
+
+
+Folder = LocalFolder | ArrowFolder
+Source = _LocalSource | _ArrowSource

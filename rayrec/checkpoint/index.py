@@ -6,14 +6,14 @@ place lies inside its file and its tensor; the pieces of a tensor fill it.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import AfterValidator, NonNegativeInt, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 from torch.distributed.checkpoint import ChunkStorageMetadata
 from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
@@ -34,17 +34,30 @@ def part_file(rank: int) -> str:
     return f"part-{rank:05d}.json"
 
 
-@dataclass(frozen=True, slots=True)
-class DataFile:
+def _dtype(name: object) -> torch.dtype:
+    if not isinstance(name, str) or name not in DTYPES:
+        raise ValueError(f"unknown number format {name!r}")
+    return DTYPES[name]
+
+
+def _known(version: int) -> int:
+    if version != VERSION:
+        raise ValueError(f"version {version!r} of the index; this rayrec reads {VERSION}")
+    return version
+
+
+Counts = tuple[NonNegativeInt, ...]
+
+
+class DataFile(NamedTuple):
     """Bytes of a file, and of its safetensors header with the eight that give its length."""
 
-    size: int
-    header_size: int
-    header_crc32: int
+    size: NonNegativeInt
+    header_size: NonNegativeInt
+    header_crc32: NonNegativeInt
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A rectangle of a tensor, in row-major order from byte `begin` of `file` on.
 
     Args:
@@ -53,12 +66,12 @@ class Piece:
         crc32: checksum of each block.
     """
 
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
+    offsets: Counts
+    sizes: Counts
     file: str
-    begin: int
-    block_rows: int
-    crc32: tuple[int, ...]
+    begin: NonNegativeInt
+    block_rows: NonNegativeInt
+    crc32: Counts
 
     @property
     def rows(self) -> int:
@@ -73,8 +86,8 @@ class Piece:
 class SavedTensor:
     """A whole tensor, whatever its pieces."""
 
-    dtype: torch.dtype
-    size: tuple[int, ...]
+    dtype: Annotated[torch.dtype, PlainValidator(_dtype), PlainSerializer(NAMES.__getitem__)]
+    size: Counts
     pieces: tuple[Piece, ...]
 
 
@@ -83,22 +96,11 @@ class Index:
     """All of a checkpoint, or what one rank wrote of it."""
 
     files: Mapping[str, DataFile]
-    tensors: Mapping[str, SavedTensor] = field(default_factory=dict)
+    tensors: Mapping[str, SavedTensor]
+    version: Annotated[int, AfterValidator(_known)] = field(default=VERSION, kw_only=True)
 
     def to_json(self) -> bytes:
-        raw = {
-            "version": VERSION,
-            "files": {name: [file.size, file.header_size, file.header_crc32] for name, file in self.files.items()},
-            "tensors": {
-                key: {
-                    "dtype": NAMES[tensor.dtype],
-                    "size": tensor.size,
-                    "pieces": [[p.offsets, p.sizes, p.file, p.begin, p.block_rows, p.crc32] for p in tensor.pieces],
-                }
-                for key, tensor in self.tensors.items()
-            },
-        }
-        return json.dumps(raw, separators=(",", ":")).encode()
+        return _JSON.dump_json(self)
 
     @classmethod
     def from_json(cls, data: bytes, *, whole: bool = True) -> Index:
@@ -111,19 +113,16 @@ class Index:
             ValueError: it is none, or says what cannot be.
         """
         try:
-            raw = json.loads(data)
-            if raw["version"] != VERSION:
-                raise ValueError(f"version {raw['version']!r} of the index; this rayrec reads {VERSION}")
-            files = {str(name): DataFile(*_counts(file, 3)) for name, file in raw["files"].items()}
-            tensors = {str(key): _tensor(tensor) for key, tensor in raw["tensors"].items()}
-        except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
-            raise ValueError(f"not an index: {type(error).__name__}: {error}") from error
-        index = cls(files, tensors)
-        for name in files:
+            index = _JSON.validate_json(data, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            what, place = first["msg"].removeprefix("Value error, "), ".".join(map(str, first["loc"]))
+            raise ValueError(f"not an index: {what}" + (f" ({place})" if place else "")) from error
+        for name in index.files:
             if not _DATA_FILE.fullmatch(name):
                 raise ValueError(f"{name!r} is no file of a checkpoint")
-        for key, tensor in tensors.items():
-            _check(key, tensor, files, whole)
+        for key, tensor in index.tensors.items():
+            _check(key, tensor, index.files, whole)
         return index
 
     @classmethod
@@ -159,27 +158,6 @@ def _metadata(tensor: SavedTensor) -> TensorStorageMetadata:
     return TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), torch.Size(tensor.size), chunks)
 
 
-def _tensor(raw: Mapping[str, Any]) -> SavedTensor:
-    if raw["dtype"] not in DTYPES:
-        raise ValueError(f"unknown number format {raw['dtype']!r}")
-    pieces = [
-        Piece(_counts(offsets), _counts(sizes), str(file), _count(begin), _count(rows), _counts(sums))
-        for offsets, sizes, file, begin, rows, sums in raw["pieces"]
-    ]
-    return SavedTensor(DTYPES[raw["dtype"]], _counts(raw["size"]), tuple(pieces))
-
-
-def _count(raw: Any) -> int:
-    return _counts([raw])[0]
-
-
-def _counts(raw: Sequence[Any], length: int | None = None) -> tuple[int, ...]:
-    """Whole numbers of at least 0."""
-    if not all(type(x) is int and x >= 0 for x in raw) or length not in (None, len(raw)):
-        raise ValueError(f"{raw!r} are not the numbers of an index")
-    return tuple(raw)
-
-
 def _check(key: str, tensor: SavedTensor, files: Mapping[str, DataFile], whole: bool) -> None:
     itemsize, filled = tensor.dtype.itemsize, 0
     for piece in tensor.pieces:
@@ -195,3 +173,6 @@ def _check(key: str, tensor: SavedTensor, files: Mapping[str, DataFile], whole: 
         filled += math.prod(piece.sizes)
     if whole and (filled != math.prod(tensor.size) or len({p.offsets for p in tensor.pieces}) != len(tensor.pieces)):
         raise ValueError(f"{key}: its pieces hold {filled:,} of {math.prod(tensor.size):,} numbers")
+
+
+_JSON = TypeAdapter(Index)

@@ -30,6 +30,8 @@ def on_every_rank(work: Callable[[], T], group: comm.Group) -> T:
     Raises:
         Exception: on every rank, if it failed on any: the first that is no damage, else all damage together.
     """
+    if group is None or group.size() == 1:
+        return work()
     results: list[T] = []
     errors: list[Exception] = []
 
@@ -39,19 +41,15 @@ def on_every_rank(work: Callable[[], T], group: comm.Group) -> T:
         except Exception as error:
             errors.append(error)
 
-    if group is None or group.size() == 1:
-        run()
-        failures = list(errors)
-    else:
-        thread = threading.Thread(target=run, name="rayrec-checkpoint", daemon=True)
-        thread.start()
-        for pause in pauses():
-            thread.join(pause)
-            mine = (not thread.is_alive(), errors[0] if errors else None)
-            states = comm.all_gather_object(mine, group)
-            if all(done for done, _ in states):
-                break
-        failures = [error for _, error in states if error is not None]
+    thread = threading.Thread(target=run, name="rayrec-checkpoint", daemon=True)
+    thread.start()
+    for pause in pauses():
+        thread.join(pause)
+        mine = (not thread.is_alive(), errors[0] if errors else None)
+        states = comm.all_gather_object(mine, group)
+        if all(done for done, _ in states):
+            break
+    failures = [error for _, error in states if error is not None]
     if failures:
         raise _worst(failures) from (errors[0] if errors else None)
     return results[0]

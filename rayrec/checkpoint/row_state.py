@@ -8,8 +8,8 @@ width-weighted mean is the exact full-row value where shards are merged, and a c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 
@@ -37,31 +37,24 @@ def to_save(table: ShardedTable, tensors: Sequence[torch.Tensor]) -> Rectangles:
     return Rectangles((config.num_embeddings, config.embedding_dim // unit), pieces)
 
 
-@dataclass(frozen=True)
-class RowStateLoad:
-    """Units read for one shard, to become one number a row."""
-
-    target: torch.Tensor  # [rows]
-    units: torch.Tensor  # [rows, units read]
-    widths: torch.Tensor  # columns of each unit that the shard covers
-
-    def finish(self) -> None:
-        self.target.copy_((self.units * self.widths).sum(1) / self.widths.sum())
+def _merge(target: torch.Tensor, units: torch.Tensor, widths: torch.Tensor) -> None:
+    """`[rows]` of one shard from the `[rows, units]` read for it, each as wide as the shard's part of it."""
+    target.copy_((units * widths).sum(1) / widths.sum())
 
 
 def to_load(
     table: ShardedTable, targets: Sequence[torch.Tensor], num_units: int
-) -> tuple[Rectangles, list[RowStateLoad]]:
+) -> tuple[Rectangles, list[Callable[[], object]]]:
     """What to read for `targets`, `[rows]` of each of this rank's shards, from a state saved with `num_units` units,
     and how to finish."""
     config = table.config
     unit = config.embedding_dim // num_units
-    loads, pieces = [], []
+    loads, pieces = list[Callable[[], object]](), []
     for item, target in zip(table.local, targets, strict=True):
         first, last = item.shard.cols.start // unit, -(-item.shard.cols.stop // unit)
         read = target.new_empty(target.shape[0], last - first)
         widths = _covered(item.shard.cols, unit, range(first, last))
-        loads.append(RowStateLoad(target, read, torch.tensor(widths, dtype=target.dtype, device=target.device)))
+        loads.append(partial(_merge, target, read, torch.tensor(widths, dtype=target.dtype, device=target.device)))
         pieces.append(Rectangle((item.shard.rows.start, first), read))
     return Rectangles((config.num_embeddings, num_units), pieces), loads
 

@@ -144,19 +144,18 @@ class Job:
     """A `Save` in a thread of its own.
 
     Args:
-        step: of the checkpoint.
         beside_training: at a lower priority than the steps.
         shares_cpus: the steps need the CPUs too; only a small part of one is used then.
     """
 
-    def __init__(self, save: Save, step: int, beside_training: bool = False, shares_cpus: bool = False) -> None:
-        self.step, self.folder = step, save.folder
+    def __init__(self, save: Save, beside_training: bool = False, shares_cpus: bool = False) -> None:
+        self.step, self.folder = save.manifest.step, save.folder
         self.error: Exception | None = None
         self.reported = False
         self.seconds = 0.0
-        self._pace = Pace(SHARE if beside_training and shares_cpus else 1.0)
+        self.pace = Pace(SHARE if beside_training and shares_cpus else 1.0)
         self._thread = threading.Thread(
-            target=self._run, args=(save, beside_training), name=f"rayrec-save-{step}", daemon=True
+            target=self._run, args=(save, beside_training), name=f"rayrec-save-{self.step}", daemon=True
         )
         self._thread.start()
 
@@ -166,7 +165,7 @@ class Job:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         began = time.monotonic()
         try:
-            save.run(self._pace)
+            save.run(self.pace)
         except Exception as error:
             self.error = error
         self.seconds = time.monotonic() - began
@@ -178,15 +177,7 @@ class Job:
     @property
     def still_s(self) -> float:
         """Seconds for which the storage has taken nothing."""
-        return self._pace.still_s if self.running else 0.0
-
-    def hurry(self) -> None:
-        """Somebody waits for it."""
-        self._pace.hurry()
-
-    def stop(self) -> None:
-        """Give up; the thread ends after the block that it writes."""
-        self._pace.stop()
+        return self.pace.still_s if self.running else 0.0
 
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)

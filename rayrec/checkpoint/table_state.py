@@ -97,5 +97,4 @@ def to_load(table: ShardedTable, size: torch.Size, targets: Sequence[torch.Tenso
         return Rectangles.whole(number), [partial(target.copy_, number) for target in targets]
     if size == (table.config.num_embeddings, table.config.embedding_dim):
         return whole_rows(table, targets), []
-    read, loads = row_state.to_load(table, targets, size[1])
-    return read, [load.finish for load in loads]
+    return row_state.to_load(table, targets, size[1])

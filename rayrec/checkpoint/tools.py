@@ -13,7 +13,6 @@ from rayrec.checkpoint.contents import DENSE, TABLE
 from rayrec.checkpoint.convert import to_safetensors
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
 from rayrec.checkpoint.folder import open_folder
-from rayrec.checkpoint.index import SavedTensor
 from rayrec.checkpoint.manifest import MANIFEST
 from rayrec.checkpoint.store import CheckpointStore
 
@@ -93,10 +92,10 @@ def describe(place: str, tell: Tell = lambda text: None) -> list[str]:
     ]
     for title, kind in (("tables", TABLE), ("layers", DENSE)):
         own = {key.partition("/")[2]: saved for key, saved in tensors.items() if key.startswith(f"{kind}/")}
-        lines.append(f"{len(own)} {title}, {sum(map(_numbers, own.values())):,} numbers")
-        lines += [
-            f"  {name}: {' x '.join(map(str, saved.size)) or 'number'} {_dtype(saved)}" for name, saved in own.items()
-        ]
+        lines.append(f"{len(own)} {title}, {sum(math.prod(saved.size) for saved in own.values()):,} numbers")
+        for name, saved in own.items():
+            size, dtype = " x ".join(map(str, saved.size)) or "number", str(saved.dtype).removeprefix("torch.")
+            lines.append(f"  {name}: {size} {dtype}")
     beside = [key for key in tensors if not key.startswith((f"{TABLE}/", f"{DENSE}/"))]
     lines.append(f"{len(beside)} tensors beside: what optimizers keep, random states, figures")
     for feature, mapping in sorted((manifest.mapping or {}).items()):
@@ -120,11 +119,3 @@ def convert_place(
     with store.reader(checkpoint) as reader:
         count = to_safetensors(reader, out, optimizer)
     return checkpoint, count, out.stat().st_size
-
-
-def _numbers(saved: SavedTensor) -> int:
-    return math.prod(saved.size)
-
-
-def _dtype(saved: SavedTensor) -> str:
-    return str(saved.dtype).removeprefix("torch.")

@@ -285,12 +285,12 @@ def test_a_part_of_an_index_need_not_fill_its_tensors() -> None:
     with pytest.raises(ValueError, match="hold 3 of 4"):
         Index.joined([part])
     raw = json.loads(part.to_json())
-    for change, message in [({"version": 2}, "version 2 of the index"), ({"files": {FILE: [1, 2]}}, "are not the num")]:
+    for change, message in [({"version": 2}, "version 2 of the index"), ({"files": {FILE: [1, 2]}}, "Field required")]:
         with pytest.raises(ValueError, match=message):
             Index.from_json(json.dumps({**raw, **change}).encode(), whole=False)
     for bad in (-1, 1.0, True, "1"):
         files = {FILE: [32, 16, bad]}
-        with pytest.raises(ValueError, match="are not the numbers of an index"):
+        with pytest.raises(ValueError, match=rf"not an index: .*\(files\.{FILE}\.2\)"):
             Index.from_json(json.dumps({**raw, "files": files}).encode(), whole=False)
 
 
@@ -350,7 +350,7 @@ def test_a_manifest_is_what_was_written_and_of_this_version() -> None:
 def test_what_is_not_json_or_lacks_a_part_is_no_index() -> None:
     raw = json.loads(index_of().to_json())
     for changed in ([], {"version": 1}, {**raw, "tensors": []}, {**raw, "tensors": {"a": {"dtype": "F32"}}}):
-        with pytest.raises(ValueError, match=r"not an index: (KeyError|TypeError|AttributeError)"):
+        with pytest.raises(ValueError, match="not an index: "):
             Index.from_json(json.dumps(changed).encode())
     for data in (b"{", b"\xff\xfe"):
         with pytest.raises(ValueError):

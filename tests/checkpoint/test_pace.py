@@ -111,15 +111,15 @@ def test_a_save_that_shares_the_cpus_is_hurried_when_it_is_waited_for(
     monkeypatch.setattr("rayrec.checkpoint.saving.SHARE", 1e-9)
     monkeypatch.setattr("rayrec.checkpoint.pace.FREE_S", 0.0)
     called: list[str] = []
-    job = Job(save_of(LocalFolder(tmp_path), 5, called), 5, beside_training=True, shares_cpus=True)
+    job = Job(save_of(LocalFolder(tmp_path), 5, called), beside_training=True, shares_cpus=True)
     job.join(0.2)
     assert job.running and called == []
-    job.hurry()
+    job.pace.hurry()
     job.join(20)
     assert not job.running and job.error is None and called == ["committed"]
     for free in (
-        Job(save_of(LocalFolder(tmp_path), 6, called), 6, beside_training=True),
-        Job(save_of(LocalFolder(tmp_path), 7, called), 7, shares_cpus=True),
+        Job(save_of(LocalFolder(tmp_path), 6, called), beside_training=True),
+        Job(save_of(LocalFolder(tmp_path), 7, called), shares_cpus=True),
     ):
         free.join(20)
         assert not free.running and free.error is None
@@ -133,7 +133,7 @@ def test_a_save_beside_training_gives_way_to_it(tmp_path: Path) -> None:
         def look(beside: bool = beside) -> None:
             found[beside] = os.getpriority(os.PRIO_PROCESS, get_native_id())
 
-        job = Job(save_of(LocalFolder(tmp_path), 5, [], may=look), 5, beside_training=beside)
+        job = Job(save_of(LocalFolder(tmp_path), 5, [], may=look), beside_training=beside)
         job.join(20)
         assert job.error is None
     assert found[False] == own

@@ -303,7 +303,7 @@ def test_what_failed_is_told_before_what_is_damaged() -> None:
     assert fail(one, two).damages == (rotten, gone) and fail(two, one).path == "q"
     with pytest.raises(OSError, match="full") as raised:
         on_every_rank(lambda: (_ for _ in ()).throw(full), None)
-    assert raised.value.__cause__ is full
+    assert raised.value is full
     assert on_every_rank(lambda: 5, None) == 5
 
 

@@ -88,7 +88,6 @@ def _bare(text: str) -> str:
 
 # file, what stands in the line, what stands there with the fault, why that is as good.
 EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
-    ("rayrec/checkpoint/index.py", "return _counts([raw])[0]", "return _counts([raw])[-1]", "there is one number"),
     ("rayrec/checkpoint/manifest.py", "indent=1", "indent=0", "layout only; the checksum is of the content"),
     ("rayrec/checkpoint/manifest.py", "indent=1", "indent=2", "layout only; the checksum is of the content"),
     (
