@@ -89,7 +89,10 @@ class Front:
             BadRequest: what was read cannot be scored.
         """
         if not self._together:
-            return _or_raise((await self._answers([request]))[0])
+            (alone,) = await self._answers([request])
+            if isinstance(alone, BadRequest):
+                raise alone
+            return alone
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
         self._waiting.append((request, answer))
@@ -147,9 +150,3 @@ class Front:
                 others.append((request, future))
         self._waiting = others
         return group
-
-
-def _or_raise(answer: Answer | BadRequest) -> Answer:
-    if isinstance(answer, BadRequest):
-        raise answer
-    return answer

@@ -47,8 +47,7 @@ class Measures:
         self._differences = histogram("rayrec_shadow_difference", text, of_version, buckets=DIFFERENCES)
         self._logged = counter("rayrec_logged_requests", "requests of the feature log by outcome", ["model", "outcome"])
         self._seen: dict[tuple[str, str, str], npt.NDArray[np.int64]] = {}
-        self._scored: set[tuple[str, str]] = set()  # models and versions that have series of their own
-        self._shadowed: set[tuple[str, str, str]] = set()  # and outcomes
+        self._series: set[tuple[str, ...]] = set()  # model and version, and of shadows the outcome
         self._active: set[tuple[str, str]] = set()
         self._turn = threading.Lock()  # requests are counted in another thread than figures are read
 
@@ -57,7 +56,7 @@ class Measures:
 
     def scored(self, model: str, version: str, rows: int, seconds: float) -> None:
         with self._turn:
-            self._scored.add((model, version))
+            self._series.add((model, version))
             self._seconds.labels(model, version).observe(seconds)
             self._rows.labels(model, version).inc(rows)
 
@@ -74,7 +73,7 @@ class Measures:
     def shadow(self, model: str, version: str, outcome: str, difference: float = 0.0) -> None:
         """A request of a shadow version: "scored", "failed" or "dropped"."""
         with self._turn:
-            self._shadowed.add((model, version, outcome))
+            self._series.add((model, version, outcome))
             self._shadows.labels(model, version, outcome).inc()
             if outcome == "scored":
                 self._differences.labels(model, version).observe(difference)
@@ -115,15 +114,12 @@ class Measures:
 
     def _forget(self, kept: set[tuple[str, str]]) -> None:
         """Removes the series of all other versions."""
-        for model, version in self._scored - kept:
-            self._seconds.remove(model, version)
-            self._rows.remove(model, version)
-        self._scored &= kept
-        for series in [one for one in self._shadowed if one[:2] not in kept]:
-            self._shadows.remove(*series)
-            if series[2] == "scored":
-                self._differences.remove(*series[:2])
-            self._shadowed.remove(series)
+        for model, version, *shadow in [one for one in self._series if one[:2] not in kept]:
+            for metric in (self._shadows,) if shadow else (self._seconds, self._rows):
+                metric.remove(model, version, *shadow)
+            if shadow == ["scored"]:
+                self._differences.remove(model, version)
+            self._series.remove((model, version, *shadow))
         self._seen = {key: counts for key, counts in self._seen.items() if key[:2] in kept}
 
     def collect(self) -> Iterator[Metric]:

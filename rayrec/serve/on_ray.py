@@ -63,7 +63,7 @@ def _bind(config: ServeConfig) -> None:
 
 
 def environment(config: ServeConfig) -> dict[str, str]:
-    """What Serve reads from the environment of every process of the cluster, before Ray starts."""
+    """What Serve reads from the environment of every process of the cluster, before Ray starts; what is set stays."""
     wanted = {
         "RAY_worker_niceness": "0",  # Ray's own 15 lets every other process of the machine go first
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
@@ -77,12 +77,6 @@ def environment(config: ServeConfig) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(config.port + 2 * config.replicas),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # no balancer in front has to hear of it first
     }
-
-
-def prepare_environment(config: ServeConfig) -> None:
-    """Sets what Serve reads, before Ray starts; what is set already stays."""
-    for name, value in environment(config).items():
-        os.environ.setdefault(name, value)
 
 
 def http_options(config: ServeConfig) -> dict[str, Any]:
@@ -125,7 +119,8 @@ def serving(config: ServeConfig, detach: bool = False) -> Iterator[str]:
     check(config)
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ValueError("--detach needs a Ray that goes on: start one (`ray start --head`) and set RAY_ADDRESS")
-    prepare_environment(config)
+    for name, value in environment(config).items():
+        os.environ.setdefault(name, value)  # before Ray starts
     with _ray(config) as shared:
         from ray import serve
         from ray.serve.config import HTTPOptions

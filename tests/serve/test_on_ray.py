@@ -148,14 +148,14 @@ SHARED = """
 import os, subprocess, sys, urllib.error, urllib.request
 import ray
 from rayrec.serve import ModelSpec, ServeConfig
-from rayrec.serve.on_ray import prepare_environment, serving
+from rayrec.serve.on_ray import environment, serving
 
 def replace(config, **changes):
     return config.model_copy(update=changes)
 
 one = ServeConfig(models=(ModelSpec(name="ctr", path=sys.argv[1]),), port=int(sys.argv[2]), name="one", route="/one")
 other = replace(one, name="other", route="/other")
-prepare_environment(one)
+os.environ.update(environment(one))
 ray.init(address="local", num_cpus=5, include_dashboard=False, log_to_driver=False)
 os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
 

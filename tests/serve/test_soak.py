@@ -29,12 +29,12 @@ from tests.serve.test_service import version_of
 pytest.importorskip("ray.serve")
 
 HOLDER = """
-import sys
+import os, sys
 import ray
 from pathlib import Path
 from rayrec.serve import ModelSpec, ServeConfig
-from rayrec.serve.on_ray import prepare_environment
-prepare_environment(ServeConfig(models=(ModelSpec(path=Path(sys.argv[1])),), port=int(sys.argv[2])))
+from rayrec.serve.on_ray import environment
+os.environ.update(environment(ServeConfig(models=(ModelSpec(path=Path(sys.argv[1])),), port=int(sys.argv[2]))))
 ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
