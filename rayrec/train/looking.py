@@ -26,8 +26,8 @@ def beside(act: Callable[[], T], name: str) -> Future[T]:
 
 
 @contextmanager
-def looking(look: Callable[[], object], every_s: float, name: str) -> Iterator[None]:
-    """Calls `look` every so many seconds, from a thread, while the body runs.
+def looking(look: Callable[[], object], every_s: float, name: str, end_s: float = 5.0) -> Iterator[None]:
+    """Calls `look` every so many seconds, from a thread, while the body runs; waits up to `end_s` for the last call.
 
     An error costs only that look: the cluster is busy or away, and the next one may find it.
     """
@@ -44,4 +44,4 @@ def looking(look: Callable[[], object], every_s: float, name: str) -> Iterator[N
         yield
     finally:
         closed.set()
-        thread.join(timeout=5)
+        thread.join(timeout=end_s)

@@ -371,7 +371,7 @@ def trained_sequences(group: dist.ProcessGroup | None, raw: dict[str, Any], step
     learner = make_learner(replace(make_job(raw), factory=Sequences), session)
     for given in in_step(Steps(steps), empty_batch(make_job(raw).config.data_schema), session.control):
         learner.step(given.batch, given.share)
-    return scores(learner, probe), set(learner.plan.plan)
+    return scores(learner, probe), set(learner.decision.plan.plan)
 
 
 def test_embedding_collections_are_sharded_by_the_trainer_too(folder: Path) -> None:

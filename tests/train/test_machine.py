@@ -58,7 +58,7 @@ def plan_among(group: dist.ProcessGroup, folder: Path, nodes: list[str]) -> tupl
     here = machine(nodes[group.rank()], 4)
     control = Control(group.rank(), group.size(), group)
     session = session_of(torch.device("cpu"), group, control, Silent(), here)
-    plan = make_learner(job, session).plan
+    plan = make_learner(job, session).decision.plan
     return session.env.local_world_size, planned_for(plan, session.machines, job.calibration)
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
+from rayrec import container
 from rayrec.checkpoint.errors import FencedError
 from rayrec.data import Cursor
 from rayrec.train.driver.console import Display
@@ -25,7 +26,7 @@ from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.lockstep import RankError, StopRequested
 from rayrec.train.worker.loop import PROGRESS_EVERY_S, fit
 from rayrec.train.worker.saver import Saver
-from rayrec.train.worker.session import Job, Session, available_cpus, session_alone, set_threads
+from rayrec.train.worker.session import Job, Session, session_alone, set_threads
 from rayrec.train.worker.streams import Streams
 from tests.ranks import on_ranks
 from tests.train.small import Heard, Silent, make_job, rank_session, raw_config, write_all
@@ -118,7 +119,7 @@ def test_checkpoints_are_due_by_steps_and_by_minutes(folder: Path) -> None:
         raw = raw_config(folder)
         raw["trainer"] |= trainer
         saver = Saver(make_job(raw), session_alone(Silent()), lambda *_: None)
-        return [saver.due(step, clock) for step, clock in enumerate(clocks, start=1)]
+        return [saver.every.is_due(step, clock) for step, clock in enumerate(clocks, start=1)]
 
     assert due([0.0] * 6, checkpoint_every=3) == [False, False, True, False, False, True]
     by_time = {"checkpoint_every": None, "checkpoint_every_minutes": 1.0}
@@ -207,7 +208,7 @@ def test_no_two_ranks_nor_runs_draw_alike(folder: Path) -> None:
 
 
 def test_workers_share_the_threads_of_their_machine(folder: Path) -> None:
-    before, cpus = torch.get_num_threads(), available_cpus()
+    before, cpus = torch.get_num_threads(), int(container.cpus())
     try:
         for wanted, workers, found in [("auto", 0, cpus), ("auto", 1, cpus), ("auto", cpus + 1, 1), (3, 2, 3)]:
             set_threads(make_job(raw_config(folder, trainer__threads_per_worker=wanted)).config, workers)

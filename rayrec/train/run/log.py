@@ -1,6 +1,6 @@
 """The event log of a run: workers send records (plain dicts), the driver keeps and shows them.
 
-    send   a worker calls `Sink.put`; the sink is the `Mailbox` itself, or `sink_to` it where that is a Ray actor
+    send   a worker calls `put` of its sink: the `Mailbox` itself, or `sink_to` it where that is a Ray actor
     hold   the `Mailbox` numbers attempts, knows who has failed and what the driver has asked for
     hear   `drained` takes what has come, from a thread of the driver, and hands each record to its `Recorder`
     know   a `Course` knows how the job goes and how it ended
@@ -14,15 +14,15 @@ Workers never wait for the driver. Kinds of records: begin, plan, progress, trai
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from rayrec.train.config.difference import flat
+from rayrec.train.looking import looking
 from rayrec.train.tolerance import Tolerance
 
 Record = dict[str, Any]
@@ -31,33 +31,8 @@ OF_NO_FIGURE = frozenset({"kind", "step", "time", "attempt", "partial", "tables"
 Waiting = tuple[int, str]  # exchanges that a rank has begun, and the line of code in which it waits for the others
 
 
-class Sink(Protocol):
-    """Where a worker sends records."""
-
-    def begin(self, leader: bool) -> bool:
-        """Called by every rank at the start of an attempt; the leader counts it. True: the run has failed already."""
-
-    def put(self, record: Record) -> None:
-        """Send without waiting; records of one rank arrive in order."""
-
-    def flush(self, record: Record) -> None:
-        """Send, and return when it has arrived with all before it."""
-
-    def failed_ranks(self) -> int:
-        """How many ranks have sent a fatal record."""
-
-    def stop_requested(self) -> bool:
-        """Whether the driver wants the workers to stop, with a last checkpoint."""
-
-    def restart_reason(self) -> str | None:
-        """Why the workers are to be started again after that; None: they are not."""
-
-    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
-        """Reports where this rank waits for the others (None: it does not), and returns the places of all that wait."""
-
-
 class Mailbox:
-    """Keeps records until they are taken; runs as an actor, or in the driver's own process."""
+    """Where workers send records, which are kept until they are taken; an actor, or in the driver's own process."""
 
     def __init__(self, attempts_before: int = 0) -> None:
         self._records: deque[Record] = deque()  # also used by two threads of one process
@@ -71,6 +46,7 @@ class Mailbox:
         self._idle_since: float | None = time.monotonic()
 
     def begin(self, leader: bool) -> bool:
+        """Called by every rank at the start of an attempt; the leader counts it. True: the run has failed already."""
         self._excused, self._idle_since = False, None
         self._attempt += leader and not self._failed
         self._restart = None if leader else self._restart
@@ -79,6 +55,7 @@ class Mailbox:
         return bool(self._failed)
 
     def put(self, record: Record) -> None:
+        """Send without waiting; records of one rank arrive in order."""
         if record["kind"] in ("failure", "restart"):
             self._idle_since = time.monotonic()
         elif record["kind"] in ("progress", "train"):  # also where this mailbox is a second one, and has heard no begin
@@ -94,6 +71,7 @@ class Mailbox:
         self._records.append({"time": time.time(), "attempt": self._attempt, **record})
 
     def flush(self, record: Record) -> None:
+        """Send, and return when it has arrived with all before it."""
         self.put(record)
 
     def last_words(self) -> str | None:
@@ -101,6 +79,7 @@ class Mailbox:
         return self._last_words
 
     def failed_ranks(self) -> int:
+        """How many ranks have sent a fatal record."""
         return len(self._failed)
 
     def idle_s(self) -> float:
@@ -130,12 +109,15 @@ class Mailbox:
         self._restart = reason
 
     def stop_requested(self) -> bool:
+        """Whether the driver wants the workers to stop, with a last checkpoint."""
         return self._stop or self._restart is not None
 
     def restart_reason(self) -> str | None:
+        """Why the workers are to be started again after that; None: they are not."""
         return None if self._stop else self._restart
 
     def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
+        """Reports where this rank waits for the others (None: it does not), and returns the places of all that wait."""
         self._waiting.pop(rank, None)
         if place is not None:
             self._waiting[rank] = place
@@ -167,9 +149,9 @@ class _ActorSink:
         return partial(ask, getattr(self._actor, name))
 
 
-def sink_to(actor: Any) -> Sink:
-    """A mailbox that is a Ray actor, as a sink: each call but `put` waits for the answer."""
-    return cast(Sink, _ActorSink(actor))
+def sink_to(actor: Any) -> Mailbox:
+    """A mailbox that is a Ray actor, called as if it were here: each call but `put` waits for the answer."""
+    return cast(Mailbox, _ActorSink(actor))
 
 
 @dataclass
@@ -229,17 +211,10 @@ def drained(
     Raises:
         Exception: the one of the last `take`; after the body.
     """
-    stop = threading.Event()
     tolerance = tolerance or Tolerance()
 
-    def drain(last: bool) -> None:
-        try:
-            records = take()
-        except Exception:
-            if last:
-                raise
-            return
-        for record in records:
+    def drain(last: bool = False) -> None:
+        for record in take():
             try:
                 handle(record)
             except BaseException as error:
@@ -247,15 +222,8 @@ def drained(
                     raise
                 tolerance.report(error)
 
-    def loop() -> None:
-        while not stop.wait(every_s):
-            drain(last=False)
-
-    thread = threading.Thread(target=loop, name="rayrec-run-log", daemon=True)
-    thread.start()
     try:
-        yield
+        with looking(drain, every_s, "rayrec-run-log", end_s=30):
+            yield
     finally:
-        stop.set()
-        thread.join(timeout=30)
         drain(last=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rayrec.train.errors import describe, is_retryable
-from rayrec.train.run.log import Sink, sink_to
+from rayrec.train.run.log import Mailbox, sink_to
 from rayrec.train.worker.lockstep import RankError, StopRequested
 from rayrec.train.worker.loop import fit, score_checkpoint
 from rayrec.train.worker.session import Job, Session, session_alone, session_on_ray, set_threads
@@ -30,14 +30,14 @@ def work_on_ray(job: Job, mailbox: Any) -> None:
         attempt(job, sink, rank, world_size, lambda: session_on_ray(sink, trainer.timeout_s, watch.stop_requested))
 
 
-def work_alone(job: Job, sink: Sink) -> None:
+def work_alone(job: Job, sink: Mailbox) -> None:
     """The same in this process, for a world of one; a hang is only reported."""
     set_threads(job.config, 1)
     with Watch(sink, 0, 1, hang_s=job.config.trainer.hang_s, end=None) as watch:
         attempt(job, sink, 0, 1, lambda: session_alone(sink, lambda: watch.stop_requested() or sink.stop_requested()))
 
 
-def attempt(job: Job, sink: Sink, rank: int, world_size: int, join: Callable[[], Session]) -> None:
+def attempt(job: Job, sink: Mailbox, rank: int, world_size: int, join: Callable[[], Session]) -> None:
     """Train to the end, or report to the driver why not.
 
     An error that may not recur in another attempt (a lost peer, a fault of storage) is raised to Ray, which restarts
@@ -74,7 +74,7 @@ def _fatal(error: BaseException, rank: int) -> dict[str, Any]:
     return {"kind": "fatal", "rank": rank, "error": describe(error), "traceback": text}
 
 
-def _all_failed(sink: Sink, world_size: int) -> bool:
+def _all_failed(sink: Mailbox, world_size: int) -> bool:
     until = time.monotonic() + PEERS_FAIL_WITHIN_S
     while sink.failed_ranks() < world_size:
         if time.monotonic() > until:

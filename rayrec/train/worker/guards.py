@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rayrec.train.config.trainer import EarlyStoppingConfig, GuardsConfig, lower_is_better
@@ -30,12 +30,10 @@ class Best:
         value = scores.get(config.metric)
         if step <= self.step and self.value is not None:
             return self
-        if value is None:
-            return Best(value=self.value, step=self.step, stale=self.stale + 1)
         sign = -1 if lower_is_better(config.metric, own) else 1
-        if self.value is None or sign * (value - self.value) > config.min_delta:
+        if value is not None and (self.value is None or sign * (value - self.value) > config.min_delta):
             return Best(value=value, step=step)
-        return Best(value=self.value, step=self.step, stale=self.stale + 1)
+        return replace(self, stale=self.stale + 1)
 
     def end(self, config: EarlyStoppingConfig) -> str | None:
         """Why the run ends now, if it does."""
@@ -45,7 +43,7 @@ class Best:
         return f"{config.metric} {best} and has not improved in {self.stale} evaluations (trainer.early_stopping)"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"value": self.value, "step": self.step, "stale": self.stale}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any] | None) -> Best:

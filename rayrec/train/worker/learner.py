@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
-from rayrec.distributed.comm import call_on_rank as invoke_on_rank_and_broadcast_result
+from rayrec.distributed.comm import call_on_rank
 from rayrec.distributed.comm.trace import BACKWARD, FORWARD, UPDATE, span
 from rayrec.distributed.dmp_collection import DMPCollection
 from rayrec.distributed.model_parallel import DistributedModelParallel
-from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.models import Batch
 from rayrec.optim import GradientClippingOptimizer
 from rayrec.train.errors import TrainError
@@ -49,11 +47,6 @@ class Learner:
     bf16: bool
     dense: DenseUpdate
     rates: Rates
-
-    @property
-    def plan(self) -> ShardingPlan:
-        """Where tables lie, in each group."""
-        return self.decision.plan
 
     @property
     def world_size(self) -> int:
@@ -134,10 +127,8 @@ def make_learner(job: Job, session: Session) -> Learner:
     module = session.control.together(lambda: build.model(config, session.device, job.factory))
     sharders = build.sharders(config)
     topology = topology_of(session.machines, job.calibration)
-    decide_here = partial(decide, config, topology, module, sharders)
-    decision = (
-        decide_here() if session.group is None else invoke_on_rank_and_broadcast_result(session.group, 0, decide_here)
-    )
+    here = (config, topology, module, sharders)
+    decision = decide(*here) if session.group is None else call_on_rank(session.group, 0, decide, *here)
     model = _sharded(module, decision, sharders, config.sharding.sync_every, session)
     # Dropout differs between ranks; weights, drawn before, do not.
     torch.manual_seed(config.trainer.seed * 10_007 + session.rank)

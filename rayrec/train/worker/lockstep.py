@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, auto
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from rayrec.data import BatchStream, MixedStream
 from rayrec.distributed.comm import Group, all_gather, all_gather_object
 from rayrec.distributed.comm.trace import ROWS, span
 from rayrec.models import Batch
@@ -157,14 +158,6 @@ class Control:
         raise RankError(message, retry) from error
 
 
-class Stream(Protocol):
-    """What `rayrec.data.BatchStream` gives: batches, each with the reading position after it."""
-
-    start_cursor: Any
-
-    def __iter__(self) -> Iterator[tuple[Batch, Any]]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class StepInput:
     """What one rank brings to one step.
@@ -197,7 +190,7 @@ class StepInput:
 
 
 def in_step(
-    stream: Stream,
+    stream: BatchStream | MixedStream,
     empty: Batch,
     control: Control,
     since: float | None = None,

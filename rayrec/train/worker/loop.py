@@ -32,7 +32,7 @@ from rayrec.train.worker.session import TEST, Job, Session
 from rayrec.train.worker.skipped import SkippedRows
 from rayrec.train.worker.streams import Stream, Streams
 from rayrec.train.worker.timeline import ExchangeClock, Stalls, Timeline
-from rayrec.train.worker.touched import features_by_table, touched
+from rayrec.train.worker.touched import touched
 from rayrec.train.worker.window import Window
 
 PROGRESS_EVERY_S = 0.2
@@ -127,8 +127,8 @@ class Loop:
             self.streams.close()
             self.streams.prepare("train", position.cursor)
         self._report_start()
-        if self.saver.unscored:
-            position = self._score_again(position)
+        if self.saver.unscored:  # a crash cut its evaluation short, and it may be the best
+            position = self._evaluate(position)
         while True:
             position = self._epoch(position)
             last = position.epoch >= self.last_epoch or self.ended is not None
@@ -137,22 +137,12 @@ class Loop:
             elif self.config.storage.keep_best is not None and self.job.eval is not None:
                 self._save(position)
             if self.job.eval is not None and self._is_unscored(position, last):
-                try:
-                    position = self._evaluate(position)
-                except StopRequested:
-                    self._stop(position)
+                position = self._evaluate(position)
             if last or self.ended is not None:
                 self._save_last(position)
                 self._test(position)
                 return self._outcome(position)
             position = position.next_epoch(self.job.periods)
-
-    def _score_again(self, position: Position) -> Position:
-        """The evaluation that a crash cut short: the checkpoint that was made for it may be the best."""
-        try:
-            return self._evaluate(position)
-        except StopRequested:
-            self._stop(position)
 
     def _is_unscored(self, position: Position, last: bool) -> bool:
         """Whether the full evaluation at the end of an epoch is still missing."""
@@ -229,12 +219,9 @@ class Loop:
         if self.job.eval is not None and self._evaluations.is_due(position.step, given.clock):
             if self.config.storage.keep_best is not None:
                 self._save(position.merged(self.session.control), to_score=self.config.trainer.eval_rows is None)
-            try:
-                position = self._evaluate(position, self.config.trainer.eval_rows)
-            except StopRequested:
-                self._stop(position.merged(self.session.control))
+            position = self._evaluate(position, self.config.trainer.eval_rows, within_epoch=True)
             self._evaluations.restart()
-        if self.saver.due(position.step, given.clock):
+        if self.saver.every.is_due(position.step, given.clock):
             self._save(position.merged(self.session.control))
             self._report_skipped()
         self.saver.report_ended()
@@ -260,12 +247,20 @@ class Loop:
             raise RankError(f"stopped at step {position.step} to start again: {reason}", retry=True)
         raise StopRequested(f"stopped at step {position.step}, whose checkpoint is complete")
 
+    @contextmanager
+    def _stopping(self, position: Position, within_epoch: bool = False) -> Iterator[None]:
+        """A stop that is requested in the body ends the run at this position; raises as `_stop`."""
+        try:
+            yield
+        except StopRequested:
+            self._stop(position.merged(self.session.control) if within_epoch else position)
+
     def _tables(self, given: StepInput) -> dict[str, Any]:
         """What rank 0's batch looks up in each table, once a minute: a record of many tables is long."""
         if self.session.rank or time.monotonic() - self._tables_told_at < TABLES_EVERY_S:
             return {}
         self._tables_told_at = time.monotonic()
-        return {"tables": touched(given.batch.sparse, features_by_table(self.config))}
+        return {"tables": touched(given.batch.sparse, ((table.name, table.features) for table in self.config.tables))}
 
     def _log(self, position: Position, **more: Any) -> None:
         self.figures = self.window.close(position.step)
@@ -275,15 +270,19 @@ class Loop:
         self._report("train", position, **self.figures, lr={"dense": dense, "sparse": sparse}, **more)
         self.guards.look(position.step, self.figures, norm)
 
-    def _evaluate(self, position: Position, most_rows: int | None = None) -> Position:
+    def _evaluate(self, position: Position, most_rows: int | None = None, *, within_epoch: bool = False) -> Position:
         """Score, report, and return the position with what became the best.
 
-        Raises:
-            StopRequested: in the middle of it.
+        Args:
+            within_epoch: the position is this rank's, not that of all ranks.
         """
         self._timeline.interrupt()
         stream = self.streams.take("eval", self._eval_rows(position))
-        with self._watched(stream, "evaluation"), self._stalls.measured():
+        with (
+            self._stopping(position, within_epoch),
+            self._watched(stream, "evaluation"),
+            self._stalls.measured(),
+        ):
             scores = evaluate(self.learner, stream, self.config, self.session, most_rows)
             if self.config.data.eval_sets and most_rows is None:
                 scores["sets"] = {name: self._score_set(name) for name in self.config.data.eval_sets}
@@ -302,7 +301,11 @@ class Loop:
         return position
 
     def _score_set(self, name: str) -> dict[str, Any]:
-        """Figures on another set than `data.eval`; raises as `_evaluate`."""
+        """Figures on another set than `data.eval`.
+
+        Raises:
+            StopRequested: in the middle of it.
+        """
         stream = self.streams.take(name, EVAL_ROWS)
         with self._watched(stream, "evaluation"):
             return evaluate(self.learner, stream, self.config, self.session)
@@ -311,10 +314,8 @@ class Loop:
         """The evaluation of the trained model on `data.test`."""
         if self.config.data.test is None:
             return
-        try:
+        with self._stopping(position):
             self.test = self._score_set(TEST)
-        except StopRequested:
-            self._stop(position)
         figures = ((name, self.test.get(name)) for name in ("auc", "ne", "logloss", "rmse", "r2"))
         text = ", ".join(f"{name} {value:.4f}" for name, value in figures if value is not None)
         self._report("event", position, event="test", message=f"test set: {text} on {self.test['samples']:,} rows")
@@ -328,15 +329,8 @@ class Loop:
         Raises:
             RankError: the loss or a dense parameter is not finite any more; nothing is written.
         """
-        with self._stalls.measured():
-            self.window.check(position.step, self.learner.is_finite())
-            kept = self._kept()
-            with self.learner.dense.averaged():
-                self.saver.save(position, self.learner, kept, to_score)
-
-    def _kept(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds beside the model and its optimizers; a collective."""
-        return {**self.window.state(), **self.learner.dense.state()}
+        with self._stalls.measured(), self._as_saved(position) as kept:
+            self.saver.save(position, self.learner, kept, to_score)
 
     def _save_last(self, position: Position) -> None:
         """A checkpoint of the position of all ranks, complete when this returns, unless its step has one.
@@ -345,10 +339,20 @@ class Loop:
             RankError: as `_save`.
         """
         if self.saved is None or self.saved.step != position.step:
-            self.window.check(position.step, self.learner.is_finite())
-            kept = self._kept()
-            with self.learner.dense.averaged():
+            with self._as_saved(position) as kept:
                 self.saved = self.saver.save_last(position, self.learner, kept)
+
+    @contextmanager
+    def _as_saved(self, position: Position) -> Iterator[dict[str, torch.Tensor]]:
+        """The model as checkpoints hold it, while the body runs; gives what they hold beside it and its optimizers.
+
+        Raises:
+            RankError: the loss or a dense parameter is not finite any more.
+        """
+        self.window.check(position.step, self.learner.is_finite())
+        kept = {**self.window.state(), **self.learner.dense.state()}
+        with self.learner.dense.averaged():
+            yield kept
 
     def _report_checkpoint(self, step: int, event: str, message: str) -> None:
         self._report("event", replace(self.position, step=step), event=event, message=message)
@@ -389,7 +393,7 @@ class Loop:
             planned = planned_for(decision.plan, self.session.machines, self.job.calibration, decision.layout)
             more = {"memory": memory, "time": build.plan_time(decision.estimate), "planned_for": planned}
             more |= decision.plan_entry(self.config.sharding.sync_every)
-            self.session.sink.put({"kind": "plan", "plan": {**self.learner.plan.to_dict(), **more}})
+            self.session.sink.put({"kind": "plan", "plan": {**decision.plan.to_dict(), **more}})
         self.saver.report_start()
         if self.job.periods is not None and self.position.cursor.only is not None:
             text = self.job.periods.report(self.position.cursor.only, self.position.trained)

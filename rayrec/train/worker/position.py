@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from rayrec.data import Cursor
@@ -30,7 +30,7 @@ class Position:
 
     step: int
     samples: int
-    skipped: int
+    skipped: int = 0
     seconds: float
     wait_s: float
     cursor: Cursor
@@ -87,24 +87,14 @@ class Position:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values that `from_dict` reads."""
-        names = ("step", "samples", "skipped", "seconds", "wait_s", "halvings")
-        plain = {name: getattr(self, name) for name in names}
         own = {"cursor": self.cursor.to_dict(), "best": self.best.to_dict(), "trained": list(self.trained)}
-        return {**plain, **own}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | own
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Position:
-        return cls(
-            step=int(raw["step"]),
-            samples=int(raw["samples"]),
-            skipped=int(raw.get("skipped", 0)),
-            seconds=float(raw["seconds"]),
-            wait_s=float(raw["wait_s"]),
-            cursor=Cursor.from_dict(raw["cursor"]),
-            best=Best.from_dict(raw.get("best")),
-            halvings=int(raw.get("halvings", 0)),
-            trained=tuple(raw.get("trained", ())),
-        )
+        known = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
+        known |= {"cursor": Cursor.from_dict(raw["cursor"]), "best": Best.from_dict(raw.get("best"))}
+        return cls(**known | {"trained": tuple(raw.get("trained", ()))})
 
 
-START = Position(step=0, samples=0, skipped=0, seconds=0.0, wait_s=0.0, cursor=Cursor.start(0))
+START = Position(step=0, samples=0, seconds=0.0, wait_s=0.0, cursor=Cursor.start(0))

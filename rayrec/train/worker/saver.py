@@ -42,7 +42,7 @@ LAST_WAIT_S = 20.0  # for a save that is under way when this rank's part of the 
 
 
 class Saver:
-    """Checkpoints of one rank. Methods are collective unless they say otherwise.
+    """Checkpoints of one rank; `every` says when one is due. Methods are collective unless they say otherwise.
 
     Args:
         report: called on rank 0 with step, event and message.
@@ -71,7 +71,7 @@ class Saver:
         self._outages.outlast("finding the checkpoints", self._find)
         self._saved_step = self.resumed.step if self.resumed is not None else None
         trainer = job.config.trainer
-        self._every = Every(trainer.checkpoint_every, 60 * (trainer.checkpoint_every_minutes or math.inf))
+        self.every = Every(trainer.checkpoint_every, 60 * (trainer.checkpoint_every_minutes or math.inf))
         self._waits = False  # where there is no room for copies
 
     def _find(self) -> None:
@@ -158,14 +158,6 @@ class Saver:
         then = "going on from" if self._job.task == "fit" else "read instead:"
         for error in newer_damaged(self.resumed, self._damaged):
             self._report_first(self.resumed.step, "damaged", f"{error}; {then} step {self.resumed.step}")
-
-    def due(self, step: int, clock: float) -> bool:
-        """Whether a checkpoint is to be made after this step; the same on every rank.
-
-        Args:
-            clock: seconds, of rank 0.
-        """
-        return self._every.is_due(step, clock)
 
     def save(
         self,

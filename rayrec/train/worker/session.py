@@ -21,7 +21,7 @@ from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.planner.machine.calibration import Calibration
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.run.folder import RunFolder
-from rayrec.train.run.log import Sink
+from rayrec.train.run.log import Mailbox
 from rayrec.train.setup.build import Factory
 from rayrec.train.setup.init_from import WarmStart
 from rayrec.train.worker.lockstep import Control
@@ -91,7 +91,7 @@ class Session:
     device: torch.device
     group: Group
     control: Control
-    sink: Sink
+    sink: Mailbox
     machines: tuple[Machine, ...]
 
     @property
@@ -115,20 +115,20 @@ class Session:
 
 
 def session_of(
-    device: torch.device, group: Group, control: Control, sink: Sink, machine: Machine | None = None
+    device: torch.device, group: Group, control: Control, sink: Mailbox, machine: Machine | None = None
 ) -> Session:
     """The session of a rank on `machine` (default: as this process sees it); a collective of the control group."""
     machines = control.gather(machine or Machine.here(device))
     return Session(device=device, group=group, control=control, sink=sink, machines=tuple(machines))
 
 
-def session_alone(sink: Sink, stop_requested: Callable[[], bool] = lambda: False) -> Session:
+def session_alone(sink: Mailbox, stop_requested: Callable[[], bool] = lambda: False) -> Session:
     """A world of one, on the CPU of this process."""
     control = Control(0, 1, None, stop_requested=stop_requested)
     return session_of(torch.device("cpu"), None, control, sink)
 
 
-def session_on_ray(sink: Sink, timeout_s: float, stop_requested: Callable[[], bool]) -> Session:
+def session_on_ray(sink: Mailbox, timeout_s: float, stop_requested: Callable[[], bool]) -> Session:
     """The session of a Ray Train worker, whose process group Ray has made; exchanges fail after `timeout_s`."""
     import ray
     import ray.train.torch
@@ -144,11 +144,6 @@ def session_on_ray(sink: Sink, timeout_s: float, stop_requested: Callable[[], bo
 
 
 def set_threads(config: TrainConfig, workers_here: int) -> None:
-    """Share the machine's CPUs among the workers on it."""
+    """Share the CPUs that this process may use, a container's quota of them, among the workers on the machine."""
     wanted = config.trainer.threads_per_worker
-    torch.set_num_threads(wanted if not isinstance(wanted, str) else max(1, available_cpus() // max(1, workers_here)))
-
-
-def available_cpus() -> int:
-    """Whole CPUs that this process may use, at least one: a container's quota counts."""
-    return max(1, int(cpus()))
+    torch.set_num_threads(wanted if not isinstance(wanted, str) else max(1, int(cpus()) // max(1, workers_here)))

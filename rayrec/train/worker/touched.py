@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train.config.train_config import TrainConfig
 
 
 def touched(sparse: KeyedJaggedTensor, tables: Iterable[tuple[str, Iterable[str]]]) -> dict[str, dict[str, Any]]:
@@ -27,8 +26,3 @@ def touched(sparse: KeyedJaggedTensor, tables: Iterable[tuple[str, Iterable[str]
         top = float(counts.max()) / ids.numel() if ids.numel() else None
         found[table] = {"ids": ids.numel(), "rows": counts.numel(), "top": top}
     return found
-
-
-def features_by_table(config: TrainConfig) -> list[tuple[str, list[str]]]:
-    """Every table of a config with the features that look it up."""
-    return [(table.name, list(table.features)) for table in config.tables]

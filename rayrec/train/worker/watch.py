@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 
 from rayrec.distributed.comm import count_collectives
-from rayrec.train.run.log import Sink, Waiting
+from rayrec.train.run.log import Mailbox, Waiting
 
 POLL_S = 0.5
 EXIT_HUNG, EXIT_UNLIKE = 75, 76
@@ -73,7 +73,7 @@ class Watch:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: Mailbox,
         rank: int,
         world_size: int,
         *,
