@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec
 
 from rayrec.train.driver.terminal import notice
 
@@ -43,22 +43,14 @@ def _is_closed_pipe(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
 
 
-class Tolerant(Protocol):
-    """Has a tolerance."""
-
-    @property
-    def tolerance(self) -> Tolerance: ...
-
-
 P = ParamSpec("P")
-T = TypeVar("T", bound=Tolerant)
 
 
-def tolerated(method: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, P], None]:
-    """A method whose errors its object's tolerance drops."""
+def tolerated(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
+    """A method whose errors its object's `tolerance` drops."""
 
     @functools.wraps(method)
-    def guarded(self: T, *given: P.args, **named: P.kwargs) -> None:
+    def guarded(self: Any, *given: P.args, **named: P.kwargs) -> None:
         with self.tolerance:
             method(self, *given, **named)
 

@@ -25,7 +25,7 @@ from rayrec.train.driver.cluster import connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.launch import run_job
 from rayrec.train.driver.recorder import Lines, Recorder, reporting_errors
-from rayrec.train.errors import Interrupted, StorageError, TrainError
+from rayrec.train.errors import Interrupted, TrainError
 from rayrec.train.report import write_report
 from rayrec.train.run.choice import best_so_far
 from rayrec.train.run.config import refuse_code_from_elsewhere
@@ -319,6 +319,3 @@ class Trainer:
         }
         self.display.summary(result.to_dict(), {name: str(place) for name, place in places.items()})
         self._show_warnings(result.warnings)
-
-
-__all__ = ["Result", "StorageError", "TrainError", "Trainer"]

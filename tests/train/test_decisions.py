@@ -25,18 +25,18 @@ from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import ResourceError, StorageError, TrainError
+from rayrec.train.config.difference import value_at
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.train_config import TrainConfig
-from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.elastic import REQUEST, note_request, reading_unreserved, room_for
 from rayrec.train.driver.failures import failure_reason, line_of, too_often
 from rayrec.train.driver.plan_table import _sizes, host_lines, memory_lines, ranks_text
 from rayrec.train.driver.recorder import Lines
-from rayrec.train.driver.resources import Demand, Supply, demand, demand_of, refuse_if_short
+from rayrec.train.driver.resources import Demand, Supply, demand_of, refuse_if_short
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
 from rayrec.train.errors import Interrupted, describe
 from rayrec.train.planning.groups import Decision, layout_of
-from rayrec.train.run.folder import RunFolder, _at, _short
+from rayrec.train.run.folder import RunFolder, _short
 from rayrec.train.run.log import Mailbox, Waiting, drained
 from rayrec.train.setup import build
 from rayrec.train.setup.init_from import ALL, _same_rows
@@ -66,19 +66,18 @@ def test_a_supply_covers_what_it_has_and_no_more() -> None:
 
 
 def test_readers_take_what_a_read_takes_and_nothing_of_an_elastic_run() -> None:
-    def reader_cpus(trainer: TrainerConfig, cpus_per_read: float, reads_on_ray: bool = True) -> float:
-        total = Supply(cpus=8, gpus=0)
-        return demand(trainer, total, reads_on_ray=reads_on_ray, cpus_per_read=cpus_per_read).reader_cpus
+    def reader_cpus(workers: int | list[int], cpus_per_read: float, reader: str = "ray") -> float:
+        read = {"reader": reader, "cpus_per_read": cpus_per_read}
+        return demand_of(config_of(trainer__num_workers=workers, data__read=read), Supply(cpus=8, gpus=0)).reader_cpus
 
-    two = TrainerConfig(num_workers=2)
-    assert [reader_cpus(two, cpus) for cpus in (0.0, 0.25, 2.0)] == [0.25, 0.25, 2.0]
-    assert reader_cpus(two, 2.0, reads_on_ray=False) == reader_cpus(TrainerConfig(num_workers=[1, 2]), 2.0) == 0.0
+    assert [reader_cpus(2, cpus) for cpus in (0.0, 0.25, 2.0)] == [0.25, 0.25, 2.0]
+    assert reader_cpus(2, 2.0, reader="local") == reader_cpus([1, 2], 2.0) == 0.0
     assert demand_of(config_of(trainer__num_workers=2), Supply(cpus=8, gpus=2)).reader_cpus == 0.0  # reads by itself
     on_ray = config_of(trainer__num_workers=2, data__read={"reader": "ray", "cpus_per_read": 0.5})
     found = demand_of(on_ray, Supply(cpus=8, gpus=2))
     assert (found.reader_cpus, found.use_gpu, found.num_workers) == (0.5, True, 2)
     assert reading_unreserved(on_ray).data.read.cpus_per_read == 0.0
-    assert not demand(TrainerConfig(num_workers=0), Supply(cpus=1, gpus=0), reads_on_ray=False, cpus_per_read=0).use_gpu
+    assert not demand_of(config_of(trainer__num_workers=0), Supply(cpus=1, gpus=0)).use_gpu
 
 
 @pytest.mark.parametrize(
@@ -352,7 +351,7 @@ def test_the_run_folder_of_a_uri_stands_for_it(tmp_path: Path, monkeypatch: pyte
         aside.append(near.set_aside())
     assert len(set(aside)) == 3 and all(path is not None and path.is_dir() for path in aside)
     assert near.last_attempt() == 0 and near.read_result() is None and near.read_config() is None
-    assert _at({"a": {"b": 3}}, "a.b") == 3 and _at({"a": 1}, "a.b") is _at({}, "a.b") is None
+    assert value_at({"a": {"b": 3}}, "a.b") == 3 and value_at({"a": 1}, "a.b") is value_at({}, "a.b") is None
     assert _short("x" * 58) == f'"{"x" * 58}"' and _short("x" * 59) == f'"{"x" * 56}…'
 
 

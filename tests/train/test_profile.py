@@ -28,7 +28,7 @@ def test_a_trace_of_the_steps_and_the_best_checkpoint_are_kept_and_linked(tmp_pa
         record = json.loads(line)
         if record["kind"] == "eval":
             scores[record["step"]] = record["ne"]
-    best = choose(RunFolder(result.folder), "best").checkpoint
+    best = choose(RunFolder(result.folder), "best")
     step = min(scores, key=lambda step: scores[step])
     assert result.best == {"metric": "ne", "value": scores[step], "step": step, "checkpoint": best.path}
     assert json.loads((result.folder / "result.json").read_text())["best"] == result.best

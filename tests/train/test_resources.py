@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from rayrec.train import ResourceError
 from rayrec.train.config.file import parse_config
-from rayrec.train.config.trainer import TrainerConfig
-from rayrec.train.driver.resources import Supply, demand, for_its_gpus, refuse_if_short
+from rayrec.train.driver.resources import Demand, Supply, demand_of, for_its_gpus, refuse_if_short
 from rayrec.train.setup.build import rows_of
 from tests.train.small import raw_config
 
 
-def need_of(supply: Supply, reads_on_ray: bool = True, **trainer: object):
-    return demand(TrainerConfig(**trainer), supply, reads_on_ray=reads_on_ray, cpus_per_read=0.25)
+def need_of(supply: Supply, reads_on_ray: bool = True, **trainer: object) -> Demand:
+    read = {"reader": "ray" if reads_on_ray else "local", "cpus_per_read": 0.25}
+    changes = {"trainer__batch_size": 64} | {f"trainer__{name}": value for name, value in trainer.items()}
+    return demand_of(parse_config(raw_config(Path("/nowhere"), data__read=read, **changes)), supply)
 
 
 @pytest.mark.parametrize(

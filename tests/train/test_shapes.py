@@ -14,7 +14,7 @@ import yaml
 from rayrec.cli import run
 from rayrec.distributed.planner import Topology
 from rayrec.train.config.file import parse_config
-from rayrec.train.planning.plan_only import make_plan
+from rayrec.train.planning.plan_only import make_groups
 from rayrec.train.planning.shapes import compare
 from tests.train.small import raw_config
 
@@ -35,7 +35,7 @@ def test_each_cluster_is_what_the_planner_says_of_it(tmp_path: Path) -> None:
     config = parse_config(big(tmp_path))
     small, large = compare(config, ["1x1", "2x8"], "h100")
     assert small.step_s is None and small.problem is not None and "2 ranks" in small.problem
-    result = make_plan(config, Topology.from_world("2x8", gpu="h100"))
+    result = make_groups(config, Topology.from_world("2x8", gpu="h100")).result
     assert large.step_s == result.estimate.worst_s
     assert large.memory_bytes == max(result.estimate.device_bytes_R)
     assert large.parts_s is not None and sum(large.parts_s.values()) == pytest.approx(large.step_s)
@@ -85,7 +85,7 @@ def test_a_plan_is_for_the_rank_with_the_most_rows(tmp_path: Path) -> None:
     def seconds(batch_size: int) -> float:
         raw = big(tmp_path)
         raw["trainer"] |= {"batch_size": batch_size, "num_workers": 2}
-        return make_plan(parse_config(raw), Topology.from_world("2x1", gpu="h200")).estimate.worst_s
+        return make_groups(parse_config(raw), Topology.from_world("2x1", gpu="h200")).result.estimate.worst_s
 
     assert seconds(4096) < seconds(4097) == seconds(4098)
 

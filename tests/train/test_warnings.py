@@ -12,7 +12,7 @@ import pytest
 
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.warnings import at_end, at_start
-from rayrec.train.trainer import Result
+from rayrec.train.run.result import Result
 from tests.train.small import RAW, raw_config, table, write_all
 from tests.train.test_fit import shown, trainer
 

@@ -85,7 +85,7 @@ def _job(
     config = parse_config(raw)
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; give the rows to score with --data")
-    chosen = choose(folder, checkpoint).checkpoint
+    chosen = choose(folder, checkpoint)
     manifest = Manifest.of(config.data.eval, config.data_schema)
     mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))
     return Job(

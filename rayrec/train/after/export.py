@@ -21,6 +21,7 @@ from rayrec.inference.parity import FIGURES
 from rayrec.models import Batch
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.train_config import TrainConfig
+from rayrec.train.driver.terminal import notice
 from rayrec.train.errors import StorageError, TrainError
 from rayrec.train.report import write_report
 from rayrec.train.run.choice import NEWEST, Tell, choose
@@ -131,9 +132,7 @@ def find_checkpoint(source: Path, which: str = NEWEST) -> tuple[RunFolder, Check
         if not folder.config.exists():
             continue
         if folder.path == source:
-            choice = choose(folder, which)
-            choice.report()
-            return folder, choice.checkpoint
+            return folder, choose(folder, which, notice)
         if which != NEWEST:
             raise TrainError(
                 f"--checkpoint {which}: {source} is a checkpoint already; give the run folder {folder.path}"

@@ -6,7 +6,7 @@ Each check raises PydanticCustomError for the first disagreement; its context ho
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic_core import PydanticCustomError
@@ -16,7 +16,6 @@ from rayrec.data.errors import suggestion
 from rayrec.data.storage.locations import secret_in
 from rayrec.models import BUILT_IN, RETRIEVERS
 from rayrec.train.config.model_args import args_of, wrong_args
-from rayrec.train.config.optimizers import OptimizersConfig
 from rayrec.train.config.sections import DataConfig, LossConfig, ModelConfig, ShardingConfig, StorageConfig, TableConfig
 from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric, TrainerConfig
 
@@ -52,15 +51,13 @@ def check_tables(tables: Sequence[TableConfig], schema: Schema) -> None:
             )
 
 
-def check_constraints(sharding: ShardingConfig, tables: Sequence[TableConfig]) -> None:
-    """Constraints name tables that there are."""
+def check_named_tables(field: str, named: Iterable[str], tables: Sequence[TableConfig]) -> None:
+    """The tables that a field names are there."""
     names = [table.name for table in tables]
-    for name in sharding.constraints:
+    for name in named:
         if name not in names:
-            raise _refuse(
-                f"sharding.constraints.{name}",
-                f"there is no table {name!r}{suggestion(name, names)} (tables: {', '.join(names)})",
-            )
+            hint = f"{suggestion(name, names)} (tables: {', '.join(names)})"
+            raise _refuse(f"{field}.{name}", f"there is no table {name!r}{hint}")
 
 
 def check_model_args(model: ModelConfig) -> None:
@@ -161,15 +158,6 @@ def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig,
         raise _refuse(
             "data.negative_rate", "negatives are rows whose binary label is 0; the schema has numbers to predict"
         )
-
-
-def check_optimizers(optimizers: OptimizersConfig, tables: Sequence[TableConfig]) -> None:
-    """Optimizers of tables name tables that there are."""
-    names = [table.name for table in tables]
-    for name in optimizers.tables:
-        if name not in names:
-            hint = f"{suggestion(name, names)} (tables: {', '.join(names)})"
-            raise _refuse(f"optimizers.tables.{name}", f"there is no table {name!r}{hint}")
 
 
 def check_loss(model: ModelConfig, schema: Schema) -> None:

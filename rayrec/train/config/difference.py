@@ -33,6 +33,13 @@ def flat(node: Any, mark: str = ".", prefix: str = "") -> dict[str, Any]:
     }
 
 
+def value_at(config: Any, path: str) -> Any:
+    """What a config has at `a.b.c`; None where it has nothing there."""
+    for key in path.split("."):
+        config = config.get(key) if isinstance(config, Mapping) else None
+    return config
+
+
 def _without_nulls(node: Any) -> Any:
     if isinstance(node, Mapping):
         return {key: _without_nulls(value) for key, value in node.items() if value is not None}

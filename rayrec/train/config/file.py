@@ -125,10 +125,11 @@ def apply_override(raw: Mapping[str, Any], override: str) -> dict[str, Any]:
         value = parse_yaml(text)
     except ConfigError as error:
         raise ConfigError(f"--set {override}: the value is not YAML: {error}") from None
-    return with_field(raw, keys, value, override)
+    changed: dict[str, Any] = with_field(raw, keys, value, override)
+    return changed
 
 
-def with_field(raw: Mapping[str, Any], keys: Sequence[str], value: Any, override: str) -> dict[str, Any]:
+def with_field(raw: Any, keys: Sequence[str], value: Any, override: str) -> Any:
     """A copy of `raw` with the field at a path set; list items by number or by their `name`.
 
     Args:
@@ -137,9 +138,17 @@ def with_field(raw: Mapping[str, Any], keys: Sequence[str], value: Any, override
     Raises:
         ConfigError: the path leads through something that has no fields.
     """
-    changed = _replaced(raw, keys, value, override)
-    assert isinstance(changed, dict)
-    return changed
+    if not keys:
+        return value
+    key, rest = keys[0], keys[1:]
+    if raw is None or isinstance(raw, Mapping):
+        fields = dict(raw or {})
+        fields[key] = with_field(fields.get(key), rest, value, override)
+        return fields
+    if isinstance(raw, list):
+        at = _item(raw, key, override)
+        return [*raw[:at], with_field(raw[at], rest, value, override), *raw[at + 1 :]]
+    raise ConfigError(f"--set {override}: {raw!r} has no field {key!r}")
 
 
 def parse_yaml(text: str) -> Any:
@@ -167,20 +176,6 @@ def _with_line(text: str, error: yaml.MarkedYAMLError) -> str:
     column = mark.column if at == mark.line else len(lines[at])
     line, column = (lines[at], column) if column < 80 else (f"…{lines[at][column - 60 :]}", 61)
     return f"{what}, in line {at + 1}:\n  {line[:100]}\n  {' ' * column}^"
-
-
-def _replaced(node: Any, keys: Sequence[str], value: Any, override: str) -> Any:
-    if not keys:
-        return value
-    key, rest = keys[0], keys[1:]
-    if node is None or isinstance(node, Mapping):
-        fields = dict(node or {})
-        fields[key] = _replaced(fields.get(key), rest, value, override)
-        return fields
-    if isinstance(node, list):
-        at = _item(node, key, override)
-        return [*node[:at], _replaced(node[at], rest, value, override), *node[at + 1 :]]
-    raise ConfigError(f"--set {override}: {node!r} has no field {key!r}")
 
 
 def _item(items: Sequence[Any], key: str, override: str) -> int:

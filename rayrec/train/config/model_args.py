@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
@@ -11,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, Field, ValidationError, create_model
 
 from rayrec.models import BUILT_IN
-from rayrec.train.config.section import Section
+from rayrec.train.config.section import Section, listed_meaning
 
 # What the trainer gives itself.
 GIVEN = frozenset(
@@ -43,8 +42,7 @@ def _described(model: Any) -> Iterator[Described]:
         else:
             default = ... if parameter.default is inspect.Parameter.empty else parameter.default
             owners = model.__mro__ if inspect.isclass(model) else (model,)
-            meanings = (_meaning(owner.__doc__ or "", parameter.name) for owner in owners)
-            yield parameter.name, hints[parameter.name], default, next(filter(None, meanings), "")
+            yield parameter.name, hints[parameter.name], default, listed_meaning(owners, parameter.name)
 
 
 def wrong_args(model: str, args: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -60,10 +58,3 @@ def wrong_args(model: str, args: Mapping[str, Any]) -> list[tuple[str, str, str]
 def _as_list(annotation: Any) -> Any:
     """A sequence is a list in a file."""
     return list[get_args(annotation)] if get_origin(annotation) is Sequence else annotation  # type: ignore[misc]
-
-
-def _meaning(doc: str, name: str) -> str:
-    """What the docstring's `Args:` say of an argument."""
-    _, _, listed = doc.partition("Args:\n")
-    found = re.search(rf"^\s+{name}: (.*(?:\n {{12,}}\S.*)*)", listed, re.MULTILINE)
-    return " ".join(found.group(1).split()).removesuffix(".") if found else ""

@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from rayrec.train.config.section import listed_meaning
+
 HEAD = ["| field | type | default | meaning |", "|---|---|---|---|"]
 
 
@@ -133,11 +135,8 @@ def _meaning(model: type[BaseModel], name: str, field: FieldInfo) -> str:
     """The field's description, or what the docstring of its class says of it under `Args:`."""
     if field.description:
         return " ".join(field.description.split())
-    for owner in model.__mro__:
-        _, _, listed = (owner.__doc__ or "").partition("Args:\n")
-        found = re.search(rf"^\s+{name}: (.*(?:\n {{12,}}\S.*)*)", listed, re.MULTILINE)
-        if found:
-            return " ".join(found.group(1).split()).removesuffix(".").replace('"', "`")
+    if listed := listed_meaning(model.__mro__, name):
+        return listed.replace('"', "`")
     inner = _models(field.annotation)
     first = (inner[0].__doc__ or "").strip().splitlines()[:1] if inner else []
     return first[0].removesuffix(".") if first else ""

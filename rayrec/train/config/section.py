@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -19,3 +23,13 @@ class Section(BaseModel):
         hide_input_in_errors=True,
         use_attribute_docstrings=True,
     )
+
+
+def listed_meaning(owners: Sequence[Any], name: str) -> str:
+    """What the first docstring that lists an argument under `Args:` says of it; empty where none does."""
+    for owner in owners:
+        _, _, listed = (owner.__doc__ or "").partition("Args:\n")
+        found = re.search(rf"^\s+{name}: (.*(?:\n {{12,}}\S.*)*)", listed, re.MULTILINE)
+        if found:
+            return " ".join(found.group(1).split()).removesuffix(".")
+    return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rayrec.data import DataSet, ReadOptions, Shuffle, TrainingData
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
@@ -130,15 +130,15 @@ class ConstraintConfig(Section):
     pooling_factor: Annotated[float, Field(gt=0)] | None = None
     """mean number of ids in a bag, for the planner's estimates"""
 
-    @field_validator("sharding_types")
+    @field_validator("sharding_types", "compute_kernels")
     @classmethod
-    def _known_types(cls, given: list[str] | None) -> list[str] | None:
-        return _only(given, SHARDING_TYPES, "sharding type")
-
-    @field_validator("compute_kernels")
-    @classmethod
-    def _known_kernels(cls, given: list[str] | None) -> list[str] | None:
-        return _only(given, KERNELS, "compute kernel")
+    def _known(cls, given: list[str] | None, field: ValidationInfo) -> list[str] | None:
+        allowed = SHARDING_TYPES if field.field_name == "sharding_types" else KERNELS
+        for value in given or []:
+            if value not in allowed:
+                what = "sharding type" if allowed is SHARDING_TYPES else "compute kernel"
+                raise ValueError(f"{value!r} is not a {what}; allowed: {', '.join(allowed)}")
+        return given
 
 
 class WireConfig(Section):
@@ -198,10 +198,3 @@ class StorageConfig(Section):
     patience_s: float = Field(default=600.0, ge=0)
     """seconds to wait for storage that is away or takes nothing where there is no going on without it: at a start,
     after a loss and for a run's last checkpoint; a line every minute says so"""
-
-
-def _only(given: list[str] | None, allowed: list[str], what: str) -> list[str] | None:
-    for value in given or []:
-        if value not in allowed:
-            raise ValueError(f"{value!r} is not a {what}; allowed: {', '.join(allowed)}")
-    return given

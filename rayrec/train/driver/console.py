@@ -58,7 +58,7 @@ class Display:
     @tolerated
     def begin(self, record: Mapping[str, Any]) -> None:
         """A worker group starts, at `resumed_step` or 0."""
-        self._pause()
+        self.close()
         self._figures = {}
         if self.console.is_terminal:
             self._progress = Progress(
@@ -116,7 +116,7 @@ class Display:
     @tolerated
     def summary(self, result: Mapping[str, Any], places: Mapping[str, str]) -> None:
         """How the run ended and where everything is."""
-        self._pause()
+        self.close()
         evaluation = result["eval"] or {}
         named = evaluation.get("tasks", {})
         tasks = {f", {name}": scores for name, scores in named.items()} or {"": evaluation}
@@ -135,9 +135,6 @@ class Display:
 
     @tolerated
     def close(self) -> None:
-        self._pause()
-
-    def _pause(self) -> None:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

@@ -47,32 +47,17 @@ class Demand:
         return self.num_workers if self.use_gpu else 0
 
 
-def demand(trainer: TrainerConfig, total: Supply, *, reads_on_ray: bool, cpus_per_read: float) -> Demand:
-    """What the run asks for on a Ray of this size.
-
-    Args:
-        trainer: the trainer section of the config.
-        total: all CPUs and GPUs that Ray has.
-        reads_on_ray: whether rows are read by Ray tasks, which need CPUs beside the workers.
-        cpus_per_read: CPUs that one such task reserves.
-
-    Raises:
-        ResourceError: GPUs are demanded and there are none.
-    """
-    workers = trainer.least_workers
-    use_gpu = trainer.use_gpu if isinstance(trainer.use_gpu, bool) else workers > 0 and total.gpus >= 1
+def demand_of(config: TrainConfig, total: Supply) -> Demand:
+    """What a run asks for on a Ray that has all these CPUs and GPUs; rows read by Ray tasks need CPUs beside the
+    workers."""
+    trainer, read = config.trainer, config.data.read
+    workers, reads_on_ray = trainer.least_workers, read.reader != "local" and not trainer.elastic
     return Demand(
         num_workers=workers,
         cpus_per_worker=_worker_cpus(trainer, total),
-        use_gpu=use_gpu,
-        reader_cpus=max(MIN_READER_CPUS, cpus_per_read) if reads_on_ray and not trainer.elastic else 0.0,
+        use_gpu=trainer.use_gpu if isinstance(trainer.use_gpu, bool) else workers > 0 and total.gpus >= 1,
+        reader_cpus=max(MIN_READER_CPUS, read.cpus_per_read) if reads_on_ray else 0.0,
     )
-
-
-def demand_of(config: TrainConfig, total: Supply) -> Demand:
-    """`demand` as a run's config has it."""
-    read = config.data.read
-    return demand(config.trainer, total, reads_on_ray=read.reader != "local", cpus_per_read=read.cpus_per_read)
 
 
 def for_its_gpus(config: TrainConfig, total: Supply) -> TrainConfig:

@@ -37,10 +37,9 @@ class PlanFiles:
     html: Path | None = None
 
 
-def make_plan(
-    config: TrainConfig, topology: Topology, factory: build.Factory | None = None, given: ShardingPlan | None = None
-) -> PlanResult:
-    """The plan for a config on machines that need not be there, with its estimate.
+def make_groups(config: TrainConfig, topology: Topology, given: ShardingPlan | None = None) -> Grouped:
+    """The plan for a config on machines that need not be there: how many sharding groups there are, the plan of each
+    with its estimate, and what synchronising them costs.
 
     Args:
         given: a plan to judge; by default one is searched for.
@@ -48,16 +47,7 @@ def make_plan(
     Raises:
         ValueError: the model cannot be built, nothing fits (`NoPlanError`), or the given plan is not for this model.
     """
-    return make_groups(config, topology, factory, given).result
-
-
-def make_groups(
-    config: TrainConfig, topology: Topology, factory: build.Factory | None = None, given: ShardingPlan | None = None
-) -> Grouped:
-    """The same with how many sharding groups there are, each with that plan, and what synchronising them costs."""
-    sharders = build.sharders(config)
-    model = build.model(config, "meta", factory)
-    return plan_groups(config, topology, model, sharders, given)
+    return plan_groups(config, topology, build.model(config, "meta"), build.sharders(config), given)
 
 
 def group_words(groups: Grouped, sync_every: int) -> str:
@@ -70,13 +60,7 @@ def group_words(groups: Grouped, sync_every: int) -> str:
     )
 
 
-def show_plan(
-    config: TrainConfig,
-    world: str | None,
-    gpu: str,
-    files: PlanFiles | None = None,
-    display: Display | None = None,
-) -> PlanResult:
+def show_plan(config: TrainConfig, world: str | None, gpu: str, files: PlanFiles | None = None) -> PlanResult:
     """Plan, show tables, each rank's load, what binds and what would help; write the plan or a picture of it.
 
     Args:
@@ -84,9 +68,9 @@ def show_plan(
         gpu: a device that the planner knows; "cpu" for workers without one.
 
     Raises:
-        ValueError: as `make_plan`; an unknown device; a file that is no plan, or cannot be written (`StorageError`).
+        ValueError: as `make_groups`; an unknown device; a file that is no plan, or cannot be written (`StorageError`).
     """
-    display, files = display or Display(), files or PlanFiles()
+    display, files = Display(), files or PlanFiles()
     topology = Topology.from_world(world or str(max(1, config.trainer.most_workers)), gpu=gpu)
     given = _read_plan("--load", files.load)
     if given is not None and given.min_world_size > topology.world_size:
@@ -94,7 +78,7 @@ def show_plan(
             f"--load {files.load}: the plan uses {given.min_world_size} ranks, but the world has "
             f"{topology.world_size}; give --world {given.min_world_size}, or a plan for {topology.world_size}"
         )
-    groups = make_groups(config, topology, given=given)
+    groups = make_groups(config, topology, given)
     result = groups.result
     if groups.layout.replicas > 1:
         display.say(group_words(groups, config.sharding.sync_every))

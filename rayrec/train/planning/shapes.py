@@ -11,7 +11,6 @@ from rich.table import Table
 from rayrec.distributed.planner import NoPlanError, Topology
 from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.distributed.planner.report.text import human_bytes
-from rayrec.distributed.planner.sharding_groups import Grouped
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.terminal import plain
@@ -93,12 +92,7 @@ def _shape(config: TrainConfig, world: str, topology: Topology, batch: int) -> S
         groups = make_groups(config.model_copy(update={"trainer": trainer}), topology)
     except NoPlanError as error:
         return Shape(world=world, ranks=topology.world_size, batch_size=batch, problem=str(error))
-    return _of(groups, world, batch)
-
-
-def _of(groups: Grouped, world: str, batch: int) -> Shape:
-    result = groups.result
-    estimate = result.estimate
+    result, estimate = groups.result, groups.result.estimate
     slowest, fullest = int(estimate.seconds_R.argmax()), int(estimate.device_bytes_R.argmax())
     cost = Cost(*estimate.cost_RT[slowest].tolist())
     parts = {part: sum(getattr(cost, term) for term in terms) for part, terms in PARTS.items()}
@@ -136,9 +130,9 @@ def shapes_table(shapes: Sequence[Shape], gpu: str) -> Table:
     return table
 
 
-def show_shapes(config: TrainConfig, worlds: Sequence[str], gpu: str, display: Display | None = None) -> list[Shape]:
+def show_shapes(config: TrainConfig, worlds: Sequence[str], gpu: str) -> list[Shape]:
     """Compare clusters, print a line for each, and all that is known where nothing fits. Raises as `compare` does."""
-    display = display or Display()
+    display = Display()
     shapes = compare(config, worlds, gpu)
     display.console.print(shapes_table(shapes, gpu))
     for shape in shapes:

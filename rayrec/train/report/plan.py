@@ -12,6 +12,7 @@ from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ParameterSharding
 from rayrec.distributed.planner.report.text import human_bytes, human_seconds
 from rayrec.train.driver.plan_table import ranks_text
+from rayrec.train.report.run import number
 from rayrec.train.report.templates import Column, render, table
 
 MOST_TABLES = 60  # in picture and table; the smaller ones are only counted
@@ -127,7 +128,7 @@ def time_section(times: Sequence[Mapping[str, Any]]) -> Markup:
 def _stacked(
     ranks: Sequence[Mapping[str, Any]], kinds: Kinds, show: Callable[[float], str], most_is: str, note: str = ""
 ) -> Markup:
-    bars = [(of.get("rank", i), {key: _number(of, key) for key, _, _ in kinds}) for i, of in enumerate(ranks)]
+    bars = [(of.get("rank", i), {key: number(of, key) or 0.0 for key, _, _ in kinds}) for i, of in enumerate(ranks)]
     totals = [sum(parts.values()) for _, parts in bars]
     most = max(totals, default=0) or 1
     over_mean = most / (sum(totals) / len(totals)) if len(bars) > 1 and any(totals) else None
@@ -142,8 +143,3 @@ def _stacked(
         show=show,
         note=note,
     )
-
-
-def _number(entry: Mapping[str, Any], key: str) -> float:
-    value = entry.get(key, 0)
-    return value if isinstance(value, int | float) else 0

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from rayrec.train.report.run import Line
+from rayrec.train.report.run import Line, number
 from rayrec.train.report.svg import ticks
 from rayrec.train.report.templates import Column, render, table
 
@@ -108,7 +108,8 @@ def _means(ranks: Sequence[Sequence[Span]], times: Sequence[Mapping[str, Any]]) 
         for spans, count in zip(ranks, steps, strict=True)
     ]
     measured = _balance([mean["lookup"] for mean in means])
-    planned = _balance([_seconds(times[rank]) if rank < len(times) else 0.0 for rank in range(len(ranks))])
+    lookups = [number(of, "lookup_s") or 0.0 for of in times]
+    planned = _balance([lookups[rank] if rank < len(lookups) else 0.0 for rank in range(len(ranks))])
     totals = [(sum(mean[kind] for kind in LANES[0][2]), mean) for mean in means]
     texts = [[f"{ms:.2f} ms" for ms in (step, mean["rows"], mean["exchange"], mean["lookup"])] for step, mean in totals]
     return [[rank, *texts[rank], measured[rank], planned[rank]] for rank in range(len(ranks))]
@@ -118,8 +119,3 @@ def _balance(values: Sequence[float]) -> list[str]:
     """Each value as a part of their mean."""
     mean = sum(values) / len(values)
     return [f"{value / mean:.2f} ×" if mean else "–" for value in values]
-
-
-def _seconds(time: Mapping[str, Any]) -> float:
-    value = time.get("lookup_s", 0.0)
-    return float(value) if isinstance(value, int | float) else 0.0

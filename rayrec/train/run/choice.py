@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rayrec.checkpoint import Best, Checkpoint, CheckpointStore, DamagedCheckpointError, newer_damaged, no_whole
 from rayrec.checkpoint.attempt import order_of
 from rayrec.checkpoint.scores import best_of, read_scores
+from rayrec.train.config.difference import value_at
 from rayrec.train.config.trainer import lower_is_better
-from rayrec.train.driver.terminal import notice
 from rayrec.train.errors import StorageError, TrainError
 from rayrec.train.run.folder import RunFolder
 
@@ -18,33 +17,17 @@ NEWEST, BEST = "newest", "best"
 Tell = Callable[[str], object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A checkpoint to read.
-
-    Args:
-        damaged: newer ones whose manifest is damaged.
-    """
-
-    checkpoint: Checkpoint
-    damaged: tuple[DamagedCheckpointError, ...] = ()
-
-    def report(self, tell: Tell = notice) -> None:
-        """Name the damaged ones."""
-        for error in self.damaged:
-            tell(f"{error}; read instead: step {self.checkpoint.step}")
-
-
 def best_by(metric: str | None, own: Sequence[Mapping[str, Any]] = ()) -> Best | None:
     """`storage.keep_best` as the store takes it; `own` are the plain values of `trainer.metrics`."""
     return None if metric is None else Best(metric, larger=not lower_is_better(metric, own))
 
 
-def choose(folder: RunFolder, which: str = NEWEST) -> Choice:
+def choose(folder: RunFolder, which: str = NEWEST, tell: Tell = lambda text: None) -> Checkpoint:
     """The checkpoint of a run that `which` means.
 
     Args:
         which: "newest", "best" by the run's `storage.keep_best`, or a step.
+        tell: called with each newer one whose manifest is damaged.
 
     Raises:
         TrainError: there is none such, or no score; names those that there are.
@@ -60,7 +43,7 @@ def choose(folder: RunFolder, which: str = NEWEST) -> Choice:
         if not whole and not damaged:
             raise TrainError(f"{folder.path} has no complete checkpoint yet; train it first")
         if which == BEST:
-            return Choice(checkpoint=_best(folder, store, whole, damaged))
+            return _best(folder, store, whole, damaged)
     except OSError as error:
         raise StorageError(
             f"{error.filename or folder.checkpoints} cannot be read: {error.strerror or error}"
@@ -68,16 +51,18 @@ def choose(folder: RunFolder, which: str = NEWEST) -> Choice:
     if which == NEWEST:
         if not whole:
             raise no_whole(store.root.path, damaged)
-        return Choice(checkpoint=whole[-1], damaged=tuple(newer_damaged(whole[-1], damaged)))
-    return Choice(checkpoint=_of_step(folder, int(which), whole, damaged))
+        for newer in newer_damaged(whole[-1], damaged):
+            tell(f"{newer}; read instead: step {whole[-1].step}")
+        return whole[-1]
+    return _of_step(folder, int(which), whole, damaged)
 
 
 def _best(
     folder: RunFolder, store: CheckpointStore, whole: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError]
 ) -> Checkpoint:
-    config = folder.read_config() or {}
-    metric = (config.get("storage") or {}).get("keep_best")
-    best = best_by(metric, (config.get("trainer") or {}).get("metrics") or ())
+    config = folder.read_config()
+    metric = value_at(config, "storage.keep_best")
+    best = best_by(metric, value_at(config, "trainer.metrics") or ())
     if best is None:
         raise TrainError(
             f"--checkpoint best: {folder.path} was trained without storage.keep_best, so no checkpoint has a score; "
@@ -98,11 +83,11 @@ def _best(
 
 def best_so_far(folder: RunFolder) -> dict[str, Any] | None:
     """`metric`, `value`, `step` and `checkpoint` of the best one; None where none is kept or it cannot be read."""
-    metric = ((folder.read_config() or {}).get("storage") or {}).get("keep_best")
+    metric = value_at(folder.read_config(), "storage.keep_best")
     if metric is None:
         return None
     try:
-        found = choose(folder, BEST).checkpoint
+        found = choose(folder, BEST)
         value = read_scores(CheckpointStore(folder.checkpoints).root)[found.name][metric]
     except (ValueError, OSError, KeyError):
         return None

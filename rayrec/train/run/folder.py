@@ -18,7 +18,7 @@ import yaml
 from rayrec.checkpoint.errors import InUseError
 from rayrec.checkpoint.folder import LocalFolder, open_folder
 from rayrec.checkpoint.launch import Lease
-from rayrec.train.config.difference import differing, same
+from rayrec.train.config.difference import differing, same, value_at
 from rayrec.train.errors import RunInUseError, StorageError
 
 if TYPE_CHECKING:
@@ -249,9 +249,9 @@ def refuse_other_config(folder: RunFolder, earlier: Mapping[str, Any], config: M
         StorageError: names the fields that differ, and the ways out.
     """
     others = {
-        field: (_at(earlier, field), _at(config, field))
+        field: (value_at(earlier, field), value_at(config, field))
         for field in FIXED_FIELDS
-        if not same(_at(earlier, field), _at(config, field))
+        if not same(value_at(earlier, field), value_at(config, field))
     }
     if others:
         what = "; ".join(change for field, values in others.items() for change in _changes(field, *values))
@@ -259,13 +259,6 @@ def refuse_other_config(folder: RunFolder, earlier: Mapping[str, Any], config: M
             f"run folder {folder.path} holds checkpoints of a run with another config ({what}); take another --name, "
             f"go back to that config, or start over with --fresh (the earlier run is set aside, not deleted)"
         )
-
-
-def _at(config: Mapping[str, Any], path: str) -> Any:
-    node: Any = config
-    for key in path.split("."):
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node
 
 
 def _changes(field: str, before: Any, now: Any) -> list[str]:

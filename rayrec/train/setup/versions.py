@@ -19,15 +19,10 @@ def with_versions(config: TrainConfig, earlier: Mapping[str, Any] | None) -> Tra
         DataError: a table that cannot be opened.
     """
     data, before = config.data, (earlier or {}).get("data", {})
-    train = data.train
-    found: dict[str, Any] = {
-        "train": _pinned(train, _sections(before.get("train")))
-        if isinstance(train, DataSet)
-        else [_pinned(one, _sections(before.get("train"))) for one in train],
-    }
-    for field in ("eval", "test"):
-        one = getattr(data, field)
-        found[field] = None if one is None else _pinned(one, _sections(before.get(field)))
+    found: dict[str, Any] = {}
+    for field in ("train", "eval", "test"):
+        given, known = getattr(data, field), _sections(before.get(field))
+        found[field] = [_pinned(one, known) for one in given] if isinstance(given, list) else _pinned(given, known)
     sets = before.get("eval_sets", {})
     found["eval_sets"] = {name: _pinned(one, _sections(sets.get(name))) for name, one in data.eval_sets.items()}
     return config.model_copy(update={"data": data.model_copy(update=found)})
@@ -50,8 +45,8 @@ def _sections(data: Any) -> list[Mapping[str, Any]]:
     return [one for one in (data if isinstance(data, list) else [data]) if isinstance(one, dict)]
 
 
-def _pinned(data: DataSet, earlier: list[Mapping[str, Any]]) -> DataSet:
-    if data.table is None or data.version is not None:
+def _pinned(data: DataSet | None, earlier: list[Mapping[str, Any]]) -> DataSet | None:
+    if data is None or data.table is None or data.version is not None:
         return data
     for one in earlier:
         if (one["path"], one.get("table")) == (data.path, data.table) and one.get("version") is not None:

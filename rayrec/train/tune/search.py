@@ -20,6 +20,7 @@ from rich.console import Console
 from rayrec.checkpoint.folder import open_folder
 from rayrec.data.errors import suggestion
 from rayrec.data.storage.locations import open_filesystem
+from rayrec.train.config.difference import value_at
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.config.trainer import LOWER_IS_BETTER, OF_NUMBERS, ONLY_OF_NUMBERS, Metric, lower_is_better
@@ -34,7 +35,7 @@ from rayrec.train.run.paths import resolved
 from rayrec.train.run.result import Result
 from rayrec.train.setup.build import Factory
 from rayrec.train.tune.progress import progress_of
-from rayrec.train.tune.space import check_space, holds, space_of, value_of, with_values
+from rayrec.train.tune.space import check_space, holds, space_of, with_values
 
 OF_GROUPS = frozenset({"gauc", "ndcg@10", "recall@10"})
 NEARLY_NONE = 0.001  # CPUs; Ray Tune takes no 0
@@ -290,7 +291,7 @@ def _draws(search: Search, config: TrainConfig, space: Mapping[str, Any]) -> Any
         TrainError: no such algorithm, or its package is not installed.
     """
     raw = config.to_dict()
-    own = {field: value_of(raw, field) for field in space}
+    own = {field: value_at(raw, field) for field in space}
     first = [own] if all(holds(space[field], value) for field, value in own.items()) else []
     if search.algorithm == "random":
         from ray.tune.search.basic_variant import BasicVariantGenerator

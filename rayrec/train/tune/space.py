@@ -43,14 +43,6 @@ def with_values(raw: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
     return changed
 
 
-def value_of(raw: Mapping[str, Any], field: str) -> Any:
-    """What a field of the raw config has; None where it is not there."""
-    value: Any = raw
-    for name in field.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
 def holds(domain: Any, value: Any) -> bool:
     """Whether what Ray Tune draws from may give the value."""
     choices = getattr(domain, "categories", None)
