@@ -97,7 +97,7 @@ class Index:
 
     files: Mapping[str, DataFile]
     tensors: Mapping[str, SavedTensor]
-    version: Annotated[int, AfterValidator(_known)] = field(default=VERSION, kw_only=True)
+    version: Annotated[int, AfterValidator(_known)] = field(kw_only=True)
 
     def to_json(self) -> bytes:
         return _JSON.dump_json(self)
@@ -141,7 +141,7 @@ class Index:
                 tensors[key] = SavedTensor(tensor.dtype, tensor.size, (*before, *tensor.pieces))
         for key, tensor in tensors.items():
             _check(key, tensor, files, whole=True)
-        return cls(files, tensors)
+        return cls(files, tensors, version=VERSION)
 
     def metadata(self) -> Metadata:
         """As DCP's planners read it."""

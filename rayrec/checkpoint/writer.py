@@ -13,7 +13,7 @@ import torch
 
 from rayrec.checkpoint.container import header, host_bytes
 from rayrec.checkpoint.folder import Folder
-from rayrec.checkpoint.index import BLOCK_BYTES, DataFile, Index, Piece, SavedTensor, data_file
+from rayrec.checkpoint.index import BLOCK_BYTES, VERSION, DataFile, Index, Piece, SavedTensor, data_file
 from rayrec.checkpoint.pace import Pace
 
 
@@ -75,7 +75,7 @@ def _index(items: Sequence[Item], pieces: Sequence[Piece], files: dict[str, Data
     for item, piece in zip(items, pieces, strict=True):
         before = tensors[item.key].pieces if item.key in tensors else ()
         tensors[item.key] = SavedTensor(item.tensor.dtype, item.size, (*before, piece))
-    return Index(files, tensors)
+    return Index(files, tensors, version=VERSION)
 
 
 def _place(item: Item) -> str:

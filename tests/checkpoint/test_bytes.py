@@ -247,7 +247,7 @@ def index_of(**told: Any) -> Index:
     }
     first = Piece((0, 0), (1, 2), FILE, HEADER, 1, (0,))
     saved = SavedTensor(torch.float32, (2, 2), (first, Piece(**{**facts, **told})))
-    return Index({FILE: DataFile(HEADER + 16, HEADER, 0)}, {"table/a": saved})
+    return Index({FILE: DataFile(HEADER + 16, HEADER, 0)}, {"table/a": saved}, version=1)
 
 
 def test_an_index_is_read_as_it_was_written() -> None:
@@ -288,6 +288,10 @@ def test_a_part_of_an_index_need_not_fill_its_tensors() -> None:
     for change, message in [({"version": 2}, "version 2 of the index"), ({"files": {FILE: [1, 2]}}, "Field required")]:
         with pytest.raises(ValueError, match=message):
             Index.from_json(json.dumps({**raw, **change}).encode(), whole=False)
+    del raw["version"]
+    with pytest.raises(ValueError, match=r"not an index: .*\(version\)"):
+        Index.from_json(json.dumps(raw).encode(), whole=False)
+    raw["version"] = 1
     for bad in (-1, 1.0, True, "1"):
         files = {FILE: [32, 16, bad]}
         with pytest.raises(ValueError, match=rf"not an index: .*\(files\.{FILE}\.2\)"):
