@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
 
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner.cost.terms import Cost, ShardBytes
@@ -36,25 +38,32 @@ KIND_COLORS = {
     ShardingType.GRID_SHARD.value: "#b5508a",
     ShardingType.DATA_PARALLEL.value: "#9a9a9a",
 }
-STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; margin: 24px auto; max-width: 1120px; padding: 0 16px; color: #222; }
-h1 { font-size: 20px; } h2 { font-size: 15px; margin: 26px 0 6px; }
-pre { white-space: pre-wrap; background: #f6f6f4; padding: 10px 12px; border-radius: 6px; font-size: 13px; }
-svg { display: block; overflow: visible; } svg text { font: 11px system-ui, sans-serif; fill: #555; }
-.key { display: inline-block; margin-right: 14px; font-size: 12px; color: #555; }
-.key i { display: inline-block; width: 11px; height: 11px; margin-right: 5px; border-radius: 2px; }
-.wide { overflow-x: auto; }
-"""
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """Equal shards of one table on ranks `first` to `last`, drawn as one box."""
+class _Box:
+    """Equal shards of one table on ranks `first` to `last`."""
 
     first: int
     last: int
     held: ShardCost
     seconds: float
+
+    @property
+    def color(self) -> str:
+        return KIND_COLORS[self.held.sharding_type]
+
+    @property
+    def tip(self) -> str:
+        shard, ranks = self.held.shard, f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
+        return (
+            f"{self.held.label} on rank {ranks}\n{self.held.sharding_type}, {self.held.kernel}\n"
+            f"rows {shard.rows.size:,} x columns {shard.cols.size}\n{human_seconds(self.seconds)} a step, "
+            f"{human_bytes(self.held.storage.device)}"
+        )
+
+    def width(self, step: float) -> float:
+        return max(1.0, (self.last - self.first + 1) * step - (1.5 if step > 6 else 0))
 
 
 def write_html(result: PlanResult, path: str | Path, title: str = "sharding plan", explanation: str = "") -> Path:
@@ -75,163 +84,101 @@ def write_html(result: PlanResult, path: str | Path, title: str = "sharding plan
 
 
 def html_page(result: PlanResult, title: str = "sharding plan", explanation: str = "") -> str:
-    """Return the page; it loads no other resources."""
-    text = explanation or f"{headline(result)}\n\n{binding(result)}"
-    body = [
-        f"<h1>{escape(title)}</h1><pre>{escape(text)}</pre>",
-        "<h2>Time of a step by rank (embedding part, predicted)</h2>",
-        time_chart(result),
-        "<h2>Device memory by rank (predicted)</h2>",
-        memory_chart(result),
-        "<h2>Tables × ranks</h2>",
-        matrix(result),
-    ]
-    return (
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{escape(title)}</title>"
-        f"<style>{STYLE}</style><body>{''.join(body)}</body></html>\n"
+    """Return the page, `plan.html` filled in; it loads no other resources."""
+    by_table: dict[tuple[str, str], list[ShardCost]] = {}
+    for held in shard_costs(result):
+        by_table.setdefault(held.key, []).append(held)
+    seconds = {key: sum(held.cost.total for held in by_table[key]) for key in by_table}
+    shown = sorted(by_table, key=lambda key: (-seconds[key], key))[:MOST_TABLES]
+    kinds = dict.fromkeys(held[0].sharding_type for held in by_table.values())
+    world = result.topology.world_size
+    step = CHART_W / world
+    page = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    ).from_string(Path(__file__).with_name("plan.html").read_text("utf-8"))
+    return page.render(
+        title=title,
+        text=explanation or f"{headline(result)}\n\n{binding(result)}",
+        charts=[_time_chart(result), _memory_chart(result)],
+        left=LABEL_W,
+        width=CHART_W,
+        bottom=TOP + CHART_H,
+        step=step,
+        bar_width=max(1.0, step * 0.86 if world <= 64 else step),
+        every=max(1, -(-world // 32)),
+        ranks=world,
+        kinds=[(kind.replace("_", "-"), KIND_COLORS[kind]) for kind in kinds],
+        edges=[*(host.first_rank for host in result.topology.hosts), world],
+        tables=[(by_table[key][0].label, _boxes(by_table[key])) for key in shown],
+        line=16 if len(shown) <= 60 else 7,
+        heaviest=max((held.cost.total for each in by_table.values() for held in each), default=1.0),
+        more=len(by_table) - len(shown),
     )
 
 
-def time_chart(result: PlanResult) -> str:
-    """Draw seconds of every rank, stacked by term, with the lower bound as a line."""
+def _time_chart(result: PlanResult) -> dict[str, Any]:
+    """Seconds of every rank, stacked by term, with the lower bound as a line."""
     estimate = result.estimate
     stacks = [[*row, estimate.fixed_s] for row in estimate.cost_RT.tolist()]
-    names = [TERM_NAMES[name] for name in Cost._fields] + ["collectives and routing"]
-    colors = [*TERM_COLORS, "#555555"]
-    top = max(estimate.worst_s, 1e-12)
+    names = [*(TERM_NAMES[name] for name in Cost._fields), "collectives and routing"]
     lines = {f"lower bound {human_seconds(result.bound_s)}": result.bound_s}
-    return _legend(names, colors, stacks) + _bars(stacks, colors, names, top, lines, human_seconds)
+    title = "Time of a step by rank (embedding part, predicted)"
+    return _chart(title, stacks, names, (*TERM_COLORS, "#555555"), max(estimate.worst_s, 1e-12), lines, human_seconds)
 
 
-def memory_chart(result: PlanResult) -> str:
-    """Draw device bytes of every rank, stacked by kind, with the ranks' memory as a line."""
+def _memory_chart(result: PlanResult) -> dict[str, Any]:
+    """Device bytes of every rank, stacked by kind, with the ranks' memory as a line."""
     estimate = result.estimate
     stacks = [
         [*held[:-1], reserved]
         for held, reserved in zip(estimate.storage_RT.tolist(), estimate.reserve_R.tolist(), strict=True)
     ]
-    names = [STORAGE_NAMES[name] for name in ShardBytes._fields[:-1]] + [STORAGE_NAMES["reserve"]]
-    sizes = {host.memory_bytes for host in result.topology.hosts}
-    lines = {f"memory {human_bytes(size)}": float(size) for size in sizes}
+    names = [STORAGE_NAMES[name] for name in (*ShardBytes._fields[:-1], "reserve")]
+    lines = {f"memory {human_bytes(host.memory_bytes)}": float(host.memory_bytes) for host in result.topology.hosts}
     top = max([*lines.values(), *(sum(stack) for stack in stacks)])
-    return _legend(names, STORAGE_COLORS, stacks) + _bars(stacks, STORAGE_COLORS, names, top, lines, human_bytes)
+    return _chart("Device memory by rank (predicted)", stacks, names, STORAGE_COLORS, top, lines, human_bytes)
 
 
-def _legend(names: Sequence[str], colors: Sequence[str], stacks: Sequence[Sequence[float]]) -> str:
-    used = [max(stack[i] for stack in stacks) > 0 for i in range(len(names))]
-    return "".join(_key(name, color) for name, color, use in zip(names, colors, used, strict=True) if use)
-
-
-def _key(name: str, color: str) -> str:
-    return f"<span class='key'><i style='background:{color}'></i>{escape(name)}</span>"
-
-
-def _bars(
+def _chart(
+    title: str,
     stacks: Sequence[Sequence[float]],
-    colors: Sequence[str],
     names: Sequence[str],
+    colors: Sequence[str],
     top: float,
     lines: Mapping[str, float],
     show: Callable[[float], str],
-) -> str:
-    step = CHART_W / len(stacks)
-    width = max(1.0, step * 0.86 if len(stacks) <= 64 else step)
-    parts = []
+) -> dict[str, Any]:
+    """Bars of a chart that `top` fills, its lines, and the kinds that are somewhere more than 0."""
+    most = [max(column) for column in zip(*stacks, strict=True)]
+    kinds = [(name, color) for name, color, value in zip(names, colors, most, strict=True) if value > 0]
+    bars = []
     for rank, stack in enumerate(stacks):
-        y, tip = float(TOP + CHART_H), f"rank {rank}: {show(sum(stack))}"
-        boxes = []
+        y, tip, boxes = float(TOP + CHART_H), f"rank {rank}: {show(sum(stack))}", []
         for value, color, name in zip(stack, colors, names, strict=True):
             height = value / top * CHART_H
             if height < 0.05:
                 continue
             y -= height
             tip += f"\n{name}: {show(value)}"
-            x = LABEL_W + rank * step
-            boxes.append(f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' fill='{color}'/>")
-        parts.append(f"<g><title>{escape(tip)}</title>{''.join(boxes)}</g>")
-    for name, value in lines.items():
-        y = TOP + CHART_H * (1 - value / top)
-        parts.append(
-            f"<line x1='{LABEL_W}' x2='{LABEL_W + CHART_W}' y1='{y:.1f}' y2='{y:.1f}' stroke='#c0392b' "
-            f"stroke-dasharray='4 3'/><text x='{LABEL_W - 6}' y='{y + 4:.1f}' text-anchor='end'>{escape(name)}</text>"
-        )
-    parts.append(_rank_numbers(len(stacks), TOP + CHART_H + 14))
-    return (
-        f"<div class='wide'><svg width='{LABEL_W + CHART_W}' height='{TOP + CHART_H + 20}'>{''.join(parts)}</svg></div>"
-    )
+            boxes.append((y, height, color))
+        bars.append((LABEL_W + rank * CHART_W / len(stacks), tip, boxes))
+    at = [(text, TOP + CHART_H * (1 - value / top)) for text, value in lines.items()]
+    return {"title": title, "kinds": kinds, "bars": bars, "lines": at}
 
 
-def _rank_numbers(count: int, y: float) -> str:
-    step, every = CHART_W / count, max(1, -(-count // 32))
-    return "".join(
-        f"<text x='{LABEL_W + (rank + 0.43) * step:.1f}' y='{y}' text-anchor='middle'>{rank}</text>"
-        for rank in range(0, count, every)
-    )
-
-
-def matrix(result: PlanResult) -> str:
-    """Draw one line per table and one column per rank; boxes are shards, darker with higher cost."""
-    by_table: dict[tuple[str, str], list[ShardCost]] = {}
-    for held in shard_costs(result):
-        by_table.setdefault(held.key, []).append(held)
-    order = sorted(by_table, key=lambda key: (-sum(held.cost.total for held in by_table[key]), key))
-    shown, left = order[:MOST_TABLES], len(order) - MOST_TABLES
-    world, height = result.topology.world_size, 16 if len(shown) <= 60 else 7
-    step, heaviest = CHART_W / world, max((p.cost.total for each in by_table.values() for p in each), default=1.0)
-    parts = [_rank_numbers(world, 10)]
-    for line, key in enumerate(shown):
-        y = 18 + line * height
-        if height > 10:
-            label = by_table[key][0].label
-            short = label if len(label) <= 26 else f"…{label[-25:]}"
-            parts.append(f"<text x='{LABEL_W - 6}' y='{y + 11}' text-anchor='end'>{escape(short)}</text>")
-        parts += [_box(run, y, height, step, heaviest) for run in _runs(by_table[key])]
-    kinds = dict.fromkeys(held[0].sharding_type for held in by_table.values())
-    legend = "".join(_key(kind.replace("_", "-"), KIND_COLORS[kind]) for kind in kinds)
-    note = f"<p>and {left} tables that cost less</p>" if left > 0 else ""
-    size = f"width='{LABEL_W + CHART_W}' height='{24 + len(shown) * height}'"
-    drawn = _host_lines(result, step, 18, len(shown) * height) + "".join(parts)
-    return f"{legend}<div class='wide'><svg {size}>{drawn}</svg></div>{note}"
-
-
-def _host_lines(result: PlanResult, step: float, y: float, height: float) -> str:
-    edges = [host.first_rank for host in result.topology.hosts] + [result.topology.world_size]
-    return "".join(
-        f"<line x1='{LABEL_W + edge * step:.1f}' x2='{LABEL_W + edge * step:.1f}' y1='{y}' y2='{y + height}' "
-        "stroke='#ddd'/>"
-        for edge in edges
-    )
-
-
-def _runs(shards: Iterable[ShardCost]) -> list[_Run]:
-    runs: list[_Run] = []
+def _boxes(shards: Iterable[ShardCost]) -> list[_Box]:
+    boxes: list[_Box] = []
     for held in sorted(shards, key=lambda each: (each.shard.rank, each.shard)):
-        last = runs[-1] if runs else None
+        last = boxes[-1] if boxes else None
         rank = held.shard.rank
         if last and rank == last.last:
-            runs[-1] = _Run(last.first, last.last, last.held, last.seconds + held.cost.total)
+            boxes[-1] = _Box(last.first, last.last, last.held, last.seconds + held.cost.total)
         elif last and rank == last.last + 1 and _equal(last.held, held):
-            runs[-1] = _Run(last.first, rank, last.held, last.seconds)
+            boxes[-1] = _Box(last.first, rank, last.held, last.seconds)
         else:
-            runs.append(_Run(rank, rank, held, held.cost.total))
-    return runs
+            boxes.append(_Box(rank, rank, held, held.cost.total))
+    return boxes
 
 
 def _equal(first: ShardCost, second: ShardCost) -> bool:
     return first.shard.shape == second.shard.shape and abs(first.cost.total - second.cost.total) < 1e-15
-
-
-def _box(run: _Run, y: float, height: float, step: float, heaviest: float) -> str:
-    shard, ranks = run.held.shard, f"{run.first}" if run.first == run.last else f"{run.first} to {run.last}"
-    tip = (
-        f"{run.held.label} on rank {ranks}\n{run.held.sharding_type}, {run.held.kernel}\n"
-        f"rows {shard.rows.size:,} x columns {shard.cols.size}\n{human_seconds(run.seconds)} a step, "
-        f"{human_bytes(run.held.storage.device)}"
-    )
-    opacity = 0.35 + 0.65 * min(1.0, run.seconds / heaviest)
-    width = max(1.0, (run.last - run.first + 1) * step - (1.5 if step > 6 else 0))
-    return (
-        f"<rect x='{LABEL_W + run.first * step:.1f}' y='{y}' width='{width:.1f}' height='{height - 2}' "
-        f"fill='{KIND_COLORS[run.held.sharding_type]}' fill-opacity='{opacity:.2f}'>"
-        f"<title>{escape(tip)}</title></rect>"
-    )
