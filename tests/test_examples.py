@@ -27,7 +27,7 @@ WITHOUT = {
     },
     "inference": {"Parity", "Trained"},
     "models": {"Ranker", "Retriever", "Sequence"},
-    "modules": {"BaseEmbeddingConfig", "FeatureProcessorsCollection"},
+    "modules": {"BaseEmbeddingConfig"},
     "optim": {"EmptyFusedOptimizer", "FusedOptimizer", "FusedOptimizerModule", "KeyedOptimizer", "OptimizerWrapper"},
     "quant": {"EmbeddingCollection", "TablePlace"},
 }

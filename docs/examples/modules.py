@@ -12,15 +12,15 @@ from rayrec.modules import (
     EmbeddingCollection,
     EmbeddingCollectionInterface,
     EmbeddingConfig,
-    FeatureProcessedEmbeddingBagCollection,
     LowRankCrossNet,
     Perceptron,
     PoolingType,
-    PositionWeightedProcessor,
     SwishLayerNorm,
 )
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.modules.crossnet import LowRankMixtureCrossNet, VectorCrossNet
+from rayrec.torchrec.modules.feature_processor import PositionWeightedProcessor
+from rayrec.torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from rayrec.torchrec.modules.regroup import KTRegroupAsDict
 
 user = EmbeddingBagConfig(name="user", num_embeddings=100, embedding_dim=8, feature_names=["user"])

@@ -15,8 +15,6 @@ from rayrec.modules.embedding import (
     EmbeddingCollection,
     EmbeddingCollectionInterface,
 )
-from rayrec.modules.feature_processor import FeatureProcessorsCollection, PositionWeightedProcessor
-from rayrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from rayrec.modules.mlp import MLP, Perceptron
 
 __all__ = [
@@ -30,11 +28,8 @@ __all__ = [
     "EmbeddingCollection",
     "EmbeddingCollectionInterface",
     "EmbeddingConfig",
-    "FeatureProcessedEmbeddingBagCollection",
-    "FeatureProcessorsCollection",
     "LowRankCrossNet",
     "Perceptron",
     "PoolingType",
-    "PositionWeightedProcessor",
     "SwishLayerNorm",
 ]

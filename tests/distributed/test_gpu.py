@@ -21,8 +21,8 @@ from rayrec.distributed.plan.shards import CacheParams, ParameterSharding, Shard
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import ADAGRAD, draw_kjt, make_dense_optimizer, make_optimizer, targets, train_plain
-from tests.modules import test_feature_processor as position_weights
 from tests.ranks import on_ranks
+from tests.torchrec import test_feature_processor as position_weights
 
 TABLES = [
     EmbeddingBagConfig(name="a", num_embeddings=50, embedding_dim=16, feature_names=["f1", "f2"]),

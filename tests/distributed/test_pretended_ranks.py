@@ -19,7 +19,7 @@ WHOLE = {  # in one process each: it starts for long
         "tests/distributed/test_variable_batch.py",
         "tests/distributed/test_model_parallel.py",
         "tests/distributed/test_pieces.py",
-        "tests/modules/test_feature_processor.py",
+        "tests/torchrec/test_feature_processor.py",
     ],
     "state": [
         "tests/distributed/test_optimizer_state.py",

@@ -10,9 +10,9 @@ from torch import fx, nn
 from rayrec import quant
 from rayrec.distributed.collections.embedding_bag import ShardedCollection
 from rayrec.distributed.model_parallel import DistributedModelParallel
-from rayrec.modules import FeatureProcessedEmbeddingBagCollection
 from rayrec.modules.embedding import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 from rayrec.torchrec.distributed.sharded_module import ShardedModule
+from rayrec.torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from rayrec.torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 from rayrec.torchrec.modules.mc_modules import ManagedCollisionCollection
 

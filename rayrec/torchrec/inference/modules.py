@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.ao.quantization import PlaceholderObserver
 
-from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection, FeatureProcessedEmbeddingBagCollection
+from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.torchrec.modules.embedding_configs import QuantConfig
+from rayrec.torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from rayrec.torchrec.not_offered import NotOffered, names_left_out
 from rayrec.torchrec.quant import embedding_modules as quant
 

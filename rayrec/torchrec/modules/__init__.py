@@ -10,13 +10,13 @@ from rayrec.modules import (
     EmbeddingCollection,
     EmbeddingCollectionInterface,
     EmbeddingConfig,
-    FeatureProcessedEmbeddingBagCollection,
     LowRankCrossNet,
     Perceptron,
     PoolingType,
     SwishLayerNorm,
 )
 from rayrec.torchrec.modules.crossnet import LowRankMixtureCrossNet, VectorCrossNet
+from rayrec.torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from rayrec.torchrec.modules.regroup import KTRegroupAsDict
 from rayrec.torchrec.not_offered import names_left_out
 

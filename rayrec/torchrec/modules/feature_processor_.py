@@ -1,16 +1,16 @@
 """Processors of one feature, and of all features of a weighted collection at once.
 
-`feature_processor` has the processor of all features that is rayrec's own way.
+`feature_processor` has one of all features that takes longer lists and multiplies the weights that ids bring.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
 from torch import nn
 
-from rayrec.modules.feature_processor import FeatureProcessor, FeatureProcessorsCollection, weighted_by_position
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 from rayrec.torchrec.not_offered import names_left_out
 
@@ -22,6 +22,30 @@ __all__ = [
     "PositionWeightedModule",
     "PositionWeightedModuleCollection",
 ]
+
+
+class FeatureProcessor(nn.Module, ABC):
+    """Computes the weights of one feature's ids."""
+
+    @abstractmethod
+    def forward(self, features: JaggedTensor) -> JaggedTensor:
+        """The same ids, weighted."""
+
+
+class FeatureProcessorsCollection(nn.Module, ABC):
+    """Computes the weights of all features' ids."""
+
+    @abstractmethod
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The same ids, weighted."""
+
+
+def weighted_by_position(jt: JaggedTensor, weight_L: torch.Tensor) -> JaggedTensor:
+    """The lists with the weight of each value's position; positions beyond the last are an index error."""
+    lengths, offsets = jt.lengths(), jt.offsets()
+    starts_N = offsets[:-1].repeat_interleave(lengths, output_size=jt.values().shape[0])
+    position_N = torch.arange(jt.values().shape[0], device=jt.device()) - starts_N
+    return JaggedTensor(jt.values(), weight_L[position_N], lengths, offsets)
 
 
 class PositionWeightedModule(FeatureProcessor):

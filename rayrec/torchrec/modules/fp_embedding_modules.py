@@ -1,8 +1,76 @@
-"""`torchrec.modules.fp_embedding_modules`."""
+"""`torchrec.modules.fp_embedding_modules`: feature processors before a weighted collection."""
 
-from rayrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from rayrec.modules.embedding import EmbeddingBagCollection, feature_names
+from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.modules.feature_processor_ import FeatureProcessor, FeatureProcessorsCollection
 from rayrec.torchrec.not_offered import names_left_out
 
 __getattr__ = names_left_out(__name__)
 
 __all__ = ["FeatureProcessedEmbeddingBagCollection"]
+
+
+class FeatureProcessedEmbeddingBagCollection(nn.Module):
+    """A weighted embedding bag collection after feature processors, which compute the weights.
+
+    Args:
+        embedding_bag_collection: with `is_weighted=True`; DistributedModelParallel shards it in place.
+        feature_processors: a processor for each feature by name, or one for all features together.
+
+    Raises:
+        ValueError: a collection that takes no weights, or processors of other features than the tables read.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: EmbeddingBagCollection,
+        feature_processors: Mapping[str, FeatureProcessor] | FeatureProcessorsCollection,
+    ) -> None:
+        super().__init__()
+        if not embedding_bag_collection.is_weighted():
+            raise ValueError("the collection takes no weights; make it with EmbeddingBagCollection(is_weighted=True)")
+        self._embedding_bag_collection: nn.Module = embedding_bag_collection
+        self._feature_processors: nn.Module = (
+            feature_processors
+            if isinstance(feature_processors, FeatureProcessorsCollection)
+            else _by_feature(embedding_bag_collection, feature_processors)
+        )
+
+    def is_weighted(self) -> bool:
+        """Always True: the processors compute weights."""
+        return True
+
+    def split(self) -> tuple[nn.Module, nn.Module]:
+        """The processors, and the collection."""
+        return self._feature_processors, self._embedding_bag_collection
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        """The collection's output for the weighted ids: a KeyedTensor, awaitable if the collection is sharded."""
+        return self._embedding_bag_collection(self._processed(features))
+
+    def _processed(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        if isinstance(self._feature_processors, FeatureProcessorsCollection):
+            weighted: KeyedJaggedTensor = self._feature_processors(features)
+            return weighted
+        assert isinstance(self._feature_processors, nn.ModuleDict)
+        names = list(self._feature_processors)
+        parts = features.permute([features.index_per_key()[name] for name in names])
+        weights = [process(parts[name]).weights() for name, process in self._feature_processors.items()]
+        return parts.with_weights(torch.cat(weights))
+
+
+def _by_feature(collection: EmbeddingBagCollection, processors: Mapping[str, FeatureProcessor]) -> nn.ModuleDict:
+    wanted = feature_names(collection.embedding_bag_configs())
+    unlike = sorted(set(wanted) ^ set(processors))
+    if unlike:
+        side = "no processor" if unlike[0] in wanted else "a processor, but no table that reads it"
+        raise ValueError(f"feature {unlike[0]!r} has {side}; there must be one for each of {wanted}")
+    return nn.ModuleDict({name: processors[name] for name in wanted})

@@ -12,14 +12,10 @@ from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionS
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import ShardingType
-from rayrec.modules import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    FeatureProcessedEmbeddingBagCollection,
-    PoolingType,
-    PositionWeightedProcessor,
-)
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.modules.feature_processor import PositionWeightedProcessor
+from rayrec.torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from tests.device import DEVICE
 from tests.distributed.oracle import cut, draw_kjt, join, targets
 from tests.ranks import on_ranks
