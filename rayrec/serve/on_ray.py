@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
 import ssl
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -52,14 +54,34 @@ def check(config: ServeConfig) -> None:
         raise ValueError(text) from error
 
 
-def _bind(config: ServeConfig) -> None:
-    """
+def _bind(config: ServeConfig, patience_s: float = 70) -> None:
+    """Tries the port as what will listen there does, and waits where only connections of an ended service hold it.
+
+    Linux keeps a closed connection for a minute, and Ray's replicas, which listen with `direct`, do not share its port.
+
     Raises:
         OSError: the address cannot be listened on.
     """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((config.host, config.port))
+    deadline, said = time.monotonic() + patience_s, False
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, not config.direct)
+            try:
+                return probe.bind((config.host, config.port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or _answers(config) or time.monotonic() > deadline:
+                    raise
+        if not said:
+            text = f"port {config.port} is free within a minute, when closed connections to it are forgotten; waiting"
+            print(text, file=sys.stderr, flush=True)
+            said = True
+        time.sleep(0.2)
+
+
+def _answers(config: ServeConfig) -> bool:
+    """Whether a process listens on the port."""
+    with socket.socket() as client:
+        return client.connect_ex((config.host, config.port)) == 0
 
 
 def environment(config: ServeConfig) -> dict[str, str]:
@@ -219,14 +241,10 @@ def _check_free(config: ServeConfig) -> None:
 
 
 def _await_port(config: ServeConfig) -> None:
-    """Waits a while for the port to be free."""
+    """Waits a while until nothing listens on the port: a replica's process may be on its way out."""
     deadline = time.monotonic() + 15
-    while time.monotonic() < deadline:
-        try:
-            _bind(config)
-            return
-        except OSError:  # a replica's process is on its way out
-            time.sleep(0.1)
+    while _answers(config) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 class Replica:

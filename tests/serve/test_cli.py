@@ -11,7 +11,7 @@ import yaml
 
 from rayrec.cli.main import run
 from rayrec.inference import ExportError
-from rayrec.serve import ModelSpec, ServeConfig, load_serve_config
+from rayrec.serve import ModelSpec, ServeConfig, load_serve_config, on_ray
 from rayrec.serve.clients import read_token
 from rayrec.serve.config import ClientConfig, TlsConfig
 from rayrec.serve.on_ray import check
@@ -60,6 +60,26 @@ def test_what_cannot_be_served_is_reported_before_ray_is_started(
             check(ServeConfig(models=(good,), port=taken.getsockname()[1]))
         port = taken.getsockname()[1]
     check(ServeConfig(models=(good,), port=port))
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_port_that_only_closed_connections_hold_is_waited_for(
+    model: Path, direct: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = ServeConfig(models=(ModelSpec(name="ctr", path=model),), direct=direct)
+    with socket.socket() as ended:  # as Ray's replicas listen: without SO_REUSEADDR
+        ended.bind(("127.0.0.1", 0))
+        ended.listen()
+        config = config.model_copy(update={"port": ended.getsockname()[1]})
+        with pytest.raises(OSError, match="in use"):
+            on_ray._bind(config)  # at once: a process listens there
+        ended.accept()[0].close()  # of the probe
+        with socket.create_connection(ended.getsockname()):
+            ended.accept()[0].close()  # the service closes first, and Linux remembers its side
+    assert "waiting" not in capfd.readouterr().err
+    with pytest.raises(OSError, match="in use"):
+        on_ray._bind(config, patience_s=0.3)
+    assert capfd.readouterr().err.count(f"port {config.port} is free within a minute") == 1
 
 
 def served_by(monkeypatch: pytest.MonkeyPatch, *words: str) -> ServeConfig:
