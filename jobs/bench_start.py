@@ -67,7 +67,7 @@ class Waited:
     noise: tuple[str, ...] = ()
 
 
-def commands(port: int) -> tuple[Command, ...]:
+def commands() -> tuple[Command, ...]:
     """In the order in which they build on each other."""
     return (
         Command(name="--help", words=("--help",), useful="Usage", goal_s=0.3),
@@ -88,14 +88,14 @@ def commands(port: int) -> tuple[Command, ...]:
         Command(name="predict", words=("predict", "exports/clicks", "rows", "predictions"), useful="rows"),
         Command(
             name="serve",
-            words=("serve", "exports/clicks", "--port", str(port)),
+            words=("serve", "exports/clicks", "--port", "0"),
             useful="serving",
             goal_s=10.0,
             serves=True,
         ),
         Command(
             name="serve --direct",
-            words=("serve", "exports/clicks", "--direct", "--port", str(port)),
+            words=("serve", "exports/clicks", "--direct", "--port", "0"),
             useful="serving",
             goal_s=10.0,
             serves=True,
@@ -190,7 +190,7 @@ def run(only: Sequence[str], repeat: int) -> Iterator[tuple[Command, Waited]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_rows(folder)
-        for command in commands(_free_port()):
+        for command in commands():
             asked = not only or command.name.split(" -")[0] in only
             if not asked and not command.needed:
                 continue
@@ -200,7 +200,9 @@ def run(only: Sequence[str], repeat: int) -> Iterator[tuple[Command, Waited]]:
 
 
 def _numbered(command: Command, number: int) -> Command:
-    """For the same command again, names of their own for what it writes."""
+    """For the same command again, names of their own for what it writes, and a port."""
+    if command.serves:  # Linux holds the last one's port for a minute
+        return replace(command, words=(*command.words[:-1], str(_free_port())))
     if not number or command.name not in ("init", "train", "export", "predict"):
         return command
     last = {"init": ("--name", f"clicks{number}"), "train": ("--set", f"name=clicks{number}")}

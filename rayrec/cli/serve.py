@@ -82,15 +82,13 @@ def _from_flags(models: list[str], **flags: Any) -> ServeConfig:
 
 
 def _serve(settings: ServeConfig, detach: bool) -> None:
-    from rayrec._imports import quick_imports
-
-    with quick_imports():
-        from rayrec.serve.example import request
-        from rayrec.serve.on_ray import serving
-        from rayrec.serve.versions import newest
+    from rayrec.serve.on_ray import serving
 
     stopped = threading.Event()
     with serving(settings, detach) as address:
+        from rayrec.serve.example import request
+        from rayrec.serve.versions import newest
+
         names = ", ".join(sorted({spec.name for spec in settings.models}))
         token = Path(settings.clients[0].token_file) if settings.clients else None
         how = f"ends with `rayrec service stop {settings.name}`" if detach else "Ctrl-C ends it"

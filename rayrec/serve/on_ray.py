@@ -2,86 +2,20 @@
 
 from __future__ import annotations
 
-import errno
-import logging
 import os
-import socket
 import ssl
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from functools import partial
 from typing import Any
 
-import torch
-
 from rayrec._debug import debugging
+from rayrec._imports import quick_imports
 from rayrec.local_ray import init_local, quiet_unless_debug
-from rayrec.serve import v2_grpc
-from rayrec.serve.clients import Clients, check_tls
 from rayrec.serve.config import ServeConfig
-from rayrec.serve.http import App
-from rayrec.serve.retrieval import Retrieval, check_index, newest_index
-from rayrec.serve.service import Service
-from rayrec.serve.versions import check_version, newest
-
-
-def check(config: ServeConfig) -> None:
-    """What can be known before anything is started: that models and files are there and whole, and the port is free.
-
-    Raises:
-        ExportError: a path holds no export, or one that is damaged or outside its limits; names it.
-        ValueError: a port that cannot be listened on, more cores than this machine has, or a file that cannot be read.
-    """
-    for spec in config.models:
-        check_version(newest(spec.folder))
-    if config.index is not None:
-        check_index(newest_index(config.index))
-    Clients(config.clients)
-    if config.tls is not None:
-        check_tls(config.tls)
-    if os.environ.get("RAY_ADDRESS"):
-        return  # of another machine nothing is known
-    cores = len(os.sched_getaffinity(0))
-    if config.cpus > cores:
-        raise ValueError(f"--cpus {config.cpus}: this machine has {cores} cores")
-    try:
-        _bind(config)
-    except OSError as error:
-        text = f"cannot listen on --host {config.host} --port {config.port}: {error.strerror}; choose another"
-        raise ValueError(text) from error
-
-
-def _bind(config: ServeConfig, patience_s: float = 70) -> None:
-    """Tries the port as what will listen there does, and waits where only connections of an ended service hold it.
-
-    Linux keeps a closed connection for a minute, and Ray's replicas, which listen with `direct`, do not share its port.
-
-    Raises:
-        OSError: the address cannot be listened on.
-    """
-    deadline, said = time.monotonic() + patience_s, False
-    while True:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, not config.direct)
-            try:
-                return probe.bind((config.host, config.port))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE or _answers(config) or time.monotonic() > deadline:
-                    raise
-        if not said:
-            text = f"port {config.port} is free within a minute, when closed connections to it are forgotten; waiting"
-            print(text, file=sys.stderr, flush=True)
-            said = True
-        time.sleep(0.2)
-
-
-def _answers(config: ServeConfig) -> bool:
-    """Whether a process listens on the port."""
-    with socket.socket() as client:
-        return client.connect_ex((config.host, config.port)) == 0
+from rayrec.serve.port import wait_until_silent
 
 
 def environment(config: ServeConfig) -> dict[str, str]:
@@ -112,6 +46,8 @@ def built(args: dict[str, Any]) -> Any:
     """The application of a config, given as plain values: what `serve deploy` and a RayService import."""
     from ray import serve
 
+    from rayrec.serve.replica import Replica, application
+
     config = ServeConfig.model_validate(args)
     replica = serve.deployment(
         name="scorer",
@@ -138,12 +74,15 @@ def serving(config: ServeConfig, detach: bool = False) -> Iterator[str]:
         ExportError, ValueError: as `check`; or an application of this name runs already.
         RuntimeError: it does not come up, or its route is another's; the text holds the reason.
     """
-    check(config)
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ValueError("--detach needs a Ray that goes on: start one (`ray start --head`) and set RAY_ADDRESS")
     for name, value in environment(config).items():
         os.environ.setdefault(name, value)  # before Ray starts
+    beside = ThreadPoolExecutor(1)  # torch is imported and the models are looked at while Ray starts
+    checked = beside.submit(_check, config)
+    beside.shutdown(wait=False)
     with _ray(config) as shared:
+        checked.result()
         from ray import serve
         from ray.serve.config import HTTPOptions
 
@@ -162,7 +101,13 @@ def serving(config: ServeConfig, detach: bool = False) -> Iterator[str]:
             if not (detach and begun):
                 _end(config.name, shared)
     if not shared:
-        _await_port(config)
+        wait_until_silent(config)
+
+
+def _check(config: ServeConfig) -> None:
+    with quick_imports():
+        from rayrec.serve.check import check
+    check(config)
 
 
 def _end(name: str, shared: bool) -> None:
@@ -238,33 +183,6 @@ def _check_free(config: ServeConfig) -> None:
             f"--name {config.name}: this Ray serves an application of that name already; choose another --name and "
             f"--route, or end that one: rayrec service stop {config.name}"
         )
-
-
-def _await_port(config: ServeConfig) -> None:
-    """Waits a while until nothing listens on the port: a replica's process may be on its way out."""
-    deadline = time.monotonic() + 15
-    while _answers(config) and time.monotonic() < deadline:
-        time.sleep(0.1)
-
-
-class Replica:
-    """A process of the service; the ASGI application beside it does the work."""
-
-
-def application(config: ServeConfig) -> App:
-    """The ASGI application of one replica, which scores on all of the replica's cores."""
-    torch.set_num_threads(config.cpus)
-    logger = logging.getLogger("rayrec.serve")  # to the worker's log in Ray's folder, audit lines among them
-    if not logger.handlers:
-        logger.addHandler(logging.StreamHandler())
-        logger.setLevel(logging.INFO)
-    service = Service(config.models, config.limits, config.watch_s, config.log)
-    beside = None
-    if config.grpc_port is not None:
-        listen = v2_grpc.Listen(config.host, config.grpc_port, config.tls)
-        beside = partial(v2_grpc.serving, listen=listen)
-    retrieval = None if config.index is None else Retrieval(newest_index(config.index), config.limits)
-    return App(service, Clients(config.clients), config.batching, beside, retrieval)
 
 
 def _await(url: str, seconds: float = 60) -> None:

@@ -11,10 +11,11 @@ import yaml
 
 from rayrec.cli.main import run
 from rayrec.inference import ExportError
-from rayrec.serve import ModelSpec, ServeConfig, load_serve_config, on_ray
+from rayrec.serve import ModelSpec, ServeConfig, load_serve_config
+from rayrec.serve.check import check
 from rayrec.serve.clients import read_token
 from rayrec.serve.config import ClientConfig, TlsConfig
-from rayrec.serve.on_ray import check
+from rayrec.serve.port import wait_until_free
 from tests import kuberay
 
 
@@ -72,13 +73,13 @@ def test_a_port_that_only_closed_connections_hold_is_waited_for(
         ended.listen()
         config = config.model_copy(update={"port": ended.getsockname()[1]})
         with pytest.raises(OSError, match="in use"):
-            on_ray._bind(config)  # at once: a process listens there
+            wait_until_free(config)  # at once: a process listens there
         ended.accept()[0].close()  # of the probe
         with socket.create_connection(ended.getsockname()):
             ended.accept()[0].close()  # the service closes first, and Linux remembers its side
     assert "waiting" not in capfd.readouterr().err
     with pytest.raises(OSError, match="in use"):
-        on_ray._bind(config, patience_s=0.3)
+        wait_until_free(config, patience_s=0.3)
     assert capfd.readouterr().err.count(f"port {config.port} is free within a minute") == 1
 
 
