@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rayrec.distributed import comm
 from rayrec.models.batch import Batch
 from rayrec.modules import EmbeddingBagConfig
 
@@ -41,13 +42,13 @@ class Loss:
     Args:
         kind: "bce" is binary cross-entropy; "focal" is that times `(1 - p)^gamma`, p the probability of the label that
             is there (Lin et al., "Focal loss for dense object detection", 2017); "mse" is the squared error of the
-            probability.
+            probability; "pairwise" is `pairwise_loss`, of a head with one label.
         label_smoothing: labels are moved by half of it towards the other one.
         gamma: of "focal".
         alpha: of "focal": weight of the positives, 1 - alpha that of the negatives; None: 1 for both.
     """
 
-    kind: Literal["bce", "focal", "mse"] = "bce"
+    kind: Literal["bce", "focal", "mse", "pairwise"] = "bce"
     label_smoothing: float = 0.0
     gamma: float = 2.0
     alpha: float | None = None
@@ -91,10 +92,18 @@ class Head(nn.Module):
         mask = torch.tensor(numbers, device=device) if any(numbers) else None
         self.register_buffer("_numbers", mask, persistent=False)
         self.loss = BCE  # `model.loss` of a config sets another one
+        self._group: comm.Group = None
+
+    def on_sharded(self, group: comm.Group) -> None:
+        """Called when the tables are sharded over `group`."""
+        self._group = group
 
     def forward(self, outputs_BT: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """(mean loss, logits `[B]`, or `[B, T]` of several labels); the logit of a number is its prediction."""
         logits = outputs_BT.squeeze(1) if self._task_weights is None else outputs_BT
+        if self.loss.kind == "pairwise":
+            part = pairwise_loss(logits, batch, self._group)
+            return own_mean(part, batch, self._group), logits + part * 0  # an empty batch's backward exchanges, too
         return mean_loss(logits, batch, self._task_weights, self._numbers, self.loss), logits
 
 
@@ -133,6 +142,34 @@ def mean_loss(
         return losses.mean()
     total = batch.weight.sum()
     return (losses * batch.weight).sum() / torch.where(total > 0, total, 1.0)
+
+
+def pairwise_loss(logits: torch.Tensor, batch: Batch, group: comm.Group = None) -> torch.Tensor:
+    """This rank's part of the pairwise loss of all ranks' rows: `softplus(s_negative - s_positive)`, averaged over all
+    pairs of a positive and a negative of the step, by the product of their weights (RankNet, Burges et al. 2005).
+
+    The sum over ranks is the loss; every rank calls it, and its backward. It holds a number for each pair of an own
+    positive and a negative of any rank.
+
+    Args:
+        logits: `[B]`.
+    """
+    weight_B = torch.ones_like(batch.label) if batch.weight is None else batch.weight
+    counts = comm.all_gather(torch.tensor([batch.rows], device=logits.device), group).flatten().tolist()
+    label_N, weight_N = comm.gather_rows(torch.stack([batch.label, weight_B], dim=1), counts, group).unbind(1)
+    scores_N = comm.gather_rows(logits.float()[:, None], counts, group)[:, 0]
+    positive_B, positive_N = batch.label > 0.5, label_N > 0.5
+    total = weight_N[positive_N].sum() * weight_N[~positive_N].sum()
+    losses = F.softplus(scores_N[~positive_N] - logits.float()[positive_B, None]) * weight_N[~positive_N]
+    return (losses.sum(1) * weight_B[positive_B]).sum() / torch.where(total > 0, total, 1.0)
+
+
+def own_mean(part: torch.Tensor, batch: Batch, group: comm.Group) -> torch.Tensor:
+    """A rank's part of a loss of all ranks, as a mean of its own rows: such means, weighed by the ranks' shares of all
+    rows' weights, add up to the loss. Collective."""
+    own = torch.tensor(batch.total_weight, device=part.device)
+    everywhere = comm.all_reduce(own.clone(), group)
+    return part * everywhere / own if own > 0 else part
 
 
 def _losses(logits: torch.Tensor, label: torch.Tensor, numbers_T: torch.Tensor | None, loss: Loss) -> torch.Tensor:

@@ -17,6 +17,7 @@ from torch import nn
 
 from rayrec.distributed import comm
 from rayrec.models.batch import Batch
+from rayrec.models.loss import own_mean
 from rayrec.models.retrieval_loss import Pairs, RetrievalLoss
 from rayrec.modules import EmbeddingCollection
 from rayrec.modules.configs import BaseEmbeddingConfig
@@ -63,9 +64,7 @@ class Retriever(nn.Module, ABC):
         positions. Collective, also for an empty batch."""
         drawn = self.loss.draw()
         part = self.loss(self.pairs(batch, drawn.ids), drawn, self.group)
-        own = torch.tensor(batch.total_weight, device=part.device)
-        everywhere = comm.all_reduce(own.clone(), self.group)
-        loss = part * everywhere / own if own > 0 else part
+        loss = own_mean(part, batch, self.group)
         return loss, part * 0 + part.new_zeros(batch.rows)  # an empty batch's backward goes through the same exchanges
 
 

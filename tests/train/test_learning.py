@@ -4,6 +4,8 @@ the same as plain torch in one process, on any number of ranks, and across a res
 from __future__ import annotations
 
 import copy
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch.nn.functional as F
 
 from rayrec.data import empty_batch
 from rayrec.models import DLRM, Batch
-from rayrec.models.loss import Loss, mean_loss
+from rayrec.models.loss import Loss, mean_loss, pairwise_loss
 from rayrec.train.config.file import ConfigError, parse_config
 from rayrec.train.errors import TrainError
 from rayrec.train.setup import build
@@ -154,9 +156,45 @@ def test_losses_are_their_formulas() -> None:
     )
 
 
+def test_the_pairwise_loss_is_its_formula() -> None:
+    batch = batches([30], 3, weighted=True)[0]
+    assert batch.weight is not None
+    logits = torch.randn(30, generator=torch.Generator().manual_seed(1))
+    positive, negative = (
+        (batch.label > 0.5).nonzero().flatten().tolist(),
+        (batch.label < 0.5).nonzero().flatten().tolist(),
+    )
+    pairs = [(i, j, float(batch.weight[i] * batch.weight[j])) for i in positive for j in negative]
+    wanted = sum(w * math.log1p(math.exp(float(logits[j] - logits[i]))) for i, j, w in pairs) / sum(
+        w for *_, w in pairs
+    )
+    assert float(pairwise_loss(logits, batch)) == pytest.approx(wanted, rel=1e-5)
+    alike = replace(batch, label=torch.ones(30))
+    assert float(pairwise_loss(logits, alike)) == 0.0  # no pairs
+
+
+def test_the_pairwise_loss_is_over_the_rows_of_all_ranks(folder: Path) -> None:
+    """Also where a rank has no rows, or none of one kind. The last bias has no gradient, which Adam would divide by."""
+    raw = raw_config(folder, model__loss="pairwise", optimizers__dense={"kind": "sgd", "lr": 0.1})
+    for sizes in ([5, 3], [7, 0, 2]):
+        steps = [batches(sizes, seed, weighted=True) for seed in range(4)]
+        probe = batches([9], 77, weighted=True)[0]
+        wanted = trained(None, raw, [joined(step) for step in steps], probe)
+        dealt_out = PerRank([[step[rank] for step in steps] for rank in range(len(sizes))])
+        for logits in on_ranks(len(sizes), trained, raw, dealt_out, probe):
+            torch.testing.assert_close(logits, wanted, atol=1e-5, rtol=1e-5)
+    ordinary = trained(None, {**raw, "model": raw_config(folder)["model"]}, [joined(step) for step in steps], probe)
+    assert not torch.allclose(ordinary, wanted, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
+        (
+            {"model__loss": "pairwise", "trainer__micro_batches": 2},
+            "trainer.micro_batches: model.loss pairwise compares",
+        ),
+        ({"model__loss": {"kind": "pairwise", "label_smoothing": 0.1}}, "label_smoothing works with bce and mse"),
         ({"model__loss": "focal2"}, "model.loss: got 'focal2'; allowed"),
         ({"model__loss": {"kind": "focal", "label_smoothing": 0.1}}, "label_smoothing works with bce and mse"),
         ({"optimizers__tables": {"usr": {"lr": 1.0}}}, "optimizers.tables.usr: there is no table 'usr'; did you mean"),

@@ -91,7 +91,7 @@ def test_a_named_retriever_trains_and_is_ranked_over_the_corpus(name: str, data:
 def test_a_retrievers_batch_is_not_worked_through_in_parts(data: Path) -> None:
     raw = raw_config(data, "two_tower")
     raw["trainer"]["micro_batches"] = 2
-    with pytest.raises(ConfigError, match="candidates of all rows"):
+    with pytest.raises(ConfigError, match="compares all rows"):
         parse_config(raw)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -15,7 +16,7 @@ import torch
 from rayrec.checkpoint import CheckpointStore
 from rayrec.train import StorageError, TrainError
 from rayrec.train.after.evaluate import evaluate_run
-from rayrec.train.config.file import parse_config
+from rayrec.train.config.file import ConfigError, parse_config
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.session import session_alone
 from tests.train.small import Silent, make_job, raw_config, table, write_all
@@ -83,6 +84,43 @@ def test_groups_and_times_break_evaluations_down(tmp_path: Path) -> None:
     report = (result.folder / "report.html").read_text()
     assert "Last evaluation by time" in report and "2023-11-15" in report and "GAUC" in report
     assert evaluate_run(result.folder)["by_time"] == days
+
+
+def test_slices_are_evaluations_of_the_rows_with_each_value(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    (tmp_path / "cities.txt").write_text("".join(f"city {i}\n" for i in range(7)))  # of nine
+    raw = raw_config(tmp_path)
+    city = {"name": "city", "mapping": {"kind": "vocabulary", "path": str(tmp_path / "cities.txt")}}
+    schema = {**raw["schema"], "sparse": [*raw["schema"]["sparse"], city]}
+    tables = [*raw["tables"], {"name": "city", "rows": 8, "dim": 8, "features": ["city"]}]
+    result = trainer(tmp_path, schema=schema, tables=tables, trainer__slices=["city", "user"]).fit()
+    assert result.eval is not None
+    by_city, by_user = result.eval["by_value"]["city"], result.eval["by_value"]["user"]
+    rows = pq.read_table(tmp_path / "eval")
+    cities, counts = np.unique(rows["city"].to_numpy(), return_counts=True)
+    sizes = {name: int(count) for name, count in zip(cities, counts, strict=True)}
+    others = sizes.pop("city 7") + sizes.pop("city 8")
+    assert {line["value"]: line["samples"] for line in by_city} == {**sizes, "(not in the vocabulary)": others}
+    assert {line["value"] for line in by_user} == {str(user) for user in rows["user"].to_pylist()}
+    assert [line["samples"] for line in by_user] == sorted((line["samples"] for line in by_user), reverse=True)
+    for line in [line for line in by_city if line["value"] in sizes][:3]:
+        pq.write_table(rows.filter(pc.field("city") == line["value"]), tmp_path / "slice.parquet")
+        again = evaluate_run(result.folder, str(tmp_path / "slice.parquet"))
+        for name in ("ne", "logloss", "calibration", "samples"):
+            assert line[name] == pytest.approx(again[name], rel=1e-6), name
+        assert line["auc"] == pytest.approx(again["auc"], abs=1e-3)
+    report = (result.folder / "report.html").read_text()
+    assert "Last evaluation by value" in report and "city 3" in report
+    for wrong, message in [
+        ("town", "there is no sparse feature 'town'"),
+        ("tags", "must be of kind id"),
+        ("item", "mapped by identity or a vocabulary"),
+    ]:
+        with pytest.raises(ConfigError, match=f"trainer.slices.0.*{message}"):
+            parse_config({**raw, "trainer": {**raw["trainer"], "slices": [wrong]}})
+    raw["tables"][0]["rows"] = 1001
+    with pytest.raises(ConfigError, match="slices may have 1,000"):
+        parse_config({**raw, "trainer": {**raw["trainer"], "slices": ["user"]}})
 
 
 @pytest.mark.parametrize(("bad", "value"), [(-0.5, "-0.5"), (float("nan"), "nan"), (None, "None")])

@@ -13,7 +13,9 @@ from pydantic_core import PydanticCustomError
 
 from rayrec.data import DataSet, Schema
 from rayrec.data.errors import suggestion
+from rayrec.data.mapping.rules import Hash
 from rayrec.data.storage.locations import secret_in
+from rayrec.metrics.buckets import MOST_BUCKETS
 from rayrec.models import BUILT_IN, RETRIEVERS
 from rayrec.train.config.model_args import args_of, wrong_args
 from rayrec.train.config.sections import DataConfig, LossConfig, ModelConfig, ShardingConfig, StorageConfig, TableConfig
@@ -78,12 +80,10 @@ def check_model_args(model: ModelConfig) -> None:
 
 
 def check_micro_batches(model: ModelConfig, trainer: TrainerConfig) -> None:
-    """A retriever's batch is one: its loss is over candidates of all rows."""
-    if model.name in RETRIEVERS and trainer.micro_batches > 1:
-        raise _refuse(
-            "trainer.micro_batches",
-            f"model {model.name} has candidates of all rows of a batch in its loss; set it to 1",
-        )
+    """The batch of a loss over candidates or pairs of all rows is one."""
+    of_all = f"model {model.name}" if model.name in RETRIEVERS else "model.loss pairwise"
+    if trainer.micro_batches > 1 and (model.name in RETRIEVERS or model.loss.kind == "pairwise"):
+        raise _refuse("trainer.micro_batches", f"{of_all} compares all rows of a batch in its loss; set it to 1")
 
 
 def check_attention(model: ModelConfig, schema: Schema) -> None:
@@ -166,12 +166,14 @@ def check_loss(model: ModelConfig, schema: Schema) -> None:
         raise _refuse(
             "model.loss", "labels that are numbers have squared error; take it out, or predict a binary label"
         )
+    if model.loss.kind == "pairwise" and len(schema.label_kinds) > 1:
+        raise _refuse("model.loss", "pairwise works with one label; choose bce, focal or mse")
 
 
 def check_metrics(trainer: TrainerConfig, schema: Schema) -> None:
     """Own figures have names of their own, and labels that there are."""
     taken, labels = (
-        {*get_args(Metric), "calibration", "samples", "ctr", "tasks", "sets"},
+        {*get_args(Metric), "calibration", "samples", "ctr", "tasks", "sets", "by_time", "by_value"},
         [t.name for t in schema.tasks],
     )
     for number, metric in enumerate(trainer.metrics):
@@ -181,6 +183,22 @@ def check_metrics(trainer: TrainerConfig, schema: Schema) -> None:
         if metric.label is not None and metric.label not in labels:
             hint = f"{suggestion(metric.label, labels)} (labels: {', '.join(labels)})"
             raise _refuse(f"trainer.metrics.{number}.label", f"there is no label {metric.label!r}{hint}")
+
+
+def check_slices(trainer: TrainerConfig, tables: Sequence[TableConfig], schema: Schema) -> None:
+    """Slices are by features with one id a row, few values, and names for them."""
+    by_name = {feature.name: feature for feature in schema.sparse}
+    for number, name in enumerate(trainer.slices):
+        field = f"trainer.slices.{number}"
+        if name not in by_name:
+            names = list(by_name)
+            raise _refuse(field, f"there is no sparse feature {name!r}{suggestion(name, names)} ({', '.join(names)})")
+        feature = by_name[name]
+        rows = next(table.rows for table in tables if name in table.features)
+        if feature.kind != "id" or isinstance(feature.mapping, Hash):
+            raise _refuse(field, f"{name!r} must be of kind id, mapped by identity or a vocabulary")
+        if rows > MOST_BUCKETS:
+            raise _refuse(field, f"{name!r} has a table of {rows:,} rows; slices may have {MOST_BUCKETS:,}")
 
 
 def check_secrets(value: Any, field: str = "") -> None:

@@ -69,20 +69,21 @@ class TableConfig(Section):
 class LossConfig(Section):
     """The loss of binary labels; labels that are numbers have squared error."""
 
-    kind: Literal["bce", "focal", "mse"] = "bce"
+    kind: Literal["bce", "focal", "mse", "pairwise"] = "bce"
     """`bce`: binary cross-entropy; `focal`: less of rows that are predicted well; `mse`: squared error of the
-    probability"""
+    probability; `pairwise`: every positive of a step above every negative (RankNet), by the product of their weights:
+    it orders rows, and its scores are no probabilities"""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    """labels are moved by half of it towards the other one (not read by focal)"""
+    """labels are moved by half of it towards the other one (of bce and mse)"""
     gamma: float = Field(default=2.0, ge=0)
     """of `focal`: times `(1 - p)^gamma`, p of the label that is there"""
     alpha: Annotated[float, Field(gt=0, lt=1)] | None = None
     """of `focal`: weight of positives, that of negatives is `1 - alpha`; `null`: 1 for both"""
 
     @model_validator(mode="after")
-    def _focal_is_not_smoothed(self) -> LossConfig:
-        if self.kind == "focal" and self.label_smoothing:
-            raise ValueError("label_smoothing works with bce and mse; set it to 0 for focal")
+    def _is_smoothed(self) -> LossConfig:
+        if self.kind in ("focal", "pairwise") and self.label_smoothing:
+            raise ValueError(f"label_smoothing works with bce and mse; set it to 0 for {self.kind}")
         return self
 
 

@@ -63,6 +63,7 @@ class TrainConfig(Section):
         checks.check_loss(self.model, self.data_schema)
         checks.check_named_tables("optimizers.tables", self.optimizers.tables, self.tables)
         checks.check_metrics(self.trainer, self.data_schema)
+        checks.check_slices(self.trainer, self.tables, self.data_schema)
         checks.check_trainer(self.trainer)
         checks.check_labels(self.data_schema, self.trainer, self.storage, self.data)
         checks.check_replicas(self.sharding, self.trainer)

@@ -111,6 +111,9 @@ class TrainerConfig(Section):
     eval_rows: Annotated[int, Field(ge=1)] | None = None
     """about how many of the first rows evaluations within an epoch read; `null`: all"""
     metrics: list[MetricConfig] = Field(default=[], description="further figures of evaluations")
+    slices: list[str] = Field(default=[])
+    """features for whose values evaluations give figures of their own, e.g. `[country]`: of kind `id`, mapped by
+    identity or a vocabulary, with a table of at most 1,000 rows"""
     early_stopping: EarlyStoppingConfig | None = None
     """end when evaluations do not get better any more; `null`: never"""
     guards: GuardsConfig = Field(default=GuardsConfig(), description="what ends a run that learns nothing")

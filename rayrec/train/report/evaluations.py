@@ -50,6 +50,20 @@ def by_time_table(evals: Sequence[Line]) -> Markup:
     return _table(lines, ["from (UTC)"], rows)
 
 
+def by_value_table(evals: Sequence[Line]) -> Markup:
+    """The last evaluation's figures by values of `trainer.slices`; nothing without slices."""
+    lines, _ = history(evals)
+    slices = lines[-1].get("by_value") if lines else None
+    found = {} if not isinstance(slices, dict) else slices
+    rows = [
+        (label, [name, str(line.get("value"))], line)
+        for name, values in found.items()
+        for label, of in _by_label(values[:MOST_ROWS])
+        for line in of
+    ]
+    return _table([line for _, _, line in rows], ["feature", "value"], rows)
+
+
 def _by_label(lines: Sequence[Line]) -> list[tuple[str, Sequence[Line]]]:
     """The lines of each of several labels, with its name."""
     if not lines:

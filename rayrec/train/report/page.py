@@ -9,7 +9,14 @@ from html import escape
 
 from markupsafe import Markup
 
-from rayrec.train.report.evaluations import by_time_table, count_text, epoch_text, evaluations_table, figure_text
+from rayrec.train.report.evaluations import (
+    by_time_table,
+    by_value_table,
+    count_text,
+    epoch_text,
+    evaluations_table,
+    figure_text,
+)
 from rayrec.train.report.exports import exports_table
 from rayrec.train.report.importance import importance_table
 from rayrec.train.report.plan import memory_section, plan_section, time_section
@@ -31,6 +38,7 @@ def page(run: RunRecord, now: float) -> str:
     sections = {
         "Evaluations": evaluations_table(run.evals),
         "Last evaluation by time": by_time_table(run.evals),
+        "Last evaluation by value": by_value_table(run.evals),
         "Permutation importance": importance_table(run.importance),
         "Exports": exports_table(run.exports, run.path),
         "Sharding plan": plan_section(run.plan, run.table_bits) if run.plan and run.plan.plan else "",

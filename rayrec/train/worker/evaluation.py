@@ -18,6 +18,7 @@ from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import Purpose, StopRequested, in_step
 from rayrec.train.worker.own_metrics import OwnMetrics
 from rayrec.train.worker.session import Session
+from rayrec.train.worker.slices import Slices
 from rayrec.train.worker.streams import Stream
 
 BUCKET_S = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
@@ -30,14 +31,18 @@ class Scores:
     Args:
         schema: names of several labels; whether rows have groups and times.
         own: further figures.
+        slices: features by whose values figures are given.
     """
 
-    def __init__(self, schema: Schema, session: Session, own: Sequence[MetricConfig] = ()) -> None:
+    def __init__(
+        self, schema: Schema, session: Session, own: Sequence[MetricConfig] = (), slices: Sequence[str] = ()
+    ) -> None:
         self._session, self._names = session, schema.task_names
         self._all = LabelMetrics(schema.label_kinds, session.device, self._names)
         self._own = session.control.together(lambda: OwnMetrics(own, schema, session.device))
         self._groups = None if schema.group is None else GroupedAuc(self._names)
         self._times = None if schema.timestamp is None else BucketedMetrics(self._names, schema.label_kinds)
+        self._slices = Slices(slices, schema)
         self._bucket = "day" if schema.timestamp is None else schema.timestamp.bucket
         self._first_s = MONDAY_S if self._bucket == "week" else 0
 
@@ -45,6 +50,7 @@ class Scores:
         """One batch of this rank."""
         self._all.update(logits, batch.label, batch.weight)
         self._own.update(logits, batch.label)
+        self._slices.update(batch, logits)
         if self._groups is not None:
             assert batch.group is not None
             self._groups.update(batch.group, logits, batch.label, batch.weight)
@@ -55,7 +61,8 @@ class Scores:
 
     def figures(self) -> dict[str, Any]:
         """Those of all ranks: what `LabelMetrics` gives, `gauc` and `groups` where rows have groups, and `by_time`
-        where they have times: the same figures for each stretch, with its `start`. A collective.
+        where they have times: the same figures for each stretch, with its `start`; `by_value` where there are slices.
+        A collective.
         """
         figures = self._all.compute(self._session.group)
         figures |= self._own.compute(self._session.control)
@@ -65,6 +72,8 @@ class Scores:
         if self._times is not None:
             by_time = self._times.compute(control).items()
             figures["by_time"] = [{"start": self._start(bucket), **of_bucket} for bucket, of_bucket in by_time]
+        if by_value := self._slices.compute(control):
+            figures["by_value"] = by_value
         return figures
 
     def _start(self, bucket: int) -> str:
@@ -123,7 +132,7 @@ def evaluate(
         RankError: rows that cannot be read, on any rank.
         StopRequested: the run is to stop.
     """
-    scores = Scores(config.data_schema, session, config.trainer.metrics)
+    scores = Scores(config.data_schema, session, config.trainer.metrics, config.trainer.slices)
     learner.synchronise()
     model = learner.model
     training = model.training
