@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +126,23 @@ def test_a_search_tries_its_values_and_goes_on_where_it_was(pretended: Pretended
     assert tuner.given["param_space"].keys() == {"optimizers.sparse.lr"}
     assert [(trial.name, trial.evaluations) for trial in again] == [(trial.name, 1) for trial in again]
     assert {trial.name for trial in again} == by_name.keys(), "those that had ended are told once more"
+
+
+def test_a_search_by_a_metric_of_ones_own_has_its_direction(pretended: PretendedRay, tmp_path: Path) -> None:
+    write_all(tmp_path, rows=128)
+    brier = {"name": "brier", "factory": "torchmetrics:MeanSquaredError", "lower_is_better": True}
+    exact = {"name": "exact_auc", "factory": "torchmetrics.classification:BinaryAUROC"}
+    for metric, mode, best in (("brier", "min", min), ("exact_auc", "max", max)):
+        search = Search(params=[PARAM], trials=2, metric=metric)
+        trials, _ = searched(tmp_path, search, metrics=[brier, exact], log_every=4)
+        (how,) = [tuner.given["tune_config"] for tuner in Tuner.made[-1:]]
+        assert (how.metric, how.mode) == (metric, mode)
+        assert [trial.score for trial in trials] == sorted((t.score for t in trials), reverse=mode == "max")
+        for trial in trials:
+            lines = (tmp_path / "runs/small-tune" / trial.name / "metrics.jsonl").read_text().splitlines()
+            evals = [line for line in map(json.loads, lines) if line["kind"] == "eval"]
+            assert trial.score == best(line[metric] for line in evals)
+        shutil.rmtree(tmp_path / "runs")
 
 
 def test_workers_of_a_trial_are_counted_and_must_fit(pretended: PretendedRay, tmp_path: Path) -> None:

@@ -226,8 +226,10 @@ def finished(folder: Path) -> dict[str, float]:
 @pytest.mark.timeout(900)
 def test_a_search_that_is_killed_goes_on(tmp_path: Path) -> None:
     write_all(tmp_path)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw_config(tmp_path, trainer__epochs=3)))
-    first = run(tmp_path)
+    own = {"name": "exact_auc", "factory": "torchmetrics.classification:BinaryAUROC"}
+    config = raw_config(tmp_path, trainer__epochs=3, trainer__metrics=[own])
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    first = run(tmp_path, "--metric", "exact_auc")
     until = time.monotonic() + 200
     while not finished(tmp_path) and time.monotonic() < until and first.poll() is None:
         time.sleep(0.2)
@@ -235,7 +237,7 @@ def test_a_search_that_is_killed_goes_on(tmp_path: Path) -> None:
     os.killpg(first.pid, signal.SIGKILL)
     shown, _ = first.communicate()
     assert before, shown
-    second = run(tmp_path)
+    second = run(tmp_path, "--metric", "exact_auc")
     shown, _ = second.communicate(timeout=600)
     assert second.returncode == 0, shown
     assert "going on with the search that was stopped" in shown
