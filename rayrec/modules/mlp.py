@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rayrec.modules.activation import SwishLayerNorm
+from rayrec.modules.linear import Linear
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 NAMED: dict[str, Callable[[int, torch.device | str | None], Activation]] = {
@@ -40,7 +41,7 @@ class Perceptron(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self._linear = nn.Linear(in_size, out_size, bias=bias, device=device, dtype=dtype)
+        self._linear = Linear(in_size, out_size, bias=bias, device=device, dtype=dtype)
         self._activation_fn = activation
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
