@@ -16,9 +16,9 @@ class DataSet(Strict):
     """Files and which of their rows are read; a path, or a list of paths, stands for all rows of those.
 
     Args:
-        path: Parquet file, folder or glob, or a list of them; CSV, JSON lines, Avro and ORC are converted once;
-            paths relative to the folder the command runs in, or URIs
-            of `s3://`, `gs://`, `hdfs://`. Folders named `key=value` are columns of the files below them.
+        path: Parquet file, folder or glob, or a list of them; CSV, JSON lines, Avro and ORC are converted once.
+            Paths relative to the folder the command runs in, or URIs of `s3://`, `gs://`, `hdfs://`. Folders named
+            `key=value` are columns of the files below them.
         table: "delta" or "iceberg" where the path is a table: folder or URI of a Delta table, `….metadata.json` of an
             Iceberg table or `iceberg://CATALOG/NAMESPACE.TABLE`. Needs `rayrec[delta]` or `rayrec[iceberg]`.
         version: of such a table, which one is read: a Delta version, or an Iceberg snapshot's id; default the one that
