@@ -25,7 +25,7 @@ def options() -> Iterator[str]:
                 where = f"clicks/{part}/{number}.parquet"
                 pq.write_table(small.table(rows, seed=number), where, filesystem=filesystem)
         with filesystem.open_output_stream("clicks/csv/x.csv") as file:
-            file.write(b"label,user\n" + b"1,7\n0,9\n" * 100)
+            file.write("".join(["label,user\n", *(f"{n % 2},{n % 23}\n" for n in range(200))]).encode())
         yield found
 
 
